@@ -1,0 +1,1 @@
+"""Text becomes ids, ids become batches."""
