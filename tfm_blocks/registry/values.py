@@ -1,0 +1,78 @@
+"""The types that a YAML value can have, read from Python annotations, and the check of a value against one."""
+
+from __future__ import annotations
+
+import math
+import types
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+PLAIN: dict[type, str] = {int: "int", float: "float", bool: "bool", str: "str"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of `int float bool str list`, or the names of a Literal; `optional` where None is allowed."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    optional: bool = False
+    element: Kind | None = None
+
+    @property
+    def numeric(self) -> bool:
+        """Where a string is arithmetic."""
+        return self.name in ("int", "float")
+
+    def __str__(self) -> str:
+        shown = " | ".join(self.options) if self.options else self.name
+        if self.element:
+            shown = f"list of {self.element}"
+        return f"{shown} | null" if self.optional else shown
+
+
+def kind_of(annotation: Any) -> Kind:
+    """The kind that an annotation states. Raises TypeError for one that YAML cannot say."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        rest = [part for part in get_args(annotation) if part is not type(None)]
+        if len(rest) == 1 and len(get_args(annotation)) == 2:
+            inner = kind_of(rest[0])
+            return Kind(inner.name, inner.options, True, inner.element)
+    if get_origin(annotation) is Literal and all(isinstance(option, str) for option in get_args(annotation)):
+        return Kind("str", get_args(annotation))
+    if get_origin(annotation) is list:
+        return Kind("list", element=kind_of(get_args(annotation)[0]))
+    if annotation in PLAIN:
+        return Kind(PLAIN[annotation])
+    raise TypeError(
+        f"{annotation!r} is not int, float, bool, str, a Literal of strings, a list of these, or one of them | None"
+    )
+
+
+def convert(value: Any, kind: Kind) -> Any:
+    """`value` as its kind; an int serves as a float. Raises ValueError with a sentence that follows 'X'."""
+    if value is None and kind.optional:
+        return None
+    if kind.options:
+        if value not in kind.options or not isinstance(value, str):
+            raise ValueError(f"must be one of {', '.join(kind.options)}, but is {value!r}")
+        return value
+    if kind.element and isinstance(value, list):
+        return [convert(item, kind.element) for item in value]
+    if kind.name == "float" and type(value) in (int, float):
+        return _finite(float(value))
+    if kind.name in ("int", "bool", "str") and type(value).__name__ == kind.name:
+        return value
+    if kind.name == "int" and isinstance(value, float) and value.is_integer():
+        raise ValueError(f"must be an int, but is {value!r}: write {int(value)}, or // where it is a division")
+    raise ValueError(f"must be {_article(str(kind))}, but is {value!r}")
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"must be a finite number, but is {value}")
+    return value
+
+
+def _article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
