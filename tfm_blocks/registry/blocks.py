@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 from tfm_blocks.registry.expression import names_in
 from tfm_blocks.registry.signature import Signature, is_letter, parse_signature
 from tfm_blocks.registry.values import Kind, convert, kind_of
 
-GRAMMAR = frozenset("block same layer repeat in tie args add_norm at before after parallel join graph inputs".split())
+GRAMMAR = frozenset(
+    ["block", "same", "layer", "repeat", "in", "tie", "args", "add_norm", "at", "before", "after", "parallel", "join"]
+)
 REQUIRED = inspect.Parameter.empty
 
 Cls = TypeVar("Cls", bound=type)
@@ -37,9 +39,9 @@ class Argument:
 class BlockInfo:
     """All that the language knows of a block.
 
-    `sizes` are the letters that the constructor takes, `keeps` the letters whose keep mask `forward` takes, `sees` what
-    an output position sees of each port ('itself', 'past', 'all', or the name of the argument that decides), `tieable`
-    the parameter that `tie` shares.
+    `sizes` are the letters that the constructor takes, `keeps` the letters whose keep mask `forward` takes, `tieable`
+    the parameter that `tie` shares. `sees` tells what an output position sees of others: a port, or `kv|x` for kv and
+    else x, to 'past', 'all' or the name of the argument that decides. Of other ports it sees its own position.
     """
 
     name: str
@@ -55,12 +57,15 @@ class BlockInfo:
     tieable: str | None
     source: str
 
-    def sight(self, port: str, arguments: Mapping[str, Any]) -> Sight:
-        """What an output position sees of `port`: mask=causal is the past, no mask is all."""
-        seen = self.sees.get(port, "itself")
-        if seen in self.arguments:
-            return "past" if arguments[seen] == "causal" else "all"
-        return seen  # type: ignore[return-value]
+    def sight(self, port: str, given: Collection[str], arguments: Mapping[str, Any]) -> Sight:
+        """What an output position sees of `port`, where the ports `given` are wired; mask=causal is the past."""
+        for ports, seen in self.sees.items():
+            attended = next((name for name in ports.split("|") if name in given), None)
+            if port == attended and seen in self.arguments:
+                return "past" if arguments[seen] == "causal" else "all"
+            if port == attended:
+                return cast(Sight, seen)
+        return "itself"
 
     @property
     def positionwise(self) -> bool:
@@ -170,7 +175,7 @@ def _check(info: BlockInfo) -> None:
     unknown = {axis for axis in named if not is_letter(axis)} - set(arguments)
     unknown |= (set(info.sizes) | set(info.keeps)) - letters
     unknown |= {name for rule in info.where for name in names_in(rule)} - letters - set(arguments)
-    unknown |= set(info.sees) - ports
+    unknown |= {port for key in info.sees for port in key.split("|")} - ports
     if clashes:
         raise TypeError(
             f"block {info.name!r}: {sorted(clashes)} name two things at once (ports, arguments, grammar words)"

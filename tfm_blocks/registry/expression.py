@@ -1,4 +1,4 @@
-"""Arithmetic in strings, evaluated over Python's `ast` by an evaluator of our own: no call, no attribute, no name but those given."""
+"""Arithmetic in strings, evaluated over Python's `ast`: no calls, no attributes, no names but those given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of other packages: the entry-point group `tfm_blocks.blocks`, or `plugins=my_module`; never a key of a model file."""
+"""Blocks of other packages: entry points, or `plugins=my_module` on the command line; never a key of a model file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUP = "tfm_blocks.blocks"
 
 
 def load_plugins(modules: Sequence[str]) -> None:
-    """Imports every installed entry point of the group, then `modules`. Raises ConfigError where one cannot be imported."""
+    """Imports every installed entry point of the group, then `modules`; ConfigError where one cannot be imported."""
     for entry in entry_points(group=GROUP):
         _import(entry.module)
     for module in modules:

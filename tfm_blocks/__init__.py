@@ -1,0 +1,32 @@
+"""Compose, train, compare and use Transformers that are written as small YAML graphs of blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfm_blocks.network.graph import Network
+    from tfm_blocks.translation.translator import Translator
+
+__all__ = ["build", "load"]
+
+
+def build(model: str, *, seed: int = 1, **knobs: Any) -> Network:
+    """The network of a model, a name under conf/model/ or a path to a YAML file, with its root knobs set by `knobs`.
+
+    `build("base", heads=8, vocab=37000)(src=src_BS, tgt=tgt_BT)` gives logits_BTV; ids are int64, 0 is padding.
+    The same seed gives the same weights. Raises ConfigError where the model or a knob is wrong.
+    """
+    from tfm_blocks.compose import compose_model
+    from tfm_blocks.network.build import build_network, check_model
+
+    overrides = [f"{name}={value}" for name, value in knobs.items()]
+    composed = compose_model(model, overrides)
+    return build_network(check_model(composed.model, composed.sources), seed=seed)
+
+
+def load(run: str, *, device: str = "cpu") -> Translator:
+    """The translator of a finished run folder. Raises RunError where the folder is damaged, foreign or incomplete."""
+    from tfm_blocks.translation.translator import Translator
+
+    return Translator.load(run, device=device)

@@ -1,0 +1,101 @@
+"""Multi-head attention."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfm_blocks.blocks.linear import Linear
+from tfm_blocks.blocks.state import Room, State
+from tfm_blocks.registry.blocks import block
+
+
+def split_heads(x_BTD: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
+    """`parts` tensors side by side in the width, each into its heads: x_BT(D·parts) -> x_BHTK."""
+    B, T, width = x_BTD.shape
+    return x_BTD.view(B, T, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def merge_heads(x_BHTK: Tensor) -> Tensor:
+    """x_BHTK -> x_BT(H·K)."""
+    return x_BHTK.transpose(1, 2).flatten(2)
+
+
+@block(
+    "attention",
+    "x: B T D, kv?: B S E -> B T D",
+    branch=True,
+    sees={"kv|x": "mask"},
+    where={"D % heads == 0": "the width must split evenly into heads"},
+    source="Vaswani et al. 2017, section 3.2.2",
+)
+class Attention(nn.Module):
+    """softmax(q k^T / √K) v in each of H heads of width K = D / H: x_BTD, kv_BSE -> x_BTD.
+
+    Queries come from x; keys and values from kv, or from x where kv is left out. Padding is never looked at; with
+    `mask: causal` no later position either. Padding comes last in a sequence, so the causal mask hides it too.
+    """
+
+    def __init__(
+        self,
+        D: int,
+        E: int | None,
+        *,
+        heads: int,
+        mask: Literal["causal"] | None = None,
+        attention_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if mask and E is not None:
+            raise ValueError(
+                "mask: causal orders the positions of one sequence, but kv is another: leave one of them out"
+            )
+        self.heads = heads
+        self.causal = mask == "causal"
+        self.dropout = attention_dropout
+        if E is None:
+            self.qkv = Linear(D, 3 * D, parts=3)
+        else:
+            self.q = Linear(D, D)
+            self.kv = Linear(E, 2 * D, parts=2)
+        self.out = Linear(D, D)
+
+    def forward(
+        self, x_BTD: Tensor, kv_BSE: Tensor | None = None, *, keep_BT: Tensor, keep_BS: Tensor | None = None
+    ) -> Tensor:
+        if kv_BSE is None:
+            q_BHTK, k_BHSK, v_BHSK = split_heads(self.qkv(x_BTD), self.heads, 3)
+        else:
+            (q_BHTK,) = split_heads(self.q(x_BTD), self.heads, 1)
+            k_BHSK, v_BHSK = split_heads(self.kv(kv_BSE), self.heads, 2)
+        keep_BN = keep_BT if keep_BS is None else keep_BS
+        mask_B11S = None if self.causal else keep_BN[:, None, None, :]
+        dropout = self.dropout if self.training else 0.0
+        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask_B11S, dropout, self.causal)
+        return self.out(merge_heads(y_BHTK))
+
+    def start(self, kv_BSE: Tensor | None = None, *, keep_BS: Tensor | None = None, room: Room) -> State:
+        """Room for keys and values of the target; or those of `kv_BSE`, which do not change."""
+        if kv_BSE is None:
+            width = self.out.in_features // self.heads
+            return State(moving={name: room.empty(self.heads, width) for name in ("k_BHTK", "v_BHTK")})
+        assert keep_BS is not None
+        k_BHSK, v_BHSK = split_heads(self.kv(kv_BSE), self.heads, 2)
+        return State(fixed={"k_BHSK": k_BHSK, "v_BHSK": v_BHSK, "keep_BS": keep_BS})
+
+    def step(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+        """One more target position: x_B1D -> x_B1D."""
+        y_BHTK = self._step_cross(x_BTD, state) if state.fixed else self._step_self(x_BTD, state)
+        return self.out(merge_heads(y_BHTK)), state
+
+    def _step_self(self, x_B1D: Tensor, state: State) -> Tensor:
+        k_BHTK, v_BHTK, now = state.moving["k_BHTK"], state.moving["v_BHTK"], state.position
+        q_BH1K, k_BHTK[:, :, now : now + 1], v_BHTK[:, :, now : now + 1] = split_heads(self.qkv(x_B1D), self.heads, 3)
+        return F.scaled_dot_product_attention(q_BH1K, k_BHTK[:, :, : now + 1], v_BHTK[:, :, : now + 1])
+
+    def _step_cross(self, x_B1D: Tensor, state: State) -> Tensor:
+        (q_BH1K,) = split_heads(self.q(x_B1D), self.heads, 1)
+        mask_B11S = state.fixed["keep_BS"][:, None, None, :]
+        return F.scaled_dot_product_attention(q_BH1K, state.fixed["k_BHSK"], state.fixed["v_BHSK"], mask_B11S)

@@ -1,0 +1,60 @@
+"""Restricted self-attention."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfm_blocks.blocks.attention import merge_heads, split_heads
+from tfm_blocks.blocks.banded import banded_attention
+from tfm_blocks.blocks.linear import Linear
+from tfm_blocks.blocks.state import Room, State
+from tfm_blocks.registry.blocks import block
+
+
+@block(
+    "restricted_attention",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "mask"},
+    where={"D % heads == 0": "the width must split evenly into heads", "r >= 1": "a position sees at least itself"},
+    source="Vaswani et al. 2017, section 4",
+)
+class RestrictedAttention(nn.Module):
+    """Self-attention in which each position sees `r` neighbours, itself included: x_BTD -> x_BTD, cost O(n·r·d).
+
+    Half of them lie on either side, r // 2 before and (r - 1) // 2 after; with `mask: causal` all r - 1 lie before. Its
+    parameters are those of `attention`, so that weights can be taken over.
+    """
+
+    def __init__(
+        self, D: int, *, heads: int, r: int, mask: Literal["causal"] | None = None, attention_dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.r = r
+        self.causal = mask == "causal"
+        self.dropout = attention_dropout
+        self.qkv = Linear(D, 3 * D, parts=3)
+        self.out = Linear(D, D)
+
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
+        q_BHTK, k_BHTK, v_BHTK = split_heads(self.qkv(x_BTD), self.heads, 3)
+        dropout = self.dropout if self.training else 0.0
+        y_BHTK = banded_attention(q_BHTK, k_BHTK, v_BHTK, keep_BT, r=self.r, causal=self.causal, dropout=dropout)
+        return self.out(merge_heads(y_BHTK))
+
+    def start(self, *, room: Room) -> State:
+        """Room for keys and values of the target."""
+        width = self.out.in_features // self.heads
+        return State(moving={name: room.empty(self.heads, width) for name in ("k_BHTK", "v_BHTK")})
+
+    def step(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
+        """One more target position, which sees the last r: x_B1D -> x_B1D."""
+        k_BHTK, v_BHTK, now = state.moving["k_BHTK"], state.moving["v_BHTK"], state.position
+        q_BH1K, k_BHTK[:, :, now : now + 1], v_BHTK[:, :, now : now + 1] = split_heads(self.qkv(x_BTD), self.heads, 3)
+        seen = slice(max(0, now + 1 - self.r), now + 1)
+        y_BH1K = F.scaled_dot_product_attention(q_BH1K, k_BHTK[:, :, seen], v_BHTK[:, :, seen])
+        return self.out(merge_heads(y_BH1K)), state

@@ -1,0 +1,39 @@
+"""The passes in order; each reports all of its problems together before the next begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.language.causality import Sight
+from tfm_blocks.language.expand import Expander
+from tfm_blocks.language.read import Reader
+from tfm_blocks.language.shapes import Shaper
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import Spec
+from tfm_blocks.registry.blocks import Registry
+
+
+def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None = None) -> Spec:
+    """The spec of a resolved mapping {inputs, args, add_norm, graph}; ConfigError with all problems of a pass."""
+    sources = sources or Sources()
+    reader = Reader(registry, sources)
+    tree = reader.model(model)
+    _raise(reader.problems)
+    expander = Expander(registry, sources)
+    expander.model(tree)
+    _raise(expander.problems)
+    shaper = Shaper(registry, sources, tree.inputs)
+    shaped = shaper.nodes(expander.nodes.values())
+    shaper.layers(expander.layers)
+    _raise(shaper.problems)
+    sight = Sight(registry, sources)
+    nodes = sight.nodes(shaped)
+    _raise(sight.problems)
+    return Spec(tree.inputs, nodes, model)
+
+
+def _raise(problems: Sequence[Problem]) -> None:
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,116 @@
+"""The module that runs a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tfm_blocks.blocks.add_norm import Branch, Steps
+from tfm_blocks.language.spec import Node, Spec
+from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
+
+Values = dict[str, Tensor]
+
+
+class Network(nn.ModuleDict):
+    """Modules at their addresses (`encoder.3.attn.block.qkv`), run in the order of `spec.nodes`: trunk, then head.
+
+    The head is the last node, which treats each position by itself; so training can give it only the positions that
+    count. `model(src=src_BS, tgt=tgt_BT)` gives logits_BTV; ids are int64, 0 is padding and comes last in a sequence.
+    """
+
+    def __init__(self, spec: Spec, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for address, module in modules.items():
+            _place(self, address.split("."), module)
+        self.spec = spec
+        self.calls = [Call(node, modules[node.owner]) for node in spec.nodes]
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        return self.head(self.trunk(**inputs))
+
+    def trunk(self, **inputs: Tensor) -> Tensor:
+        """Everything but the head: the inputs -> x_BTD. Raises TypeError where an input is missing or unknown."""
+        self.expect(inputs, (put.name for put in self.spec.inputs))
+        values, keeps = dict(inputs), self.keep_masks(inputs)
+        for call in self.calls[:-1]:
+            values[call.node.address] = call(values, keeps)
+        return values[self.calls[-1].entry]
+
+    def head(self, x_ND: Tensor) -> Tensor:
+        """x_ND -> logits_NV, for any leading axes in the place of N."""
+        logits_NV: Tensor = self.calls[-1].block(x_ND)
+        return logits_NV
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """What the head uses: its own parameters and the one it is tied to."""
+        return list(self.calls[-1].block.parameters())
+
+    def keep_masks(self, inputs: Mapping[str, Tensor]) -> Values:
+        """keep_BN of every sequence axis, from the first input that is on it: ids that are not 0, else all true."""
+        keeps: Values = {}
+        for put in self.spec.inputs:
+            for position, axis in enumerate(put.shape):
+                if position and isinstance(axis, str) and put.name in inputs:
+                    value = inputs[put.name]
+                    real = (
+                        value != 0 if put.tokens else torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)
+                    )
+                    keeps.setdefault(axis, real)
+        return keeps
+
+    def expect(self, inputs: Mapping[str, Tensor], names: Iterable[str]) -> None:
+        """Raises TypeError unless `inputs` are exactly `names`."""
+        wanted = set(names)
+        if set(inputs) != wanted:
+            raise TypeError(
+                f"the model reads {', '.join(sorted(wanted))}, but was given {', '.join(sorted(inputs)) or 'nothing'}"
+            )
+
+
+class Call:
+    """One node with the module that it calls; `same` nodes share a module. It holds no state."""
+
+    def __init__(self, node: Node, module: nn.Module) -> None:
+        self.node = node
+        self.module = module
+        self.entry = next(iter(node.reads.values()))
+        self.others = list(node.reads.values())[1:]
+        self.info: BlockInfo | None = REGISTRY.blocks[node.block] if node.block else None
+
+    @property
+    def block(self) -> nn.Module:
+        """The registered block within the add & norm steps."""
+        return self.module.block if isinstance(self.module, Branch) else self.module
+
+    def __call__(self, values: Values, keeps: Values) -> Tensor:
+        """The node's output, from the values and keep masks of what it reads."""
+        x = values[self.entry]
+        if isinstance(self.module, Steps):
+            return self.module(x, x)  # type: ignore[no-any-return]
+        assert isinstance(self.module, Branch)
+        others = [values[address] for address in self.others]
+        y = self.module.block(self.module.pre(x, x), *others, **self.masks(keeps))
+        return self.module.post(y, x)  # type: ignore[no-any-return]
+
+    def masks(self, keeps: Values) -> Values:
+        """The known keep masks that the block asks for, of the axes that its letters are bound to."""
+        assert self.info
+        bound = {letter: str(self.node.axes.get(letter)) for letter in self.info.keeps}
+        return {f"keep_B{letter}": keeps[axis] for letter, axis in bound.items() if axis in keeps}
+
+
+def _place(root: nn.ModuleDict, address: list[str], module: nn.Module) -> None:
+    for part in address[:-1]:
+        if part not in root:
+            root[part] = nn.ModuleDict()
+        inner = root[part]
+        assert isinstance(inner, nn.ModuleDict)
+        root = inner
+    root[address[-1]] = module
+
+
+REGISTRY.reserve(dir(Network))
+REGISTRY.reserve(["spec", "calls", "training"])

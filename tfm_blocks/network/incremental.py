@@ -1,0 +1,74 @@
+"""The target one token at a time, for any graph: what does not depend on it runs once, the rest is stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tfm_blocks.blocks.add_norm import Branch
+from tfm_blocks.blocks.state import Room, State
+from tfm_blocks.language.causality import TARGET
+from tfm_blocks.network.graph import Call, Network, Values
+
+
+@dataclass
+class Decoding:
+    """One decoding in progress: the values that every step may read, and the state of each call by its address."""
+
+    values: Values
+    keeps: Values
+    states: dict[str, State]
+    position: int = 0
+
+
+def start(network: Network, sources: Mapping[str, Tensor], length: int) -> Decoding:
+    """Runs what does not depend on the target, and makes room for `length` target tokens; TypeError on wrong inputs."""
+    network.expect(sources, (put.name for put in network.spec.inputs if put.name != TARGET))
+    values, keeps = dict(sources), network.keep_masks(sources)
+    for call in network.calls:
+        if call.node.sees == "nothing":
+            values[call.node.address] = call(values, keeps)
+    rows = next(iter(sources.values())).shape[0]
+    room = Room(rows, length, _like(network, values))
+    states = {call.node.address: _start(call, values, keeps, room) for call in _stepped(network)}
+    return Decoding(values, keeps, states)
+
+
+def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, Decoding]:
+    """Reads one more target token a row; gives logits_BV of the next."""
+    values = {**decoding.values, TARGET: ids_B[:, None]}
+    for call in _stepped(network):
+        state = decoding.states[call.node.address]
+        state.position = decoding.position
+        values[call.node.address] = _step(call, values, state)
+    decoding.position += 1
+    return values[network.spec.sink.address][:, -1], decoding
+
+
+def _stepped(network: Network) -> list[Call]:
+    return [call for call in network.calls if call.node.sees != "nothing"]
+
+
+def _like(network: Network, values: Values) -> Tensor:
+    """Caches take the type of what the blocks compute: that of the encoded source, or of the weights."""
+    computed = [value for value in values.values() if value.is_floating_point()]
+    return computed[-1] if computed else next(network.parameters())
+
+
+def _start(call: Call, values: Values, keeps: Values, room: Room) -> State:
+    if not hasattr(call.block, "start"):
+        return State()
+    others = [values[address] for address in call.others]
+    state: State = call.block.start(*others, **call.masks(keeps), room=room)  # type: ignore[operator]
+    return state
+
+
+def _step(call: Call, values: Values, state: State) -> Tensor:
+    if not hasattr(call.block, "step"):
+        return call(values, {})
+    assert isinstance(call.module, Branch)
+    x = values[call.entry]
+    y, _ = call.block.step(call.module.pre(x, x), state)  # type: ignore[operator]
+    return call.module.post(y, x)  # type: ignore[no-any-return]
