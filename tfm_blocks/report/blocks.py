@@ -1,0 +1,48 @@
+"""`tfm blocks`: the registry as people read it."""
+
+from __future__ import annotations
+
+import inspect
+
+from rich.console import Console
+from rich.table import Table
+
+from tfm_blocks.errors import ConfigError, Problem, suggest
+from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
+
+
+def show_blocks() -> None:
+    """Prints one line a block."""
+    table = Table("block", "signature", "source", "what it computes")
+    for name in sorted(REGISTRY.blocks):
+        info = REGISTRY.blocks[name]
+        table.add_row(name, info.signature.text, info.source, _summary(info))
+    Console().print(table)
+
+
+def show_block(name: str) -> None:
+    """Prints all that is known of one block. Raises ConfigError for an unknown name."""
+    info = REGISTRY.blocks.get(name)
+    if info is None:
+        raise ConfigError(Problem("block", f"no block is called {name!r}", help=suggest(name, REGISTRY.blocks)))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{name}   {info.signature.text}\n", markup=False)
+    console.print(inspect.getdoc(info.cls) or "", markup=False)
+    console.print(f"\nsource: {info.source}", markup=False)
+    for rule, sentence in info.where.items():
+        console.print(f"rule: {rule}: {sentence}", markup=False)
+    table = Table("argument", "type", "default")
+    for argument in info.arguments.values():
+        table.add_row(argument.name, str(argument.kind), _default(argument))
+    if info.arguments:
+        console.print(table)
+
+
+def _summary(info: BlockInfo) -> str:
+    return (inspect.getdoc(info.cls) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _default(argument: Argument) -> str:
+    if argument.required:
+        return "required"
+    return "null" if argument.default is None else str(argument.default)
