@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from tfm_blocks.language.files import ModelFile, model_chain
 from tfm_blocks.language.sources import Sources, knobs_read
 
 PACKAGE = Path(__file__).parent
-VALUED = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--package", "-p", "--info", "-i")
+VALUED = frozenset("--config-path -cp --config-name -cn --config-dir -cd --package -p --info -i --cfg -c".split())  # noqa: SIM905
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 

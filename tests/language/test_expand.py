@@ -33,7 +33,9 @@ def test_a_dead_node_is_an_error():
 
 def test_arithmetic_counts_with_args_and_the_layers_index():
     spec = spec_of(["layers=3", "d_ff=2*d_model", "model.graph.encoder.layer.ffn.d_ff=d_model*(i+1)+n-n"])
-    widths = [node.arguments["d_ff"] for node in spec.nodes if node.address.startswith("encoder.") and node.block == "ffn"]
+    widths = [
+        node.arguments["d_ff"] for node in spec.nodes if node.address.startswith("encoder.") and node.block == "ffn"
+    ]
     assert widths == [128, 256, 384]
     assert next(node for node in spec.nodes if node.address == "decoder.0.ffn").arguments["d_ff"] == 256
 
@@ -83,7 +85,9 @@ def test_same_of_a_stack_is_refused():
 
 def test_an_expansion_of_more_than_10000_nodes_is_stopped():
     nested = "{repeat: 1000, layer: {inner: {repeat: 1000, layer: {f: {block: ffn}}}}}"
-    assert "more than 10000 nodes" in problems([f"model.graph.huge={nested}", "model.graph.huge.before=encoder"])[0].rule
+    assert (
+        "more than 10000 nodes" in problems([f"model.graph.huge={nested}", "model.graph.huge.before=encoder"])[0].rule
+    )
 
 
 def test_tying_to_what_has_no_tieable_parameter_is_refused():

@@ -22,7 +22,11 @@ def refused(tmp_path, text, header=HEADER):
     ("text", "rule", "line"),
     [
         ("hydra: {launcher: {_target_: os.system}}\n", "root key 'hydra'", 2),
-        ("defaults: [base, _self_]\nmodel: {graph: {x: {_target_: os.system, block: ffn}}}\n", "unknown key '_target_'", 3),
+        (
+            "defaults: [base, _self_]\nmodel: {graph: {x: {_target_: os.system, block: ffn}}}\n",
+            "unknown key '_target_'",
+            3,
+        ),
         ("a: &a [x]\nb: *a\n", "alias or anchor", 2),
         ("model: {args: {x: '${oc.env:HOME}'}}\n", "resolver", 2),
         ("model: !!python/object/apply:os.system ['true']\n", "YAML tag", 2),

@@ -39,7 +39,9 @@ def test_two_forms_on_a_node_print_the_nulls_to_add():
 
 
 def test_all_problems_of_the_pass_are_told_together():
-    found = problems(["model.graph.encoder.layer.attn.block=x", "model.graph.decoder.layer.ffn.block=y", "model.grph=1"])
+    found = problems(
+        ["model.graph.encoder.layer.attn.block=x", "model.graph.decoder.layer.ffn.block=y", "model.grph=1"]
+    )
     assert len(found) == 3
 
 
@@ -49,7 +51,9 @@ def test_null_removes_an_inherited_node_and_an_absent_key():
     assert "encoder.0.attn" in addresses and "encoder.0.ffn" not in addresses
 
 
-@pytest.mark.parametrize(("where", "expected"), [("before: attn", ["extra", "attn", "ffn"]), ("after: attn", ["attn", "extra", "ffn"])])
+@pytest.mark.parametrize(
+    ("where", "expected"), [("before: attn", ["extra", "attn", "ffn"]), ("after: attn", ["attn", "extra", "ffn"])]
+)
 def test_before_and_after_place_a_node_that_a_child_adds(where, expected):
     composed = compose_model("tiny", ["layers=1", f"model.graph.encoder.layer.extra={{block: ffn, {where}}}"])
     spec = check_model(composed.model, composed.sources)

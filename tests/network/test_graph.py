@@ -91,7 +91,9 @@ def test_trunk_and_head_make_the_whole():
 
 def test_embeddings_and_head_share_one_matrix_three_ways():
     model = small()
-    assert [name for name, _ in model.named_parameters() if "emb" in name or "logits" in name] == ["src_emb.block.weight"]
+    assert [name for name, _ in model.named_parameters() if "emb" in name or "logits" in name] == [
+        "src_emb.block.weight"
+    ]
     assert model.head_parameters()[0] is model.get_parameter("src_emb.block.weight")
 
 

@@ -16,7 +16,11 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others():
 def test_variants_share_the_weights_that_they_have_in_common():
     shallow, deep, restricted = (
         dict(tfm.build(model, vocab=50, **knobs).named_parameters())
-        for model, knobs in (("tiny", {"layers": 1}), ("tiny", {"layers": 3}), ("restricted", {"d_model": 128, "d_ff": 256, "heads": 4, "layers": 2}))
+        for model, knobs in (
+            ("tiny", {"layers": 1}),
+            ("tiny", {"layers": 3}),
+            ("restricted", {"d_model": 128, "d_ff": 256, "heads": 4, "layers": 2}),
+        )
     )
     assert shallow.keys() < deep.keys()
     assert all(torch.equal(shallow[name], deep[name]) for name in shallow)

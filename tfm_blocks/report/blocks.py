@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import inspect
 
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tfm_blocks.errors import ConfigError, Problem, suggest
-from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
+from tfm_blocks.registry.blocks import REGISTRY, Argument
+from tfm_blocks.report.screen import screen
 
 
 def show_blocks() -> None:
     """Prints one line a block."""
-    table = Table("block", "signature", "source", "what it computes")
+    table = Table("block", "signature", "source", box=None)
     for name in sorted(REGISTRY.blocks):
         info = REGISTRY.blocks[name]
-        table.add_row(name, info.signature.text, info.source, _summary(info))
-    Console().print(table)
+        table.add_row(name, escape(info.signature.text), escape(info.source))
+    screen().print(table)
 
 
 def show_block(name: str) -> None:
@@ -25,7 +26,7 @@ def show_block(name: str) -> None:
     info = REGISTRY.blocks.get(name)
     if info is None:
         raise ConfigError(Problem("block", f"no block is called {name!r}", help=suggest(name, REGISTRY.blocks)))
-    console = Console(highlight=False, soft_wrap=True)
+    console = screen()
     console.print(f"{name}   {info.signature.text}\n", markup=False)
     console.print(inspect.getdoc(info.cls) or "", markup=False)
     console.print(f"\nsource: {info.source}", markup=False)
@@ -36,10 +37,6 @@ def show_block(name: str) -> None:
         table.add_row(argument.name, str(argument.kind), _default(argument))
     if info.arguments:
         console.print(table)
-
-
-def _summary(info: BlockInfo) -> str:
-    return (inspect.getdoc(info.cls) or "").split("\n\n")[0].replace("\n", " ")
 
 
 def _default(argument: Argument) -> str:

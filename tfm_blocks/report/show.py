@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-
-from rich.console import Console
 from rich.table import Table
 
 from tfm_blocks.language.spec import Node, Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.graph import Network
+from tfm_blocks.report.screen import screen
 
 
 def show_model(spec: Spec, name: str) -> None:
@@ -24,10 +23,10 @@ def show_model(spec: Spec, name: str) -> None:
         count = f"{_parameters(node, network):,}" + (f" × {times}" if times > 1 else "")
         shape = " ".join(map(str, node.shape))
         table.add_row(node.address, _form(node), ", ".join(node.reads.values()), shape, "–" if node.shares else count)
-    console = Console()
+    console = screen()
     console.print(table)
     total = sum(parameter.numel() for parameter in network.parameters())
-    console.print(f"{total:,} parameters, tied and shared ones counted once", highlight=False)
+    console.print(f"{total:,} parameters, tied and shared ones counted once")
 
 
 def _layerless(node: Node) -> list[str]:
@@ -40,11 +39,11 @@ def _first(node: Node) -> bool:
 
 def _repeats(spec: Spec) -> dict[str, int]:
     """How many layers have a node alike in all but the address."""
-    alike: dict[str, set[tuple[object, ...]]] = {}
+    alike: dict[str, set[str]] = {}
     counts: dict[str, int] = {}
     for node in spec.nodes:
         key = ".".join(_layerless(node))
-        alike.setdefault(key, set()).add((node.block, node.shape, str(dict(node.arguments)), node.pre, node.post))
+        alike.setdefault(key, set()).add(str((node.block, node.shape, node.arguments, node.pre, node.post)))
         counts[key] = counts.get(key, 0) + 1
     return {key: count for key, count in counts.items() if count > 1 and len(alike[key]) == 1}
 

@@ -20,7 +20,7 @@ def longest_output(source_tokens: int) -> int:
 
 @torch.inference_mode()
 def greedy(network: Network, sources: Mapping[str, Tensor], longest_B: Tensor) -> list[list[int]]:
-    """The likeliest next token at every step, until eos or `longest_B` tokens: ids without bos and eos, in row order."""
+    """The likeliest next token at every step, until eos or `longest_B` tokens: ids without bos and eos, by row."""
     rows_B = torch.arange(len(longest_B), device=longest_B.device)
     ids_B = torch.full_like(rows_B, BOS)
     out: list[list[int]] = [[] for _ in rows_B]

@@ -34,7 +34,7 @@ class Translator:
         return cls(network.to(device), Tokenizer.load(Path(run) / TOKENIZER))
 
     def translate(self, sentences: Sequence[str], *, batch_tokens: int = 4096) -> list[str]:
-        """Greedy translations in the order given, `batch_tokens` source tokens at a time; blank sentences stay blank."""
+        """Greedy translations in the order given, `batch_tokens` source tokens a batch; blank sentences stay blank."""
         ids = self.tokenizer.encode_batch(list(sentences))
         order = sorted((row for row, text in enumerate(sentences) if text.strip()), key=lambda row: len(ids[row]))
         done = ["" for _ in sentences]
