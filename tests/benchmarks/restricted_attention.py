@@ -98,12 +98,19 @@ def peak_memory(kind: str, n: int, options: argparse.Namespace) -> float:
         return fresh.apply(measure_peak, (kind, n, options))
 
 
-def measure(n: int, options: argparse.Namespace) -> dict[str, float]:
-    kinds = ["restricted", "dense"] if n <= LONGEST_DENSE else ["restricted"]
-    steps = {f"{kind} block": block_step(kind, n, options) for kind in kinds}
-    steps |= {f"{kind} attention": attention_step(kind, n, options) for kind in kinds}
-    row = alternate(steps, options.rounds)
-    return row | {f"{kind} MiB": peak_memory(kind, n, options) for kind in kinds}
+def kinds(n: int) -> list[str]:
+    return ["restricted", "dense"] if n <= LONGEST_DENSE else ["restricted"]
+
+
+def measure(options: argparse.Namespace) -> dict[int, dict[str, float]]:
+    """For each length, the figures by name."""
+    # Memory first: on Linux a new process starts with its parent's peak, which must still be small.
+    rows = {n: {f"{kind} MiB": peak_memory(kind, n, options) for kind in kinds(n)} for n in LENGTHS}
+    for n, row in rows.items():
+        steps = {f"{kind} block": block_step(kind, n, options) for kind in kinds(n)}
+        steps |= {f"{kind} attention": attention_step(kind, n, options) for kind in kinds(n)}
+        row |= alternate(steps, options.rounds)
+    return rows
 
 
 def print_table(rows: dict[int, dict[str, float]]) -> None:
@@ -138,7 +145,7 @@ def main() -> None:
     precision = "bf16 autocast" if options.bf16 else "fp32"
     print(f"r = {options.r}, {options.heads} heads, width {options.width}, {precision}, {options.threads} threads")
     print(f"torch {torch.__version__}; medians of {options.rounds}, forward + backward; block and attention in ms\n")
-    print_table({n: measure(n, options) for n in LENGTHS})
+    print_table(measure(options))
 
 
 if __name__ == "__main__":
