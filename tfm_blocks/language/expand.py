@@ -140,7 +140,7 @@ class Expander:
                 self._problem(
                     tree.path, f"{info.name} needs the input {port.name}", help=f"{port.name}: a node or an input"
                 )
-        add_norm = self._add_norm(tree.add_norm, tree.path, around.add_norm) if info.branch else AddNorm()
+        add_norm = self._add_norm(tree.add_norm, tree.path, around.add_norm if info.branch else AddNorm())
         pre, post = (self._steps(when, tree.path, around.args) for when in (add_norm.pre, add_norm.post))
         tie = self._tie(tree, around)
         values = self._arguments(tree, around.args)
@@ -179,7 +179,7 @@ class Expander:
     def _same(self, tree: SameTree, address: str, reads: dict[str, str], around: Around) -> Node:
         found = self._find(tree.of, (*tree.path, "same"), around)
         origin = self.nodes.get(found or "")
-        if origin is None or origin.block is None:
+        if origin is None or origin.block is None or origin.path[-1] != tree.of:
             if found:
                 rule = f"{tree.of!r} is no block: same calls the module of an earlier block again"
                 self._problem((*tree.path, "same"), rule)

@@ -139,8 +139,6 @@ class Reader:
         self._unknown(found, path, (*grammar, *ports, *info.arguments))
         arguments = {key: value for key, value in found.items() if key in info.arguments}
         tie = self._reference(found["tie"], (*path, "tie")) if "tie" in found and info.tieable else None
-        if "add_norm" in found and not info.branch:
-            self._problem((*path, "add_norm"), f"add & norm goes around branches, and {info.name} is none")
         reads = self._reads(found, path, ("in", *ports))
         return BlockTree(name, path, reads, info, arguments, tie, found.get("add_norm"))
 

@@ -29,11 +29,18 @@ def check_model(model: Mapping[str, Any], sources: Sources | None = None) -> Spe
 
 def build_network(spec: Spec, *, seed: int) -> Network:
     """The network with its starting values, on the processor, in float32."""
-    with torch.device("meta"):
-        network = Network(spec, _modules(spec, None))
+    network = network_without_values(spec)
     network.to_empty(device="cpu")
     _tie(spec, {call.node.owner: call.module for call in network.calls}, None)
     initialise(network, seed)
+    return network
+
+
+def network_without_values(spec: Spec) -> Network:
+    """The network on the meta device: shapes only, tied parameters tied, nothing allocated."""
+    with torch.device("meta"):
+        network = Network(spec, _modules(spec, None))
+    _tie(spec, {call.node.owner: call.module for call in network.calls}, None)
     return network
 
 

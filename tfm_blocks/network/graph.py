@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tfm_blocks.blocks.add_norm import Branch, Steps
 from tfm_blocks.language.spec import Node, Spec
-from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
+from tfm_blocks.registry.blocks import REGISTRY
 
 Values = dict[str, Tensor]
 
@@ -36,7 +36,7 @@ class Network(nn.ModuleDict):
         self.expect(inputs, (put.name for put in self.spec.inputs))
         values, keeps = dict(inputs), self.keep_masks(inputs)
         for call in self.calls[:-1]:
-            values[call.node.address] = call(values, keeps)
+            values[call.address] = call(values, keeps)
         return values[self.calls[-1].entry]
 
     def head(self, x_ND: Tensor) -> Tensor:
@@ -75,10 +75,12 @@ class Call:
 
     def __init__(self, node: Node, module: nn.Module) -> None:
         self.node = node
+        self.address = node.address
         self.module = module
         self.entry = next(iter(node.reads.values()))
         self.others = list(node.reads.values())[1:]
-        self.info: BlockInfo | None = REGISTRY.blocks[node.block] if node.block else None
+        letters = REGISTRY.blocks[node.block].keeps if node.block else ()
+        self.mask_axes = {f"keep_B{letter}": str(node.axes.get(letter)) for letter in letters}
 
     @property
     def block(self) -> nn.Module:
@@ -97,9 +99,7 @@ class Call:
 
     def masks(self, keeps: Values) -> Values:
         """The known keep masks that the block asks for, of the axes that its letters are bound to."""
-        assert self.info
-        bound = {letter: str(self.node.axes.get(letter)) for letter in self.info.keeps}
-        return {f"keep_B{letter}": keeps[axis] for letter, axis in bound.items() if axis in keeps}
+        return {name: keeps[axis] for name, axis in self.mask_axes.items() if axis in keeps}
 
 
 def _place(root: nn.ModuleDict, address: list[str], module: nn.Module) -> None:

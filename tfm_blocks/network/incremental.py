@@ -15,7 +15,7 @@ from tfm_blocks.network.graph import Call, Network, Values
 
 @dataclass
 class Decoding:
-    """One decoding in progress: the values that every step may read, and the state of each call by its address."""
+    """One decoding in progress: what every step reads of the sources, and the state of each call by its address."""
 
     values: Values
     keeps: Values
@@ -32,8 +32,10 @@ def start(network: Network, sources: Mapping[str, Tensor], length: int) -> Decod
             values[call.node.address] = call(values, keeps)
     rows = next(iter(sources.values())).shape[0]
     room = Room(rows, length, _like(network, values))
-    states = {call.node.address: _start(call, values, keeps, room) for call in _stepped(network)}
-    return Decoding(values, keeps, states)
+    stepped = _stepped(network)
+    states = {call.node.address: _start(call, values, keeps, room) for call in stepped}
+    read = {address for call in stepped if not hasattr(call.block, "start") for address in call.node.reads.values()}
+    return Decoding({name: value for name, value in values.items() if name in read}, keeps, states)
 
 
 def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, Decoding]:
@@ -45,6 +47,19 @@ def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, D
         values[call.node.address] = _step(call, values, state)
     decoding.position += 1
     return values[network.spec.sink.address][:, -1], decoding
+
+
+def select(decoding: Decoding, rows: Tensor) -> Decoding:
+    """The decoding of these rows alone, in this order; a row may come twice."""
+
+    def pick(tensors: Values) -> Values:
+        return {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
+
+    states = {
+        address: State(pick(state.fixed), pick(state.moving), state.position)
+        for address, state in decoding.states.items()
+    }
+    return Decoding(pick(decoding.values), pick(decoding.keeps), states, decoding.position)
 
 
 def _stepped(network: Network) -> list[Call]:

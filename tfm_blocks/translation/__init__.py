@@ -1,0 +1,1 @@
+"""A trained network and a tokenizer turn text into text."""

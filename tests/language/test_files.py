@@ -1,0 +1,73 @@
+"""Model files are read as plain YAML first; what is hostile or odd is refused with its place."""
+
+import pytest
+
+from tfm_blocks.compose import compose_model
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.network.build import check_model
+
+HEADER = "# @package _global_\n"
+
+
+def refused(tmp_path, text, header=HEADER):
+    file = tmp_path / "mine.yaml"
+    file.write_bytes((header + text).encode() if isinstance(text, str) else text)
+    with pytest.raises(ConfigError) as caught:
+        composed = compose_model(str(file))
+        check_model(composed.model, composed.sources)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "line"),
+    [
+        ("hydra: {launcher: {_target_: os.system}}\n", "root key 'hydra'", 2),
+        (
+            "defaults: [base, _self_]\nmodel: {graph: {x: {_target_: os.system, block: ffn}}}\n",
+            "unknown key '_target_'",
+            3,
+        ),
+        ("a: &a [x]\nb: *a\n", "alias or anchor", 2),
+        ("model: {args: {x: '${oc.env:HOME}'}}\n", "resolver", 2),
+        ("model: !!python/object/apply:os.system ['true']\n", "YAML tag", 2),
+        ("plugins: evil\n", "cannot set 'plugins'", 2),
+        ("seed: 4\n", "cannot set 'seed'", 2),
+        ("heads: 4\nheads: 8\n", "'heads' twice", 3),
+        ("on: 4\n", "does not read as a name", 2),
+        ("defaults: [{override /data: x}]\n", "lists names of models", None),
+        ("defaults: [../../etc/passwd]\n", "lists names of models", None),
+        ("defaults: [_self_, base]\n", "_self_ before a parent", None),
+        ("model: {graph: [\n", "is not YAML", 3),
+        ("model: " + "[" * 40 + "]" * 40 + "\n", "deeper than 32", 2),
+        ("x: " + "y" * 70_000 + "\n", "at most 64 KB", None),
+        ("just text\n", "must be a mapping", None),
+        (b"\xff\xfe\x00", "is not UTF-8", 1),
+    ],
+)
+def test_a_file_that_is_no_plain_model_file_is_refused_with_its_line(tmp_path, text, rule, line):
+    told = refused(tmp_path, text)
+    assert rule in told
+    assert f"mine.yaml:{line}" in told if line else "mine.yaml" in told
+
+
+def test_an_alias_bomb_is_refused_without_building_it(tmp_path):
+    levels = "\n".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]" for n in range(30))
+    assert "alias or anchor" in refused(tmp_path, f"a0: &a0 [x]\n{levels}\n")
+
+
+def test_a_file_without_the_header_is_refused_with_the_line_to_add(tmp_path):
+    assert "begin the file with # @package _global_" in refused(tmp_path, "heads: 3\n", header="")
+
+
+def test_a_model_that_inherits_itself_is_refused(tmp_path):
+    assert "inherits itself" in refused(tmp_path, "defaults: [mine, _self_]\n")
+
+
+def test_an_unknown_parent_has_the_nearest_model(tmp_path):
+    assert "did you mean base?" in refused(tmp_path, "defaults: [bsae, _self_]\n")
+
+
+def test_parents_are_sought_beside_the_file_first(tmp_path):
+    (tmp_path / "prenorm.yaml").write_text(HEADER + "defaults: [tiny, _self_]\nheads: 2\n")
+    (tmp_path / "mine.yaml").write_text(HEADER + "defaults: [prenorm, _self_]\n")
+    assert compose_model(str(tmp_path / "mine.yaml")).mapping["heads"] == 2

@@ -1,0 +1,82 @@
+"""Pass 1: keys, names and forms."""
+
+import pytest
+
+from tfm_blocks.compose import compose_model
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.network.build import check_model
+
+
+def problems(overrides, model="tiny"):
+    with pytest.raises(ConfigError) as caught:
+        composed = compose_model(model, overrides)
+        check_model(composed.model, composed.sources)
+    return caught.value.problems
+
+
+def only(overrides, model="tiny"):
+    (problem,) = problems(overrides, model)
+    return problem
+
+
+def test_a_misspelt_key_is_named_with_its_place_and_the_nearest_key():
+    problem = only(["model.graph.encoder.layer.attn.haeds=4"])
+    assert problem.address == "model.graph.encoder.layer.attn.haeds"
+    assert "conf/model/base.yaml:20" in str(problem.place)
+    assert problem.help.startswith("did you mean heads?")
+
+
+def test_a_misspelt_block_is_named_with_the_nearest_block():
+    problem = only(["model.graph.encoder.layer.ffn.block=fnn"])
+    assert "no block is called 'fnn'" in problem.rule
+    assert problem.help.startswith("did you mean ffn?")
+
+
+def test_two_forms_on_a_node_print_the_nulls_to_add():
+    problem = only(["model.graph.encoder.same=src_emb"])
+    assert "exactly one of block, same, layer" in problem.rule
+    assert "same: null" in problem.help and "layer: null" in problem.help
+
+
+def test_all_problems_of_the_pass_are_told_together():
+    found = problems(
+        ["model.graph.encoder.layer.attn.block=x", "model.graph.decoder.layer.ffn.block=y", "model.grph=1"]
+    )
+    assert len(found) == 3
+
+
+def test_null_removes_an_inherited_node_and_an_absent_key():
+    composed = compose_model("tiny", ["layers=1", "model.graph.encoder.layer.ffn=null"])
+    addresses = [node.address for node in check_model(composed.model, composed.sources).nodes]
+    assert "encoder.0.attn" in addresses and "encoder.0.ffn" not in addresses
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"), [("before: attn", ["extra", "attn", "ffn"]), ("after: attn", ["attn", "extra", "ffn"])]
+)
+def test_before_and_after_place_a_node_that_a_child_adds(where, expected):
+    composed = compose_model("tiny", ["layers=1", f"model.graph.encoder.layer.extra={{block: ffn, {where}}}"])
+    spec = check_model(composed.model, composed.sources)
+    encoder = [node.address.split(".")[-1] for node in spec.nodes if node.address.startswith("encoder.")]
+    assert encoder == expected
+
+
+def test_before_and_after_on_one_node_is_an_error():
+    assert "both before and after" in only(["model.graph.encoder.layer.x={block: ffn, before: attn, after: ffn}"]).rule
+
+
+def test_before_an_unknown_node_lists_the_nodes_beside_it():
+    assert "did you mean attn?" in only(["model.graph.encoder.layer.x={block: ffn, before: atn}"]).help
+
+
+@pytest.mark.parametrize("name", ["train", "half", "keys", "trunk", "spec"])
+def test_a_name_that_modules_use_themselves_is_refused(name):
+    assert "modules use themselves" in only([f"model.graph.{name}={{block: unembed}}"]).rule
+
+
+def test_a_node_cannot_be_called_like_an_input():
+    assert "is an input already" in only(["model.graph.src={block: ffn}"]).rule
+
+
+def test_axes_that_are_no_axes_are_refused():
+    assert "upper-case letters" in only(["model.inputs.src=b 7"]).rule

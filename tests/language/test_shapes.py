@@ -1,0 +1,53 @@
+"""Passes 3 and 4: shapes, rules and causality."""
+
+import pytest
+
+from tests.language.test_expand import spec_of
+from tests.language.test_read import only, problems
+
+
+def test_heads_that_do_not_divide_the_width_are_told_with_origin_and_way_out():
+    problem = problems(["heads=7"])[0]
+    assert "(D % heads == 0), but D = 128 (the width of src_pos), heads = 7" in problem.rule
+    assert problem.origin == "heads comes from the command line: heads=7"
+    assert problem.help.startswith("heads can be 1, 2, 4, 8")
+
+
+def test_a_shape_clash_in_a_residual_names_both_shapes():
+    problem = problems(["model.graph.encoder.layer.out={block: unembed, vocab: 64, add_norm: post}"])[0]
+    assert problem.rule.startswith("its output B S 64 cannot be added to its input B S 128")
+
+
+def test_a_repeated_layer_that_changes_the_width_is_refused():
+    problem = only(["model.graph.encoder.layer.out={block: unembed, vocab: 64}"])
+    assert problem.rule == "a repeated layer keeps the shape, but this makes B S 64 of B S 128"
+
+
+def test_vectors_where_ids_belong_are_told_with_both_shapes():
+    problem = only(["model.graph.src_pos={block: embedding, in: src_emb}"])
+    assert problem.rule == "x of embedding has 2 axes (B N), but src_emb is B S 128"
+
+
+def test_widths_follow_from_what_a_node_reads():
+    spec = spec_of(["layers=1", "d_model=64"])
+    assert {node.shape for node in spec.nodes if node.address.startswith("decoder")} == {("B", "T", 64)}
+    assert spec.sink.shape == ("B", "T", 10000)
+
+
+def test_a_decoder_that_sees_later_tokens_is_refused_at_the_node_that_does():
+    problem = only(["model.graph.decoder.layer.self.mask=null"])
+    assert problem.address == "model.graph.decoder.layer.self"
+    assert "mask: causal" in problem.help
+
+
+def test_a_mask_on_cross_attention_is_refused():
+    assert "leave one of them out" in only(["model.graph.decoder.layer.cross.mask=causal"]).rule
+
+
+@pytest.mark.parametrize("override", ["model.graph.logits=null"])
+def test_a_graph_that_does_not_end_position_by_position_is_refused(override):
+    assert "each position by itself" in only([override]).rule
+
+
+def test_tying_matrices_of_two_sizes_is_refused():
+    assert "its matrix is [300, 128]" in only(["model.graph.logits.vocab=300"]).rule

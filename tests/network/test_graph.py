@@ -1,0 +1,111 @@
+"""The network: numbers of parameters, masks, trunk and head, compilation, against torch's own layers."""
+
+import pytest
+import torch
+from torch import nn
+
+import tfm_blocks as tfm
+from tfm_blocks.network.graph import Network
+
+
+def small(model="tiny", **knobs):
+    return tfm.build(model, **{"d_model": 16, "d_ff": 24, "heads": 2, "layers": 2, "vocab": 30, **knobs}).eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "vocab", "count"), [("base", 37000, 63_082_496), ("big", 37000, 214_245_376), ("tiny", 9720, 2_569_216)]
+)
+def test_parameter_counts_are_exact(model, vocab, count):
+    assert sum(parameter.numel() for parameter in tfm.build(model, vocab=vocab).parameters()) == count
+
+
+def test_future_tokens_leave_earlier_logits_unchanged():
+    model, src_BS = small(), torch.randint(4, 30, (3, 7))
+    tgt_BT = torch.randint(4, 30, (3, 6))
+    changed_BT = tgt_BT.clone()
+    changed_BT[:, 4:] = 9
+    before, after = model(src=src_BS, tgt=tgt_BT), model(src=src_BS, tgt=changed_BT)
+    torch.testing.assert_close(before[:, :4], after[:, :4])
+    assert not torch.allclose(before[:, 4:], after[:, 4:])
+
+
+@pytest.mark.parametrize("model", ["tiny", "prenorm", "restricted"])
+def test_padding_leaves_logits_unchanged(model):
+    network = small(model)
+    src_BS, tgt_BT = torch.randint(4, 30, (2, 7)), torch.randint(4, 30, (2, 6))
+    alone = network(src=src_BS, tgt=tgt_BT)
+    padded = network(src=nn.functional.pad(src_BS, (0, 5)), tgt=nn.functional.pad(tgt_BT, (0, 3)))
+    torch.testing.assert_close(alone, padded[:, :6], rtol=1e-4, atol=1e-5)
+
+
+def copy_attention(own: nn.Module, torchs: nn.MultiheadAttention) -> None:
+    torchs.in_proj_weight.copy_(own.qkv.weight if hasattr(own, "qkv") else torch.cat([own.q.weight, own.kv.weight]))
+    torchs.in_proj_bias.copy_(own.qkv.bias if hasattr(own, "qkv") else torch.cat([own.q.bias, own.kv.bias]))
+    torchs.out_proj.load_state_dict(own.out.state_dict())
+
+
+@torch.no_grad()
+def as_torch(network: Network, norm_first: bool) -> nn.Transformer:
+    """torch's own Transformer with the weights of ours, final norms where pre-norm has them."""
+    reference = nn.Transformer(16, 2, 2, 2, 24, 0.0, batch_first=True, norm_first=norm_first).eval()
+    for stack, layers in (("encoder", reference.encoder.layers), ("decoder", reference.decoder.layers)):
+        for index, layer in enumerate(layers):
+            own = network[stack][str(index)]
+            names = ["attn", "ffn"] if stack == "encoder" else ["self", "cross", "ffn"]
+            copy_attention(own[names[0]].block, layer.self_attn)
+            if stack == "decoder":
+                copy_attention(own["cross"].block, layer.multihead_attn)
+            layer.linear1.load_state_dict(own["ffn"].block.inner.state_dict())
+            layer.linear2.load_state_dict(own["ffn"].block.out.state_dict())
+            for position, name in enumerate(names, 1):
+                steps = own[name].pre if norm_first else own[name].post
+                getattr(layer, f"norm{position}").load_state_dict(steps["norm"].state_dict())
+        half = getattr(reference, stack)
+        half.norm = network[stack]["last"]["norm"] if norm_first else None
+    return reference
+
+
+@pytest.mark.parametrize(("model", "norm_first"), [("tiny", False), ("prenorm", True)])
+@torch.no_grad()
+def test_the_stacks_equal_torchs_transformer_with_the_same_weights(model, norm_first):
+    network = small(model)
+    src_BS, tgt_BT = torch.randint(4, 30, (3, 7)), torch.randint(4, 30, (3, 5))
+    src_BS[1, 4:] = 0
+    pad_BS = src_BS == 0
+    src_BSD, tgt_BTD = (
+        network[f"{side}_pos"].block(network["src_emb"].block(ids)) for side, ids in (("src", src_BS), ("tgt", tgt_BT))
+    )
+    future_TT = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
+    expected = as_torch(network, norm_first)(
+        src_BSD, tgt_BTD, tgt_mask=future_TT, src_key_padding_mask=pad_BS, memory_key_padding_mask=pad_BS
+    )
+    torch.testing.assert_close(network.trunk(src=src_BS, tgt=tgt_BT), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_trunk_and_head_make_the_whole():
+    model, src_BS, tgt_BT = small(), torch.randint(4, 30, (2, 4)), torch.randint(4, 30, (2, 5))
+    whole_BTV = model(src=src_BS, tgt=tgt_BT)
+    kept_ND = model.trunk(src=src_BS, tgt=tgt_BT)[torch.tensor([0, 1]), torch.tensor([3, 1])]
+    torch.testing.assert_close(model.head(kept_ND), torch.stack([whole_BTV[0, 3], whole_BTV[1, 1]]))
+
+
+def test_embeddings_and_head_share_one_matrix_three_ways():
+    model = small()
+    assert [name for name, _ in model.named_parameters() if "emb" in name or "logits" in name] == [
+        "src_emb.block.weight"
+    ]
+    assert model.head_parameters()[0] is model.get_parameter("src_emb.block.weight")
+
+
+@pytest.mark.parametrize("model", ["tiny", "prenorm", "restricted"])
+def test_the_graph_compiles_without_a_break_and_exports(model):
+    network = small(model)
+    inputs = {"src": torch.randint(4, 30, (3, 7)), "tgt": torch.randint(4, 30, (3, 5))}
+    expected = network(**inputs)
+    torch.testing.assert_close(torch.compile(network, fullgraph=True, backend="eager")(**inputs), expected)
+    torch.testing.assert_close(torch.export.export(network, (), inputs).module()(**inputs), expected)
+
+
+def test_missing_and_unknown_inputs_are_told():
+    with pytest.raises(TypeError, match="reads src, tgt, but was given source, tgt"):
+        small()(source=torch.ones(1, 1).long(), tgt=torch.ones(1, 1).long())

@@ -1,0 +1,44 @@
+"""Token by token equals the whole forward."""
+
+import pytest
+import torch
+
+from tests.network.test_graph import small
+from tfm_blocks.network import incremental
+
+
+@pytest.mark.parametrize("model", ["tiny", "prenorm", "restricted"])
+@torch.no_grad()
+def test_a_cached_step_equals_the_uncached_forward(model):
+    network = small(model, **({"r": 3} if model == "restricted" else {}))
+    src_BS, tgt_BT = torch.randint(4, 30, (3, 7)), torch.randint(4, 30, (3, 9))
+    src_BS[1, 5:] = 0
+    whole_BTV = network(src=src_BS, tgt=tgt_BT)
+    decoding = incremental.start(network, {"src": src_BS}, length=9)
+    for position in range(9):
+        logits_BV, decoding = incremental.step(network, tgt_BT[:, position], decoding)
+        torch.testing.assert_close(logits_BV, whole_BTV[:, position], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_selected_rows_go_on_as_if_alone():
+    network, src_BS, tgt_BT = small(), torch.randint(4, 30, (3, 7)), torch.randint(4, 30, (3, 4))
+    whole_BTV = network(src=src_BS, tgt=tgt_BT)
+    decoding = incremental.start(network, {"src": src_BS}, length=4)
+    for position in range(2):
+        _, decoding = incremental.step(network, tgt_BT[:, position], decoding)
+    rows = torch.tensor([2, 0])
+    decoding = incremental.select(decoding, rows)
+    logits_BV, _ = incremental.step(network, tgt_BT[rows, 2], decoding)
+    torch.testing.assert_close(logits_BV, whole_BTV[rows, 2], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_does_not_depend_on_the_target_runs_once():
+    network, src_BS = small(), torch.randint(4, 30, (2, 7))
+    calls = []
+    network["encoder"]["0"]["ffn"].block.register_forward_hook(lambda *_: calls.append(1))
+    decoding = incremental.start(network, {"src": src_BS}, length=5)
+    for _ in range(5):
+        _, decoding = incremental.step(network, torch.tensor([4, 5]), decoding)
+    assert len(calls) == 1

@@ -1,0 +1,47 @@
+"""Starting values depend on (seed, address) alone."""
+
+import math
+
+import torch
+
+import tfm_blocks as tfm
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_gives_others():
+    one, two, other = (dict(tfm.build("tiny", layers=1, vocab=50, seed=seed).named_parameters()) for seed in (1, 1, 2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not torch.equal(one["src_emb.block.weight"], other["src_emb.block.weight"])
+
+
+def test_variants_share_the_weights_that_they_have_in_common():
+    shallow, deep, restricted = (
+        dict(tfm.build(model, vocab=50, **knobs).named_parameters())
+        for model, knobs in (
+            ("tiny", {"layers": 1}),
+            ("tiny", {"layers": 3}),
+            ("restricted", {"d_model": 128, "d_ff": 256, "heads": 4, "layers": 2}),
+        )
+    )
+    assert shallow.keys() < deep.keys()
+    assert all(torch.equal(shallow[name], deep[name]) for name in shallow)
+    assert all(torch.equal(restricted[name], deep[name]) for name in restricted)
+
+
+def test_building_leaves_the_callers_random_state_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    tfm.build("tiny", layers=1, vocab=50)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_each_of_q_k_v_starts_by_its_own_fan():
+    weight = tfm.build("tiny", layers=1, vocab=50).get_parameter("encoder.0.attn.block.qkv.weight")
+    bound = math.sqrt(6 / (128 + 128))
+    for part in weight.chunk(3):
+        assert 0.98 * bound < part.abs().max() <= bound
+
+
+def test_scaled_embeddings_have_unit_variance():
+    model = tfm.build("tiny", layers=1, vocab=2000)
+    assert abs(model["src_emb"].block(torch.arange(2000)[None]).std().item() - 1) < 0.01

@@ -1,0 +1,59 @@
+"""Arithmetic in strings."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfm_blocks.registry.expression import evaluate, names_in
+
+NAMES = {"d_model": 512, "i": 3, "n": 6, "x": 0.5}
+
+
+@pytest.mark.parametrize(
+    "text", ["4*d_model", "d_model // 8 + i", "(n-1-i) % 4", "-i", "d_model/4*x", "2 * (3 + 4)", "1e-4"]
+)
+def test_arithmetic_is_pythons_own(text):
+    assert evaluate(text, NAMES.__getitem__) == eval(text, {}, NAMES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')",
+        "d_model.real",
+        "[1]",
+        "2**9",
+        "i if n else 1",
+        "lambda: 1",
+        "'a'",
+        "True",
+        "f(1)",
+        "1 < 2 < 3",
+        "i := 3",
+    ],
+)
+def test_anything_but_arithmetic_is_refused(text):
+    with pytest.raises(ValueError, match="arithmetic"):
+        evaluate(text, NAMES.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [("1//0", "divides by zero"), ("9" * 20, "2\\^40"), ("1" * 81, "at most 80"), ("1e308*10*x", None)],
+)
+def test_bounds_hold(text, rule):
+    if rule:
+        with pytest.raises(ValueError, match=rule):
+            evaluate(text, NAMES.__getitem__)
+
+
+def test_names_are_listed_once_in_order():
+    assert names_in("n - i*n") == ["n", "i"]
+
+
+@given(st.text(max_size=60))
+def test_no_text_does_more_than_raise_a_sentence(text):
+    try:
+        evaluate(text, lambda name: 1)
+    except ValueError as error:
+        assert str(error)

@@ -1,0 +1,88 @@
+"""The house: who may import whom."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "tfm_blocks"
+LEVELS = [
+    {"errors"},
+    {"registry"},
+    {"language"},
+    {"blocks", "compose"},
+    {"network"},
+    {"data", "runs"},
+    {"translation"},
+    {"training", "report"},
+    {"cli", "__init__"},
+    {"__main__"},
+]
+LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
+ONLY_IN = {
+    "hydra": {"compose"},
+    "omegaconf": {"compose"},
+    "lightning": {"training"},
+    "wandb": {"training"},
+    "torchmetrics": {"training"},
+}
+WITHOUT_TORCH = {"errors", "registry", "language", "compose"}
+
+
+def imported(source: str) -> list[str]:
+    """Full names of what a file imports, wherever in the file; type-checking imports too."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            names.append(node.module or "")
+    return names
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def violations(room: str, source: str) -> list[str]:
+    found = []
+    for name in imported(source):
+        top, _, rest = name.partition(".")
+        inner = rest.split(".")[0]
+        if top == "tfm_blocks" and inner and inner != room and LEVEL[inner] >= LEVEL[room]:
+            found.append(f"{room} imports {inner}")
+        if room not in ONLY_IN.get(top, {room}):
+            found.append(f"{room} imports {top}")
+        if top == "torch" and room in WITHOUT_TORCH:
+            found.append(f"{room} imports torch")
+    return found
+
+
+def test_every_room_has_a_level():
+    rooms = {room_of(path) for path in PACKAGE.rglob("*.py")}
+    assert rooms == set(LEVEL)
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    assert violations(room_of(path), path.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("language", "from tfm_blocks.network.graph import Network"),
+        ("blocks", "import lightning.pytorch"),
+        ("language", "def f():\n    import torch"),
+        ("network", "from omegaconf import OmegaConf"),
+        ("runs", "from tfm_blocks.data.tokenizer import Tokenizer"),
+    ],
+)
+def test_a_wrong_import_is_found(room, source):
+    assert violations(room, source)
+
+
+def test_no_file_is_a_drawer_for_everything():
+    names = {path.stem for path in PACKAGE.rglob("*")}
+    assert names.isdisjoint({"utils", "common", "helpers", "misc"})
