@@ -1,0 +1,76 @@
+"""Folders on disk that are named by what went into them, so that nothing is computed twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+
+from tfm_blocks.errors import ConfigError, Problem
+
+SUMS = "sums.json"
+TRIES = 20
+HELP = "write data.cache=PATH, or set TFM_BLOCKS_CACHE"
+
+
+def cache_folder(setting: str | None) -> Path:
+    """`data.cache`, else $TFM_BLOCKS_CACHE, else the user's cache folder."""
+    chosen = setting or os.environ.get("TFM_BLOCKS_CACHE")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("tfm-blocks"))
+
+
+def key_of(*parts: object) -> str:
+    """A name for what `parts`, plain JSON, decide."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
+
+
+def cached(folder: Path, build: Callable[[Path], None]) -> Path:
+    """A folder with what `build` writes, from the cache where it is there undamaged. Raises ConfigError if unwritable.
+
+    Any number of processes may ask at once: each builds aside and renames, and the first one stays. Nothing in place is
+    changed or removed, since another process may be reading it: a damaged folder's successor gets the next number.
+    """
+    try:
+        for number in range(TRIES):
+            place = folder.with_name(f"{folder.name}-{number}")
+            if not place.exists():
+                _build_aside(place, build)
+            if _sound(place):
+                return place
+    except OSError as error:
+        rule = f"the cache {folder.parent} cannot be used: {error.strerror}"
+        raise ConfigError(Problem("data.cache", rule, help=HELP)) from None
+    raise ConfigError(Problem("data.cache", f"{TRIES} copies of {folder} are damaged", help=HELP))
+
+
+def _build_aside(place: Path, build: Callable[[Path], None]) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".building-", dir=place.parent))
+    try:
+        build(aside)
+        (aside / SUMS).write_text(json.dumps({path.name: _digest(path) for path in sorted(aside.iterdir())}))
+        aside.rename(place)
+    except OSError:
+        if not place.exists():  # otherwise another process was first
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sound(place: Path) -> bool:
+    try:
+        sums = json.loads((place / SUMS).read_text())
+        return all(_digest(place / name) == digest for name, digest in sums.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,91 @@
+"""Text to ids and back: one byte-level BPE for both languages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as Pieces
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from tfm_blocks.errors import ConfigError, Problem, RunError
+
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+SMALLEST = len(SPECIAL) + 256  # one piece for each byte
+
+
+class Tokenizer:
+    """Byte-level BPE (Sennrich et al. 2016 over bytes, as GPT-2): decode(encode(text)) == text for any text.
+
+    Bytes leave nothing unknown, so UNK never comes out of `encode`; it keeps its place because other tools expect it.
+    """
+
+    PAD, BOS, EOS, UNK = range(4)
+
+    def __init__(self, pieces: Pieces) -> None:
+        pieces.encode_special_tokens = True  # a sentence that holds "<eos>" must not end there
+        self._pieces = pieces
+
+    @classmethod
+    def train(cls, lines: Iterable[str], vocab: int) -> Tokenizer:
+        """Learns at most `vocab` pieces, specials included; pieces that occur once are not learned.
+
+        The same lines give the same pieces. Raises ConfigError where `vocab` cannot hold the specials and all bytes.
+        """
+        if vocab < SMALLEST:
+            rule = f"must hold {len(SPECIAL)} special tokens and 256 bytes, but is {vocab}"
+            raise ConfigError(Problem("vocab", rule, help=f"write vocab={SMALLEST} or more"))
+        pieces = Pieces(models.BPE())
+        pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        pieces.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab,
+            min_frequency=2,
+            special_tokens=list(SPECIAL),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        pieces.train_from_iterator(lines, trainer)
+        return cls(pieces)
+
+    @property
+    def size(self) -> int:
+        """The number of ids, at most the `vocab` that was asked for."""
+        return self._pieces.get_vocab_size()
+
+    @property
+    def text(self) -> str:
+        """The tokenizer as JSON, in the format of the tokenizers library."""
+        return self._pieces.to_str()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, without bos and eos."""
+        return self._pieces.encode(text).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text, on all cores."""
+        return [encoding.ids for encoding in self._pieces.encode_batch_fast(list(texts))]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; special ids say nothing, bytes that are not UTF-8 become U+FFFD."""
+        return self._pieces.decode(list(ids), skip_special_tokens=True)
+
+    def save(self, path: Path) -> None:
+        """Writes `text`."""
+        path.write_text(self.text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """What `save` wrote. Raises RunError for a file that is missing, damaged or another kind of tokenizer."""
+        try:
+            pieces = Pieces.from_str(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(Problem(str(path), "the tokenizer is missing")) from None
+        except Exception as error:  # the tokenizers library raises nothing narrower
+            rule = f"cannot be read as a tokenizer: {str(error).splitlines()[0]}"
+            raise RunError(Problem(str(path), rule, help="the file is damaged: restore it")) from None
+        if not isinstance(pieces.model, models.BPE) or [pieces.token_to_id(name) for name in SPECIAL] != [0, 1, 2, 3]:
+            raise RunError(
+                Problem(str(path), f"is another kind of tokenizer: no BPE with {' '.join(SPECIAL)} as 0 to 3")
+            )
+        return cls(pieces)
