@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 
 import torch
+from tfm_blocks.training.loss import smoothed_loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import MarianConfig, MarianMTModel
 
 import tfm_blocks as tfm
 from tfm_blocks.blocks.position import Sinusoidal
-from tfm_blocks.training.loss import smoothed_loss
 
 VOCAB = 10_000
 SMOOTHING = 0.1
@@ -115,7 +115,9 @@ def measure(size: dict[str, int], steps: int) -> dict[str, float]:
     """Median tokens/s of each side."""
     generator = torch.Generator().manual_seed(1)
     sides = {"tfm-blocks": ours(size), "torch": torchs(size), "marian": marian(size)}
-    optimizers = {name: torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) for name, (model, _) in sides.items()}
+    optimizers = {
+        name: torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) for name, (model, _) in sides.items()
+    }
     speeds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(steps + 2):
         batch = batch_of(size["pairs"], generator)

@@ -74,7 +74,8 @@ class Attention(nn.Module):
         mask_B11S = None if self.causal else keep_BN[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
         y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask_B11S, dropout, self.causal)
-        return self.out(merge_heads(y_BHTK))
+        out_BTD: Tensor = self.out(merge_heads(y_BHTK))
+        return out_BTD
 
     def start(self, kv_BSE: Tensor | None = None, *, keep_BS: Tensor | None = None, room: Room) -> State:
         """Room for keys and values of the target; or those of `kv_BSE`, which do not change."""

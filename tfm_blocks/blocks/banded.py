@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F
 
 SMALLEST_BLOCK = 32  # matrix products of fewer queries cost more in calls than they save in window
 
@@ -32,7 +32,7 @@ def banded_attention(
     B, H, T, K = q_BHTK.shape
     if block >= T:  # a short sequence is one block and its own window: sentences need no more
         block, reach = T, (0, 0)
-    y_GHCK = functional.scaled_dot_product_attention(
+    y_GHCK = F.scaled_dot_product_attention(
         _windows(q_BHTK, block, (0, 0)),
         _windows(k_BHTK, block, reach),
         _windows(v_BHTK, block, reach),
@@ -47,7 +47,7 @@ def _allowed(keep_BT: Tensor, block: int, reach: tuple[int, int], band: tuple[in
     before, after = reach
     window = before + block + after
     missing = -(-keep_BT.shape[1] // block) * block - keep_BT.shape[1]
-    keep_GW = functional.pad(keep_BT, (before, missing + after)).unfold(1, window, block).flatten(0, 1)
+    keep_GW = F.pad(keep_BT, (before, missing + after)).unfold(1, window, block).flatten(0, 1)
     query_C = torch.arange(block, device=keep_BT.device)
     distance_CW = torch.arange(-before, block + after, device=keep_BT.device) - query_C[:, None]
     band_CW = (distance_CW >= -band[0]) & (distance_CW <= band[1])

@@ -44,7 +44,8 @@ class RestrictedAttention(nn.Module):
         q_BHTK, k_BHTK, v_BHTK = split_heads(self.qkv(x_BTD), self.heads, 3)
         dropout = self.dropout if self.training else 0.0
         y_BHTK = banded_attention(q_BHTK, k_BHTK, v_BHTK, keep_BT, r=self.r, causal=self.causal, dropout=dropout)
-        return self.out(merge_heads(y_BHTK))
+        out_BTD: Tensor = self.out(merge_heads(y_BHTK))
+        return out_BTD
 
     def start(self, *, room: Room) -> State:
         """Room for keys and values of the target."""

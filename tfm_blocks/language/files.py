@@ -102,7 +102,7 @@ def _inspect(text: str, shown: str) -> None:
     """Walks the parser's events; nothing is built from them, so that an alias bomb or deep nesting costs nothing."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else None
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise _refuse(shown, "uses a YAML alias or anchor", line, "write the value out, or make it a knob: ${knob}")
         tag = getattr(event, "tag", None)

@@ -1,0 +1,42 @@
+"""Positions against the paper's formula."""
+
+import math
+
+import pytest
+import torch
+
+from tfm_blocks.blocks.position import LearnedPosition, Sinusoidal
+from tfm_blocks.blocks.state import State
+
+
+def test_sinusoids_are_those_of_the_paper():
+    D, N = 6, 11
+    table_ND = Sinusoidal(D)(torch.zeros(1, N, D))[0]
+    for pos in range(N):
+        for i in range(D // 2):
+            angle = pos / 10000 ** (2 * i / D)
+            assert table_ND[pos, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert table_ND[pos, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+def test_a_shift_of_position_is_the_same_rotation_everywhere():
+    table_ND = Sinusoidal(8)(torch.zeros(1, 40, 8))[0].double()
+    before_NI, after_NI = (
+        torch.view_as_complex(part.reshape(-1, 4, 2).contiguous()) for part in (table_ND[:-3], table_ND[3:])
+    )
+    turn_NI = after_NI / before_NI
+    torch.testing.assert_close(turn_NI, turn_NI[:1].expand_as(turn_NI), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("block", [Sinusoidal(4), LearnedPosition(4, max_length=9)])
+def test_a_step_adds_what_the_whole_sequence_gets_there(block):
+    for name, _ in block.named_parameters():
+        block.initialise(name, torch.Generator().manual_seed(1))
+    x_BND = torch.randn(2, 9, 4)
+    stepped, _ = block.step(x_BND[:, 5:6], State(position=5))
+    torch.testing.assert_close(stepped, block(x_BND)[:, 5:6])
+
+
+def test_a_sequence_longer_than_the_learned_table_is_told():
+    with pytest.raises(ValueError, match="knows 9 positions, but the sequence has 10"):
+        LearnedPosition(4, max_length=9)(torch.zeros(1, 10, 4))

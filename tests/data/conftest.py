@@ -1,0 +1,49 @@
+"""Small real data: shipped dates, and text files in a temporary folder."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tfm_blocks.data.settings import read_data
+
+SENTENCES = {
+    "src": ["a man in a blue shirt .", "two dogs run .", "a girl sings a song ."],
+    "tgt": ["ein mann in einem blauen hemd .", "zwei hunde laufen .", "ein mädchen singt ein lied ."],
+}
+
+
+@pytest.fixture(scope="session")
+def conf():
+    return Path(__file__).parents[2] / "conf" / "data"
+
+
+@pytest.fixture(scope="session")
+def sentences():
+    return SENTENCES
+
+
+@pytest.fixture
+def dates(conf):
+    """Settings of the shipped dates config, smaller, with changes."""
+    mapping = yaml.safe_load((conf / "dates.yaml").read_text())
+    return lambda **changes: read_data(mapping | {"train": 2000, "val": 50, "test": 50} | changes)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Writes `{"train.src": lines or bytes, …}` over three good splits, and gives settings that read them."""
+
+    def write(files=None, **changes):
+        contents = {f"{split}.{side}": SENTENCES[side] for split in ("train", "val", "test") for side in SENTENCES}
+        for name, content in (contents | (files or {})).items():
+            raw = content if isinstance(content, bytes) else "".join(f"{line}\n" for line in content).encode()
+            (tmp_path / name).write_bytes(
+                gzip.compress(raw) if name.endswith(".gz") and raw[:2] != b"\x1f\x8b" else raw
+            )
+        splits = {split: {"src": f"{split}.src", "tgt": f"{split}.tgt"} for split in ("train", "val", "test")}
+        sizes = {"step_tokens": 200, "batch_tokens": 200, "max_length": 60, "cache": str(tmp_path / "cache")}
+        return read_data({"kind": "text", "dir": str(tmp_path)} | splits | sizes | changes)
+
+    return write

@@ -1,0 +1,116 @@
+"""From settings to what training reads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tfm_blocks.data import prepare as prepare_module
+from tfm_blocks.data.prepare import prepare
+from tfm_blocks.data.settings import read_data
+from tfm_blocks.errors import ConfigError, DataError
+
+MULTI30K = os.environ.get("TFM_BLOCKS_MULTI30K")
+
+
+def told(settings, vocab=300):
+    lines = []
+    return prepare(settings, vocab, 1, lines.append), lines
+
+
+def test_dates_come_with_a_language_for_each_held_out_pair(dates, tmp_path):
+    data, lines = told(dates(cache=str(tmp_path)), vocab=2000)
+    assert (len(data.train), len(data.val), len(data.test)) == (2000, 50, 50)
+    assert set(data.test.groups) == {"en", "de", "fr", "es", "it"} and len(data.test.groups) == 50
+    assert data.test.references[0].count("-") == 2
+    assert any(f"{data.tokenizer.size:,} pieces, 2,000 asked for" in line for line in lines)
+
+
+def test_text_comes_back_as_written_and_has_no_groups(text, sentences):
+    data, _ = told(text())
+    assert list(data.val.sources) == sentences["src"] and list(data.test.references) == sentences["tgt"]
+    assert data.val.groups == ()
+
+
+def test_skipped_training_pairs_are_counted_aloud_and_held_out_lines_all_stay(text):
+    src, tgt = ["a dog", "", "word " * 90, "x"], ["ein hund", "leer", "lang", " \t"]
+    files = {f"{split}.{side}": lines for split in ("train", "val") for side, lines in (("src", src), ("tgt", tgt))}
+    data, lines = told(text(files))
+    assert "data: 1 train pairs (skipped: 2 with a blank side, 1 longer than 60 tokens)" in lines
+    assert "data: 4 val pairs" in lines
+    assert list(zip(data.val.sources, data.val.references, strict=True)) == list(zip(src, tgt, strict=True))
+    assert told(text(files))[1] == lines, "a second run, from the cache, says the same"
+
+
+def test_a_second_run_trains_no_tokenizer_and_encodes_nothing(text, monkeypatch):
+    first, _ = told(text())
+
+    def never(*arguments, **keywords):
+        raise AssertionError("was to come from the cache")
+
+    monkeypatch.setattr(prepare_module, "write_corpus", never)
+    monkeypatch.setattr(prepare_module.Tokenizer, "train", never)
+    second, _ = told(text())
+    assert second.tokenizer.text == first.tokenizer.text
+
+
+def test_changed_text_is_read_anew(text):
+    told(text())
+    data, _ = told(text({"val.src": ["other", "words", "here"]}))
+    assert list(data.val.sources) == ["other", "words", "here"]
+
+
+def test_a_mistake_in_the_test_files_is_told_before_anything_is_learned(text, tmp_path):
+    with pytest.raises(DataError, match=r"data\.test"):
+        told(text({"test.src": ["one line"]}))
+    assert not list((tmp_path / "cache").glob("*/*"))
+
+
+@pytest.mark.parametrize("content", [[], ["", " "], ["word " * 90]])
+def test_a_training_text_without_a_usable_pair_is_an_error(text, content):
+    with pytest.raises(DataError, match=r"data\.train: holds no pair to use"):
+        told(text({"train.src": content, "train.tgt": content}))
+
+
+def test_a_small_vocabulary_is_refused(text):
+    with pytest.raises(ConfigError, match="vocab"):
+        told(text(), vocab=100)
+
+
+def test_large_text_is_sampled_evenly_for_the_tokenizer(text, monkeypatch):
+    lines = ["early early"] * 4 + ["lateword lateword"] * 4
+    monkeypatch.setattr(prepare_module, "SAMPLE", 4)
+    data, _ = told(text({"train.src": lines, "train.tgt": lines}))
+    assert len(data.tokenizer.encode("lateword")) == len(data.tokenizer.encode("early")) == 1
+
+
+def test_two_processes_prepare_the_same_at_once(conf, tmp_path):
+    code = f"""
+import yaml
+from tfm_blocks.data.prepare import prepare
+from tfm_blocks.data.settings import read_data
+mapping = yaml.safe_load(open({str(conf / "dates.yaml")!r}))
+changes = dict(train=3000, val=50, test=50, cache={str(tmp_path)!r})
+data = prepare(read_data(mapping | changes), 1000, 1)
+print(data.train.sources[17], data.train.src_ids(17).tolist())
+"""
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert outputs[0] == outputs[1] != ""
+    assert len(list((tmp_path / "corpora").iterdir())) == 3
+
+
+@pytest.mark.skipif(not MULTI30K, reason="set TFM_BLOCKS_MULTI30K to the folder of the corpus")
+@pytest.mark.parametrize("name", ["multi30k", "multi30k_raw"])
+def test_multi30k_is_read_whole(name, conf, tmp_path):
+    mapping = {}
+    for file in ("text", name):
+        mapping |= yaml.safe_load((conf / f"{file}.yaml").read_text())
+    del mapping["defaults"]
+    data, lines = told(read_data(mapping | {"dir": str(Path(MULTI30K)), "cache": str(tmp_path)}), vocab=10_000)
+    assert (len(data.train), len(data.val), len(data.test)) == (29_000, 1014, 1000), lines
+    assert data.tokenizer.size == 10_000

@@ -1,0 +1,85 @@
+"""What each kind of wrong or odd file leads to."""
+
+import gzip
+
+import pytest
+
+from tfm_blocks.data.text import text_splits
+from tfm_blocks.errors import ConfigError, DataError
+
+
+def train_pairs(settings):
+    return list(text_splits(settings)["train"].pairs())
+
+
+def train(src, tgt):
+    return {"train.src": src, "train.tgt": tgt}
+
+
+def test_lines_are_paired_as_written(text):
+    assert train_pairs(text())[1] == ("two dogs run .", "zwei hunde laufen .")
+
+
+def test_gzipped_and_plain_files_read_the_same(text):
+    zipped = text({"z.src.gz": [" a  b ", ""], "z.tgt.gz": ["é", "🙂"]}, train={"src": "z.src.gz", "tgt": "z.tgt.gz"})
+    assert train_pairs(zipped) == train_pairs(text(train([" a  b ", ""], ["é", "🙂"]))) == [(" a  b ", "é"), ("", "🙂")]
+
+
+def test_only_line_feeds_end_a_line(text):
+    odd = "a\u2028b\u0085c\x0bd\x0ce\x1cf\rg"
+    assert train_pairs(text(train([odd], ["x"]))) == [(odd, "x")]
+
+
+def test_windows_line_ends_and_a_byte_order_mark_are_no_text(text):
+    assert train_pairs(text(train(b"\xef\xbb\xbfa\r\nb\r\n", ["x", "y"]))) == [("a", "x"), ("b", "y")]
+
+
+def test_the_last_line_needs_no_end(text):
+    assert train_pairs(text(train(b"a\nb", b"x\ny\n"))) == [("a", "x"), ("b", "y")]
+
+
+def test_every_missing_file_is_named_with_its_key(text, tmp_path):
+    settings = text()
+    (tmp_path / "train.tgt").unlink()
+    (tmp_path / "val.src").unlink()
+    with pytest.raises(ConfigError) as error:
+        text_splits(settings)
+    assert [problem.address for problem in error.value.problems] == ["data.train.tgt", "data.val.src"]
+    assert str(tmp_path / "train.tgt") in str(error.value) and "test.src" in error.value.problems[0].help
+
+
+def test_a_missing_folder_is_told(text, tmp_path):
+    with pytest.raises(ConfigError, match=r"no folder .*nowhere either: write data\.dir=PATH"):
+        text_splits(text(dir=str(tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize(("src", "tgt", "counts"), [(["a"] * 5, ["b"] * 3, "5 3"), (["a"] * 3, ["b"] * 5, "3 5")])
+def test_unequal_line_counts_are_an_error_with_both_counts(text, src, tgt, counts):
+    first, second = counts.split()
+    with pytest.raises(DataError, match=rf"data\.train: .* has {first} lines and .* has {second}"):
+        train_pairs(text(train(src, tgt)))
+
+
+def test_a_byte_that_is_not_utf8_is_an_error_with_file_and_line(text, tmp_path):
+    with pytest.raises(DataError) as error:
+        train_pairs(text(train(["a", "b"], b"x\nM\xe4rz\n")))
+    assert "0xe4" in str(error.value) and f"{tmp_path / 'train.tgt'}:2:2" in str(error.value)
+
+
+def test_a_cut_gzip_is_an_error_with_file_and_line(text):
+    whole = gzip.compress("".join(f"{number} {number * 7919}\n" for number in range(20_000)).encode())
+    files = {"z.src.gz": whole[: len(whole) // 2], "z.tgt.gz": whole}
+    with pytest.raises(DataError, match=r"damaged(.|\n)*z\.src\.gz:\d{2,}"):
+        train_pairs(text(files, train={"src": "z.src.gz", "tgt": "z.tgt.gz"}))
+
+
+def test_plain_text_called_gz_is_an_error(text, tmp_path):
+    settings = text({"z.src.gz": ["a"], "z.tgt.gz": ["b"]}, train={"src": "z.src.gz", "tgt": "z.tgt.gz"})
+    (tmp_path / "z.src.gz").write_text("a\n")
+    with pytest.raises(DataError, match="damaged"):
+        train_pairs(settings)
+
+
+def test_the_fingerprint_follows_the_content(text):
+    one, same, other = (text_splits(text(files))["train"].fingerprint() for files in ({}, {}, train(["a"], ["b"])))
+    assert one == same != other

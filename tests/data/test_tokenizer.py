@@ -1,0 +1,110 @@
+"""The tokenizer gives back what it read."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
+from tfm_blocks.errors import ConfigError, RunError
+
+LINES = ["le 3 mars 1987, à l'aube", "Dienstag, 3. März 1987", "two dogs run in the snow"] * 5
+ODD = [
+    "",
+    " ",
+    "  two  spaces and a tab\t ",
+    "🙂👩‍👩‍👧 naïve café",
+    "日本語 и русский עברית",
+    "\x00\x01\x7f\u2028\u0085\ufeff",
+    "a<pad>b <eos> </s> <bos><unk>",
+    "Ġ Ċ é e\u0301",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(LINES, 300)
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_odd_text_comes_back_exactly(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@settings(max_examples=200, deadline=None)
+def test_any_text_comes_back_exactly(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_the_name_of_a_special_in_the_text_is_text(tokenizer, name, tmp_path):
+    tokenizer.save(tmp_path / "t.json")
+    for one in (tokenizer, Tokenizer.load(tmp_path / "t.json")):
+        assert min(one.encode(f"a {name} b")) >= len(SPECIAL)
+
+
+def test_specials_have_their_ids_and_say_nothing_when_decoded(tokenizer):
+    assert (Tokenizer.PAD, Tokenizer.BOS, Tokenizer.EOS, Tokenizer.UNK) == (0, 1, 2, 3)
+    assert tokenizer.decode([1, *tokenizer.encode("two dogs"), 2, 0, 0, 3]) == "two dogs"
+
+
+def test_a_batch_is_encoded_as_its_texts_are(tokenizer):
+    assert tokenizer.encode_batch(ODD) == [tokenizer.encode(text) for text in ODD]
+
+
+def test_the_size_is_at_most_what_was_asked_and_holds_every_id(tokenizer):
+    assert tokenizer.size <= 300
+    assert Tokenizer.train(LINES, 10_000).size < 400
+    assert max(max(ids, default=0) for ids in tokenizer.encode_batch(ODD + LINES)) < tokenizer.size
+
+
+def test_pieces_are_learned_from_the_text(tokenizer):
+    assert len(tokenizer.encode("Dienstag")) < len("Dienstag")
+
+
+def test_the_same_lines_give_the_same_tokenizer_in_another_process(tokenizer):
+    code = f"from tfm_blocks.data.tokenizer import Tokenizer; print(Tokenizer.train({LINES!r}, 300).text)"
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=True)
+    assert again.stdout.strip() == tokenizer.text
+
+
+def test_a_vocabulary_without_room_for_all_bytes_is_refused():
+    with pytest.raises(ConfigError, match="vocab: must hold 4 special tokens and 256 bytes, but is 259"):
+        Tokenizer.train(LINES, 259)
+    assert Tokenizer.train(LINES, 260).size == 260
+
+
+def test_a_saved_tokenizer_encodes_as_before(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "t.json")
+    loaded = Tokenizer.load(tmp_path / "t.json")
+    assert loaded.text == tokenizer.text
+    assert loaded.encode_batch(ODD) == tokenizer.encode_batch(ODD)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2", b"\xff\xfe", b"null", b'{"model": {"type": "BPE"}}'])
+def test_a_damaged_file_is_an_error_that_names_it(content, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(RunError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_a_missing_file_and_a_cut_file_are_errors(tokenizer, tmp_path):
+    with pytest.raises(RunError, match="missing"):
+        Tokenizer.load(tmp_path / "none.json")
+    for share in (0.1, 0.5, 0.99):
+        (tmp_path / "cut.json").write_text(tokenizer.text[: int(len(tokenizer.text) * share)])
+        with pytest.raises(RunError, match="damaged"):
+            Tokenizer.load(tmp_path / "cut.json")
+
+
+def test_another_kind_of_tokenizer_is_refused(tmp_path):
+    from tokenizers import Tokenizer as Pieces
+    from tokenizers.models import BPE, WordLevel
+
+    for model in (WordLevel({"<unk>": 0}, unk_token="<unk>"), BPE()):
+        Pieces(model).save(str(tmp_path / "other.json"))
+        with pytest.raises(RunError, match="another kind"):
+            Tokenizer.load(tmp_path / "other.json")
