@@ -189,7 +189,7 @@ def _known_keys(overrides: Sequence[Override], choices: dict[str, str], folder: 
 def _unknown(key: str, config: Any, text: str) -> list[Problem]:
     walked: list[str] = []
     for part in key.split("."):
-        if not isinstance(config, DictConfig) or part not in config:
+        if not isinstance(config, DictConfig) or part not in config.keys():  # noqa: SIM118  `in` hides what is ???
             known = [".".join([*walked, str(name)]) for name in config] if isinstance(config, DictConfig) else []
             return [Problem(key, f"no such key: {text}", help=suggest(key, known))]
         config = config._get_node(part)
