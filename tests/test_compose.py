@@ -8,7 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from tfm_blocks.compose import CONF, compose_model, prepare
+from tfm_blocks.compose import CONF, compose_model, prepare, run_name
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.files import models_in
 
@@ -78,6 +78,18 @@ def test_a_wrong_command_line_is_told_before_hydra_reads_it(arguments, told):
         return
     with pytest.raises(ConfigError, match=told.replace("?", r"\?")):
         prepare(arguments)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (["heads=8", "++model.add_norm=pre"], "base-dates-heads8-add_normpre"),
+        (["name=x", "data.dir=/a/b", "trainer.steps=3"], "base-dates-steps3"),
+        (["model.args.x='a b=c'"], "base-dates-x_a_b_c_"),
+    ],
+)
+def test_a_run_is_named_after_what_the_command_line_changes(overrides, name):
+    assert run_name({"model": "base", "data": "dates"}, overrides) == name
 
 
 def test_overrides_of_model_need_no_plus():

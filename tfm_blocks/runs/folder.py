@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +34,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Writes the file whole or not at all."""
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    os.replace(part, path)
+    part.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """`weights.safetensors`, from tensors by address, whole or not at all."""
     part = folder / (WEIGHTS + ".part")
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, part)
-    os.replace(part, folder / WEIGHTS)
+    part.replace(folder / WEIGHTS)
 
 
 def weights_of(network: Network) -> dict[str, Tensor]:
@@ -85,7 +84,9 @@ def _need(recorded: Any, given: Sequence[str], where: str) -> None:
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise RunError(Problem(str(path), "the file is missing: the training did not finish", help="train it to the end"))
+        raise RunError(
+            Problem(str(path), "the file is missing: the training did not finish", help="train it to the end")
+        )
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
