@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from itertools import chain, pairwise
 
 import numpy as np
@@ -81,6 +82,7 @@ class DatePairs:
         """Written date and ISO date."""
         return iter(self.written)
 
+    @cached_property
     def fingerprint(self) -> str:
         """A digest of the text."""
         return hashlib.sha256("\n".join(chain.from_iterable(self.written)).encode()).hexdigest()
@@ -93,7 +95,7 @@ def date_splits(settings: DatesSettings, seed: int) -> dict[str, DatePairs]:
     """
     _check(settings)
     first, last = date(settings.first_year, 1, 1).toordinal(), date(settings.last_year, 12, 31).toordinal()
-    random = np.random.PCG64(np.random.SeedSequence(seed))
+    random = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(1,)))  # other numbers than the plan's
     days = first + np.argsort(random.random_raw(last - first + 1), kind="stable")  # a shuffle that NumPy never changes
     val_days, test_days, train_days = np.split(days, [settings.val, settings.val + settings.test])
     val = _draw("data.val", val_days.tolist(), settings, settings.val, random)
