@@ -83,6 +83,7 @@ def test_a_seed_gives_the_same_corpus_and_another_seed_another(dates):
         ("en", "d d MMM y", "one day"),
         ("en", "d MMM y HH", "holds HH"),
         ("en", "dy MMM", "something between"),
+        ("ja", "dMMM y", "something between"),
         ("en", "d '1' MMM y", "no digits of its own"),
         ("en", "d MMM y | bold", "upper or lower"),
         ("xx", "d MMM y", "no language 'xx'"),

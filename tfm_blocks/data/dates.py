@@ -53,7 +53,7 @@ class Form:
             return f"may hold a day, month, year and weekday only, but holds {', '.join(sorted(others))}: {pattern!r}"
         if any(char.isdigit() for text, is_field in tokens if not is_field for char in text):
             return f"may hold no digits of its own, but is {pattern!r}"
-        return "" if _apart(tokens) else f"needs something between day and year, but is {pattern!r}"
+        return "" if _apart(tokens) else f"needs something between day, month and year, but is {pattern!r}"
 
 
 def _tokens(pattern: str) -> list[tuple[str, bool]]:
@@ -65,9 +65,8 @@ def _tokens(pattern: str) -> list[tuple[str, bool]]:
 
 
 def _apart(tokens: list[tuple[str, bool]]) -> bool:
-    """Whether no two numbers touch."""
-    numbers = [is_field and text[0] in "dy" for text, is_field in tokens]
-    return not any(left and right for left, right in pairwise(numbers))
+    """Whether no two parts of the date touch: in some languages months are named with digits."""
+    return not any(left and right for (_, left), (_, right) in pairwise(tokens))
 
 
 @dataclass(frozen=True)
