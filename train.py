@@ -16,11 +16,11 @@ def main(config):
 
 
 def run_job(config):
-    if HydraConfig.get().mode == RunMode.MULTIRUN:  # every job of a sweep is a process of its own
-        return subprocess.run([sys.executable, __file__, *HydraConfig.get().overrides.task], check=False).returncode
-    from tfm_blocks.training.run import train
+    from tfm_blocks.compose import compose_run, task_overrides
 
-    from tfm_blocks.compose import compose_run
+    if HydraConfig.get().mode == RunMode.MULTIRUN:  # every job of a sweep is a process of its own
+        return subprocess.run([sys.executable, __file__, *task_overrides()], check=False).returncode
+    from tfm_blocks.training.run import train
 
     return train(compose_run(config))
 

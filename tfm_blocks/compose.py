@@ -65,7 +65,7 @@ def compose_run(config: DictConfig) -> Composed:
     choices = {str(group): str(choice) for group, choice in hydra.runtime.choices.items() if choice}
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     chain = model_chain(choices["model"], [folder / "model" for folder in folders], root_keys())
-    overrides = [text for text in hydra.overrides.task if text.partition("=")[0] not in choices]
+    overrides = [text for text in task_overrides() if text.partition("=")[0] not in choices]
     sources = chain_sources(chain, overrides)
     for group in sorted(choices.keys() - {"model"}):
         for path in [folder / group / f"{choices[group]}.yaml" for folder in folders]:
@@ -75,6 +75,12 @@ def compose_run(config: DictConfig) -> Composed:
     composed = resolve(config, sources, chain)
     composed.mapping["name"] = composed.mapping["name"] or run_name(choices, overrides)
     return composed
+
+
+def task_overrides() -> list[str]:
+    """The overrides of the job that Hydra runs, as they were typed."""
+    overrides = OmegaConf.to_container(HydraConfig.get().overrides, resolve=False)
+    return cast(list[str], cast(dict[str, Any], overrides)["task"])
 
 
 def run_name(choices: dict[str, str], overrides: Sequence[str]) -> str:
@@ -175,8 +181,13 @@ def _no_sweeps(overrides: Sequence[Override]) -> None:
 def _known_keys(overrides: Sequence[Override], choices: dict[str, str], folder: str) -> None:
     """Every key that is set is a key of the composed config."""
     search = [f"hydra.searchpath=[file://{Path(folder).resolve()}]"] if folder else []
-    with initialize_config_dir(str(CONF.resolve()), version_base=None):
-        config = compose("train", [f"{group}={choice}" for group, choice in choices.items()] + search)
+    try:
+        with initialize_config_dir(str(CONF.resolve()), version_base=None):
+            config = compose("train", [f"{group}={choice}" for group, choice in choices.items()] + search)
+    except HydraException as error:
+        raise ConfigError(
+            Problem("conf", str(error), help="look at the defaults lists of the files that it names")
+        ) from None
     problems = []
     for override in overrides:
         key = override.key_or_group

@@ -15,10 +15,9 @@ from tfm_blocks.registry.values import Kind, convert
 class ArgumentError(ValueError):
     """A sentence about the value at `path`."""
 
-    def __init__(self, path: Path, rule: str, help: str = "") -> None:
+    def __init__(self, path: Path, rule: str) -> None:
         super().__init__(rule)
         self.path = path
-        self.help = help
 
 
 @dataclass(frozen=True)

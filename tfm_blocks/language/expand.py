@@ -13,7 +13,7 @@ from tfm_blocks.language.read import MODEL, BlockTree, LayerTree, ModelTree, Sam
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path, Step
 from tfm_blocks.registry.blocks import BlockInfo, Registry
-from tfm_blocks.registry.values import Kind
+from tfm_blocks.registry.values import Kind, example
 
 MOST_NODES = 10_000
 MOST_REPEATS = 1_000
@@ -164,7 +164,7 @@ class Expander:
         try:
             return args.convert(given, kind)
         except ArgumentError as error:
-            self._problem(error.path, str(error), help=error.help)
+            self._problem(error.path, str(error), help=example(kind))
             return None
 
     def _tie(self, tree: BlockTree, around: Around) -> str | None:

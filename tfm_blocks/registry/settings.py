@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from tfm_blocks.errors import ConfigError, Problem, suggest
-from tfm_blocks.registry.values import convert, kind_of
+from tfm_blocks.registry.values import convert, example, kind_of
 
 Settings = TypeVar("Settings")
 
@@ -48,10 +48,11 @@ def _convert(value: Any, annotation: Any, address: str, problems: list[Problem])
         return annotation(**inner) if len(problems) == before else None
     if get_origin(annotation) is dict:
         return _convert_dict(value, get_args(annotation)[1], address, problems)
+    kind = kind_of(annotation)
     try:
-        return convert(value, kind_of(annotation))
+        return convert(value, kind)
     except ValueError as error:
-        problems.append(Problem(address, str(error)))
+        problems.append(Problem(address, str(error), help=example(kind)))
         return None
 
 

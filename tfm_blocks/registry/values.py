@@ -68,6 +68,14 @@ def convert(value: Any, kind: Kind) -> Any:
     raise ValueError(f"must be {_article(str(kind))}, but is {value!r}")
 
 
+def example(kind: Kind) -> str:
+    """What to write, for a value that is not of its kind."""
+    examples = {"int": "a whole number, such as 4", "float": "a number, such as 0.1", "bool": "true or false"}
+    if kind.options:
+        return f"write {' or '.join(kind.options)}"
+    return f"write {examples.get(kind.name, 'text in quotes' if kind.name == 'str' else 'a list: [a, b]')}"
+
+
 def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"must be a finite number, but is {value}")

@@ -1,0 +1,78 @@
+"""A wrong or hostile config never starts: exit status 2, one screen, an address, a place or an origin, a way out."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCREEN = 24
+HEADER = "# @package _global_\n"
+
+
+def train(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, ROOT / "train.py", *arguments], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+
+
+def refused(done, *told):
+    """The message, after what every refusal has in common."""
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) <= SCREEN
+    assert "help: " in done.stderr
+    for text in told:
+        assert text in done.stderr
+
+
+WRONG = {
+    "misspelt key": (["model.graph.encoder.layer.attn.haeds=4"], "attn.haeds: unknown key", "base.yaml:20:9", "did you mean heads?"),
+    "misspelt root key": (["haeds=4"], "haeds: no such key", "haeds=4", "did you mean heads?"),
+    "misspelt block": (["model.graph.encoder.layer.ffn.block=fnn"], "no block is called 'fnn'", "base.yaml:21", "did you mean ffn?"),
+    "misspelt group option": (["model=bsae"], "there is no model called 'bsae'", "model=bsae", "did you mean base?"),
+    "wrong value type": (["heads=2.5"], "model.args.heads: heads must be an int, but is 2.5", "base.yaml:12", "command line: heads=2.5"),
+    "wrong setting type": (["trainer.steps=many"], "trainer.steps: must be an int, but is 'many'", "default.yaml:1:1", "trainer.steps=many"),
+    "indivisible heads": (["heads=7"], "D % heads == 0", "base.yaml:20:9", "command line: heads=7", "heads can be 1, 2, 4"),
+    "unknown reference": (["model.graph.decoder.layer.cross.kv=encodr"], "cross.kv: 'encodr' is neither", "base.yaml:28", "did you mean encoder?"),
+    "shape clash in a residual": (
+        ["model.graph.encoder.layer.out={block: unembed, vocab: 64, add_norm: post}"],
+        "encoder.layer.out: its output B S 64 cannot be added to its input B S 128",
+        "base.yaml:19",
+        "width",
+    ),
+    "two forms on a node": (["model.graph.encoder.same=src_emb"], "exactly one of block, same, layer", "base.yaml:17:5", "same: null"),
+    "missing input": (["model.graph.src_emb.in=null"], "src_emb: the first node has nothing before it", "base.yaml:15:5", "in: src"),
+    "interpolation to nothing": (["heads=${haeds}"], "leads nowhere: there is no key 'haeds'", "tiny.yaml:6:1", "did you mean heads?"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
+def test_a_wrong_config_is_told_on_one_screen(case, tmp_path):
+    arguments, *told = case
+    refused(train(tmp_path, *arguments), *told)
+    assert list(tmp_path.iterdir()) == [], "nothing was started"
+
+
+HOSTILE = {
+    "a hydra key": "hydra: {launcher: {_target_: evil.Launcher}, run: {dir: evil}}\n",
+    "a target": "defaults: [tiny, _self_]\nmodel: {graph: {logits: {_target_: evil.function}}}\n",
+    "an alias bomb": "a0: &a0 [x]\n"
+    + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30)),
+    "a resolver": "defaults: [tiny, _self_]\nmodel: {args: {d_ff: '${oc.env:HOME}'}}\n",
+    "a python tag": "defaults: [tiny, _self_]\nheads: !!python/object/apply:evil.function []\n",
+    "a plug-in": "defaults: [tiny, _self_]\nplugins: evil\n",
+}
+EVIL = "from pathlib import Path\nPath('executed').touch()\n"
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_model_file_is_refused_and_nothing_in_it_has_run(text, tmp_path, monkeypatch):
+    (tmp_path / "evil.py").write_text(EVIL)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "mine.yaml").write_text(HEADER + text)
+    done = train(tmp_path, "--config-dir", str(tmp_path / "conf"), "model=mine")
+    refused(done, "mine.yaml")
+    assert {path.name for path in tmp_path.iterdir()} == {"evil.py", "conf"}
