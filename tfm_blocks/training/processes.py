@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ def run_together(work: Work, world: int, *arguments: Any) -> None:
     raised = multiprocessing.get_context("spawn").SimpleQueue()
     context = start_processes(_work, (work, world, _free_port(), raised, arguments), world, join=False)  # type: ignore[no-untyped-call]
     try:
-        while not context.join(grace_period=GRACE):
+        while not context.join(timeout=1.0, grace_period=GRACE):
             pass
     except ProcessExitedException as error:
         if not raised.empty():
@@ -37,6 +37,8 @@ def run_together(work: Work, world: int, *arguments: Any) -> None:
         raise TfmError(
             Problem("trainer.devices", rule, help="a killed process often means too little memory")
         ) from None
+    finally:
+        _end(context.processes)
 
 
 def _work(rank: int, work: Work, world: int, port: int, raised: Any, arguments: tuple[Any, ...]) -> None:
@@ -48,6 +50,16 @@ def _work(rank: int, work: Work, world: int, port: int, raised: Any, arguments: 
     except TfmError as error:
         raised.put((type(error), error.problems))
         raise SystemExit(error.exit_status) from None
+
+
+def _end(processes: Sequence[Any]) -> None:
+    """For a parent that is interrupted: at its exit Python waits for its children, for ever."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(GRACE)
+        process.kill()
+        process.join()
 
 
 def _free_port() -> int:
