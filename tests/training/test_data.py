@@ -9,7 +9,8 @@ import torch
 from tfm_blocks.compose import Composed
 from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.data.settings import DataSettings
-from tfm_blocks.training.data import EvalStream, Ranks, StepBatches, TrainStream, plan_of
+from tfm_blocks.training.data import EvalStream, StepBatches, TrainStream, plan_of
+from tfm_blocks.training.processes import Ranks
 from tfm_blocks.training.settings import read_run
 
 

@@ -21,11 +21,12 @@ from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.errors import Problem, TfmError
 from tfm_blocks.network.graph import Network
-from tfm_blocks.training.data import Ranks, StepBatches
+from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.loggers import RunLogger
 from tfm_blocks.training.loss import CHUNK, CHUNK_CUDA, smoothed_loss
 from tfm_blocks.training.metrics import Pace, token_scores, translation_scores
 from tfm_blocks.training.optimizer import build_optimizer
+from tfm_blocks.training.processes import Ranks
 from tfm_blocks.training.schedule import build_schedule
 from tfm_blocks.training.settings import RunSettings
 from tfm_blocks.translation.translator import Translator

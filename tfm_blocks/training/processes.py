@@ -6,16 +6,24 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from tfm_blocks.errors import Problem, TfmError
-from tfm_blocks.training.data import Ranks
 
 GRACE = 5.0  # seconds for the others to end by themselves after one has failed
 Work = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together."""
+
+    rank: int = 0
+    world: int = 1
 
 
 def run_together(work: Work, world: int, *arguments: Any) -> None:

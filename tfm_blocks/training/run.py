@@ -28,12 +28,12 @@ from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CONFIG, STATUS, TOKENIZER, claim_folder, write_json
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
 from tfm_blocks.training.callbacks import BEST, KeepWeights, ShowProgress, score_news
-from tfm_blocks.training.data import Ranks, RunData
+from tfm_blocks.training.data import RunData
 from tfm_blocks.training.loggers import CsvLogger, RunLogger, WandbLogger
 from tfm_blocks.training.metrics import bleu_signature, exact_match_by_group
 from tfm_blocks.training.module import DivergedError, TrainingModule
 from tfm_blocks.training.precision import Precision, choose_precision
-from tfm_blocks.training.processes import run_together
+from tfm_blocks.training.processes import Ranks, run_together
 from tfm_blocks.training.settings import RunSettings, TrainerSettings, WandbSettings, read_run
 
 METRICS = "metrics.csv"
