@@ -34,6 +34,14 @@ def test_widths_follow_from_what_a_node_reads():
     assert spec.sink.shape == ("B", "T", 10000)
 
 
+def test_same_at_another_width_is_refused():
+    wide = "model.graph.wide={block: embedding, d_model: 64, in: src, before: tgt_emb}"
+    again = "model.graph.again={same: src_pos, in: wide, before: tgt_emb}"
+    cross = "model.graph.decoder.layer.cross.kv=again"
+    problem = only([wide, again, cross, "model.graph.decoder.layer.more={block: attention, kv: encoder}"])
+    assert problem.rule == "the module of src_pos does not fit: D is 64 here, but 128 at src_pos"
+
+
 def test_a_decoder_that_sees_later_tokens_is_refused_at_the_node_that_does():
     problem = only(["model.graph.decoder.layer.self.mask=null"])
     assert problem.address == "model.graph.decoder.layer.self"

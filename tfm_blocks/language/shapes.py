@@ -22,6 +22,7 @@ class Shaper:
         self.registry = registry
         self.sources = sources
         self.shapes: dict[str, Shape] = {put.name: put.shape for put in inputs}
+        self.axes: dict[str, Mapping[str, Axis]] = {}
         self.problems: list[Problem] = []
 
     def nodes(self, nodes: Iterable[Node]) -> list[Node]:
@@ -49,8 +50,9 @@ class Shaper:
             return replace(node, shape=entry, axes=dict(zip("BTD", entry, strict=False)))
         info = self.registry.blocks[node.block]
         axes = self._bind(node, info)
-        if axes is None or not self._rules(node, info, axes):
+        if axes is None or not self._rules(node, info, axes) or not self._shared_sizes(node, info, axes):
             return None
+        self.axes[node.address] = axes
         shape = tuple(self._axis(axis, axes, node) for axis in info.signature.output)
         if any(step.kind == "add" for step in node.post) and shape != entry:
             rule = f"its output {show(shape)} cannot be added to its input {show(entry)}: a residual keeps the shape"
@@ -90,6 +92,16 @@ class Shaper:
                     f"{letter} of {info.name} is a width, but what it reads has the sequence axis {axes[letter]} there"
                 )
                 self._reject(node, f"{rule}: {self._read(node, info.signature.ports[0].name)}")
+                return False
+        return True
+
+    def _shared_sizes(self, node: Node, info: BlockInfo, axes: Mapping[str, Axis]) -> bool:
+        """A `same` node fits the weights that it uses."""
+        owner = self.axes.get(node.owner, axes)
+        for letter in info.sizes:
+            if axes.get(letter) != owner.get(letter):
+                widths = f"{letter} is {axes.get(letter)} here, but {owner.get(letter)} at {node.owner}"
+                self._reject(node, f"the module of {node.owner} does not fit: {widths}")
                 return False
         return True
 
