@@ -15,7 +15,7 @@ SMALL = [
     "d_model=16", "d_ff=24", "heads=2", "layers=1", "vocab=300", "dropout=0",
     "data.train=200", "data.val=20", "data.test=10", "data.step_tokens=240", "data.max_length=60",
     "trainer.steps=6", "trainer.validate_every=4", "trainer.log_every=2", "trainer.validate_sentences=4",
-    "trainer.accelerator=cpu", "trainer.precision=fp32", "logger=csv", "schedule=inverse_sqrt", "schedule.warmup=2",
+    "trainer.clip=null", "trainer.accelerator=cpu", "trainer.precision=fp32", "logger=csv", "schedule=inverse_sqrt", "schedule.warmup=2",
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from tfm_blocks.training.settings import InverseSqrtSettings, NoamSettings, read
 
 
 def test_the_default_config_reads_and_noam_takes_the_models_width(small: Callable[..., Composed]) -> None:
-    settings = read_run(small("schedule=noam", "schedule.warmup=4000").mapping)
+    settings = read_run(small("schedule=noam", "schedule.warmup=4000", "schedule.scale=1.0").mapping)
     assert settings.schedule == NoamSettings(name="noam", d_model=16, warmup=4000, scale=1.0)
     assert settings.optimizer.betas == [0.9, 0.98]
 
