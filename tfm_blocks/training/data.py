@@ -14,6 +14,7 @@ from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.plan import EpochPlan, PlanStep, epoch_plan
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import DataSettings
+from tfm_blocks.training.processes import Ranks
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,6 @@ class StepBatches:
 
     tokens: int
     batches: list[Batch]
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """This process among those that train together."""
-
-    rank: int = 0
-    world: int = 1
 
 
 def batches_of(corpus: Corpus, step: PlanStep, ranks: Ranks) -> list[Batch]:

@@ -13,7 +13,7 @@ Head = Callable[[Tensor], Tensor]
 Sums = tuple[Tensor, Tensor, Tensor]
 
 
-# Positions a chunk. 3,072 positions of width 128 and 10,000 tokens in float32 on one core: chunks of 64 take 353 ms, of 256
+# Positions a chunk. 3,072 positions of width 128, 10,000 tokens, float32, one core: chunks of 64 take 353 ms, of 256
 # 310 ms, of 1,024 406 ms; `F.cross_entropy` and its own backward take 550 ms. Accelerators want large matmuls.
 CHUNK = 256
 CHUNK_CUDA = 4096

@@ -21,11 +21,12 @@ from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.errors import Problem, TfmError
 from tfm_blocks.network.graph import Network
-from tfm_blocks.training.data import Ranks, StepBatches
+from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.loggers import RunLogger
 from tfm_blocks.training.loss import CHUNK, CHUNK_CUDA, smoothed_loss
 from tfm_blocks.training.metrics import Pace, token_scores, translation_scores
 from tfm_blocks.training.optimizer import build_optimizer
+from tfm_blocks.training.processes import Ranks
 from tfm_blocks.training.schedule import build_schedule
 from tfm_blocks.training.settings import RunSettings
 from tfm_blocks.translation.translator import Translator
@@ -73,8 +74,9 @@ class TrainingModule(LightningModule):
         limit = self.settings.trainer.clip or math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(self.network.parameters(), limit))
         rate = float(schedule.get_last_lr()[0])
-        if not math.isfinite(norm) or not math.isfinite(loss):
-            raise self._diverged(loss, norm, rate)
+        if not math.isfinite(norm + loss):
+            help = f"lower the learning rate (it is {rate:.2e}), warm up longer, or clip: trainer.clip=1.0"
+            raise self._diverged(f"loss {loss:.4g}, gradient norm {norm:.4g}", help)
         optimizer.step()
         schedule.step()
         self._note(step, loss, norm, rate)
@@ -115,10 +117,8 @@ class TrainingModule(LightningModule):
         chunk = CHUNK_CUDA if self.device.type == "cuda" else CHUNK
         return smoothed_loss(head, parameters, x_ND, labels_N, smoothing=self.settings.label_smoothing, chunk=chunk)
 
-    def _diverged(self, loss: float, norm: float, rate: float) -> DivergedError:
-        rule = f"the run diverged at step {self.global_step + 1}: loss {loss:.4g}, gradient norm {norm:.4g}"
-        help = f"lower the learning rate (it is {rate:.2e}), warm up longer, or clip: trainer.clip=1.0"
-        return DivergedError(Problem("", rule, help=help))
+    def _diverged(self, what: str, help: str) -> DivergedError:
+        return DivergedError(Problem("", f"the run diverged after {self.global_step} steps: {what}", help=help))
 
     def _note(self, step: StepBatches, loss: float, norm: float, rate: float) -> None:
         """Logs every few steps the mean loss since the last time."""
@@ -153,6 +153,8 @@ class TrainingModule(LightningModule):
     def _score(self, split: str, corpus: Corpus, sentences: int) -> None:
         """Scores over the whole split; translations of its first sentences."""
         scores = token_scores(*self._sum_over_ranks(self._totals).tolist())
+        if not math.isfinite(scores["loss"]):
+            raise self._diverged(f"{split} loss {scores['loss']}", "lower the learning rate, or warm up longer")
         sources, references = corpus.sources[:sentences], corpus.references[:sentences]
         self.outputs = self._translate(sources)
         if self.outputs:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from tfm_blocks.errors import Problem, TfmError
-from tfm_blocks.training.data import Ranks
 
 GRACE = 5.0  # seconds for the others to end by themselves after one has failed
 Work = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together."""
+
+    rank: int = 0
+    world: int = 1
 
 
 def run_together(work: Work, world: int, *arguments: Any) -> None:
@@ -27,7 +35,7 @@ def run_together(work: Work, world: int, *arguments: Any) -> None:
     raised = multiprocessing.get_context("spawn").SimpleQueue()
     context = start_processes(_work, (work, world, _free_port(), raised, arguments), world, join=False)  # type: ignore[no-untyped-call]
     try:
-        while not context.join(grace_period=GRACE):
+        while not context.join(timeout=1.0, grace_period=GRACE):
             pass
     except ProcessExitedException as error:
         if not raised.empty():
@@ -37,6 +45,8 @@ def run_together(work: Work, world: int, *arguments: Any) -> None:
         raise TfmError(
             Problem("trainer.devices", rule, help="a killed process often means too little memory")
         ) from None
+    finally:
+        _end(context.processes)
 
 
 def _work(rank: int, work: Work, world: int, port: int, raised: Any, arguments: tuple[Any, ...]) -> None:
@@ -48,6 +58,16 @@ def _work(rank: int, work: Work, world: int, port: int, raised: Any, arguments: 
     except TfmError as error:
         raised.put((type(error), error.problems))
         raise SystemExit(error.exit_status) from None
+
+
+def _end(processes: Sequence[Any]) -> None:
+    """For a parent that is interrupted: at its exit Python waits for its children, for ever."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(GRACE)
+        process.kill()
+        process.join()
 
 
 def _free_port() -> int:

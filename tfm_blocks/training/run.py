@@ -28,12 +28,12 @@ from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CONFIG, STATUS, TOKENIZER, claim_folder, write_json
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
 from tfm_blocks.training.callbacks import BEST, KeepWeights, ShowProgress, score_news
-from tfm_blocks.training.data import Ranks, RunData
+from tfm_blocks.training.data import RunData
 from tfm_blocks.training.loggers import CsvLogger, RunLogger, WandbLogger
 from tfm_blocks.training.metrics import bleu_signature, exact_match_by_group
-from tfm_blocks.training.module import TrainingModule
+from tfm_blocks.training.module import DivergedError, TrainingModule
 from tfm_blocks.training.precision import Precision, choose_precision
-from tfm_blocks.training.processes import run_together
+from tfm_blocks.training.processes import Ranks, run_together
 from tfm_blocks.training.settings import RunSettings, TrainerSettings, WandbSettings, read_run
 
 METRICS = "metrics.csv"
@@ -64,14 +64,24 @@ def train(composed: Composed, root: Path = Path("runs")) -> int:
     job = Job(config, claim_folder(root, name), vocab)
     start_folder(job, prepared)
     try:
-        if settings.trainer.devices == 1:
-            take_part(Ranks(), job, prepared)
-        else:
-            run_together(_take_part, settings.trainer.devices, job)
+        with _ended_by_sigterm():
+            if settings.trainer.devices == 1:
+                take_part(Ranks(), job, prepared)
+            else:
+                run_together(_take_part, settings.trainer.devices, job)
     except BaseException as error:
-        write_json(job.folder / STATUS, {"state": "failed", "reason": str(error) or type(error).__name__})
+        state = "diverged" if isinstance(error, DivergedError) else "failed"
+        write_json(job.folder / STATUS, {"state": state, "reason": _reason(error)})
         raise
     return 0
+
+
+def _reason(error: BaseException) -> str:
+    """The error in one line; of a process that failed, the last line of its traceback."""
+    if isinstance(error, TfmError):
+        return error.problems[0].rule
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
 def checked(composed: Composed) -> RunSettings:
@@ -128,7 +138,9 @@ def _take_part(ranks: Ranks, job: Job) -> None:
     """In a process of its own: reads from the cache what the first process prepared and reported."""
     settings = read_run(job.config)
     load_plugins(settings.plugins)
-    take_part(ranks, job, prepare(settings.data, job.asked_vocab, settings.seed, tell=lambda text: None))
+    prepared = prepare(settings.data, job.asked_vocab, settings.seed, tell=lambda text: None)
+    with _ended_by_sigterm():
+        take_part(ranks, job, prepared)
 
 
 def take_part(ranks: Ranks, job: Job, prepared: Prepared) -> None:
@@ -138,8 +150,7 @@ def take_part(ranks: Ranks, job: Job, prepared: Prepared) -> None:
     loggers = _loggers(job, settings) if ranks.rank == 0 else []
     exit_code = 1
     try:
-        with _ended_by_sigterm():
-            _fit_and_test(ranks, job, prepared, settings, loggers)
+        _fit_and_test(ranks, job, prepared, settings, loggers)
         exit_code = 0
     except TfmError as error:
         exit_code = error.exit_status

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+
+from tfm_blocks.errors import Problem, RunError, TfmError
+from tfm_blocks.training.processes import Ranks, run_together
+
+
+def add_ranks(ranks: Ranks, folder: Path) -> None:
+    torch.distributed.init_process_group("gloo")
+    total = torch.tensor([float(ranks.rank + 1)])
+    torch.distributed.all_reduce(total)
+    (folder / str(ranks.rank)).write_text(f"{total.item()} of {ranks.world}")
+    torch.distributed.destroy_process_group()
+
+
+def fail_alone(ranks: Ranks, harm: str) -> None:
+    """Rank 1 ends badly while rank 0 waits for it."""
+    torch.distributed.init_process_group("gloo")
+    if ranks.rank == 0:
+        torch.distributed.barrier()
+    if harm == "tell":
+        raise RunError(Problem("x.y", "is wrong", help="mend it"))
+    if harm == "break":
+        raise RuntimeError("rank 1 broke")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_processes_work_together(tmp_path: Path) -> None:
+    run_together(add_ranks, 2, tmp_path)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["3.0 of 2", "3.0 of 2"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind", "said"),
+    [
+        ("tell", RunError, "error: x.y: is wrong\n  help: mend it"),
+        ("break", Exception, "rank 1 broke"),
+        ("kill", TfmError, "process 1 of 2 ended with SIGKILL"),
+    ],
+)
+def test_one_that_fails_ends_all_and_is_heard(harm: str, kind: type[Exception], said: str) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(kind) as caught:
+        run_together(fail_alone, 2, harm)
+    assert said in str(caught.value)
+    assert time.perf_counter() - begun < 40
