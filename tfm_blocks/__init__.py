@@ -20,7 +20,7 @@ def build(model: str, *, seed: int = 1, **knobs: Any) -> Network:
     from tfm_blocks.compose import compose_model
     from tfm_blocks.network.build import build_network, check_model
 
-    overrides = [f"{name}={value}" for name, value in knobs.items()]
+    overrides = [f"{name}={'null' if value is None else value}" for name, value in knobs.items()]
     composed = compose_model(model, overrides)
     return build_network(check_model(composed.model, composed.sources), seed=seed)
 

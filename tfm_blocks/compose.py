@@ -73,16 +73,16 @@ def compose_run(config: DictConfig) -> Composed:
                 sources.add_file(str(path), path.read_text("utf-8"), () if group == "experiment" else (group,))
     sources.chosen = chain[-1].shown
     composed = resolve(config, sources, chain)
-    composed.mapping["name"] = composed.mapping["name"] or _run_name(choices, overrides)
+    composed.mapping["name"] = composed.mapping["name"] or run_name(choices, overrides)
     return composed
 
 
-def _run_name(choices: dict[str, str], overrides: Sequence[str]) -> str:
+def run_name(choices: dict[str, str], overrides: Sequence[str]) -> str:
     """`base-dates-heads8-layers6`: the model, the data, then what the command line changes."""
     parts = [choices.get("experiment") or f"{choices['model']}-{choices['data']}"]
     for text in overrides:
         key, _, value = text.partition("=")
-        if key != "name":
+        if key != "name" and "/" not in value:  # a path would say where, not what
             parts.append(key.lstrip("+~").rpartition(".")[2] + value)
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", "-".join(parts))[:120]
 
@@ -189,7 +189,7 @@ def _known_keys(overrides: Sequence[Override], choices: dict[str, str], folder: 
 def _unknown(key: str, config: Any, text: str) -> list[Problem]:
     walked: list[str] = []
     for part in key.split("."):
-        if not isinstance(config, DictConfig) or part not in config:
+        if not isinstance(config, DictConfig) or part not in config.keys():  # noqa: SIM118  `in` hides what is ???
             known = [".".join([*walked, str(name)]) for name in config] if isinstance(config, DictConfig) else []
             return [Problem(key, f"no such key: {text}", help=suggest(key, known))]
         config = config._get_node(part)

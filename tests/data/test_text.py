@@ -81,5 +81,5 @@ def test_plain_text_called_gz_is_an_error(text, tmp_path):
 
 
 def test_the_fingerprint_follows_the_content(text):
-    one, same, other = (text_splits(text(files))["train"].fingerprint() for files in ({}, {}, train(["a"], ["b"])))
+    one, same, other = (text_splits(text(files))["train"].fingerprint for files in ({}, {}, train(["a"], ["b"])))
     assert one == same != other

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from itertools import chain, pairwise
 
 import numpy as np
@@ -52,7 +53,7 @@ class Form:
             return f"may hold a day, month, year and weekday only, but holds {', '.join(sorted(others))}: {pattern!r}"
         if any(char.isdigit() for text, is_field in tokens if not is_field for char in text):
             return f"may hold no digits of its own, but is {pattern!r}"
-        return "" if _apart(tokens) else f"needs something between day and year, but is {pattern!r}"
+        return "" if _apart(tokens) else f"needs something between day, month and year, but is {pattern!r}"
 
 
 def _tokens(pattern: str) -> list[tuple[str, bool]]:
@@ -64,9 +65,8 @@ def _tokens(pattern: str) -> list[tuple[str, bool]]:
 
 
 def _apart(tokens: list[tuple[str, bool]]) -> bool:
-    """Whether no two numbers touch."""
-    numbers = [is_field and text[0] in "dy" for text, is_field in tokens]
-    return not any(left and right for left, right in pairwise(numbers))
+    """Whether no two parts of the date touch: in some languages months are named with digits."""
+    return not any(left and right for (_, left), (_, right) in pairwise(tokens))
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class DatePairs:
         """Written date and ISO date."""
         return iter(self.written)
 
+    @cached_property
     def fingerprint(self) -> str:
         """A digest of the text."""
         return hashlib.sha256("\n".join(chain.from_iterable(self.written)).encode()).hexdigest()
@@ -93,7 +94,7 @@ def date_splits(settings: DatesSettings, seed: int) -> dict[str, DatePairs]:
     """
     _check(settings)
     first, last = date(settings.first_year, 1, 1).toordinal(), date(settings.last_year, 12, 31).toordinal()
-    random = np.random.PCG64(np.random.SeedSequence(seed))
+    random = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(1,)))  # other numbers than the plan's
     days = first + np.argsort(random.random_raw(last - first + 1), kind="stable")  # a shuffle that NumPy never changes
     val_days, test_days, train_days = np.split(days, [settings.val, settings.val + settings.test])
     val = _draw("data.val", val_days.tolist(), settings, settings.val, random)

@@ -32,6 +32,7 @@ class Split(Protocol):
 
     def pairs(self) -> Iterator[tuple[str, str]]: ...
 
+    @property
     def fingerprint(self) -> str: ...
 
 
@@ -54,13 +55,14 @@ def prepare(settings: DataSettings, vocab: int, seed: int, tell: Callable[[str],
     splits = date_splits(settings, seed) if isinstance(settings, DatesSettings) else text_splits(settings)
     cache = cache_folder(settings.cache)
     tokenizer = _tokenizer(cache / "tokenizers", splits, vocab)
-    corpora = {}
-    for name, split in splits.items():
-        corpora[name] = _corpus(cache / "corpora", split, tokenizer, settings.max_length if name == "train" else None)
+    corpora = {
+        name: _corpus(cache / "corpora", splits[name], tokenizer, settings.max_length if name == "train" else None)
+        for name in ("val", "test", "train")  # the small ones first: a mistake in them is told before the long work
+    }
+    for name in splits:
         tell(_report(name, corpora[name], settings))
-    tell(
-        f"data: vocabulary of {tokenizer.size:,} pieces" + (f", {vocab:,} asked for" if tokenizer.size < vocab else "")
-    )
+    asked = f", {vocab:,} asked for" if tokenizer.size < vocab else ""
+    tell(f"data: vocabulary of {tokenizer.size:,} pieces{asked}")
     return Prepared(tokenizer=tokenizer, **corpora)
 
 
@@ -68,13 +70,12 @@ def _tokenizer(cache: Path, splits: Mapping[str, Split], vocab: int) -> Tokenize
     """Learned from the training text of both sides: from every Nth pair where there are more than SAMPLE."""
 
     def build(folder: Path) -> None:
-        sizes = {
-            name: sum(1 for _ in split.pairs()) for name, split in splits.items()
-        }  # reads all text once: errors first
+        # all text is read once for its errors, before the long work
+        sizes = {name: sum(1 for _ in split.pairs()) for name, split in splits.items()}
         pairs = islice(splits["train"].pairs(), 0, None, max(1, -(-sizes["train"] // SAMPLE)))
         Tokenizer.train(chain.from_iterable(pairs), vocab).save(folder / "tokenizer.json")
 
-    key = key_of(FORMAT, version("tokenizers"), SAMPLE, vocab, *(split.fingerprint() for split in splits.values()))
+    key = key_of(FORMAT, version("tokenizers"), SAMPLE, vocab, splits["train"].fingerprint)
     return Tokenizer.load(cached(cache / key, build) / "tokenizer.json")
 
 
@@ -85,7 +86,7 @@ def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, max_length: int | N
             help = "its text is empty, or every pair is longer than data.max_length"
             raise DataError(Problem(split.address, "holds no pair to use", help=help))
 
-    key = key_of(FORMAT, split.fingerprint(), tokenizer.text, max_length)
+    key = key_of(FORMAT, split.fingerprint, tokenizer.text, max_length)
     return Corpus(cached(cache / key, build), tokenizer, split.groups)
 
 

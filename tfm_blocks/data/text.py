@@ -11,6 +11,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 
@@ -44,6 +45,7 @@ class TextPairs:
         rule = f"line N must translate line N, but {self.src} has {counts[0]:,} lines and {self.tgt} has {counts[1]:,}"
         return DataError(Problem(self.address, rule, help="the files come from two versions, or one was cut"))
 
+    @cached_property
     def fingerprint(self) -> str:
         """A digest of both files' bytes."""
         digests = []
@@ -74,7 +76,7 @@ def text_splits(settings: TextSettings) -> dict[str, TextPairs]:
 def _file_help(folder: Path) -> str:
     if not folder.is_dir():
         return f"there is no folder {folder} either: write data.dir=PATH"
-    there = sorted(str(path.relative_to(folder)) for path in [*folder.glob("*.*"), *folder.glob("*/*.*")])
+    there = sorted(path.name for path in folder.iterdir())
     return f"{folder} has {', '.join(there[:12])}{', …' if len(there) > 12 else ''}" if there else f"{folder} is empty"
 
 

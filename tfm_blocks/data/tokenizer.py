@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -46,6 +48,8 @@ class Tokenizer:
             show_progress=False,
         )
         pieces.train_from_iterator(lines, trainer)
+        del trainer
+        _return_freed_memory()
         return cls(pieces)
 
     @property
@@ -89,3 +93,11 @@ class Tokenizer:
                 Problem(str(path), f"is another kind of tokenizer: no BPE with {' '.join(SPECIAL)} as 0 to 3")
             )
         return cls(pieces)
+
+
+def _return_freed_memory() -> None:
+    """glibc would keep what training on a million pairs has freed, 0.7 GB, for as long as the run lasts."""
+    if os.name == "posix":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

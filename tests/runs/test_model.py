@@ -1,0 +1,101 @@
+"""A model on disk comes back as it was, or says what is wrong with it."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tfm_blocks as tfm
+from tfm_blocks.compose import compose_model
+from tfm_blocks.errors import RunError
+from tfm_blocks.runs.folder import claim_folder
+from tfm_blocks.runs.model import read_network, weights_of, write_model, write_weights
+
+KNOBS = {"layers": 1, "vocab": 40, "d_model": 16, "d_ff": 8, "heads": 2}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    composed = compose_model("tiny", [f"{name}={value}" for name, value in KNOBS.items()])
+    write_model(tmp_path, composed.model, [])
+    write_weights(tmp_path, weights_of(tfm.build("tiny", **KNOBS, seed=5)))
+    return tmp_path
+
+
+def test_a_network_comes_back_bit_for_bit(folder):
+    written, read = tfm.build("tiny", **KNOBS, seed=5).eval(), read_network(folder)
+    src_BS, tgt_BT = torch.randint(4, 40, (2, 5)), torch.randint(4, 40, (2, 3))
+    assert torch.equal(written(src=src_BS, tgt=tgt_BT), read(src=src_BS, tgt=tgt_BT))
+
+
+def test_a_tied_weight_is_stored_once_at_its_source(folder):
+    names = load_file(folder / "weights.safetensors")
+    assert "src_emb.block.weight" in names
+    assert not any(name.startswith(("logits", "tgt_emb")) for name in names)
+
+
+def damage_json(folder):
+    (folder / "model.json").write_text('{"format": 1, "mod')
+
+
+def future_format(folder):
+    record = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**record, "format": 99}))
+
+
+def foreign_block(folder):
+    record = json.loads((folder / "model.json").read_text())
+    record["model"]["graph"]["src_pos"] = {"block": "os.system"}
+    (folder / "model.json").write_text(json.dumps(record))
+
+
+def truncate_weights(folder):
+    weights = folder / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+
+
+def drop_a_weight(folder):
+    tensors = load_file(folder / "weights.safetensors")
+    del tensors["encoder.0.ffn.block.out.bias"]
+    save_file(tensors, folder / "weights.safetensors")
+
+
+def other_shape(folder):
+    tensors = load_file(folder / "weights.safetensors")
+    tensors["encoder.0.ffn.block.out.bias"] = torch.zeros(3)
+    save_file(tensors, folder / "weights.safetensors")
+
+
+def a_pickle(folder):
+    torch.save({"x": torch.zeros(3)}, folder / "weights.safetensors")
+
+
+def needs_a_plugin(folder):
+    record = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**record, "plugins": ["antigravity"]}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (damage_json, "model.json: is damaged"),
+        (future_format, "has the format 99, and this version reads 1"),
+        (foreign_block, "no block is called 'os.system'"),
+        (truncate_weights, "weights.safetensors: is damaged"),
+        (drop_a_weight, "has no weights for encoder.0.ffn.block.out.bias"),
+        (other_shape, r"has the shape \[3\], but the model has \[16\]"),
+        (a_pickle, "weights.safetensors: is damaged"),
+        (needs_a_plugin, "plug-in 'antigravity'"),
+        (lambda folder: (folder / "model.json").unlink(), "model.json: the file is missing"),
+        (lambda folder: (folder / "weights.safetensors").unlink(), "training did not finish"),
+    ],
+)
+def test_a_damaged_or_foreign_folder_is_told(folder, damage, told):
+    damage(folder)
+    with pytest.raises(RunError, match=told):
+        read_network(folder)
+
+
+def test_no_run_writes_into_anothers_folder(tmp_path):
+    assert [claim_folder(tmp_path, "x").name for _ in range(3)] == ["x", "x-2", "x-3"]

@@ -1,0 +1,46 @@
+"""The wheel carries conf/: it works from any folder, without the checkout."""
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """The interpreter of a new environment with the wheel in it; its dependencies are those of this environment."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    venv.create(folder / "env", with_pip=True)
+    python = folder / "env" / "bin" / "python"
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", wheel], check=True)
+    (packages,) = (folder / "env" / "lib").glob("python*/site-packages")
+    own = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "dependencies.pth").write_text("\n".join(own))
+    return python
+
+
+def run(python, cwd, *command):
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run([python, *command], cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def test_the_wheel_builds_a_model_from_any_folder(python, tmp_path):
+    code = "import tfm_blocks as tfm; print(tfm.__file__); print(sum(p.numel() for p in tfm.build('tiny', vocab=9720).parameters()))"
+    done = run(python, tmp_path, "-c", code)
+    where, count = done.stdout.split()
+    assert str(python.parent.parent) in where, "the installed package, not the checkout"
+    assert count == "2569216"
+
+
+def test_the_installed_command_shows_a_model_from_any_folder(python, tmp_path):
+    done = run(python, tmp_path, str(python.parent / "tfm"), "show", "base")
+    assert done.returncode == 0, done.stderr
+    assert "63,082,496 parameters" in done.stdout

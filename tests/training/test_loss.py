@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tfm_blocks.training.loss import smoothed_loss
+
+N, D, V = 23, 7, 13
+
+
+class Tied(nn.Module):
+    """A matrix that is both the embedding and, within its head, the output."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.weight = nn.Parameter(torch.randn(V, D, generator=generator).to(dtype))
+        self.bias = nn.Parameter(torch.randn(V, generator=generator).to(dtype))
+        self.ids_N = torch.randint(V, (N,), generator=generator)
+        self.labels_N = torch.randint(V, (N,), generator=generator)
+
+    def trunk(self) -> Tensor:
+        return torch.tanh(F.embedding(self.ids_N, self.weight))
+
+    def head(self, x_ND: Tensor) -> Tensor:
+        return F.linear(x_ND, self.weight, self.bias)
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(loss, [self.weight, self.bias]))
+
+
+def ours(model: Tied, smoothing: float, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    return smoothed_loss(
+        model.head, [model.weight, model.bias], model.trunk(), model.labels_N, smoothing=smoothing, chunk=chunk
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 5, N, 100])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])
+def test_values_and_gradients_with_tied_weights_are_those_of_torch_cross_entropy(
+    chunk: int, smoothing: float, dtype: torch.dtype, tolerance: float
+) -> None:
+    model = Tied(dtype)
+    loss, nll, correct = ours(model, smoothing, chunk)
+    logits_NV = model.head(model.trunk())
+    expected = F.cross_entropy(logits_NV, model.labels_N, label_smoothing=smoothing, reduction="sum")
+    torch.testing.assert_close(loss, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        nll, F.cross_entropy(logits_NV, model.labels_N, reduction="sum"), rtol=tolerance, atol=0.0
+    )
+    assert correct.item() == (logits_NV.argmax(1) == model.labels_N).sum().item()
+    for mine, theirs in zip(model.gradients(loss / 3), model.gradients(expected / 3), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+def test_without_gradients_the_sums_are_the_same() -> None:
+    model = Tied(torch.float64)
+    with_gradients = ours(model, 0.1, 5)
+    with torch.no_grad():
+        without = ours(model, 0.1, 5)
+    assert [one.item() for one in with_gradients] == [one.item() for one in without]
+    assert not without[0].requires_grad
+
+
+def test_no_positions_give_zero_loss_and_zero_gradients() -> None:
+    model = Tied(torch.float32)
+    x_ND = torch.zeros(0, D, requires_grad=True)
+    loss, nll, correct = smoothed_loss(
+        model.head, [model.weight, model.bias], x_ND, model.labels_N[:0], smoothing=0.1, chunk=4
+    )
+    assert (loss.item(), nll.item(), correct.item()) == (0, 0, 0)
+    gradients = torch.autograd.grad(loss, [x_ND, model.weight, model.bias])
+    assert all(not gradient.any() for gradient in gradients)
+
+
+def test_frozen_head_still_pulls_back_to_x() -> None:
+    weight = torch.randn(V, D, dtype=torch.float64)
+    x_ND = torch.randn(N, D, dtype=torch.float64, requires_grad=True)
+    labels_N = torch.arange(N) % V
+    loss, _, _ = smoothed_loss(lambda x: F.linear(x, weight), [weight], x_ND, labels_N, smoothing=0.1, chunk=6)
+    expected = F.cross_entropy(F.linear(x_ND, weight), labels_N, label_smoothing=0.1, reduction="sum")
+    torch.testing.assert_close(torch.autograd.grad(loss, x_ND), torch.autograd.grad(expected, x_ND))
+
+
+def test_far_apart_logits_stay_exact() -> None:
+    logits_NV = torch.tensor([[200.0, -200.0, 0.0]])
+    loss, nll, _ = smoothed_loss(lambda x: x, [], logits_NV, torch.tensor([1]), smoothing=0.1, chunk=1)
+    expected = F.cross_entropy(logits_NV, torch.tensor([1]), label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected)
+    assert nll.item() == 400.0
+
+
+def test_bfloat16_autocast_keeps_the_sums_and_gradients_near_those_of_float32() -> None:
+    model = Tied(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _, _ = ours(model, 0.1, 5)
+        gradients = model.gradients(loss)
+    exact, _, _ = ours(model, 0.1, 5)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, exact, rtol=0.01, atol=0.0)
+    for mine, theirs in zip(gradients, model.gradients(exact), strict=True):
+        assert (mine - theirs).norm() < 0.02 * theirs.norm()

@@ -1,0 +1,258 @@
+"""One run, from a composed config to a folder that can translate."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import yaml
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from rich.console import Console
+
+from tfm_blocks.compose import Composed
+from tfm_blocks.data.prepare import Prepared, prepare
+from tfm_blocks.errors import ConfigError, Problem, TfmError
+from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.runs.folder import CONFIG, STATUS, TOKENIZER, claim_folder, write_json
+from tfm_blocks.runs.model import weights_of, write_model, write_weights
+from tfm_blocks.training.callbacks import BEST, KeepWeights, ShowProgress, score_news
+from tfm_blocks.training.data import Ranks, RunData
+from tfm_blocks.training.loggers import CsvLogger, RunLogger, WandbLogger
+from tfm_blocks.training.metrics import bleu_signature, exact_match_by_group
+from tfm_blocks.training.module import TrainingModule
+from tfm_blocks.training.precision import Precision, choose_precision
+from tfm_blocks.training.processes import run_together
+from tfm_blocks.training.settings import RunSettings, TrainerSettings, WandbSettings, read_run
+
+METRICS = "metrics.csv"
+CHECKPOINTS = "checkpoints"
+TERMINATED = 143  # exit status of a process that was told to end, 128 + SIGTERM
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that has its folder: plain data, from which any process can take part in it."""
+
+    config: dict[str, Any]
+    folder: Path
+    asked_vocab: int
+
+
+def train(composed: Composed, root: Path = Path("runs")) -> int:
+    """Trains a new run in a new folder below `root`; its last lines say what to type next. Returns 0.
+
+    Raises ConfigError or DataError before anything is started, DivergedError where the loss is not finite; after that
+    status.json says how it ended.
+    """
+    settings = checked(composed)
+    vocab = composed.mapping["vocab"]
+    prepared = prepare(settings.data, vocab, settings.seed)
+    name = str(composed.mapping["name"])
+    config = {**composed.with_vocab(prepared.tokenizer.size).mapping, "name": name}
+    job = Job(config, claim_folder(root, name), vocab)
+    start_folder(job, prepared)
+    try:
+        if settings.trainer.devices == 1:
+            take_part(Ranks(), job, prepared)
+        else:
+            run_together(_take_part, settings.trainer.devices, job)
+    except BaseException as error:
+        write_json(job.folder / STATUS, {"state": "failed", "reason": str(error) or type(error).__name__})
+        raise
+    return 0
+
+
+def checked(composed: Composed) -> RunSettings:
+    """The settings of a run that can be trained. Raises ConfigError with the places of what is wrong."""
+    try:
+        settings = read_run(composed.mapping)
+        load_plugins(settings.plugins)
+        composed.with_vocab(composed.mapping.get("vocab") or 0)
+        spec = check_model(composed.model, composed.sources)
+        if sorted(put.name for put in spec.inputs) != ["src", "tgt"]:
+            names = ", ".join(put.name for put in spec.inputs)
+            rule = f"training reads pairs of text, so the inputs must be src and tgt, but are {names}"
+            raise ConfigError(Problem("model.inputs", rule, help="such a model can be checked, shown and built"))
+        _enough_devices(settings.trainer)
+    except ConfigError as error:
+        raise ConfigError([_placed(problem, composed) for problem in error.problems]) from None
+    return settings
+
+
+def _placed(problem: Problem, composed: Composed) -> Problem:
+    if problem.place or problem.origin:
+        return problem
+    return composed.sources.problem(tuple(problem.address.split(".")), problem.rule, help=problem.help)
+
+
+def _enough_devices(settings: TrainerSettings) -> None:
+    found = torch.cuda.device_count()
+    if settings.accelerator == "cuda" and not found:
+        raise ConfigError(
+            Problem("trainer.accelerator", "is cuda, but there is no CUDA device", help="write cpu or auto")
+        )
+    if device_of(settings) == "cuda" and settings.devices > found:
+        rule = f"is {settings.devices}, but there are {found} CUDA devices"
+        raise ConfigError(Problem("trainer.devices", rule, help="ask for fewer, or write trainer.accelerator=cpu"))
+
+
+def device_of(settings: TrainerSettings) -> str:
+    """`cpu` or `cuda`."""
+    if settings.accelerator != "auto":
+        return settings.accelerator
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def start_folder(job: Job, prepared: Prepared) -> None:
+    """Everything of a run folder that is known before the first step."""
+    (job.folder / CONFIG).write_text(yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True), "utf-8")
+    write_model(job.folder, job.config["model"], job.config["plugins"])
+    prepared.tokenizer.save(job.folder / TOKENIZER)
+    (job.folder / CHECKPOINTS).mkdir()
+    write_json(job.folder / STATUS, {"state": "running"})
+
+
+def _take_part(ranks: Ranks, job: Job) -> None:
+    """In a process of its own: reads from the cache what the first process prepared and reported."""
+    settings = read_run(job.config)
+    load_plugins(settings.plugins)
+    take_part(ranks, job, prepare(settings.data, job.asked_vocab, settings.seed, tell=lambda text: None))
+
+
+def take_part(ranks: Ranks, job: Job, prepared: Prepared) -> None:
+    """Trains, scores the best weights on the test set, and leaves them in the folder."""
+    _quiet_lightning()
+    settings = read_run(job.config)
+    loggers = _loggers(job, settings) if ranks.rank == 0 else []
+    exit_code = 1
+    try:
+        with _ended_by_sigterm():
+            _fit_and_test(ranks, job, prepared, settings, loggers)
+        exit_code = 0
+    except TfmError as error:
+        exit_code = error.exit_status
+        raise
+    finally:
+        for logger in loggers:
+            logger.close(exit_code)
+
+
+def _fit_and_test(ranks: Ranks, job: Job, prepared: Prepared, settings: RunSettings, loggers: list[RunLogger]) -> None:
+    tell = print if ranks.rank == 0 else lambda text: None
+    precision = choose_precision(settings.trainer.precision, device_of(settings.trainer))
+    network = build_network(check_model(job.config["model"]), seed=settings.seed)
+    tell(f"model: {sum(one.numel() for one in network.parameters()):,} parameters")
+    tell(precision)
+    tell(f"folder: {job.folder}")
+    module = TrainingModule(network, prepared, settings, ranks)
+    data = RunData(prepared, settings.data, seed=settings.seed, ranks=ranks)
+    trainer = _trainer(ranks, job, settings.trainer, precision, loggers)
+    begun = time.perf_counter()
+    trainer.fit(module, datamodule=data)
+    if trainer.global_step % settings.trainer.validate_every:
+        trainer.validate(module, datamodule=data, verbose=False)
+    seconds = time.perf_counter() - begun
+    module.load_state_dict(torch.load(job.folder / CHECKPOINTS / BEST, weights_only=True)["state_dict"])
+    trainer.test(module, datamodule=data, verbose=False)
+    if ranks.rank == 0:
+        _finish(job, module, seconds)
+
+
+def _trainer(
+    ranks: Ranks, job: Job, settings: TrainerSettings, precision: Precision, loggers: list[RunLogger]
+) -> Trainer:
+    callbacks = [KeepWeights(job.folder / CHECKPOINTS), *([ShowProgress(Console())] if ranks.rank == 0 else [])]
+    # Buffers are constants; their exchange in each forward would hang where ranks validate unequal numbers of batches.
+    strategy = DDPStrategy(broadcast_buffers=False) if ranks.world > 1 else "auto"
+    return Trainer(
+        accelerator="gpu" if device_of(settings) == "cuda" else "cpu",
+        devices=ranks.world,
+        strategy=strategy,
+        plugins=[LightningEnvironment()],
+        precision=precision.lightning,
+        logger=loggers or False,
+        callbacks=callbacks,
+        max_steps=settings.steps,
+        max_epochs=-1,
+        val_check_interval=settings.validate_every,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        log_every_n_steps=settings.log_every,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=job.folder,
+    )
+
+
+def _loggers(job: Job, settings: RunSettings) -> list[RunLogger]:
+    loggers: list[RunLogger] = [CsvLogger(job.folder / METRICS)]
+    if isinstance(settings.logger, WandbSettings):
+        loggers.append(WandbLogger(settings.logger, job.folder, wandb_config(job.config)))
+    return loggers
+
+
+def wandb_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with its knobs flat at the root. The graph is called so, since a sweep may set a key `model`."""
+    return {"graph" if key == "model" else key: value for key, value in config.items()}
+
+
+def _finish(job: Job, module: TrainingModule, seconds: float) -> None:
+    """The weights last of all but the status: a folder with weights is a whole one."""
+    corpus = module.prepared.test
+    record = {
+        "state": "done",
+        "steps": module.settings.trainer.steps,
+        "seconds": round(seconds, 1),
+        "scores": module.latest,
+        "exact_match_by_group": exact_match_by_group(module.outputs, corpus.references, corpus.groups),
+        "bleu_signature": bleu_signature(module.outputs, corpus.references, module.settings.trainer.bleu),
+    }
+    write_weights(job.folder, weights_of(module.network))
+    write_json(job.folder / STATUS, record)
+    for line in _summary(job.folder, record):
+        print(line)
+
+
+def _summary(folder: Path, record: Mapping[str, Any]) -> Iterator[str]:
+    yield f"done: {record['steps']} steps in {record['seconds']:.0f} s"
+    yield score_news(record["scores"], "test")
+    if record["exact_match_by_group"]:
+        yield "exact: " + ", ".join(f"{group} {share:.1%}" for group, share in record["exact_match_by_group"].items())
+    yield f"BLEU: {record['bleu_signature']}"
+    yield f"folder: {folder}   weights.safetensors {METRICS} status.json {CHECKPOINTS}/"
+    yield f"next: echo 'your text' | tfm translate {folder}"
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM becomes an exception. Lightning's own handler waits for the other ranks inside it, which can hang."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _quiet_lightning() -> None:
+    """It advises on what is decided here: workers, devices, loggers."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning.*")
