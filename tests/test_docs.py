@@ -1,0 +1,199 @@
+"""Every fence of README.md and docs/ runs.
+
+The fences of a page run in order, in one copy of the checkout. A `text` fence directly after another fence lists lines
+of its output, spaces aside; `…` at a line's end stands for anything. A comment right before a fence says what is special:
+`fails: 2` its exit status; `slow: SHORT` that SHORT is appended to its training commands, and that no output is
+compared from there on, unless pytest runs with -m slow; `ci` that .ci/run runs it, not this test.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import tfm_blocks.blocks  # noqa: F401  registers them
+from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
+
+ROOT = Path(__file__).parent.parent
+PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.is_file()]
+COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
+LANGUAGES = ("bash", "python", "yaml", "text")
+HEADER = "# @package _global_\n"
+COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(slow): (\S.*)|(ci)) -->")
+CONFIG_FILE = re.compile(r"my_conf/[\w/-]+\.yaml")
+SCRIPT_FILE = re.compile(r"# (\w+\.py)\n")
+INSTALL = re.compile(r"^pip install [^&\n]+&& ", re.MULTILINE)  # what it installs is there already
+TRAIN = re.compile(r"^python train\.py[^#|&;\n]*", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Fence:
+    where: str
+    language: str
+    code: str
+    marks: dict[str, str]
+    file: str  # that its info string, the line before it or its second line names
+    follows: bool  # nothing but blank lines lie between it and the fence before
+
+
+def fences(page):
+    """The fences of a page. Raises AssertionError, with page and line, where one cannot be run."""
+    lines = enumerate(page.read_text("utf-8").splitlines(), 1)
+    marks, before, follows = {}, "", False
+    for number, line in lines:
+        where = f"{page.name}:{number}"
+        if line.lstrip().startswith(("```", "~~~")):
+            language, _, info = line.removeprefix("```").partition(" ")
+            assert language in LANGUAGES, f"{where}: a fence is bash, python, yaml or text, at the margin, not {line!r}"
+            body = [inner for _, inner in takewhile(lambda row: row[1] != "```", lines)]
+            named = CONFIG_FILE.search("\n".join((info, before, *body[1:2])))
+            yield Fence(where, language, "\n".join((*body, "")), marks, named[0] if named else "", follows)
+            marks, before, follows = {}, "", True
+        elif "<!--" in line:
+            match = COMMENT.fullmatch(line)
+            assert match, f"{where}: unknown comment {line!r}"
+            name, value = [*(part for part in match.groups() if part is not None), ""][:2]
+            marks, follows = {**marks, name: value}, False
+        elif line.strip():
+            assert not marks, f"{where}: a comment stands right before its fence"
+            before, follows = line, False
+
+
+class Folder:
+    """A copy of the checkout in which the fences of one page run."""
+
+    def __init__(self, tmp_path):
+        self.path = tmp_path / "tfm-blocks"
+        self.path.mkdir(parents=True)
+        for name in COPIED:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, self.path / name)
+        command = tmp_path / "bin" / "tfm"
+        command.parent.mkdir(parents=True)
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tfm_blocks "$@"\n')
+        command.chmod(0o755)
+        search = os.pathsep.join([str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+        own = {"PYTHONPATH": str(self.path), "TFM_BLOCKS_CACHE": str(tmp_path / "cache"), "WANDB_MODE": "offline"}
+        self.environment = {**os.environ, "PATH": search, **own}
+        self.plugins = []
+
+    def run(self, *command):
+        """Exit status and output of a command."""
+        options = {"cwd": self.path, "env": self.environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, text=True, check=False, **options)
+        return done.returncode, done.stdout
+
+    def write(self, name, text):
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.path / name).write_text(text, "utf-8")
+        return name
+
+    def bash(self, fence, short):
+        code = INSTALL.sub("", fence.code.replace("\\\n", " "))
+        if short and "slow" in fence.marks:
+            code = TRAIN.sub(lambda match: f"{match[0].rstrip()} {fence.marks['slow']} ", code)
+        return self.run("bash", "-e", "-c", code)
+
+    def python(self, fence, short):
+        """Runs a script; one that begins with its file's name stays, and is a plug-in to the model files after it."""
+        named = SCRIPT_FILE.match(fence.code)
+        if named:
+            self.plugins += ["--plugins", named[1].removesuffix(".py")]
+        return self.run(sys.executable, self.write(named[1] if named else "fence.py", fence.code))
+
+    def yaml(self, fence, short):
+        """Checks a model file; other YAML must be readable."""
+        name = self.write(fence.file or "my_conf/model/fence.yaml", fence.code)
+        if fence.code.startswith(HEADER):
+            return self.run(sys.executable, "-m", "tfm_blocks", "check", name, *self.plugins)
+        yaml.safe_load(fence.code)
+        return 0, ""
+
+
+def run_page(page, tmp_path, *, short=True):
+    """Runs a page. Raises AssertionError, with page and line, for the first fence that does not do what it says."""
+    folder = Folder(tmp_path)
+    shortened, output = False, ""
+    for fence in fences(page):
+        if fence.language == "text":
+            if fence.follows and not shortened:
+                missing = [line for line in fence.code.splitlines() if line.strip() and not shown(line, output)]
+                assert not missing, f"{fence.where}: not in the output: {missing}\nThe output was:\n{output}"
+        elif "ci" in fence.marks:
+            assert all(run_by_ci(line) for line in fence.code.splitlines()), f"{fence.where}: .ci/run does not run it"
+        else:
+            shortened = shortened or (short and "slow" in fence.marks)
+            status, output = getattr(folder, fence.language)(fence, short)
+            expected = int(fence.marks.get("fails", 0))
+            assert status == expected, f"{fence.where}: exit status {status}, not {expected}\n{output}"
+
+
+def shown(line, output):
+    """A line of the output has the words of `line`, side by side."""
+    wanted, *lines = (" ".join(each.split()) for each in (line, *output.splitlines()))
+    end = "" if wanted.endswith("…") else r"(?!\S)"
+    return any(re.search(rf"(?<!\S){re.escape(wanted.rstrip(' …'))}{end}", found) for found in lines)
+
+
+def run_by_ci(command):  # as it stands in .ci/run, or as its grep takes it out of the README
+    script = (ROOT / ".ci/run").read_text("utf-8")
+    taken = re.findall(r'grep [^"\n]*"([^"\n]+)" README\.md', script)
+    return command in script or any(re.fullmatch(pattern, command) for pattern in taken)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["short", "whole"])
+def test_a_page_does_what_it_says(page, short, tmp_path):
+    run_page(page, tmp_path, short=short)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("```bash\necho one\n```\n```text\ntwo\n```\n", "page.md:4: not in the output: ['two']"),
+        ("```bash\ntrue\n```\n\n```bash\nfalse\ntrue\n```\n", "page.md:5: exit status 1, not 0"),
+        ("<!-- fails: 2 -->\n```bash\ntrue\n```\n", "page.md:2: exit status 0, not 2"),
+        (f"```yaml\n{HEADER}defaults: [base, _self_]\nheds: 2\n```\n", "page.md:1: exit status 2, not 0"),
+        ("<!-- ci -->\n```bash\npip install something-else\n```\n", "page.md:2: .ci/run does not run it"),
+        ("- a list\n  ```bash\n  false\n  ```\n", "page.md:2: a fence is bash"),
+        ("<!-- skip -->\n```bash\ntrue\n```\n", "page.md:1: unknown comment"),
+        ("<!-- ci -->\nwords between\n```bash\n```\n", "page.md:2: a comment stands right before"),
+    ],
+)
+def test_a_page_that_lies_is_found_with_its_line(text, told, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(text, "utf-8")
+    with pytest.raises(AssertionError) as caught:
+        run_page(page, tmp_path)
+    assert told in str(caught.value)
+
+
+def test_a_slow_fence_runs_shortened_unless_asked_for_whole(tmp_path):
+    page = tmp_path / "page.md"
+    slow = "<!-- slow: || echo shortened -->\n```bash\npython train.py data=none  # hours\n```\n"
+    page.write_text(slow + "```text\nan hour\n```\n")
+    run_page(page, tmp_path / "short")
+    with pytest.raises(AssertionError, match=r"page\.md:2: exit status 2, not 0"):
+        run_page(page, tmp_path / "whole", short=False)
+
+
+def row(info: BlockInfo):
+    """The block's line in the table of docs/language.md."""
+    defaults = {name: "" if it.required else f"={it.default}" for name, it in info.arguments.items()}
+    arguments = ", ".join(f"{name}{default}" for name, default in defaults.items()).replace("=None", "=null")
+    branch = "yes" if info.branch else ""
+    return f"| `{info.name}` | `{info.signature.text}` | {arguments} | {branch} | {info.source} |"
+
+
+def test_the_table_of_blocks_is_the_registry():
+    page = (ROOT / "docs/language.md").read_text("utf-8")
+    written = [" ".join(line.split()) for line in page.splitlines() if re.match(r"\| `\w+` \| `.*->", line)]
+    registered = [info for info in REGISTRY.blocks.values() if info.cls.__module__.startswith("tfm_blocks.")]
+    assert written == [" ".join(row(info).split()) for info in sorted(registered, key=lambda info: info.name)]
