@@ -2,8 +2,8 @@
 
 The fences of a page run in order, in one copy of the checkout. A `text` fence directly after another fence lists lines
 of its output, spaces aside; `…` at a line's end stands for anything. A comment right before a fence says what is special:
-`fails: 2` its exit status; `slow: SHORT` that SHORT is appended to its training commands, and that no output is
-compared from there on, unless pytest runs with -m slow; `ci` that .ci/run runs it, not this test.
+`fails: 2` its exit status; `slow: SHORT` that SHORT is appended to its training commands unless pytest runs with
+-m slow; `whole` that this output comes of whole trainings only; `ci` that .ci/run runs it, not this test.
 """
 
 import os
@@ -26,7 +26,7 @@ PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.
 COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
 LANGUAGES = ("bash", "python", "yaml", "text")
 HEADER = "# @package _global_\n"
-COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(slow): (\S.*)|(ci)) -->")
+COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(slow): (\S.*)|(ci)|(whole)) -->")
 CONFIG_FILE = re.compile(r"my_conf/[\w/-]+\.yaml")
 SCRIPT_FILE = re.compile(r"# (\w+\.py)\n")
 INSTALL = re.compile(r"^pip install [^&\n]+&& ", re.MULTILINE)  # what it installs is there already
@@ -60,7 +60,7 @@ def fences(page):
             match = COMMENT.fullmatch(line)
             assert match, f"{where}: unknown comment {line!r}"
             name, value = [*(part for part in match.groups() if part is not None), ""][:2]
-            marks, follows = {**marks, name: value}, False
+            marks, follows = {**marks, name: value}, follows and name == "whole"
         elif line.strip():
             assert not marks, f"{where}: a comment stands right before its fence"
             before, follows = line, False
@@ -120,16 +120,15 @@ class Folder:
 def run_page(page, tmp_path, *, short=True):
     """Runs a page. Raises AssertionError, with page and line, for the first fence that does not do what it says."""
     folder = Folder(tmp_path)
-    shortened, output = False, ""
+    output = ""
     for fence in fences(page):
         if fence.language == "text":
-            if fence.follows and not shortened:
+            if fence.follows and not (short and "whole" in fence.marks):
                 missing = [line for line in fence.code.splitlines() if line.strip() and not shown(line, output)]
                 assert not missing, f"{fence.where}: not in the output: {missing}\nThe output was:\n{output}"
         elif "ci" in fence.marks:
             assert all(run_by_ci(line) for line in fence.code.splitlines()), f"{fence.where}: .ci/run does not run it"
         else:
-            shortened = shortened or (short and "slow" in fence.marks)
             status, output = getattr(folder, fence.language)(fence, short)
             expected = int(fence.marks.get("fails", 0))
             assert status == expected, f"{fence.where}: exit status {status}, not {expected}\n{output}"
@@ -178,7 +177,7 @@ def test_a_page_that_lies_is_found_with_its_line(text, told, tmp_path):
 def test_a_slow_fence_runs_shortened_unless_asked_for_whole(tmp_path):
     page = tmp_path / "page.md"
     slow = "<!-- slow: || echo shortened -->\n```bash\npython train.py data=none  # hours\n```\n"
-    page.write_text(slow + "```text\nan hour\n```\n")
+    page.write_text(slow + "<!-- whole -->\n```text\nan hour\n```\n")
     run_page(page, tmp_path / "short")
     with pytest.raises(AssertionError, match=r"page\.md:2: exit status 2, not 0"):
         run_page(page, tmp_path / "whole", short=False)
