@@ -84,7 +84,9 @@ class TrainingModule(LightningModule):
     def _seed_dropout(self) -> None:
         """Dropout depends on nothing but the seed, the step and the rank, so a resumed run draws the same."""
         words = np.random.SeedSequence((self.settings.seed, self.global_step, self.ranks.rank)).generate_state(1)
-        torch.manual_seed(int(words[0]))
+        torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed takes a millisecond
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(int(words[0]))
 
     def _accumulate(self, step: StepBatches) -> float:
         """Adds up the gradients; the ranks exchange them in the last micro-batch's backward. This rank's loss."""
