@@ -20,7 +20,9 @@ CHUNK = 256
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one command; leaves with 0, with 2 for a wrong config, with 1 for any other mistake of the user's."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(argv)
+    if arguments.plugins:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         arguments.run(arguments)
     except TfmError as error:
@@ -30,6 +32,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Overrides may stand before and after options."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and not (hasattr(arguments, "overrides") and all("=" in text and text[0] != "-" for text in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,9 +72,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_plugins(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--plugins", action="append", default=[], metavar="MODULE", help="a module with blocks of yours"
-    )
+    help = "a module with blocks of yours, on the path or in this folder"
+    command.add_argument("--plugins", action="append", default=[], metavar="MODULE", help=help)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -99,7 +99,7 @@ def prepare(arguments: Sequence[str]) -> list[str]:
     Overrides of `model.*` become `++model.*`, so that a node can be added without ceremony.
     """
     flags, texts, folder = _split(arguments)
-    if not {"--shell-completion", "-sc", "--help", "-h", "--hydra-help"}.isdisjoint(flags):
+    if not {"--shell-completion", "-sc", "--hydra-help"}.isdisjoint(flags):
         return list(arguments)
     folders = [*([Path(folder)] if folder else []), CONF]
     try:
@@ -243,7 +243,7 @@ def chain_sources(chain: Sequence[ModelFile], overrides: Iterable[str]) -> Sourc
         key, equals, _ = text.partition("=")
         if not equals:
             raise ConfigError(Problem(text, "is no override", help="write key=value"))
-        sources.overrides[tuple(key.lstrip("+~").split("."))] = text
+        sources.overrides[tuple(key.lstrip("+~").split("."))] = text.removeprefix("++")  # `prepare` has put it there
     return sources
 
 

@@ -274,8 +274,8 @@ class Expander:
     def _unused(self, given: Mapping[str, Given], used: set[Path]) -> None:
         for name, arg in given.items():
             if arg.path not in used and self.sources.set_here(arg.path) and not self.problems:
-                taken = {name for node in self.nodes.values() for name in node.arguments}
-                self._problem(arg.path, f"no block of this model takes {name!r}", help=suggest(name, taken))
+                taken = {argument for node in self.nodes.values() for argument in node.arguments} - {name}
+                self._problem(arg.path, f"no block of this model takes {name!r} from here", help=suggest(name, taken))
 
     def _problem(self, path: Path, rule: str, *, help: str = "") -> None:
         problem = self.sources.problem(path, rule, help=help)

@@ -110,7 +110,7 @@ class Shaper:
         held = True
         for rule, sentence in info.where.items():
             names = names_in(rule)
-            if any(not isinstance(values.get(name), int) for name in names):
+            if any(not isinstance(values.get(name), int | float) for name in names):
                 continue
             if not evaluate(rule, lambda name: _number(values[name])):
                 self._broken(node, info, rule, sentence, values)

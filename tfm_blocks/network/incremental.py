@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from tfm_blocks.blocks.add_norm import Branch
@@ -41,10 +42,11 @@ def start(network: Network, sources: Mapping[str, Tensor], length: int) -> Decod
 def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, Decoding]:
     """Reads one more target token a row; gives logits_BV of the next."""
     values = {**decoding.values, TARGET: ids_B[:, None]}
+    keeps = {**network.keep_masks({TARGET: torch.ones_like(values[TARGET])}), **decoding.keeps}
     for call in _stepped(network):
         state = decoding.states[call.node.address]
         state.position = decoding.position
-        values[call.node.address] = _step(call, values, state)
+        values[call.node.address] = _step(call, values, keeps, state)
     decoding.position += 1
     return values[network.spec.sink.address][:, -1], decoding
 
@@ -75,14 +77,16 @@ def _like(network: Network, values: Values) -> Tensor:
 def _start(call: Call, values: Values, keeps: Values, room: Room) -> State:
     if not hasattr(call.block, "start"):
         return State()
-    others = [values[address] for address in call.others]
+    others = [values[address] for address in call.others if address in values]
+    if len(others) < len(call.others):
+        raise ValueError(f"{call.address} cannot be decoded token by token: what it attends to grows with the target")
     state: State = call.block.start(*others, **call.masks(keeps), room=room)  # type: ignore[operator]
     return state
 
 
-def _step(call: Call, values: Values, state: State) -> Tensor:
+def _step(call: Call, values: Values, keeps: Values, state: State) -> Tensor:
     if not hasattr(call.block, "step"):
-        return call(values, {})
+        return call(values, keeps)
     assert isinstance(call.module, Branch)
     x = values[call.entry]
     y, _ = call.block.step(call.module.pre(x, x), state)  # type: ignore[operator]

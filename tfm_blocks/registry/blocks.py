@@ -69,8 +69,8 @@ class BlockInfo:
 
     @property
     def positionwise(self) -> bool:
-        """No output position sees another position."""
-        return not self.sees
+        """An output position depends on its input position alone, wherever in the sequence it stands."""
+        return not self.sees and not hasattr(self.cls, "step")
 
 
 @dataclass
@@ -182,7 +182,7 @@ def _check(info: BlockInfo) -> None:
         )
     if unknown:
         raise TypeError(f"block {info.name!r}: {sorted(unknown)} are neither letters of the signature nor arguments")
-    if not info.positionwise and not (hasattr(info.cls, "start") and hasattr(info.cls, "step")):
+    if info.sees and not (hasattr(info.cls, "start") and hasattr(info.cls, "step")):
         raise TypeError(f"block {info.name!r} mixes positions: it needs start and step, to decode incrementally")
     for argument in arguments.values():
         if not argument.required:

@@ -33,3 +33,6 @@ def _import(module: str) -> None:
                 help="install it, or put its folder on PYTHONPATH",
             )
         ) from error
+    except Exception as error:
+        rule = f"the module {module!r} fails when it is imported: {type(error).__name__}: {error}"
+        raise ConfigError(Problem("plugins", rule, help=f"python -c 'import {module}' shows where")) from error
