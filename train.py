@@ -20,9 +20,13 @@ def run_job(config):
 
     if HydraConfig.get().mode == RunMode.MULTIRUN:  # every job of a sweep is a process of its own
         return subprocess.run([sys.executable, __file__, *task_overrides()], check=False).returncode
-    from tfm_blocks.training.run import train
+    from tfm_blocks.training.check import checked
 
-    return train(compose_run(config))
+    composed = compose_run(config)
+    settings = checked(composed)
+    from tfm_blocks.training.run import train  # seconds to import: only for a run that can start
+
+    return train(composed, settings)
 
 
 def told(action, argument):

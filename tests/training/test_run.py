@@ -19,11 +19,16 @@ from torch import Tensor
 from tfm_blocks.compose import CONF, Composed
 from tfm_blocks.errors import ConfigError, TfmError
 from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.training.check import checked
 from tfm_blocks.training.run import train, wandb_config
 from tfm_blocks.translation.translator import Translator
 
 ROOT = Path(__file__).parents[2]
 STEADY = ["schedule.peak=1e-3", "schedule.warmup=1", "trainer.validate_sentences=2"]
+
+
+def run(composed: Composed, folder: Path) -> int:
+    return train(composed, checked(composed), folder)
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -42,7 +47,7 @@ def test_a_run_leaves_a_folder_that_translates_and_says_what_to_type_next(
     small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     composed = small()
-    assert train(composed, tmp_path) == 0
+    assert run(composed, tmp_path) == 0
     folder = tmp_path / "run"
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == f"next: echo 'your text' | tfm translate {folder}"
@@ -59,7 +64,7 @@ def test_a_run_leaves_a_folder_that_translates_and_says_what_to_type_next(
 def test_the_last_step_is_validated_and_the_best_weights_are_kept(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
-    train(small(), tmp_path)
+    run(small(), tmp_path)
     with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     validated = {int(row["step"]): float(row["val/loss"]) for row in rows if row["val/loss"]}
@@ -74,7 +79,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     for overrides in (["dropout=0.2"], ["dropout=0.2"], ["dropout=0.2", "seed=2"]):
-        train(small(*overrides), tmp_path)
+        run(small(*overrides), tmp_path)
     first, again, other = (weights(tmp_path / name) for name in ("run", "run-2", "run-3"))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not any(
@@ -90,7 +95,7 @@ def test_devices_and_the_cap_on_a_batch_do_not_change_the_weights(
         ["data.batch_tokens=150"],
         ["trainer.devices=2", "data.batch_tokens=150"],
     ):
-        train(small("data.max_length=50", *STEADY, *overrides), tmp_path)
+        run(small("data.max_length=50", *STEADY, *overrides), tmp_path)
     first, *others = (weights(tmp_path / name) for name in ("run", "run-2", "run-3"))
     for other in others:
         for name in first:
@@ -112,7 +117,7 @@ def test_divergence_ends_with_status_3_and_is_written_down(
     load_plugins(["faulty"])
     fault = "++model.graph.bad={block: faulty, harm: poison, sound: 3, after: src_pos}"
     with pytest.raises(TfmError, match="diverged after 3 steps") as caught:
-        train(small("plugins=[faulty]", fault, f"trainer.devices={devices}"), tmp_path)
+        run(small("plugins=[faulty]", fault, f"trainer.devices={devices}"), tmp_path)
     assert caught.value.exit_status == 3
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["state"] == "diverged"
@@ -128,7 +133,7 @@ def test_a_rank_that_breaks_does_not_leave_the_other_waiting(
     fault = f"++model.graph.bad={{block: faulty, harm: {harm}, sound: 3, after: src_pos}}"
     begun = time.perf_counter()
     with pytest.raises(Exception, match="the last rank broke" if harm == "error" else "ended with SIGKILL"):
-        train(small("plugins=[faulty]", fault, "trainer.devices=2"), tmp_path)
+        run(small("plugins=[faulty]", fault, "trainer.devices=2"), tmp_path)
     assert time.perf_counter() - begun < 60
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
 
@@ -142,7 +147,7 @@ def test_a_wrong_setting_is_told_with_its_file_and_line_before_anything_is_writt
         "conf/optimizer/adam.yaml", (CONF / "optimizer" / "adam.yaml").read_text(), ("optimizer",)
     )
     with pytest.raises(ConfigError, match=r"optimizer.eps: must be at least 0(?s:.*)adam.yaml:4"):
-        train(composed, tmp_path)
+        run(composed, tmp_path)
     assert not list(tmp_path.glob("run*"))
 
 
@@ -153,7 +158,7 @@ def test_a_model_that_reads_other_inputs_is_refused_with_a_reason(
     picture = "++model.graph.picture={block: layernorm, in: img, after: encoder}"
     joined = "++model.graph.decoder.layer.look={block: attention, kv: picture, before: ffn}"
     with pytest.raises(ConfigError, match="inputs must be src and tgt, but are"):
-        train(small(image, picture, joined), tmp_path)
+        run(small(image, picture, joined), tmp_path)
 
 
 def test_swept_knobs_are_flat_and_the_graph_does_not_take_the_name_model(small: Callable[..., Composed]) -> None:

@@ -22,12 +22,13 @@ from rich.console import Console
 
 from tfm_blocks.compose import Composed
 from tfm_blocks.data.prepare import Prepared, prepare
-from tfm_blocks.errors import ConfigError, Problem, TfmError
+from tfm_blocks.errors import TfmError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CONFIG, STATUS, TOKENIZER, claim_folder, write_json
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
 from tfm_blocks.training.callbacks import BEST, KeepWeights, ShowProgress, score_news
+from tfm_blocks.training.check import device_of
 from tfm_blocks.training.data import RunData
 from tfm_blocks.training.loggers import CsvLogger, RunLogger, WandbLogger
 from tfm_blocks.training.metrics import bleu_signature, exact_match_by_group
@@ -50,13 +51,12 @@ class Job:
     asked_vocab: int
 
 
-def train(composed: Composed, root: Path = Path("runs")) -> int:
+def train(composed: Composed, settings: RunSettings, root: Path = Path("runs")) -> int:
     """Trains a new run in a new folder below `root`; its last lines say what to type next. Returns 0.
 
     Raises ConfigError or DataError before anything is started, DivergedError where the loss is not finite; after that
     status.json says how it ended.
     """
-    settings = checked(composed)
     vocab = composed.mapping["vocab"]
     prepared = prepare(settings.data, vocab, settings.seed)
     name = str(composed.mapping["name"])
@@ -82,47 +82,6 @@ def _reason(error: BaseException) -> str:
         return error.problems[0].rule
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
-
-
-def checked(composed: Composed) -> RunSettings:
-    """The settings of a run that can be trained. Raises ConfigError with the places of what is wrong."""
-    try:
-        settings = read_run(composed.mapping)
-        load_plugins(settings.plugins)
-        composed.with_vocab(composed.mapping.get("vocab") or 0)
-        spec = check_model(composed.model, composed.sources)
-        if sorted(put.name for put in spec.inputs) != ["src", "tgt"]:
-            names = ", ".join(put.name for put in spec.inputs)
-            rule = f"training reads pairs of text, so the inputs must be src and tgt, but are {names}"
-            raise ConfigError(Problem("model.inputs", rule, help="such a model can be checked, shown and built"))
-        _enough_devices(settings.trainer)
-    except ConfigError as error:
-        raise ConfigError([_placed(problem, composed) for problem in error.problems]) from None
-    return settings
-
-
-def _placed(problem: Problem, composed: Composed) -> Problem:
-    if problem.place or problem.origin:
-        return problem
-    return composed.sources.problem(tuple(problem.address.split(".")), problem.rule, help=problem.help)
-
-
-def _enough_devices(settings: TrainerSettings) -> None:
-    found = torch.cuda.device_count()
-    if settings.accelerator == "cuda" and not found:
-        raise ConfigError(
-            Problem("trainer.accelerator", "is cuda, but there is no CUDA device", help="write cpu or auto")
-        )
-    if device_of(settings) == "cuda" and settings.devices > found:
-        rule = f"is {settings.devices}, but there are {found} CUDA devices"
-        raise ConfigError(Problem("trainer.devices", rule, help="ask for fewer, or write trainer.accelerator=cpu"))
-
-
-def device_of(settings: TrainerSettings) -> str:
-    """`cpu` or `cuda`."""
-    if settings.accelerator != "auto":
-        return settings.accelerator
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def start_folder(job: Job, prepared: Prepared) -> None:
