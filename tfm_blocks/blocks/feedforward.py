@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.dropout import Dropout
 from tfm_blocks.blocks.linear import Linear
 from tfm_blocks.registry.blocks import block
 
@@ -25,7 +26,7 @@ class FeedForward(nn.Module):
         self.inner = Linear(D, d_ff)
         self.out = Linear(d_ff, D)
         self.activation = ACTIVATIONS[activation]
-        self.dropout = nn.Dropout(activation_dropout)
+        self.dropout = Dropout(activation_dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTF = self.dropout(self.activation(self.inner(x_BTD)))

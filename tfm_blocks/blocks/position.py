@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor, nn
 
+from tfm_blocks.blocks.dropout import Dropout
 from tfm_blocks.blocks.linear import normal_
 from tfm_blocks.blocks.state import Room, State
 from tfm_blocks.registry.blocks import block
@@ -17,7 +18,7 @@ class Position(nn.Module):
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def table(self, first: int, x_BND: Tensor) -> Tensor:
         """The vectors_ND of the positions from `first` on, as many as `x_BND` has."""

@@ -10,6 +10,7 @@ from torch import nn
 
 import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.blocks.add_norm import Add, Branch, Steps
+from tfm_blocks.blocks.dropout import Dropout
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.check import check
 from tfm_blocks.language.sources import Sources
@@ -68,7 +69,7 @@ def _step(step: Step, width: Any) -> nn.Module:
     if step.kind == "norm":
         norm: nn.Module = REGISTRY.blocks[step.block].cls(width, **(step.arguments or {}))
         return norm
-    return Add() if step.kind == "add" else nn.Dropout(step.rate)
+    return Add() if step.kind == "add" else Dropout(step.rate)
 
 
 def _tie(spec: Spec, modules: Mapping[str, nn.Module], sources: Sources | None) -> None:
