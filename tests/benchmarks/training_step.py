@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 
 import torch
-from tfm_blocks.training.loss import smoothed_loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import MarianConfig, MarianMTModel
 
 import tfm_blocks as tfm
 from tfm_blocks.blocks.position import Sinusoidal
+from tfm_blocks.training.loss import smoothed_loss
 
 VOCAB = 10_000
 SMOOTHING = 0.1
