@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,8 +26,11 @@ def build(model: str, *, seed: int = 1, **knobs: Any) -> Network:
     return build_network(check_model(composed.model, composed.sources), seed=seed)
 
 
-def load(run: str, *, device: str = "cpu") -> Translator:
-    """The translator of a finished run folder. Raises RunError where the folder is damaged, foreign or incomplete."""
+def load(run: str, *, device: str = "cpu", plugins: Sequence[str] = ()) -> Translator:
+    """The translator of a finished run folder, with the plug-in modules that its model needs.
+
+    Raises RunError where the folder is damaged, foreign or incomplete.
+    """
     from tfm_blocks.translation.translator import Translator
 
-    return Translator.load(run, device=device)
+    return Translator.load(run, device=device, plugins=plugins)

@@ -13,6 +13,12 @@ def test_heads_that_do_not_divide_the_width_are_told_with_origin_and_way_out():
     assert problem.help.startswith("heads can be 1, 2, 4, 8")
 
 
+@pytest.mark.parametrize("knob", ["heads=0", "heads=-1", "d_ff=0", "d_ff=-3", "vocab=0", "d_model=-8"])
+def test_sizes_are_at_least_one(knob):
+    name, value = knob.split("=")
+    assert f"({name} >= 1), but {name} = {value}" in problems([knob])[0].rule
+
+
 def test_a_shape_clash_in_a_residual_names_both_shapes():
     problem = problems(["model.graph.encoder.layer.out={block: unembed, vocab: 64, add_norm: post}"])[0]
     assert problem.rule.startswith("its output B S 64 cannot be added to its input B S 128")

@@ -28,7 +28,7 @@ def merge_heads(x_BHTK: Tensor) -> Tensor:
     "x: B T D, kv?: B S E -> B T D",
     branch=True,
     sees={"kv|x": "mask"},
-    where={"D % heads == 0": "the width must split evenly into heads"},
+    where={"heads >= 1": "there is at least one head", "D % heads == 0": "the width must split evenly into heads"},
     source="Vaswani et al. 2017, section 3.2.2",
 )
 class Attention(nn.Module):

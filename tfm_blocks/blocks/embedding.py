@@ -12,7 +12,13 @@ from tfm_blocks.blocks.linear import normal_
 from tfm_blocks.registry.blocks import block
 
 
-@block("embedding", "x: B N -> B N d_model", source="Vaswani et al. 2017, section 3.4", tieable="weight")
+@block(
+    "embedding",
+    "x: B N -> B N d_model",
+    source="Vaswani et al. 2017, section 3.4",
+    tieable="weight",
+    where={"vocab >= 1": "there is at least one token", "d_model >= 1": "the width is at least 1"},
+)
 class Embedding(nn.Module):
     """E[x] · √d_model: ids_BN -> x_BND."""
 

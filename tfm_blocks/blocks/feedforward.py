@@ -15,7 +15,13 @@ from tfm_blocks.registry.blocks import block
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
-@block("ffn", "x: B T D -> B T D", branch=True, source="Vaswani et al. 2017, section 3.3")
+@block(
+    "ffn",
+    "x: B T D -> B T D",
+    branch=True,
+    where={"d_ff >= 1": "the inner width is at least 1"},
+    source="Vaswani et al. 2017, section 3.3",
+)
 class FeedForward(nn.Module):
     """f(x W1 + b1) W2 + b2: x_BTD -> x_BTD through the inner width F = `d_ff`; f is the paper's ReLU, or GELU."""
 

@@ -57,7 +57,12 @@ class Sinusoidal(Position):
         return torch.stack((angles_NI.sin(), angles_NI.cos()), dim=2).reshape(N, D).to(x_BND.dtype)
 
 
-@block("learned_position", "x: B N D -> B N D", source="Gehring et al. 2017, section 3.1")
+@block(
+    "learned_position",
+    "x: B N D -> B N D",
+    source="Gehring et al. 2017, section 3.1",
+    where={"max_length >= 1": "the table has at least one position"},
+)
 class LearnedPosition(Position):
     """A learned vector for each of `max_length` positions. A longer sequence raises ValueError."""
 

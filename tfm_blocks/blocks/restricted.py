@@ -19,7 +19,11 @@ from tfm_blocks.registry.blocks import block
     "x: B T D -> B T D",
     branch=True,
     sees={"x": "mask"},
-    where={"D % heads == 0": "the width must split evenly into heads", "r >= 1": "a position sees at least itself"},
+    where={
+        "heads >= 1": "there is at least one head",
+        "D % heads == 0": "the width must split evenly into heads",
+        "r >= 1": "a position sees at least itself",
+    },
     source="Vaswani et al. 2017, section 4",
 )
 class RestrictedAttention(nn.Module):

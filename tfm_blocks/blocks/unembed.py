@@ -8,7 +8,13 @@ from tfm_blocks.blocks.linear import Linear
 from tfm_blocks.registry.blocks import block
 
 
-@block("unembed", "x: B N D -> B N vocab", source="Vaswani et al. 2017, section 3.4", tieable="weight")
+@block(
+    "unembed",
+    "x: B N D -> B N vocab",
+    source="Vaswani et al. 2017, section 3.4",
+    tieable="weight",
+    where={"vocab >= 1": "there is at least one token"},
+)
 class Unembed(Linear):
     """x W^T without a bias: x_BND -> logits_BNV. With `tie`, W is the embedding's matrix."""
 

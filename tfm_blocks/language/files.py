@@ -16,7 +16,8 @@ HEADER = "# @package _global_"
 LARGEST = 64 * 1024
 DEEPEST = 32
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_RESOLVER = re.compile(r"\$\{[^}]*:")
+_KNOB = re.compile(r"\$\{[A-Za-z_]\w*\}")
+_DIRECTIVE = re.compile(r"\s*#\s*@")
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
         raise _refuse(shown, f"is not YAML: {error.problem}", line) from None
     except yaml.YAMLError as error:
         raise _refuse(shown, f"is not YAML: {str(error).splitlines()[0]}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        if _DIRECTIVE.match(line) and line != HEADER:
+            raise _refuse(shown, f"has the directive {line.strip()!r}", number, f"the only one is {HEADER}")
     if HEADER not in text[:512].splitlines():
         raise _refuse(shown, "lacks its first line", help=f"begin the file with {HEADER}")
     if not isinstance(mapping, dict):
@@ -108,9 +112,9 @@ def _inspect(text: str, shown: str) -> None:
         tag = getattr(event, "tag", None)
         if tag:
             raise _refuse(shown, f"uses the YAML tag {tag}", line, "model files hold plain values only")
-        if isinstance(event, yaml.ScalarEvent) and _RESOLVER.search(event.value):
-            rule = f"uses the resolver {event.value!r}"
-            raise _refuse(shown, rule, line, "only ${knob} is read in a model file: set the knob on the command line")
+        if isinstance(event, yaml.ScalarEvent) and "${" in _KNOB.sub("", event.value, count=1):
+            rule = f"has {event.value[:80]!r}, which is more than one ${{knob}}: a resolver or an expression"
+            raise _refuse(shown, rule, line, "a value holds one ${knob} at most; arithmetic belongs into model.args")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise _refuse(shown, f"nests deeper than {DEEPEST}", line)
@@ -145,7 +149,7 @@ def _root(mapping: dict[str, Any], shown: str, text: str, root_keys: Collection[
             raise _refuse(
                 shown, f"has the root key {key!r}, which is neither defaults, model nor a single value", line, help
             )
-        if key in root_keys or not str(key).isidentifier():
+        if key in root_keys or not str(key).isidentifier() or str(key).startswith("_"):
             help = "give the knob a name of its own"
             raise _refuse(shown, f"cannot set {key!r}: a model file has knobs of its own only", line, help)
     return _parents(mapping.get("defaults") or [], shown)

@@ -112,7 +112,7 @@ class Shaper:
             names = names_in(rule)
             if any(not isinstance(values.get(name), int | float) for name in names):
                 continue
-            if not evaluate(rule, lambda name: _number(values[name])):
+            if not _holds(rule, values):
                 self._broken(node, info, rule, sentence, values)
                 held = False
         return held
