@@ -7,19 +7,21 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-exit_codes = [0]
+finished = []  # jobs: what was asked of each, and its exit status
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="train")
 def main(config):
-    exit_codes.append(told(run_job, config))
+    from tfm_blocks.compose.run import task_overrides
+
+    finished.append((" ".join(task_overrides()), told(run_job, config)))
 
 
 def run_job(config):
-    from tfm_blocks.compose import compose_run, task_overrides
+    from tfm_blocks.compose.run import compose_run, task_overrides
 
-    if HydraConfig.get().mode == RunMode.MULTIRUN:  # every job of a sweep is a process of its own
-        return subprocess.run([sys.executable, __file__, *task_overrides()], check=False).returncode
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return run_apart(task_overrides())
     from tfm_blocks.training.check import checked
 
     composed = compose_run(config)
@@ -27,6 +29,16 @@ def run_job(config):
     from tfm_blocks.training.run import train  # seconds to import: only for a run that can start
 
     return train(composed, settings)
+
+
+def run_apart(overrides):
+    """A job of a sweep, in a process of its own, which is not left behind."""
+    with subprocess.Popen([sys.executable, __file__, *overrides]) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            raise
 
 
 def told(action, argument):
@@ -41,14 +53,26 @@ def told(action, argument):
 
 
 def prepared(arguments):
-    from tfm_blocks.compose import prepare
+    from tfm_blocks.compose.command_line import prepare
 
     sys.argv[1:] = prepare(arguments)
     return 0
 
 
+def told_of_sweep():
+    failed = [(asked, status) for asked, status in finished if status]
+    print(f"sweep: {len(finished) - len(failed)} of {len(finished)} runs done")
+    for asked, status in failed:
+        print(f"  failed with exit status {status}: {asked}")
+
+
 if __name__ == "__main__":
+    from tfm_blocks.training.signals import end_on_signals
+
+    end_on_signals()
     status = told(prepared, sys.argv[1:])
     if status == 0:
         main()
-    sys.exit(max(exit_codes, default=0) or status)
+    if len(finished) > 1:
+        told_of_sweep()
+    sys.exit(max([status, *(status for _, status in finished)]))

@@ -8,7 +8,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from tfm_blocks.compose import CONF, compose_model, prepare, run_name
+from tfm_blocks.compose.command_line import prepare
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.compose.run import run_name
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.files import models_in
 
@@ -69,7 +72,16 @@ def test_an_interpolation_to_nothing_is_told_with_its_line(tmp_path):
         (["heads=2,4"], "add -m"),
         (["-m", "model=base,tny"], "did you mean tiny?"),
         (["heads="], None),
-        (["heads=[1"], "write key=value"),
+        (["--heads"], None),
+        (["heads"], "write key=value"),
+        (["-m", "heads=interval(1,2)"], "is no override"),
+        (["model=null"], "a run cannot do without"),
+        (["~model"], "a run cannot do without"),
+        (["-m", "logger=csv,null"], "a run cannot do without"),
+        (["model=a/mine.yaml"], "--config-dir FOLDER model=mine"),
+        (["hydra.foo=3"], "Could not override 'hydra.foo'"),
+        (["--config-name", "other"], "one main config"),
+        (["--config-dir", "/nowhere"], "there is no folder /nowhere"),
     ],
 )
 def test_a_wrong_command_line_is_told_before_hydra_reads_it(arguments, told):
@@ -86,10 +98,61 @@ def test_a_wrong_command_line_is_told_before_hydra_reads_it(arguments, told):
         (["heads=8", "++model.add_norm=pre"], "base-dates-heads8-add_normpre"),
         (["name=x", "data.dir=/a/b", "trainer.steps=3"], "base-dates-steps3"),
         (["model.args.x='a b=c'"], "base-dates-x_a_b_c_"),
+        (["model=base", "optimizer=adamw"], "base-dates-adamw"),
     ],
 )
 def test_a_run_is_named_after_what_the_command_line_changes(overrides, name):
-    assert run_name({"model": "base", "data": "dates"}, overrides) == name
+    assert run_name({"model": "base", "data": "dates", "optimizer": "adamw"}, overrides) == name
+
+
+def test_long_names_are_cut_and_stay_different():
+    one, two = (run_name({"model": "base", "data": "dates"}, ["model.args.x=" + "a" * 200 + end]) for end in "bc")
+    assert len(one) == len(two) == 100 and one != two
+
+
+@pytest.mark.parametrize(
+    ("text", "readable"),
+    [
+        ("model.args.d_ff=2*(d_model+1)", "++model.args.d_ff='2*(d_model+1)'"),
+        ("data.dir=/my texts (new)", "data.dir='/my texts (new)'"),
+        ("data.dir=/Übung", "data.dir='/Übung'"),
+    ],
+)
+def test_a_value_beyond_hydras_grammar_is_text(text, readable):
+    assert prepare(["data=text", text]) == ["data=text", readable]
+
+
+def test_no_experiment_and_all_models_can_be_asked_for():
+    assert prepare(["experiment=null", "heads=2"]) == ["heads=2"]
+    assert prepare(["-m", "model=glob(*)"]) == ["-m", "model=glob(*)"]
+
+
+def test_a_file_that_one_of_ours_would_hide_is_refused_by_train_and_by_tfm(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "base.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\n")
+    with pytest.raises(ConfigError, match=r"conf/model/base\.yaml would be read instead"):
+        prepare(["--config-dir", str(tmp_path), "model=base"])
+    with pytest.raises(ConfigError, match=r"conf/model/base\.yaml would be read instead"):
+        compose_model("base", conf=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("heads: 4\n", "begin the file with # @package _global_"),
+        ("# @package _global_\nhydra: {run: {dir: x}}\n", "write hydra.… on the command line"),
+        ("# @package _global_\nheads: [4\n", "is not YAML"),
+        ("# @package _global_\ndefaults: 3\n", "must be a list"),
+        ("# @package _global_\ndefaults: [{override /data: multi}]\n", "Could not find 'data/multi'"),
+        ("# @package _global_\ndefaults: [{override /model: bsae}]\n", "did you mean base?"),
+    ],
+)
+def test_an_experiment_that_would_not_do_what_it_says_is_refused(text, told, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        prepare(["--config-dir", str(tmp_path), "experiment=mine"])
+    assert told in str(caught.value)
 
 
 def test_overrides_of_model_need_no_plus():

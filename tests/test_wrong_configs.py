@@ -44,6 +44,17 @@ WRONG = {
     ),
     "two forms on a node": (["model.graph.encoder.same=src_emb"], "exactly one of block, same, layer", "base.yaml:17:5", "same: null"),
     "missing input": (["model.graph.src_emb.in=null"], "src_emb: the first node has nothing before it", "base.yaml:15:5", "in: src"),
+    "added key": (["+steps=3"], "steps: no such key", "+steps=3", "one of: d_ff"),
+    "name that is no folder": (["name=../mine"], "name: must be a folder's name", "name=../mine", "write name="),
+    "sizes beyond all memory": (["d_model=1099511627776"], "encoder.layer.attn", "base.yaml:20:9", "Storage size"),
+    "rate of 1": (["model.args.attention_dropout=1"], "must be from 0 to below 1", "attention_dropout=1", "such as 0.1"),
+    "step of nothing": (["trainer.clip=0"], "trainer.clip: must be above 0", "default.yaml", "trainer.clip=0"),
+    "too few positions": (
+        ["model.graph.src_pos={block: learned_position, max_length: 30}"],
+        "src_pos: knows 30 positions, but src of train has up to 65 with eos",
+        "base.yaml:16",
+        "raise its max_length",
+    ),
     "interpolation to nothing": (["heads=${haeds}"], "leads nowhere: there is no key 'haeds'", "tiny.yaml:6:1", "did you mean heads?"),
 }  # fmt: skip
 

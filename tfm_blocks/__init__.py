@@ -18,7 +18,7 @@ def build(model: str, *, seed: int = 1, **knobs: Any) -> Network:
     `build("base", heads=8, vocab=37000)(src=src_BS, tgt=tgt_BT)` gives logits_BTV; ids are int64, 0 is padding.
     The same seed gives the same weights. Raises ConfigError where the model or a knob is wrong.
     """
-    from tfm_blocks.compose import compose_model
+    from tfm_blocks.compose.model import compose_model
     from tfm_blocks.network.build import build_network, check_model
 
     overrides = [f"{name}={'null' if value is None else value}" for name, value in knobs.items()]

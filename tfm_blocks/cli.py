@@ -6,14 +6,13 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.errors import DataError, Place, Problem, TfmError
 
 if TYPE_CHECKING:
-    from tfm_blocks.compose import Composed
+    from tfm_blocks.compose.resolve import Composed
 
 CHUNK = 256
 
@@ -64,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     blocks.set_defaults(run=_blocks)
     translate = commands.add_parser("translate", help="translate lines", description="stdin to stdout, line by line")
     translate.add_argument("folder", type=Path, metavar="RUN", help="a run folder, such as runs/NAME")
-    translate.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="source tokens at a time (4096)")
+    translate.add_argument(
+        "--batch-tokens", type=_count, default=4096, metavar="N", help="source tokens at a time (4096)"
+    )
     translate.add_argument("--device", default="cpu", help="cpu, cuda, … (cpu)")
     _add_plugins(translate)
     translate.set_defaults(run=_translate)
@@ -93,7 +94,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _composed(arguments: argparse.Namespace) -> Composed:
-    from tfm_blocks.compose import compose_model
+    from tfm_blocks.compose.model import compose_model
     from tfm_blocks.registry.plugins import load_plugins
 
     composed = compose_model(arguments.model, arguments.overrides, arguments.config_dir)
@@ -117,16 +118,30 @@ def _translate(arguments: argparse.Namespace) -> None:
     from tfm_blocks.translation.translator import Translator
 
     translator = Translator.load(arguments.folder, device=arguments.device, plugins=arguments.plugins)
-    lines = _lines()
-    chunk = 1 if sys.stdin.isatty() else CHUNK
-    while batch := list(islice(lines, chunk)):
-        for text in translator.translate(batch, batch_tokens=arguments.batch_tokens):
-            print(text.replace("\n", " "), flush=chunk == 1)
+    line = 1
+    for chunk in _chunks(1 if sys.stdin.isatty() else CHUNK):
+        for text in translator.translate(chunk, batch_tokens=arguments.batch_tokens, first_line=line):
+            print(text.replace("\n", " "))
+        sys.stdout.flush()
+        line += len(chunk)
 
 
-def _lines() -> Iterator[str]:
+def _chunks(size: int) -> Iterator[list[str]]:
+    """The lines of stdin. Raises DataError for one that is not UTF-8, after those before it."""
+    chunk: list[str] = []
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            chunk.append(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
         except UnicodeDecodeError:
+            yield chunk
             raise DataError(Problem("stdin", "the line is not UTF-8 text", Place("stdin", number))) from None
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    yield chunk
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, but is {text!r}")
+    return int(text)

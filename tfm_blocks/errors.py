@@ -69,7 +69,7 @@ class RunError(TfmError):
 def suggest(name: str, options: Iterable[str]) -> str:
     """`did you mean heads?` where an option is near, then the options themselves (the first twenty)."""
     known = sorted(set(options))
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     listed = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{hint}one of: {listed}" if known else hint.strip()

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import tfm_blocks as tfm
 from tfm_blocks.blocks.dropout import Dropout
+from tfm_blocks.errors import ConfigError
 
 SHAPE = (7, 501, 33)
 
@@ -47,5 +49,5 @@ def test_nothing_is_dropped_in_evaluation_or_at_rate_0():
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 2.0])
 def test_a_rate_that_is_none_is_refused(rate):
-    with pytest.raises(ValueError, match="from 0 to below 1"):
-        Dropout(rate)
+    with pytest.raises(ConfigError, match="dropout must be from 0 to below 1"):
+        tfm.build("tiny", layers=1, vocab=9, dropout=rate)

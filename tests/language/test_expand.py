@@ -3,7 +3,7 @@
 import pytest
 
 from tests.language.test_read import only, problems
-from tfm_blocks.compose import compose_model
+from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.build import check_model
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfm_blocks.compose import compose_model
+from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import check_model
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tfm_blocks as tfm
-from tfm_blocks.compose import compose_model
+from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import RunError
 from tfm_blocks.runs.folder import claim_folder
 from tfm_blocks.runs.model import read_network, weights_of, write_model, write_weights

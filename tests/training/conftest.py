@@ -9,7 +9,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 
-from tfm_blocks.compose import CONF, Composed, compose_run
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_run
 
 SMALL = [
     "d_model=16", "d_ff=24", "heads=2", "layers=1", "vocab=300", "dropout=0",

@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from rich.console import Console
 
 from tests.training.test_module import make
-from tfm_blocks.compose import Composed
+from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.training.callbacks import BEST, LAST, KeepWeights, ShowProgress, score_news, train_news
 
 

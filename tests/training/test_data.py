@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 import torch
 
-from tfm_blocks.compose import Composed
+from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.data.settings import DataSettings
 from tfm_blocks.training.data import EvalStream, StepBatches, TrainStream, plan_of

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Trainer
 
-from tfm_blocks.compose import Composed
+from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.plugins import load_plugins

@@ -16,7 +16,8 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tfm_blocks.compose import CONF, Composed
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, TfmError
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.training.check import checked

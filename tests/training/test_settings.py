@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tfm_blocks.compose import Composed
+from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.training.settings import InverseSqrtSettings, NoamSettings, read_run
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from tfm_blocks.blocks.linear import Linear
 from tfm_blocks.blocks.state import Room, State
 from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.values import Rate
 
 
 def split_heads(x_BTD: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
@@ -45,7 +46,7 @@ class Attention(nn.Module):
         *,
         heads: int,
         mask: Literal["causal"] | None = None,
-        attention_dropout: float = 0.0,
+        attention_dropout: Rate = 0.0,
     ) -> None:
         super().__init__()
         if mask and E is not None:

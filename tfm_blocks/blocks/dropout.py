@@ -18,8 +18,6 @@ class Dropout(nn.Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        if not 0 <= rate < 1:
-            raise ValueError(f"a dropout rate is from 0 to below 1, but is {rate}")
         self.rate = rate
 
     def extra_repr(self) -> str:

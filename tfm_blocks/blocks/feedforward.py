@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from tfm_blocks.blocks.dropout import Dropout
 from tfm_blocks.blocks.linear import Linear
 from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.values import Rate
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
@@ -26,7 +27,7 @@ class FeedForward(nn.Module):
     """f(x W1 + b1) W2 + b2: x_BTD -> x_BTD through the inner width F = `d_ff`; f is the paper's ReLU, or GELU."""
 
     def __init__(
-        self, D: int, *, d_ff: int, activation: Literal["relu", "gelu"] = "relu", activation_dropout: float = 0.0
+        self, D: int, *, d_ff: int, activation: Literal["relu", "gelu"] = "relu", activation_dropout: Rate = 0.0
     ) -> None:
         super().__init__()
         self.inner = Linear(D, d_ff)

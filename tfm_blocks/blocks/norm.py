@@ -7,7 +7,13 @@ from torch import Generator, Tensor, nn
 from tfm_blocks.registry.blocks import block
 
 
-@block("layernorm", "x: B T D -> B T D", norm=True, source="Ba et al. 2016, equation 4")
+@block(
+    "layernorm",
+    "x: B T D -> B T D",
+    norm=True,
+    where={"eps >= 0": "the variance is not below 0"},
+    source="Ba et al. 2016, equation 4",
+)
 class LayerNorm(nn.LayerNorm):
     """(x - mean) / √(variance + eps) · gain + bias, over the width: x_BTD -> x_BTD. Gains start at 1, biases at 0."""
 

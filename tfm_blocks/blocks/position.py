@@ -11,6 +11,7 @@ from tfm_blocks.blocks.dropout import Dropout
 from tfm_blocks.blocks.linear import normal_
 from tfm_blocks.blocks.state import Room, State
 from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.values import Rate
 
 
 class Position(nn.Module):
@@ -46,7 +47,7 @@ class Position(nn.Module):
 class Sinusoidal(Position):
     """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same; PE(pos + h) is a rotation of PE(pos)."""
 
-    def __init__(self, D: int, *, dropout: float = 0.0) -> None:
+    def __init__(self, D: int, *, dropout: Rate = 0.0) -> None:
         super().__init__(dropout)
 
     def table(self, first: int, x_BND: Tensor) -> Tensor:
@@ -66,8 +67,9 @@ class Sinusoidal(Position):
 class LearnedPosition(Position):
     """A learned vector for each of `max_length` positions. A longer sequence raises ValueError."""
 
-    def __init__(self, D: int, *, max_length: int = 1024, dropout: float = 0.0) -> None:
+    def __init__(self, D: int, *, max_length: int = 1024, dropout: Rate = 0.0) -> None:
         super().__init__(dropout)
+        self.max_length = max_length
         self.weight = nn.Parameter(torch.empty(max_length, D))
 
     def initialise(self, name: str, generator: Generator) -> None:
@@ -75,9 +77,7 @@ class LearnedPosition(Position):
         normal_(self.weight, self.weight.shape[1], generator)
 
     def table(self, first: int, x_BND: Tensor) -> Tensor:
-        N, known = x_BND.shape[1], self.weight.shape[0]
+        N, known = x_BND.shape[1], self.max_length
         if first + N > known:
-            raise ValueError(
-                f"learned_position knows {known} positions, but the sequence has {first + N}: raise max_length"
-            )
+            raise ValueError(f"learned_position knows {known} positions, but the sequence has {first + N}")
         return self.weight[first : first + N]

@@ -81,10 +81,10 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """What `save` wrote. Raises RunError for a file that is missing, damaged or another kind of tokenizer."""
+        if not path.is_file():
+            raise RunError(Problem(str(path), "the tokenizer is missing"))
         try:
             pieces = Pieces.from_str(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RunError(Problem(str(path), "the tokenizer is missing")) from None
         except Exception as error:  # the tokenizers library raises nothing narrower
             rule = f"cannot be read as a tokenizer: {str(error).splitlines()[0]}"
             raise RunError(Problem(str(path), rule, help="the file is damaged: restore it")) from None
@@ -92,6 +92,8 @@ class Tokenizer:
             raise RunError(
                 Problem(str(path), f"is another kind of tokenizer: no BPE with {' '.join(SPECIAL)} as 0 to 3")
             )
+        if sorted(pieces.get_vocab().values()) != list(range(pieces.get_vocab_size())):
+            raise RunError(Problem(str(path), "is damaged: its ids are not 0, 1, 2, …", help="restore it"))
         return cls(pieces)
 
 

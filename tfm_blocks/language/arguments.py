@@ -54,8 +54,6 @@ class Args:
         try:
             if kind.numeric and isinstance(value, str):
                 value = self._number(value, ())
-                if kind.name == "float" and isinstance(value, int):
-                    value = float(value)
             elif kind.name == "int" and isinstance(value, int):
                 self._number(str(value), ())
             return convert(value, kind)

@@ -233,7 +233,7 @@ class Expander:
             return Step(kind)
         if kind == "dropout":
             given = args.find("dropout")
-            return Step(kind, rate=self._value(given, Kind("float"), args) or 0.0 if given else 0.0)
+            return Step(kind, rate=self._value(given, Kind("rate"), args) or 0.0 if given else 0.0)
         given = args.find("norm") or Given("layernorm", path)
         info = self.registry.blocks.get(str(given.value))
         if info is None or not info.norm:

@@ -17,6 +17,7 @@ LARGEST = 64 * 1024
 DEEPEST = 32
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _KNOB = re.compile(r"\$\{[A-Za-z_]\w*\}")
+_SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
 _DIRECTIVE = re.compile(r"\s*#\s*@")
 
 
@@ -70,7 +71,7 @@ def _chain(path: Path, folders: list[Path], root_keys: Collection[str], children
 
 def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
     """Reads one file as plain YAML. Raises ConfigError with the reason where it is not a plain model file."""
-    shown = _shown(path)
+    shown = shown_path(path)
     raw = path.read_bytes()[: LARGEST + 1]
     if len(raw) > LARGEST:
         raise _refuse(shown, f"a model file has at most {LARGEST // 1024} KB")
@@ -85,6 +86,8 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
         raise _refuse(shown, f"is not YAML: {error.problem}", line) from None
     except yaml.YAMLError as error:
         raise _refuse(shown, f"is not YAML: {str(error).splitlines()[0]}") from None
+    except ValueError as error:  # digits beyond Python's limit, dates that are none
+        raise _refuse(shown, f"has a value that cannot be read: {error}") from None
     for number, line in enumerate(text.splitlines(), 1):
         if _DIRECTIVE.match(line) and line != HEADER:
             raise _refuse(shown, f"has the directive {line.strip()!r}", number, f"the only one is {HEADER}")
@@ -95,7 +98,8 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
     return ModelFile(shown, text, mapping, _root(mapping, shown, text, root_keys))
 
 
-def _shown(path: Path) -> str:
+def shown_path(path: Path) -> str:
+    """A path as people read it: from the current folder, where it is below it."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -118,14 +122,22 @@ def _inspect(text: str, shown: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise _refuse(shown, f"nests deeper than {DEEPEST}", line)
-    _unique(yaml.compose(text, Loader=yaml.SafeLoader), shown)
+    _plain(yaml.compose(text, Loader=yaml.SafeLoader), shown)
 
 
-def _unique(node: yaml.Node | None, shown: str) -> None:
-    """Keys are strings, and each stands once: YAML itself would keep the last in silence."""
+def _plain(node: yaml.Node | None, shown: str) -> None:
+    """Values are plain, keys are strings, and each stands once: YAML itself would keep the last in silence."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _unique(item, shown)
+            _plain(item, shown)
+    if isinstance(node, yaml.ScalarNode) and node.tag not in _SCALARS:
+        kind = node.tag.rpartition(":")[2]
+        raise _refuse(
+            shown,
+            f"has the {kind} {node.value!r}",
+            node.start_mark.line + 1,
+            "text that looks like one is put in quotes",
+        )
     seen: set[str] = set()
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         line = key.start_mark.line + 1
@@ -136,7 +148,7 @@ def _unique(node: yaml.Node | None, shown: str) -> None:
         if key.value in seen:
             raise _refuse(shown, f"has the key {key.value!r} twice", line)
         seen.add(key.value)
-        _unique(value, shown)
+        _plain(value, shown)
 
 
 def _root(mapping: dict[str, Any], shown: str, text: str, root_keys: Collection[str]) -> tuple[str, ...]:

@@ -24,19 +24,19 @@ class Written:
 
 @dataclass
 class Sources:
-    """Paths to the spots that wrote them last. `chosen` is the file that was asked for, not those that it inherits."""
+    """Paths to the spots that wrote them last. `chosen` are the files that were asked for, not their parents."""
 
     written: dict[Path, Written] = field(default_factory=dict)
     overrides: dict[Path, str] = field(default_factory=dict)
-    chosen: str = ""
+    chosen: set[str] = field(default_factory=set)
 
-    def add_file(self, file: str, text: str, prefix: Path = ()) -> None:
+    def add_file(self, file: str, text: str, prefix: Path = (), *, chosen: bool = False) -> None:
         """Notes every key of a YAML file, below `prefix`; the last file that has a key wins."""
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if isinstance(root, yaml.MappingNode):
             self._walk(root, prefix, file, text.splitlines())
-        if not prefix:
-            self.chosen = file
+        if chosen:
+            self.chosen.add(file)
 
     def _walk(self, node: yaml.MappingNode, path: Path, file: str, lines: Sequence[str]) -> None:
         for key, value in node.value:
@@ -76,7 +76,7 @@ class Sources:
             return True
         written = self.written.get(path)
         knob = self._knob(path)
-        own = written is not None and written.place.file == self.chosen
+        own = written is not None and written.place.file in self.chosen
         return own or (knob is not None and (knob,) in self.overrides)
 
     def problem(self, path: Path, rule: str, *, blame: Path | None = None, help: str = "") -> Problem:

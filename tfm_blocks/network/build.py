@@ -29,9 +29,14 @@ def check_model(model: Mapping[str, Any], sources: Sources | None = None) -> Spe
 
 
 def build_network(spec: Spec, *, seed: int) -> Network:
-    """The network with its starting values, on the processor, in float32."""
+    """The network with its starting values, on the processor, in float32. Raises ConfigError where it does not fit."""
     network = network_without_values(spec)
-    network.to_empty(device="cpu")
+    try:
+        network.to_empty(device="cpu")
+    except RuntimeError as error:
+        size = sum(parameter.nbytes for parameter in network.parameters())
+        rule = f"its weights take {size:,} bytes, which this machine does not give"
+        raise ConfigError(Problem("model", rule, help="lower its sizes")) from error
     _tie(spec, {call.node.owner: call.module for call in network.calls}, None)
     initialise(network, seed)
     return network
@@ -56,8 +61,9 @@ def _module(node: Node, sources: Sources | None) -> nn.Module:
     sizes = [node.axes.get(letter) for letter in info.sizes]
     try:
         block = info.cls(*sizes, **node.arguments)
-    except ValueError as error:
-        raise ConfigError((sources or Sources()).problem(node.path, str(error))) from None
+    except (ValueError, RuntimeError) as error:  # torch's for tensors beyond 2^63 bytes is a RuntimeError
+        help = f"lower its sizes, or see tfm blocks {node.block}"
+        raise ConfigError((sources or Sources()).problem(node.path, str(error), help=help)) from None
     return Branch(_steps(node.pre, node), block, _steps(node.post, node))
 
 

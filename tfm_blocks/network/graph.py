@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,14 @@ from tfm_blocks.language.spec import Node, Spec
 from tfm_blocks.registry.blocks import REGISTRY
 
 Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Longest:
+    """A bound on the tokens of an input, and the node that sets it."""
+
+    tokens: float
+    node: Node | None
 
 
 class Network(nn.ModuleDict):
@@ -60,6 +71,16 @@ class Network(nn.ModuleDict):
                     )
                     keeps.setdefault(axis, real)
         return keeps
+
+    def longest(self, name: str) -> Longest:
+        """The most tokens that the input `name` can have, as blocks with an attribute `max_length` say."""
+        (put,) = (put for put in self.spec.inputs if put.name == name)
+        bounds = [
+            Longest(cast(int, call.block.max_length), call.node)
+            for call in self.calls
+            if isinstance(getattr(call.block, "max_length", None), int) and call.node.shape[1] == put.shape[1]
+        ]
+        return min(bounds, key=lambda bound: bound.tokens, default=Longest(math.inf, None))
 
     def expect(self, inputs: Mapping[str, Tensor], names: Iterable[str]) -> None:
         """Raises TypeError unless `inputs` are exactly `names`."""

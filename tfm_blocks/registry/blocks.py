@@ -147,7 +147,7 @@ def block(
 def _constructor(name: str, cls: type) -> tuple[tuple[str, ...], dict[str, Argument]]:
     parameters = list(inspect.signature(cls).parameters.values())
     init: Any = vars(cls).get("__init__", cls.__init__)  # type: ignore[misc]
-    hints = get_type_hints(init, vars(sys.modules[cls.__module__]))
+    hints = get_type_hints(init, vars(sys.modules[cls.__module__]), include_extras=True)
     sizes: list[str] = []
     arguments = {}
     for parameter in parameters:

@@ -15,7 +15,8 @@ Settings = TypeVar("Settings")
 def read_settings(cls: type[Settings], mapping: Mapping[str, Any], address: str) -> Settings:
     """An instance of the dataclass `cls`; its annotations are the types, its defaults the defaults.
 
-    Raises ConfigError with one problem for each unknown, missing or wrongly typed key, addressed `address.key`.
+    Raises ConfigError with one problem for each unknown, missing or wrongly typed key, addressed `address.key`; the
+    address of the root is "".
     """
     problems: list[Problem] = []
     found = _read(cls, mapping, address, problems)
@@ -30,15 +31,20 @@ def _read(cls: type[Any], mapping: Any, address: str, problems: list[Problem]) -
         return {}
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in mapping.keys() - fields.keys():
-        problems.append(Problem(f"{address}.{key}", "no such setting", help=suggest(str(key), fields)))
-    hints = get_type_hints(cls)
+        problems.append(Problem(_below(address, key), "no such setting", help=suggest(str(key), fields)))
+    hints = get_type_hints(cls, include_extras=True)
     found = {}
     for name, field in fields.items():
         if name in mapping:
-            found[name] = _convert(mapping[name], hints[name], f"{address}.{name}", problems)
+            found[name] = _convert(mapping[name], hints[name], _below(address, name), problems)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            problems.append(Problem(f"{address}.{name}", "is missing", help=f"write {address}.{name}=…"))
+            where = _below(address, name)
+            problems.append(Problem(where, "is missing", help=f"write {where}=…"))
     return found
+
+
+def _below(address: str, key: object) -> str:
+    return f"{address}.{key}" if address else str(key)
 
 
 def _convert(value: Any, annotation: Any, address: str, problems: list[Problem]) -> Any:

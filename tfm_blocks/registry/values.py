@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import types
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-PLAIN: dict[type, str] = {int: "int", float: "float", bool: "bool", str: "str"}
+Rate = Annotated[float, "from 0 to below 1"]
+"""A share from 0 to below 1, as of dropout."""
+
+PLAIN: dict[Any, str] = {int: "int", float: "float", Rate: "rate", bool: "bool", str: "str"}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One of `int float bool str list`, or the names of a Literal; `optional` where None is allowed."""
+    """One of `int float rate bool str list`, or the names of a Literal; `optional` where None is allowed."""
 
     name: str
     options: tuple[str, ...] = ()
@@ -22,7 +25,7 @@ class Kind:
     @property
     def numeric(self) -> bool:
         """Where a string is arithmetic."""
-        return self.name in ("int", "float")
+        return self.name in ("int", "float", "rate")
 
     def __str__(self) -> str:
         shown = " | ".join(self.options) if self.options else self.name
@@ -59,8 +62,8 @@ def convert(value: Any, kind: Kind) -> Any:
         return value
     if kind.element and isinstance(value, list):
         return [convert(item, kind.element) for item in value]
-    if kind.name == "float" and type(value) in (int, float):
-        return _finite(float(value))
+    if kind.name in ("float", "rate") and type(value) in (int, float):
+        return _rate(float(value)) if kind.name == "rate" else _finite(float(value))
     if kind.name in ("int", "bool", "str") and type(value).__name__ == kind.name:
         return value
     if kind.name == "int" and isinstance(value, float) and value.is_integer():
@@ -70,7 +73,12 @@ def convert(value: Any, kind: Kind) -> Any:
 
 def example(kind: Kind) -> str:
     """What to write, for a value that is not of its kind."""
-    examples = {"int": "a whole number, such as 4", "float": "a number, such as 0.1", "bool": "true or false"}
+    examples = {
+        "int": "a whole number, such as 4",
+        "float": "a number, such as 0.1",
+        "rate": "a number, such as 0.1",
+        "bool": "true or false",
+    }
     if kind.options:
         return f"write {' or '.join(kind.options)}"
     return f"write {examples.get(kind.name, 'text in quotes' if kind.name == 'str' else 'a list: [a, b]')}"
@@ -79,6 +87,12 @@ def example(kind: Kind) -> str:
 def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"must be a finite number, but is {value}")
+    return value
+
+
+def _rate(value: float) -> float:
+    if not 0 <= value < 1:
+        raise ValueError(f"must be from 0 to below 1, but is {value}")
     return value
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tfm_blocks.errors import ConfigError, Place, Problem, RunError, suggest
-from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import MODEL, WEIGHTS, read_json, write_json
@@ -37,20 +37,20 @@ def weights_of(network: Network) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in network.named_parameters()}
 
 
-def load_weights(network: Network, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copies `tensors` in. Raises RunError unless names and shapes are exactly the network's."""
+def expect_weights(network: Network, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raises RunError unless names and shapes are exactly the network's, and the values finite numbers."""
     own = dict(network.named_parameters())
     missing, extra = own.keys() - tensors.keys(), tensors.keys() - own.keys()
     for name in sorted(missing):
         raise RunError(Problem(where, f"has no weights for {name}", help=suggest(name, extra)))
     for name in sorted(extra):
         raise RunError(Problem(where, f"has weights for {name}, which the model lacks"))
-    with torch.no_grad():
-        for name, parameter in own.items():
-            if parameter.shape != tensors[name].shape:
-                shapes = f"{list(tensors[name].shape)}, but the model has {list(parameter.shape)}"
-                raise RunError(Problem(where, f"{name} has the shape {shapes}"))
-            parameter.copy_(tensors[name])
+    for name, parameter in own.items():
+        if parameter.shape != tensors[name].shape:
+            shapes = f"{list(tensors[name].shape)}, but the model has {list(parameter.shape)}"
+            raise RunError(Problem(where, f"{name} has the shape {shapes}"))
+        if not tensors[name].is_floating_point() or not tensors[name].isfinite().all():
+            raise RunError(Problem(where, f"{name} is damaged: it does not hold finite numbers"))
 
 
 def read_network(folder: Path, plugins: Sequence[str] = ()) -> Network:
@@ -65,10 +65,15 @@ def read_network(folder: Path, plugins: Sequence[str] = ()) -> Network:
     _need(record.get("plugins"), plugins, where)
     load_plugins(plugins)
     try:
-        network = build_network(check_model(record.get("model") or {}), seed=0)
+        spec = check_model(record.get("model") or {})
     except ConfigError as error:
         raise RunError([Problem(where, f"{problem.address}: {problem.rule}") for problem in error.problems]) from None
-    load_weights(network, _read_tensors(folder / WEIGHTS), str(folder / WEIGHTS))
+    tensors = _read_tensors(folder / WEIGHTS)
+    expect_weights(network_without_values(spec), tensors, str(folder / WEIGHTS))  # before anything is allocated
+    network = build_network(spec, seed=0)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.copy_(tensors[name])
     return network.eval()
 
 

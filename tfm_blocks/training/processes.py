@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from tfm_blocks.errors import Problem, TfmError
+from tfm_blocks.training.signals import end_on_signals
 
 GRACE = 5.0  # seconds for the others to end by themselves after one has failed
 Work = Callable[..., None]
@@ -33,7 +36,8 @@ def run_together(work: Work, world: int, *arguments: Any) -> None:
     one raises is raised here, after the others, which may be waiting for it, have been ended.
     """
     raised = multiprocessing.get_context("spawn").SimpleQueue()
-    context = start_processes(_work, (work, world, _free_port(), raised, arguments), world, join=False)  # type: ignore[no-untyped-call]
+    with _ctrl_c_for_the_parent_alone():
+        context = start_processes(_work, (work, world, _free_port(), raised, arguments), world, join=False)  # type: ignore[no-untyped-call]
     try:
         while not context.join(timeout=1.0, grace_period=GRACE):
             pass
@@ -49,8 +53,19 @@ def run_together(work: Work, world: int, *arguments: Any) -> None:
         _end(context.processes)
 
 
+@contextmanager
+def _ctrl_c_for_the_parent_alone() -> Iterator[None]:
+    """Children inherit that they ignore it, from their first import on; the parent ends them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _work(rank: int, work: Work, world: int, port: int, raised: Any, arguments: tuple[Any, ...]) -> None:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)}
+    end_on_signals()
     os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world))
     torch.set_num_threads(max(1, torch.get_num_threads() // world))
     try:

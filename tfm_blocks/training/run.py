@@ -7,10 +7,8 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,15 +18,15 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from rich.console import Console
 
-from tfm_blocks.compose import Composed
+from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.errors import TfmError
-from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CONFIG, STATUS, TOKENIZER, claim_folder, write_json
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
 from tfm_blocks.training.callbacks import BEST, KeepWeights, ShowProgress, score_news
-from tfm_blocks.training.check import device_of
+from tfm_blocks.training.check import check_lengths, device_of, placed
 from tfm_blocks.training.data import RunData
 from tfm_blocks.training.loggers import CsvLogger, RunLogger, WandbLogger
 from tfm_blocks.training.metrics import bleu_signature, exact_match_by_group
@@ -36,10 +34,10 @@ from tfm_blocks.training.module import DivergedError, TrainingModule
 from tfm_blocks.training.precision import Precision, choose_precision
 from tfm_blocks.training.processes import Ranks, run_together
 from tfm_blocks.training.settings import RunSettings, TrainerSettings, WandbSettings, read_run
+from tfm_blocks.training.signals import StoppedError
 
 METRICS = "metrics.csv"
 CHECKPOINTS = "checkpoints"
-TERMINATED = 143  # exit status of a process that was told to end, 128 + SIGTERM
 
 
 @dataclass(frozen=True)
@@ -58,26 +56,34 @@ def train(composed: Composed, settings: RunSettings, root: Path = Path("runs")) 
     status.json says how it ended.
     """
     vocab = composed.mapping["vocab"]
-    prepared = prepare(settings.data, vocab, settings.seed)
+    with placed(composed):
+        prepared = prepare(settings.data, vocab, settings.seed)
     name = str(composed.mapping["name"])
     config = {**composed.with_vocab(prepared.tokenizer.size).mapping, "name": name}
+    check_lengths(network_without_values(check_model(config["model"])), prepared, settings, composed)
     job = Job(config, claim_folder(root, name), vocab)
     start_folder(job, prepared)
     try:
-        with _ended_by_sigterm():
-            if settings.trainer.devices == 1:
-                take_part(Ranks(), job, prepared)
-            else:
-                run_together(_take_part, settings.trainer.devices, job)
+        if settings.trainer.devices == 1:
+            take_part(Ranks(), job, prepared)
+        else:
+            run_together(_take_part, settings.trainer.devices, job)
     except BaseException as error:
-        state = "diverged" if isinstance(error, DivergedError) else "failed"
-        write_json(job.folder / STATUS, {"state": state, "reason": _reason(error)})
+        write_json(job.folder / STATUS, {"state": _state(error), "reason": _reason(error)})
         raise
     return 0
 
 
+def _state(error: BaseException) -> str:
+    if isinstance(error, StoppedError):
+        return "stopped"
+    return "diverged" if isinstance(error, DivergedError) else "failed"
+
+
 def _reason(error: BaseException) -> str:
     """The error in one line; of a process that failed, the last line of its traceback."""
+    if isinstance(error, StoppedError):
+        return signal.Signals(error.number).name
     if isinstance(error, TfmError):
         return error.problems[0].rule
     lines = str(error).strip().splitlines()
@@ -98,8 +104,7 @@ def _take_part(ranks: Ranks, job: Job) -> None:
     settings = read_run(job.config)
     load_plugins(settings.plugins)
     prepared = prepare(settings.data, job.asked_vocab, settings.seed, tell=lambda text: None)
-    with _ended_by_sigterm():
-        take_part(ranks, job, prepared)
+    take_part(ranks, job, prepared)
 
 
 def take_part(ranks: Ranks, job: Job, prepared: Prepared) -> None:
@@ -193,32 +198,19 @@ def _finish(job: Job, module: TrainingModule, seconds: float) -> None:
     }
     write_weights(job.folder, weights_of(module.network))
     write_json(job.folder / STATUS, record)
-    for line in _summary(job.folder, record):
+    for line in _summary(job, record):
         print(line)
 
 
-def _summary(folder: Path, record: Mapping[str, Any]) -> Iterator[str]:
+def _summary(job: Job, record: Mapping[str, Any]) -> Iterator[str]:
     yield f"done: {record['steps']} steps in {record['seconds']:.0f} s"
     yield score_news(record["scores"], "test")
     if record["exact_match_by_group"]:
         yield "exact: " + ", ".join(f"{group} {share:.1%}" for group, share in record["exact_match_by_group"].items())
     yield f"BLEU: {record['bleu_signature']}"
-    yield f"folder: {folder}   weights.safetensors {METRICS} status.json {CHECKPOINTS}/"
-    yield f"next: echo 'your text' | tfm translate {folder}"
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM becomes an exception. Lightning's own handler waits for the other ranks inside it, which can hang."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])
+    yield f"folder: {job.folder}   weights.safetensors {METRICS} status.json {CHECKPOINTS}/"
+    yield f"next: echo 'your text' | tfm translate {job.folder}{plugins}"
 
 
 def _quiet_lightning() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from tfm_blocks.data.settings import DataSettings, read_data
 from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.registry.settings import read_settings
+from tfm_blocks.registry.values import Rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,14 +17,14 @@ class OptimizerSettings:
     """Adam, or AdamW whose decay is apart from the gradient. The schedule says the learning rate."""
 
     name: Literal["adam", "adamw"]
-    betas: list[float]
+    betas: list[Rate]
     eps: float
     weight_decay: float
 
     def __post_init__(self) -> None:
         """Raises ConfigError for numbers that torch refuses."""
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            _refuse("optimizer.betas", f"must be two numbers from 0 to below 1, but is {self.betas}")
+        if len(self.betas) != 2:
+            _refuse("optimizer.betas", f"must be two numbers, but is {self.betas}", "write optimizer.betas=[0.9,0.98]")
         _at_least("optimizer.eps", self.eps, 0)
         _at_least("optimizer.weight_decay", self.weight_decay, 0)
 
@@ -41,6 +42,7 @@ class NoamSettings:
         """Raises ConfigError for what the formula has no value for."""
         _at_least("schedule.d_model", self.d_model, 1)
         _at_least("schedule.warmup", self.warmup, 1)
+        _above_0("schedule.scale", self.scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,7 @@ class InverseSqrtSettings:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for what the formula has no value for."""
+        _above_0("schedule.peak", self.peak)
         _at_least("schedule.warmup", self.warmup, 1)
 
 
@@ -77,10 +80,12 @@ class TrainerSettings:
     precision: Literal["auto", "bf16", "fp32"]
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for counts below their least."""
+        """Raises ConfigError for numbers below their least."""
         least = {"steps": 1, "validate_every": 1, "log_every": 1, "validate_sentences": 0, "samples": 0, "devices": 1}
         for name, value in least.items():
             _at_least(f"trainer.{name}", getattr(self, name), value)
+        if self.clip is not None:
+            _above_0("trainer.clip", self.clip)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +115,7 @@ class RunSettings:
     """Everything but the model."""
 
     seed: int
-    label_smoothing: float
+    label_smoothing: Rate
     plugins: list[str]
     data: DataSettings
     optimizer: OptimizerSettings
@@ -122,13 +127,11 @@ class RunSettings:
 @dataclass(frozen=True, kw_only=True)
 class _Root:
     seed: int
-    label_smoothing: float
+    label_smoothing: Rate
     plugins: list[str]
 
     def __post_init__(self) -> None:
         _at_least("seed", self.seed, 0)
-        if not 0 <= self.label_smoothing < 1:
-            _refuse("label_smoothing", f"must be from 0 to below 1, but is {self.label_smoothing}")
 
 
 def read_run(config: Mapping[str, Any]) -> RunSettings:
@@ -153,8 +156,13 @@ def _read_kind(kinds: Mapping[str, type[Any]], mapping: Mapping[str, Any], addre
 
 def _at_least(address: str, value: float, least: float) -> None:
     if not value >= least:
-        _refuse(address, f"must be at least {least}, but is {value}")
+        _refuse(address, f"must be at least {least}, but is {value}", f"write {address}={least} or more")
 
 
-def _refuse(address: str, rule: str) -> None:
-    raise ConfigError(Problem(address, rule))
+def _above_0(address: str, value: float) -> None:
+    if not value > 0:
+        _refuse(address, f"must be above 0, but is {value}", f"write {address}=… with a number above 0")
+
+
+def _refuse(address: str, rule: str, help: str) -> None:
+    raise ConfigError(Problem(address, rule, help=help))

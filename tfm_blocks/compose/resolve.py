@@ -1,0 +1,95 @@
+"""A merged config with every `${…}` filled in, as plain data, and what is wrong where that cannot be done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from tfm_blocks.errors import ConfigError, Problem, suggest
+from tfm_blocks.language.files import ModelFile
+from tfm_blocks.language.sources import Sources, knobs_read
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A resolved config: plain dicts, lists and scalars, and where each was written."""
+
+    mapping: dict[str, Any]
+    sources: Sources
+    raw: DictConfig
+    chain: tuple[ModelFile, ...]
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The key `model`."""
+        return cast(dict[str, Any], self.mapping.get("model") or {})
+
+    def with_vocab(self, size: int) -> Composed:
+        """The same config for a tokenizer of `size`. Raises ConfigError where the model has no knob `vocab`."""
+        if "vocab" not in self.raw:
+            help = "give the model file a root key vocab, and its args vocab: ${vocab}"
+            raise ConfigError(
+                Problem("vocab", "the size of the vocabulary comes from the tokenizer, through this knob", help=help)
+            )
+        raw = self.raw.copy()
+        with open_dict(raw):
+            raw["vocab"] = size
+        return resolve(raw, self.sources, self.chain)
+
+
+def chain_sources(chain: Sequence[ModelFile], overrides: Iterable[str]) -> Sources:
+    """The places of a model's chain, and the overrides by the path that they set."""
+    sources = Sources()
+    for file in chain:
+        sources.add_file(file.shown, file.text, chosen=file is chain[-1])
+    for text in overrides:
+        key, equals, _ = text.partition("=")
+        if not equals and not key.startswith("~"):
+            raise ConfigError(Problem(text, "is no override", help="write key=value"))
+        sources.overrides[tuple(key.lstrip("+~").split("."))] = text.removeprefix("++")  # `prepare` has put it there
+    return sources
+
+
+def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) -> Composed:
+    """The config with every `${…}` filled in; ConfigError for one that leads nowhere, and for knobs without effect."""
+    raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    _unread_knobs(raw, sources, chain)
+    try:
+        mapping = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except InterpolationKeyError as error:
+        raise _leads_nowhere(error, raw, sources) from None
+    except MissingMandatoryValue as error:
+        path = tuple(str(error.full_key).split("."))
+        raise ConfigError(sources.problem(path, "must be given", help=f"write {error.full_key}=…")) from None
+    except OmegaConfBaseException as error:
+        path = tuple(str(getattr(error, "full_key", "") or "").split("."))
+        raise ConfigError(sources.problem(path, str(error).splitlines()[0])) from None
+    return Composed(cast(dict[str, Any], mapping), sources, config, tuple(chain))
+
+
+def _leads_nowhere(error: InterpolationKeyError, raw: dict[str, Any], sources: Sources) -> ConfigError:
+    path = tuple(str(error.full_key).split("."))
+    written = sources.written.get(path)
+    name = str(error.msg).split("'")[1] if "'" in str(error.msg) else str(error.msg)
+    knobs = [key for key, value in raw.items() if not isinstance(value, (dict, list))]
+    rule = f"{written.text if written else 'its value'} leads nowhere: there is no key {name!r}"
+    return ConfigError(sources.problem(path, rule, help=suggest(name, knobs)))
+
+
+def _unread_knobs(raw: dict[str, Any], sources: Sources, chain: Sequence[ModelFile]) -> None:
+    """A knob that nothing reads would make a sweep that changes nothing."""
+    knobs = {key for file in chain for key in file.mapping if key not in ("defaults", "model")}
+    rewired = any(path[0] == "model" for path in sources.overrides)
+    unread = [
+        key
+        for key in sorted(knobs - knobs_read(raw))
+        if (key,) in sources.overrides or (sources.set_here((key,)) and not rewired)
+    ]
+    if unread:
+        raise ConfigError(
+            [sources.problem((key,), f"nothing reads the knob {key!r}", help=f"use it as ${{{key}}}") for key in unread]
+        )
