@@ -31,6 +31,7 @@ def test_each_job_of_a_sweep_has_a_process_and_a_folder_and_one_failure_leaves_t
         if folder.is_dir()
     }
     assert states == {2: "done", 4: "done"}
+    assert "sweep: 2 of 3 runs done" in done.stdout and "failed with exit status 2: heads=3 " in done.stdout
 
 
 def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own_and_the_first_is_left_alone(tmp_path):

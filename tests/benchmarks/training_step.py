@@ -20,7 +20,7 @@ from transformers import MarianConfig, MarianMTModel
 
 import tfm_blocks as tfm
 from tfm_blocks.blocks.position import Sinusoidal
-from tfm_blocks.training.loss import smoothed_loss
+from tfm_blocks.training.loss import chunk_size, smoothed_loss
 
 VOCAB = 10_000
 SMOOTHING = 0.1
@@ -48,7 +48,9 @@ def ours(size: dict[str, int]) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
         src_BS, tgt_BT, labels_BT = batch
         kept = labels_BT != 0
         x_ND = model.trunk(src=src_BS, tgt=tgt_BT)[kept]
-        total, _, _ = smoothed_loss(model.head, model.head_parameters(), x_ND, labels_BT[kept], smoothing=SMOOTHING)
+        total, _, _ = smoothed_loss(
+            model.head, model.head_parameters(), x_ND, labels_BT[kept], smoothing=SMOOTHING, chunk=chunk_size(x_ND)
+        )
         return total / kept.sum()
 
     return model, loss

@@ -56,7 +56,7 @@ def test_args_that_refer_to_each_other_in_a_circle_are_told():
         ("model.graph.encoder.layer.attn.heads=many", "heads needs the unknown arg 'many'"),
         ("model.graph.encoder.layer.attn.heads=2.5", "heads must be an int, but is 2.5"),
         ("model.graph.encoder.layer.attn.heads=d_model/32", "heads must be an int, but is 4.0: write 4, or //"),
-        ("model.graph.encoder.layer.attn.heads=d_model//0", "heads it divides by zero"),
+        ("model.graph.encoder.layer.attn.heads=d_model//0", "heads divides by zero"),
         ("model.graph.encoder.layer.attn.mask=casual", "mask must be one of causal"),
         ("model.graph.encoder.repeat=1001", "repeat is between 1 and 1000"),
         ("model.graph.encoder.layer.ffn.d_ff=1099511627777", "d_ff integers go up to 2^40"),

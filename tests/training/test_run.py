@@ -168,8 +168,8 @@ def test_swept_knobs_are_flat_and_the_graph_does_not_take_the_name_model(small: 
     assert "graph" in config["graph"] and "model" not in config
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_run_that_is_told_to_end_ends_and_says_so(tmp_path: Path, devices: int) -> None:
+@pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGINT)])
+def test_a_run_that_is_told_to_end_ends_and_says_so(tmp_path: Path, devices: int, number: signal.Signals) -> None:
     command = [
         sys.executable, str(ROOT / "train.py"), "layers=1", "d_model=16", "d_ff=16", "heads=2", "vocab=300",
         "data.train=500", "data.val=10", "data.test=10", "trainer.steps=1000000", "trainer.validate_every=5",
@@ -182,6 +182,8 @@ def test_a_run_that_is_told_to_end_ends_and_says_so(tmp_path: Path, devices: int
         if checkpoint.exists() or process.poll() is not None:
             break
         time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=40) == 143
+    process.send_signal(number)
+    assert process.wait(timeout=40) == 128 + number
+    status = json.loads((checkpoint.parents[1] / "status.json").read_text())
+    assert status == {"state": "stopped", "reason": number.name}
     assert json.loads((tmp_path / "runs" / tmp_path.name / "status.json").read_text())["state"] == "failed"

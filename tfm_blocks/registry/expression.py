@@ -62,16 +62,16 @@ def _value(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
             return _apply(_BINARY[type(sign)], _value(left, lookup), _value(right, lookup))
         case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in _COMPARE:
             return _COMPARE[type(sign)](_value(left, lookup), _value(right, lookup))
-    raise ValueError("arithmetic is made of numbers, names, + - * / // % and parentheses")
+    raise ValueError("can hold numbers, names, + - * / // % and parentheses")
 
 
 def _apply(operate: Callable[[Number, Number], Number], left: Number, right: Number) -> Number:
     try:
         return _bounded(operate(left, right))
     except ZeroDivisionError:
-        raise ValueError("it divides by zero") from None
+        raise ValueError("divides by zero") from None
     except OverflowError:
-        raise ValueError("a number in it is too large") from None
+        raise ValueError("has a number that is too large") from None
 
 
 def _bounded(number: Number) -> Number:

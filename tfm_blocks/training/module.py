@@ -23,7 +23,7 @@ from tfm_blocks.errors import Problem, TfmError
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.loggers import RunLogger
-from tfm_blocks.training.loss import CHUNK, CHUNK_CUDA, smoothed_loss
+from tfm_blocks.training.loss import chunk_size, smoothed_loss
 from tfm_blocks.training.metrics import Pace, token_scores, translation_scores
 from tfm_blocks.training.optimizer import build_optimizer
 from tfm_blocks.training.processes import Ranks
@@ -116,8 +116,8 @@ class TrainingModule(LightningModule):
 
     def _loss(self, x_ND: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         head, parameters = self.network.head, self.network.head_parameters()
-        chunk = CHUNK_CUDA if self.device.type == "cuda" else CHUNK
-        return smoothed_loss(head, parameters, x_ND, labels_N, smoothing=self.settings.label_smoothing, chunk=chunk)
+        smoothing, chunk = self.settings.label_smoothing, chunk_size(x_ND)
+        return smoothed_loss(head, parameters, x_ND, labels_N, smoothing=smoothing, chunk=chunk)
 
     def _diverged(self, what: str, help: str) -> DivergedError:
         return DivergedError(Problem("", f"the run diverged after {self.global_step} steps: {what}", help=help))
