@@ -1,0 +1,37 @@
+"""A model alone."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.language.files import models_in
+
+
+@pytest.mark.parametrize("model", models_in([CONF / "model"]))
+def test_our_merge_of_a_model_equals_hydras(model):
+    with initialize_config_dir(str(CONF), version_base=None):
+        hydras = OmegaConf.to_container(compose("train", [f"model={model}"]), resolve=True)
+    own = compose_model(model).mapping
+    assert own == {key: hydras[key] for key in own}
+
+
+def test_a_knob_reaches_the_model():
+    assert compose_model("base", ["heads=2"]).model["args"]["heads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "address", "told"),
+    [
+        (["haeds=4"], "haeds", "did you mean heads?"),
+        (["heads=${lyers}"], "heads", "did you mean layers?"),
+        (["heads"], "heads", "write key=value"),
+    ],
+)
+def test_a_wrong_override_of_a_model_is_told(overrides, address, told):
+    with pytest.raises(ConfigError) as caught:
+        compose_model("tiny", overrides)
+    assert caught.value.problems[0].address == address
+    assert told in str(caught.value)
