@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfm_blocks.errors import DataError, Place, Problem, TfmError
+from tfm_blocks.errors import ConfigError, Problem, TfmError
 
 if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
-
-CHUNK = 256
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -61,15 +59,38 @@ def _parser() -> argparse.ArgumentParser:
     blocks.add_argument("name", nargs="?", metavar="NAME", help="all about one block")
     _add_plugins(blocks)
     blocks.set_defaults(run=_blocks)
-    translate = commands.add_parser("translate", help="translate lines", description="stdin to stdout, line by line")
-    translate.add_argument("folder", type=Path, metavar="RUN", help="a run folder, such as runs/NAME")
-    translate.add_argument(
-        "--batch-tokens", type=_count, default=4096, metavar="N", help="source tokens at a time (4096)"
+    _add_translate(
+        commands.add_parser("translate", help="translate lines", description="stdin to stdout, line by line")
     )
-    translate.add_argument("--device", default="cpu", help="cpu, cuda, … (cpu)")
-    _add_plugins(translate)
-    translate.set_defaults(run=_translate)
     return parser
+
+
+def _add_translate(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, metavar="RUN", help="a run folder, such as runs/NAME")
+    command.add_argument("--beam", type=_count, default=1, metavar="K", help="hypotheses a sentence; 1: greedy (1)")
+    command.add_argument("--alpha", type=float, default=0.6, help="exponent of the length penalty (0.6)")
+    command.add_argument(
+        "--penalty", choices=("gnmt", "plain"), default="gnmt", help="((5+n)/6)^alpha or n^alpha (gnmt)"
+    )
+    command.add_argument("--nbest", type=_count, default=1, metavar="K", help="print the K best: line, score, text (1)")
+    command.add_argument("--sample", action="store_true", help="draw tokens instead of searching")
+    command.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of --sample (1)")
+    command.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="of --sample: of the K likeliest; 0: all (0)"
+    )
+    command.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of --sample: of the share P (1)")
+    command.add_argument("--seed", type=int, default=1, help="of --sample (1)")
+    command.add_argument("--prefix", type=Path, metavar="FILE", help="how each translation begins, line by line")
+    command.add_argument("--scores", action="store_true", help="print the score before the text")
+    command.add_argument(
+        "--max-tokens", type=_count, default=1024, metavar="N", help="of a line, and of its translation"
+    )
+    command.add_argument("--strict", action="store_true", help="refuse a line of more tokens rather than cut it")
+    command.add_argument("--batch-tokens", type=_count, default=4096, metavar="N", help="tokens at a time (4096)")
+    command.add_argument("--device", default="cpu", help="cpu, cuda, … (cpu)")
+    command.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the computation (fp32)")
+    _add_plugins(command)
+    command.set_defaults(run=_translate)
 
 
 def _add_plugins(command: argparse.ArgumentParser) -> None:
@@ -115,30 +136,27 @@ def _blocks(arguments: argparse.Namespace) -> None:
 
 
 def _translate(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.translation.translator import Translator
+    import torch
 
+    from tfm_blocks.report.screen import counting
+    from tfm_blocks.translation.sampling import Sampling
+    from tfm_blocks.translation.stream import Stream
+    from tfm_blocks.translation.translator import Search, Translator
+
+    given = vars(arguments)
+    try:
+        sampling = Sampling(**{name: given[name] for name in ("temperature", "top_k", "top_p", "seed")})
+        asked = {name: given[name] for name in ("beam", "alpha", "penalty", "nbest")}
+        search = Search(**asked, cap=arguments.max_tokens, sampling=sampling if arguments.sample else None)
+    except ValueError as error:
+        raise ConfigError(Problem("", str(error), help="tfm translate --help tells what each option does")) from None
     translator = Translator.load(arguments.folder, device=arguments.device, plugins=arguments.plugins)
-    line = 1
-    for chunk in _chunks(1 if sys.stdin.isatty() else CHUNK):
-        for text in translator.translate(chunk, batch_tokens=arguments.batch_tokens, first_line=line):
-            print(text.replace("\n", " "))
-        sys.stdout.flush()
-        line += len(chunk)
-
-
-def _chunks(size: int) -> Iterator[list[str]]:
-    """The lines of stdin. Raises DataError for one that is not UTF-8, after those before it."""
-    chunk: list[str] = []
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            chunk.append(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
-        except UnicodeDecodeError:
-            yield chunk
-            raise DataError(Problem("stdin", "the line is not UTF-8 text", Place("stdin", number))) from None
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    yield chunk
+    settings = {name: given[name] for name in ("batch_tokens", "max_tokens", "strict", "scores")}
+    stream = Stream(translator=translator, search=search, **settings)
+    bf16 = arguments.precision == "bf16"
+    kind = torch.device(arguments.device).type
+    with counting("lines") as tell, torch.autocast(kind, torch.bfloat16, enabled=bf16):
+        stream.run(sys.stdin.buffer, sys.stdout, arguments.prefix, tell)
 
 
 def _count(text: str) -> int:

@@ -4,31 +4,18 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tfm_blocks.data.tokenizer import Tokenizer
+from tests.translation.conftest import sentences
 from tfm_blocks.errors import RunError
-from tfm_blocks.translation.search import BOS, EOS, greedy, longest_output
-from tfm_blocks.translation.translator import Translator
-
-WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]
-
-
-@pytest.fixture(scope="module")
-def translator():
-    torch.manual_seed(1)
-    sentences = [" ".join(WORDS[: 1 + index % 11]) for index in range(50)]
-    tokenizer = Tokenizer.train(sentences, 300)
-    network = tfm.build("tiny", layers=2, d_model=32, d_ff=32, vocab=tokenizer.size, seed=3)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.mul_(1.5)
-    return Translator(network.eval(), tokenizer)
+from tfm_blocks.translation.sampling import Sampling
+from tfm_blocks.translation.search import BOS, EOS
+from tfm_blocks.translation.translator import GREEDY, Search, Translator
 
 
 @torch.no_grad()
 def naive_greedy(network, ids):
     """The whole model again for every token."""
     out = [BOS]
-    while len(out) <= longest_output(len(ids) + 1):
+    while len(out) <= GREEDY.most(len(ids) + 1):
         logits_V = network(src=torch.tensor([[*ids, EOS]]), tgt=torch.tensor([out]))[0, -1]
         logits_V[[0, BOS]] = -torch.inf
         out.append(int(logits_V.argmax()))
@@ -38,19 +25,57 @@ def naive_greedy(network, ids):
 
 
 def test_greedy_equals_running_the_whole_model_for_every_token(translator):
-    ids = [translator.tokenizer.encode(" ".join(WORDS[start : start + 4])) for start in range(6)]
-    width = max(map(len, ids)) + 1
-    src_BS = torch.tensor([[*one, EOS] + [0] * (width - len(one) - 1) for one in ids])
-    longest_B = torch.tensor([longest_output(len(one) + 1) for one in ids])
-    found = greedy(translator.network, {"src": src_BS}, longest_B)
-    assert found == [naive_greedy(translator.network, one) for one in ids]
-    assert any(found)
+    texts = sentences(6, 2)
+    naive = [naive_greedy(translator.network, translator.tokenizer.encode(text)) for text in texts]
+    assert translator.translate(texts) == [translator.tokenizer.decode(ids) for ids in naive]
+    assert any(naive)
+
+
+SEARCHES = [
+    GREEDY,
+    Search(beam=4, nbest=4),
+    Search(beam=3, alpha=1.0, penalty="plain"),
+    Search(sampling=Sampling(seed=3)),
+]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "plain", "sampling"])
+def test_a_sentence_is_translated_alike_in_any_batch_at_any_place(translator, search):
+    texts = sentences(300, 1)
+    whole = [[one.text for one in found] for found in translator.search(texts, search)]
+    for batch_tokens in (1, 40, 200, 1000):
+        again = translator.search(texts, search, batch_tokens=batch_tokens)
+        assert [[one.text for one in found] for found in again] == whole
+    if not search.sampling:  # a drawn translation goes with the number of its sentence
+        again = translator.search(texts[::-1], search, batch_tokens=300)[::-1]
+        assert [[one.text for one in found] for found in again] == whole
+
+
+def test_prefixes_begin_their_translations(translator):
+    found = translator.search(["ein Haus", "", "am Fluss"], Search(beam=2), prefixes=["zwei Kinder", "", ""])
+    assert found[0][0].text.startswith("zwei Kinder") and found[1][0].text == ""
+    with pytest.raises(ValueError, match="3 sentences, but 1 prefixes"):
+        translator.search(["a", "b", "c"], Search(), prefixes=["x"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"beam": 0}, {"beam": 2, "nbest": 3}, {"alpha": -1.0}, {"beam": 2, "sampling": Sampling()}]
+)
+def test_a_search_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match="but"):
+        Search(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"top_k": -1}, {"top_p": 0.0}, {"seed": -1}])
+def test_a_draw_from_nothing_is_refused(wrong):
+    with pytest.raises(ValueError, match="must hold"):
+        Sampling(**wrong)
 
 
 def test_the_order_is_kept_and_blank_lines_stay_blank(translator):
-    sentences = ["Haus und Kinder", "", "am Fluss", "  ", "ein kleines Haus steht am Fluss"]
-    together = translator.translate(sentences, batch_tokens=20)
-    assert together == [translator.translate([sentence])[0] for sentence in sentences]
+    texts = ["Haus und Kinder", "", "am Fluss", "  ", "ein kleines Haus steht am Fluss"]
+    together = translator.translate(texts, batch_tokens=20)
+    assert together == [translator.translate([text])[0] for text in texts]
     assert together[1] == together[3] == ""
 
 

@@ -82,7 +82,7 @@ class Attention(nn.Module):
         """Room for keys and values of the target; or those of `kv_BSE`, which do not change."""
         if kv_BSE is None:
             width = self.out.in_features // self.heads
-            return State(moving={name: room.empty(self.heads, width) for name in ("k_BHTK", "v_BHTK")})
+            return State(caches={name: room.cache(self.heads, width) for name in ("k_BHTK", "v_BHTK")})
         assert keep_BS is not None
         k_BHSK, v_BHSK = split_heads(self.kv(kv_BSE), self.heads, 2)
         return State(fixed={"k_BHSK": k_BHSK, "v_BHSK": v_BHSK, "keep_BS": keep_BS})
@@ -93,11 +93,18 @@ class Attention(nn.Module):
         return self.out(merge_heads(y_BHTK)), state
 
     def _step_self(self, x_B1D: Tensor, state: State) -> Tensor:
-        k_BHTK, v_BHTK, now = state.moving["k_BHTK"], state.moving["v_BHTK"], state.position
+        k_BHTK, v_BHTK, now = state.caches["k_BHTK"], state.caches["v_BHTK"], state.position
         q_BH1K, k_BHTK[:, :, now : now + 1], v_BHTK[:, :, now : now + 1] = split_heads(self.qkv(x_B1D), self.heads, 3)
         return F.scaled_dot_product_attention(q_BH1K, k_BHTK[:, :, : now + 1], v_BHTK[:, :, : now + 1])
 
-    def _step_cross(self, x_B1D: Tensor, state: State) -> Tensor:
-        (q_BH1K,) = split_heads(self.q(x_B1D), self.heads, 1)
-        mask_B11S = state.fixed["keep_BS"][:, None, None, :]
-        return F.scaled_dot_product_attention(q_BH1K, state.fixed["k_BHSK"], state.fixed["v_BHSK"], mask_B11S)
+    def _step_cross(self, x_R1D: Tensor, state: State) -> Tensor:
+        """All hypotheses of a sentence look at its one copy of keys and values, as so many queries."""
+        k_BHSK, v_BHSK, mask_B11S = (
+            state.fixed["k_BHSK"],
+            state.fixed["v_BHSK"],
+            state.fixed["keep_BS"][:, None, None, :],
+        )
+        hypotheses = x_R1D.shape[0] // k_BHSK.shape[0]
+        (q_BHRK,) = split_heads(self.q(x_R1D).view(k_BHSK.shape[0], hypotheses, -1), self.heads, 1)
+        y_BHRK = F.scaled_dot_product_attention(q_BHRK, k_BHSK, v_BHSK, mask_B11S)
+        return y_BHRK.transpose(1, 2).reshape(x_R1D.shape[0], self.heads, 1, -1)

@@ -54,11 +54,11 @@ class RestrictedAttention(nn.Module):
     def start(self, *, room: Room) -> State:
         """Room for keys and values of the target."""
         width = self.out.in_features // self.heads
-        return State(moving={name: room.empty(self.heads, width) for name in ("k_BHTK", "v_BHTK")})
+        return State(caches={name: room.cache(self.heads, width) for name in ("k_BHTK", "v_BHTK")})
 
     def step(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
         """One more target position, which sees the last r: x_B1D -> x_B1D."""
-        k_BHTK, v_BHTK, now = state.moving["k_BHTK"], state.moving["v_BHTK"], state.position
+        k_BHTK, v_BHTK, now = state.caches["k_BHTK"], state.caches["v_BHTK"], state.position
         q_BH1K, k_BHTK[:, :, now : now + 1], v_BHTK[:, :, now : now + 1] = split_heads(self.qkv(x_BTD), self.heads, 3)
         seen = slice(max(0, now + 1 - self.r), now + 1)
         y_BH1K = F.scaled_dot_product_attention(q_BH1K, k_BHTK[:, :, seen], v_BHTK[:, :, seen])

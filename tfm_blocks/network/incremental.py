@@ -16,27 +16,36 @@ from tfm_blocks.network.graph import Call, Network, Values
 
 @dataclass
 class Decoding:
-    """One decoding in progress: what every step reads of the sources, and the state of each call by its address."""
+    """One decoding in progress.
+
+    `values` is what steps read of the sources, a row for each hypothesis; `keeps` are their masks, a row for each
+    sentence; `states` hold what each call remembers, by its address.
+    """
 
     values: Values
     keeps: Values
     states: dict[str, State]
+    hypotheses: int = 1
     position: int = 0
 
 
-def start(network: Network, sources: Mapping[str, Tensor], length: int) -> Decoding:
-    """Runs what does not depend on the target, and makes room for `length` target tokens; TypeError on wrong inputs."""
+def start(network: Network, sources: Mapping[str, Tensor], length: int, hypotheses: int = 1) -> Decoding:
+    """Runs what does not depend on the target, and makes room for `length` target tokens of each hypothesis.
+
+    A sentence has `hypotheses` rows side by side in what is stepped. Raises TypeError on wrong inputs.
+    """
     network.expect(sources, (put.name for put in network.spec.inputs if put.name != TARGET))
     values, keeps = dict(sources), network.keep_masks(sources)
     for call in network.calls:
         if call.node.sees == "nothing":
             values[call.node.address] = call(values, keeps)
     rows = next(iter(sources.values())).shape[0]
-    room = Room(rows, length, _like(network, values))
+    room = Room(rows * hypotheses, length, _like(network, values))
     stepped = _stepped(network)
     states = {call.node.address: _start(call, values, keeps, room) for call in stepped}
     read = {address for call in stepped if not hasattr(call.block, "start") for address in call.node.reads.values()}
-    return Decoding({name: value for name, value in values.items() if name in read}, keeps, states)
+    beside = {name: value.repeat_interleave(hypotheses, 0) for name, value in values.items() if name in read}
+    return Decoding(beside, keeps, states, hypotheses)
 
 
 def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, Decoding]:
@@ -51,17 +60,35 @@ def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, D
     return values[network.spec.sink.address][:, -1], decoding
 
 
-def select(decoding: Decoding, rows: Tensor) -> Decoding:
-    """The decoding of these rows alone, in this order; a row may come twice."""
-
-    def pick(tensors: Values) -> Values:
-        return {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
-
+def select(decoding: Decoding, sentences: Tensor) -> Decoding:
+    """The decoding of these sentences alone, in this order, each with all of its hypotheses."""
+    within = torch.arange(decoding.hypotheses, device=sentences.device)
+    rows = (sentences[:, None] * decoding.hypotheses + within).flatten()
     states = {
-        address: State(pick(state.fixed), pick(state.moving), state.position)
+        address: State(
+            _pick(state.fixed, sentences), _pick(state.caches, rows), _pick(state.moving, rows), state.position
+        )
         for address, state in decoding.states.items()
     }
-    return Decoding(pick(decoding.values), pick(decoding.keeps), states, decoding.position)
+    values, keeps = _pick(decoding.values, rows), _pick(decoding.keeps, sentences)
+    return Decoding(values, keeps, states, decoding.hypotheses, decoding.position)
+
+
+def reorder(decoding: Decoding, origins: Tensor) -> None:
+    """Each row goes on from the row of the same sentence that `origins` names; what does not change is not copied."""
+    rows = (origins != torch.arange(len(origins), device=origins.device)).nonzero()[:, 0]
+    if not len(rows):
+        return
+    filled = slice(0, decoding.position)
+    for state in decoding.states.values():
+        for cache_BHTK in state.caches.values():
+            cache_BHTK[rows, :, filled] = cache_BHTK[origins[rows], :, filled]
+        for tensor in state.moving.values():
+            tensor[rows] = tensor[origins[rows]]
+
+
+def _pick(tensors: Values, rows: Tensor) -> Values:
+    return {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
 
 
 def _stepped(network: Network) -> list[Call]:

@@ -1,8 +1,10 @@
-"""Searches over a network's next-token scores. Rows are sentences; a finished row leaves the batch."""
+"""What all searches share, and the searches that keep one hypothesis a sentence: greedy and drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,30 +14,78 @@ from tfm_blocks.network.graph import Network
 
 PAD, BOS, EOS = 0, 1, 2
 
+Choose = Callable[[Tensor, int, Tensor], Tensor]
+"""logits_BV, the position and the sentences_B that the rows are -> ids_B."""
 
-def longest_output(source_tokens: int) -> int:
-    """Where a search gives up waiting for the end: twice the source and twenty more."""
-    return 2 * source_tokens + 20
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """Ids without bos and eos; the sum of the log probabilities of its `length` tokens, of which eos is one."""
+
+    ids: list[int]
+    log_p: float
+    length: int
+
+
+class Bounds(NamedTuple):
+    """Of each sentence: the fewest tokens without eos, the most with eos, and how the target begins, PAD where free."""
+
+    shortest_B: Tensor
+    longest_B: Tensor
+    prefix_BP: Tensor
+
+    def select(self, sentences: Tensor) -> Bounds:
+        """Those of these sentences."""
+        return Bounds(*(tensor.index_select(0, sentences) for tensor in self))
+
+    def refuse(self, logits_RV: Tensor, position: int) -> Tensor:
+        """-inf, in place, for tokens that may not come at `position`; a sentence has R / B rows side by side."""
+        rows = logits_RV.shape[0] // len(self.longest_B)
+        logits_RV[:, [PAD, BOS]] = -torch.inf
+        early_R = (self.shortest_B > position).repeat_interleave(rows)
+        logits_RV[:, EOS].masked_fill_(early_R, -torch.inf)
+        if position < self.prefix_BP.shape[1]:
+            forced_R = self.prefix_BP[:, position].repeat_interleave(rows)
+            others_RV = torch.ones_like(logits_RV, dtype=torch.bool).scatter_(1, forced_R[:, None], False)
+            logits_RV.masked_fill_(others_RV & (forced_R != PAD)[:, None], -torch.inf)
+        return logits_RV
+
+
+def likeliest(logits_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
+    """Greedy: the likeliest token."""
+    return logits_BV.argmax(dim=1)
 
 
 @torch.inference_mode()
-def greedy(network: Network, sources: Mapping[str, Tensor], longest_B: Tensor) -> list[list[int]]:
-    """The likeliest next token at every step, until eos or `longest_B` tokens: ids without bos and eos, by row."""
-    rows_B = torch.arange(len(longest_B), device=longest_B.device)
-    ids_B = torch.full_like(rows_B, BOS)
-    out: list[list[int]] = [[] for _ in rows_B]
-    decoding = incremental.start(network, sources, int(longest_B.max()))
-    for position in range(int(longest_B.max())):
+def one_by_one(
+    network: Network, sources: Mapping[str, Tensor], bounds: Bounds, choose: Choose = likeliest
+) -> list[Hypothesis]:
+    """The token that `choose` takes at every step, until eos or the most tokens: a hypothesis for each sentence."""
+    length = int(bounds.longest_B.max())
+    sentences_B = torch.arange(len(bounds.longest_B), device=bounds.longest_B.device)
+    ids_B, log_p_B = torch.full_like(sentences_B, BOS), torch.zeros(len(sentences_B), device=sentences_B.device)
+    ids_BT = torch.empty(len(sentences_B), length, dtype=torch.int64, device=sentences_B.device)
+    done: dict[int, Hypothesis] = {}
+    decoding = incremental.start(network, sources, length)
+    for position in range(length):
         logits_BV, decoding = incremental.step(network, ids_B, decoding)
-        logits_BV[:, [PAD, BOS]] = -torch.inf
-        ids_B = logits_BV.argmax(dim=1)
-        for row, token in zip(rows_B.tolist(), ids_B.tolist(), strict=True):
-            out[row].append(token)
-        going_B = (ids_B != EOS) & (longest_B > position + 1)
-        if not going_B.all():
-            kept_B = going_B.nonzero()[:, 0]
-            if not len(kept_B):
+        whole_B = logits_BV.float().logsumexp(1)
+        ids_B = choose(bounds.refuse(logits_BV, position), position, sentences_B)
+        ids_BT[:, position] = ids_B
+        log_p_B = log_p_B + logits_BV.gather(1, ids_B[:, None])[:, 0].float() - whole_B
+        over_B = (ids_B == EOS) | (bounds.longest_B == position + 1)
+        if over_B.any():
+            for row in over_B.nonzero()[:, 0].tolist():
+                done[int(sentences_B[row])] = hypothesis(ids_BT[row, : position + 1], float(log_p_B[row]))
+            kept = (~over_B).nonzero()[:, 0]
+            if not len(kept):
                 break
-            rows_B, ids_B, longest_B = rows_B[kept_B], ids_B[kept_B], longest_B[kept_B]
-            decoding = incremental.select(decoding, kept_B)
-    return [ids[:-1] if ids and ids[-1] == EOS else ids for ids in out]
+            ids_B, log_p_B, ids_BT, sentences_B = ids_B[kept], log_p_B[kept], ids_BT[kept], sentences_B[kept]
+            bounds, decoding = bounds.select(kept), incremental.select(decoding, kept)
+    return [done[sentence] for sentence in range(len(done))]
+
+
+def hypothesis(ids_T: Tensor, log_p: float) -> Hypothesis:
+    """From the ids as they were searched, eos included where the search got there."""
+    ids: list[int] = ids_T.tolist()
+    return Hypothesis(ids[:-1] if ids[-1] == EOS else ids, log_p, len(ids))

@@ -1,0 +1,124 @@
+"""Searches against naive loops and exhaustive search; the same sentence gives the same in any batch."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import tfm_blocks as tfm
+from tfm_blocks.translation.beam import beam_search, gnmt, plain
+from tfm_blocks.translation.sampling import Sampling
+from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
+
+
+def network(vocab=40, **knobs):
+    made = tfm.build("tiny", **{"layers": 2, "d_model": 32, "d_ff": 32, "vocab": vocab, "seed": 3} | knobs)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(1.5)
+    return made.eval()
+
+
+def bounds(longest, shortest=0, prefixes=None):
+    rows = len(longest)
+    width = max(map(len, prefixes)) if prefixes else 0
+    padded = [[*one] + [PAD] * (width - len(one)) for one in prefixes] if prefixes else [[] for _ in range(rows)]
+    return Bounds(torch.full((rows,), shortest), torch.tensor(longest), torch.tensor(padded, dtype=torch.int64))
+
+
+def sources(rows=5, vocab=40, width=7):
+    torch.manual_seed(2)
+    src_BS = torch.randint(4, vocab, (rows, width))
+    src_BS[:, -1] = EOS
+    src_BS[1, 4], src_BS[1, 5:] = EOS, PAD
+    return {"src": src_BS}
+
+
+@torch.no_grad()
+def log_p_of(made, src_S, ids):
+    """The sum of log probabilities of `ids`, by one forward pass."""
+    logits_TV = made(src=src_S[None], tgt=torch.tensor([[BOS, *ids[:-1]]]))[0]
+    return float(logits_TV.log_softmax(1)[torch.arange(len(ids)), torch.tensor(ids)].sum())
+
+
+def test_a_beam_of_1_is_greedy_search():
+    made, put = network(), sources()
+    limits = bounds([12, 9, 12, 3, 12])
+    found = beam_search(made, put, limits, beam=1, penalty=gnmt(0.6))
+    assert [one.ids for (one,) in found] == [one.ids for one in one_by_one(made, put, limits)]
+
+
+@pytest.mark.parametrize("penalty", [gnmt(0.6), plain(1.0), plain(0.0)])
+def test_a_wide_beam_finds_the_best_of_all_sequences(penalty):
+    vocab, longest = 8, 4
+    made, put = network(vocab, layers=1), sources(3, vocab)
+    found = beam_search(made, put, bounds([longest] * 3), beam=700, penalty=penalty, nbest=3)
+    for row, hypotheses in enumerate(found):
+        scores = []
+        for length in range(1, longest + 1):
+            for ids in itertools.product(range(3, vocab), repeat=length - 1):
+                for last in (EOS, *(range(3, vocab) if length == longest else ())):
+                    sequence = [*ids, last]
+                    scores.append((log_p_of(made, put["src"][row], sequence) / penalty(length), sequence))
+        best = sorted(scores, reverse=True)[:3]
+        for hypothesis, (score, sequence) in zip(hypotheses, best, strict=True):
+            assert hypothesis.ids == [one for one in sequence if one != EOS]
+            assert math.isclose(hypothesis.log_p / penalty(hypothesis.length), score, abs_tol=1e-4)
+
+
+@pytest.mark.parametrize("beam", [2, 5])
+def test_scores_are_those_of_a_forward_pass_and_come_best_first(beam):
+    made, put = network(), sources()
+    for row, hypotheses in enumerate(beam_search(made, put, bounds([8] * 5), beam=beam, penalty=gnmt(0.6), nbest=beam)):
+        scores = [one.log_p / gnmt(0.6)(one.length) for one in hypotheses]
+        assert scores == sorted(scores, reverse=True) and len({tuple(one.ids) for one in hypotheses}) == beam
+        src_S = put["src"][row][put["src"][row] != PAD]
+        for one in hypotheses:
+            assert math.isclose(one.log_p, log_p_of(made, src_S, [*one.ids, EOS][: one.length]), abs_tol=1e-4)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_the_fewest_and_the_most_tokens_are_kept(beam):
+    made, put = network(), sources()
+    for hypotheses in beam_search(made, put, bounds([9] * 5, shortest=6), beam=beam, penalty=gnmt(1.0), nbest=beam):
+        assert all(6 <= len(one.ids) <= 9 and one.length <= 9 for one in hypotheses)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_translation_begins_with_its_prefix_and_goes_on_as_the_model_says(beam):
+    made, put = network(), sources()
+    free = beam_search(made, put, bounds([9] * 5), beam=beam, penalty=gnmt(0.6))
+    prefixes = [[5, 6, 7], [], [9], [8, 8], []]
+    forced = beam_search(made, put, bounds([9] * 5, prefixes=prefixes), beam=beam, penalty=gnmt(0.6))
+    for row, prefix in enumerate(prefixes):
+        assert forced[row][0].ids[: len(prefix)] == prefix
+        assert prefix or forced[row] == free[row]
+        src_S = put["src"][row][put["src"][row] != PAD]
+        (one,) = forced[row]
+        assert math.isclose(one.log_p, log_p_of(made, src_S, [*one.ids, EOS][: one.length]), abs_tol=1e-4)
+
+
+def test_a_sentence_draws_the_same_in_any_batch():
+    made, put = network(), sources()
+    together = one_by_one(made, put, bounds([9] * 5), Sampling(seed=4).chooser(range(5), 9))
+    for row, found in enumerate(together):
+        alone = {"src": put["src"][row : row + 1]}
+        assert one_by_one(made, alone, bounds([9]), Sampling(seed=4).chooser([row], 9))[0].ids == found.ids
+    assert together != one_by_one(made, put, bounds([9] * 5), Sampling(seed=5).chooser(range(5), 9))
+
+
+@pytest.mark.parametrize("narrow", [Sampling(top_k=1), Sampling(top_p=1e-9), Sampling(temperature=1e-6)])
+def test_the_narrowest_draw_is_greedy_search(narrow):
+    made, put = network(), sources()
+    drawn = one_by_one(made, put, bounds([9] * 5), narrow.chooser(range(5), 9))
+    assert [one.ids for one in drawn] == [one.ids for one in one_by_one(made, put, bounds([9] * 5))]
+
+
+def test_draws_are_as_frequent_as_their_probabilities():
+    logits_V = torch.tensor([-torch.inf, -torch.inf, 0.0, 1.0, 2.0, -1.0])
+    count = 20_000
+    choose = Sampling(temperature=2.0, top_k=3).chooser(range(count), 1)
+    ids_B = choose(logits_V.expand(count, -1).clone(), 0, torch.arange(count))
+    expected_V = torch.softmax(torch.tensor([-torch.inf, -torch.inf, 0.0, 0.5, 1.0, -torch.inf]), 0)
+    torch.testing.assert_close(torch.bincount(ids_B, minlength=6) / count, expected_V, rtol=0, atol=0.012)

@@ -1,0 +1,99 @@
+"""`tfm translate`: lines in, lines out."""
+
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from tests.translation.conftest import sentences
+from tfm_blocks.errors import DataError
+from tfm_blocks.runs.folder import TOKENIZER
+from tfm_blocks.runs.model import weights_of, write_model, write_weights
+from tfm_blocks.translation.stream import Stream
+from tfm_blocks.translation.translator import GREEDY, Search
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(translator, data, *, prefix=None, search=GREEDY, **settings):
+    settings = {"batch_tokens": 500, "max_tokens": 100, "strict": False, "scores": False} | settings
+    target, told = StringIO(), []
+    source, put = os.pipe()
+    os.write(put, data)
+    os.close(put)
+    with os.fdopen(source, "rb") as file:
+        try:
+            Stream(translator=translator, search=search, **settings).run(file, target, prefix, told.append)
+        except DataError as error:
+            return target.getvalue(), str(error)
+    return target.getvalue(), told
+
+
+def test_every_line_has_its_line_in_order_and_the_last_needs_no_end(translator):
+    texts = [*sentences(20, 5), "", "am Fluss"]
+    found, told = run(translator, "\r\n".join(texts).encode())
+    assert found.split("\n") == [*translator.translate(texts), ""]
+    assert told[-1] == 22
+
+
+@pytest.mark.parametrize(("data", "line"), [(b"Haus\nam Fluss\n\xff\nund\n", 3), (b"\xef\xbb\xbfHaus\n\xc3\n", 2)])
+def test_lines_before_one_that_is_not_utf8_are_translated(translator, data, line):
+    found, error = run(translator, data)
+    assert found.count("\n") == line - 1 and found.split("\n")[0] == translator.translate(["Haus"])[0]
+    assert f"stdin:{line}" in error
+
+
+def test_a_long_line_is_cut_with_a_warning_or_refused(translator, capsys):
+    data = ("Haus " * 50 + "\nam Fluss\n").encode()
+    found, _ = run(translator, data, max_tokens=10)
+    assert found.split("\n")[1] == translator.translate(["am Fluss"])[0]
+    assert "warning: stdin:1: the line has" in capsys.readouterr().err
+    _, error = run(translator, data, max_tokens=10, strict=True)
+    assert "the most is 10" in error and "--max-tokens" in error
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"), [("zwei\n", "ends after 1 lines"), ("zwei\n\nund\n", "more lines than the 2")]
+)
+def test_a_prefix_file_of_another_length_is_told(translator, tmp_path, lines, told):
+    (tmp_path / "prefix").write_text(lines)
+    assert told in run(translator, b"Haus\nFluss\n", prefix=tmp_path / "prefix")[1]
+
+
+def test_prefixes_are_taken_line_by_line(translator, tmp_path):
+    (tmp_path / "prefix").write_text("zwei\n\n")
+    one, two, _ = run(translator, b"Haus\nFluss\n", prefix=tmp_path / "prefix")[0].split("\n")
+    assert one.startswith("zwei") and two == translator.translate(["Fluss"])[0]
+
+
+def test_the_best_come_with_line_and_score(translator):
+    found, _ = run(translator, b"Haus\n\n", search=Search(beam=3, nbest=3))
+    rows = [row.split("\t") for row in found.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "1", "2"]
+    scores = [float(row[1]) for row in rows[:3]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_output_starts_before_the_input_ends(translator, tmp_path):
+    write_model(tmp_path, translator_mapping(translator), [])
+    write_weights(tmp_path, weights_of(translator.network))
+    translator.tokenizer.save(tmp_path / TOKENIZER)
+    command = [sys.executable, "-m", "tfm_blocks", "translate", str(tmp_path), "--beam", "2", "--scores"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b"Haus\n")
+        process.stdin.flush()
+        score, text = process.stdout.readline().decode().rstrip("\n").split("\t")
+        (best,) = translator.search(["Haus"], Search(beam=2))[0]
+        assert (float(score), text) == (round(best.score, 4), best.text)
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+def translator_mapping(translator):
+    from tfm_blocks.compose.model import compose_model
+
+    knobs = {"layers": 2, "d_model": 32, "d_ff": 64, "vocab": translator.tokenizer.size}
+    return compose_model("tiny", [f"{name}={value}" for name, value in knobs.items()]).model

@@ -1,0 +1,115 @@
+"""Lines in, translated lines out, while the input is still being written."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from tfm_blocks.data.text import UTF8_MARK
+from tfm_blocks.errors import DataError, Place, Problem
+from tfm_blocks.translation.translator import Search, Translation, Translator
+
+READ = 1 << 16  # bytes at a time: some hundred lines, enough to fill batches of like length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """How lines are translated. One of more than `max_tokens` tokens is cut, with a warning, or refused if `strict`."""
+
+    translator: Translator
+    search: Search
+    batch_tokens: int
+    max_tokens: int
+    strict: bool
+    scores: bool
+
+    def run(self, source: BinaryIO, target: TextIO, prefix: Path | None, tell: Callable[[int], object]) -> None:
+        """Writes the translations of each chunk of lines as soon as they are there, and tells how many lines are done.
+
+        Raises DataError.
+        """
+        prefixes = _lines_of(prefix) if prefix else None
+        first = 1
+        for chunk in chunks(source, "stdin"):
+            begins = _as_many(prefixes, len(chunk), first, str(prefix)) if prefixes else []
+            texts = [self._fitting(text, number) for number, text in enumerate(chunk, first)]
+            found = self.translator.search(
+                texts, self.search, prefixes=begins, batch_tokens=self.batch_tokens, first_line=first
+            )
+            for number, translations in enumerate(found, first):
+                target.writelines(self._written(number, one) for one in translations)
+            target.flush()
+            first += len(chunk)
+            tell(first - 1)
+        if prefixes and next(prefixes, None) is not None:
+            rule = f"has more lines than the {first - 1} of stdin"
+            raise DataError(Problem(str(prefix), rule, Place(str(prefix), first)))
+
+    def _fitting(self, text: str, number: int) -> str:
+        tokenizer = self.translator.tokenizer
+        if 4 * len(text) <= self.max_tokens:  # a character has at most four bytes, a token at least one
+            return text
+        ids = tokenizer.encode(text)
+        if len(ids) <= self.max_tokens:
+            return text
+        rule = f"the line has {len(ids)} tokens, and the most is {self.max_tokens}"
+        if self.strict:
+            raise DataError(
+                Problem("stdin", rule, Place("stdin", number), help="raise --max-tokens, or split the line")
+            )
+        print(f"warning: stdin:{number}: {rule}: the rest of it is left out", file=sys.stderr)
+        return tokenizer.decode(ids[: self.max_tokens])
+
+    def _written(self, number: int, one: Translation) -> str:
+        text = one.text.replace("\n", " ")
+        if self.search.nbest > 1:
+            return f"{number}\t{one.score:.4f}\t{text}\n"
+        return f"{one.score:.4f}\t{text}\n" if self.scores else f"{text}\n"
+
+
+def chunks(source: BinaryIO, name: str) -> Iterator[list[str]]:
+    """The lines that are there, at most READ bytes of them; it waits for one line. DataError where it is not UTF-8."""
+    rest, number = b"", 1
+    while data := os.read(source.fileno(), READ):
+        *lines, rest = (rest + data).split(b"\n")
+        if lines:
+            yield from _decoded(lines, name, number)
+            number += len(lines)
+    if rest:
+        yield from _decoded([rest], name, number)
+
+
+def _decoded(lines: Sequence[bytes], name: str, first: int) -> Iterator[list[str]]:
+    """The lines; where one is not UTF-8, those before it, and then the error."""
+    chunk: list[str] = []
+    for number, line in enumerate(lines, first):
+        try:
+            chunk.append((line.removeprefix(UTF8_MARK) if number == 1 else line).decode("utf-8").removesuffix("\r"))
+        except UnicodeDecodeError:
+            yield chunk
+            raise DataError(Problem(name, "the line is not UTF-8 text", Place(name, number))) from None
+    yield chunk
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    try:
+        with path.open("rb") as file:
+            for chunk in chunks(file, str(path)):
+                yield from chunk
+    except OSError as error:
+        raise DataError(
+            Problem("--prefix", f"{path} cannot be read: {error.strerror}", help="name a text file")
+        ) from None
+
+
+def _as_many(prefixes: Iterator[str], count: int, first: int, name: str) -> list[str]:
+    found = list(islice(prefixes, count))
+    if len(found) < count:
+        rule = f"ends after {first - 1 + len(found)} lines, but stdin goes on"
+        raise DataError(Problem(name, rule, help="a prefix file has a line, empty or not, for each line of stdin"))
+    return found
