@@ -6,13 +6,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfm_blocks.errors import ConfigError, Problem, TfmError
+from tfm_blocks.errors import ConfigError, DataError, Problem, TfmError
 
 if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
+    from tfm_blocks.translation.translator import Search
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -62,35 +64,49 @@ def _parser() -> argparse.ArgumentParser:
     _add_translate(
         commands.add_parser("translate", help="translate lines", description="stdin to stdout, line by line")
     )
+    evaluate = commands.add_parser(
+        "evaluate", help="score a run", description="BLEU, chrF and TER of a run's translations"
+    )
+    _add_evaluate(evaluate)
     return parser
 
 
 def _add_translate(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", type=Path, metavar="RUN", help="a run folder, such as runs/NAME")
-    command.add_argument("--beam", type=_count, default=1, metavar="K", help="hypotheses a sentence; 1: greedy (1)")
-    command.add_argument("--alpha", type=float, default=0.6, help="exponent of the length penalty (0.6)")
-    command.add_argument(
-        "--penalty", choices=("gnmt", "plain"), default="gnmt", help="((5+n)/6)^alpha or n^alpha (gnmt)"
-    )
+    _add_search(command)
     command.add_argument("--nbest", type=_count, default=1, metavar="K", help="print the K best: line, score, text (1)")
     command.add_argument("--sample", action="store_true", help="draw tokens instead of searching")
     command.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of --sample (1)")
-    command.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="of --sample: of the K likeliest; 0: all (0)"
-    )
+    command.add_argument("--top-k", type=int, default=0, metavar="K", help="of --sample: of the K likeliest (0: all)")
     command.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of --sample: of the share P (1)")
     command.add_argument("--seed", type=int, default=1, help="of --sample (1)")
     command.add_argument("--prefix", type=Path, metavar="FILE", help="how each translation begins, line by line")
     command.add_argument("--scores", action="store_true", help="print the score before the text")
-    command.add_argument(
-        "--max-tokens", type=_count, default=1024, metavar="N", help="of a line, and of its translation"
-    )
     command.add_argument("--strict", action="store_true", help="refuse a line of more tokens rather than cut it")
+    command.set_defaults(run=_translate)
+
+
+def _add_evaluate(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, metavar="RUN", help="a run folder, such as runs/NAME")
+    command.add_argument("--src", type=Path, required=True, metavar="FILE", help="text to translate, plain or .gz")
+    command.add_argument("--ref", type=Path, required=True, metavar="FILE", help="its translation, line by line")
+    command.add_argument("--against", type=Path, metavar="RUN2", help="another run, for the paired bootstrap test")
+    command.add_argument("--tokenised", action="store_true", help="also BLEU of tokenised text in lower case")
+    command.add_argument("--bleu", default="13a", metavar="TOKENIZER", help="of sacreBLEU (13a)")
+    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    _add_search(command)
+    command.set_defaults(run=_evaluate)
+
+
+def _add_search(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--beam", type=_count, default=1, metavar="K", help="hypotheses a sentence; 1: greedy (1)")
+    command.add_argument("--alpha", type=float, default=0.6, help="exponent of the length penalty (0.6)")
+    command.add_argument("--penalty", choices=("gnmt", "plain"), default="gnmt", help="((5+n)/6)^alpha, n^alpha (gnmt)")
+    command.add_argument("--max-tokens", type=_count, default=1024, metavar="N", help="of a line, and its translation")
     command.add_argument("--batch-tokens", type=_count, default=4096, metavar="N", help="tokens at a time (4096)")
     command.add_argument("--device", default="cpu", help="cpu, cuda, … (cpu)")
     command.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the computation (fp32)")
     _add_plugins(command)
-    command.set_defaults(run=_translate)
 
 
 def _add_plugins(command: argparse.ArgumentParser) -> None:
@@ -136,27 +152,64 @@ def _blocks(arguments: argparse.Namespace) -> None:
 
 
 def _translate(arguments: argparse.Namespace) -> None:
-    import torch
-
     from tfm_blocks.report.screen import counting
-    from tfm_blocks.translation.sampling import Sampling
     from tfm_blocks.translation.stream import Stream
-    from tfm_blocks.translation.translator import Search, Translator
+    from tfm_blocks.translation.translator import Translator
+
+    search = _search(arguments, nbest=arguments.nbest, sample=arguments.sample)
+    translator = Translator.load(arguments.folder, device=arguments.device, plugins=arguments.plugins)
+    settings = {name: vars(arguments)[name] for name in ("batch_tokens", "max_tokens", "strict", "scores")}
+    stream = Stream(translator=translator, search=search, **settings)
+    with counting("lines") as tell, _precision(arguments):
+        stream.run(sys.stdin.buffer, sys.stdout, arguments.prefix, tell)
+
+
+def _search(arguments: argparse.Namespace, *, nbest: int = 1, sample: bool = False) -> Search:
+    from tfm_blocks.translation.sampling import Sampling
+    from tfm_blocks.translation.translator import Search
 
     given = vars(arguments)
     try:
-        sampling = Sampling(**{name: given[name] for name in ("temperature", "top_k", "top_p", "seed")})
-        asked = {name: given[name] for name in ("beam", "alpha", "penalty", "nbest")}
-        search = Search(**asked, cap=arguments.max_tokens, sampling=sampling if arguments.sample else None)
+        draw = Sampling(**{name: given[name] for name in ("temperature", "top_k", "top_p", "seed")}) if sample else None
+        asked = {name: given[name] for name in ("beam", "alpha", "penalty")}
+        return Search(**asked, nbest=nbest, cap=arguments.max_tokens, sampling=draw)
     except ValueError as error:
         raise ConfigError(Problem("", str(error), help="tfm translate --help tells what each option does")) from None
-    translator = Translator.load(arguments.folder, device=arguments.device, plugins=arguments.plugins)
-    settings = {name: given[name] for name in ("batch_tokens", "max_tokens", "strict", "scores")}
-    stream = Stream(translator=translator, search=search, **settings)
-    bf16 = arguments.precision == "bf16"
-    kind = torch.device(arguments.device).type
-    with counting("lines") as tell, torch.autocast(kind, torch.bfloat16, enabled=bf16):
-        stream.run(sys.stdin.buffer, sys.stdout, arguments.prefix, tell)
+
+
+def _precision(arguments: argparse.Namespace) -> AbstractContextManager[object]:
+    import torch
+
+    return torch.autocast(torch.device(arguments.device).type, torch.bfloat16, enabled=arguments.precision == "bf16")
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.data.text import read_lines
+    from tfm_blocks.report.scores import print_json, show_scores
+    from tfm_blocks.translation.evaluate import compare, metrics, score
+
+    search = _search(arguments)
+    sources, references = list(read_lines(arguments.src, "--src")), list(read_lines(arguments.ref, "--ref"))
+    if len(sources) != len(references) or not sources:
+        rule = f"needs as many lines as --src, and at least one: there are {len(references)} and {len(sources)}"
+        raise DataError(Problem("--ref", rule, help="line N of --ref translates line N of --src"))
+    asked = metrics(arguments.bleu, tokenised=arguments.tokenised)
+    outputs = _outputs(arguments, arguments.folder, sources, search)
+    if arguments.against:
+        baseline = _outputs(arguments, arguments.against, sources, search)
+        before, after = compare(baseline, outputs, references, asked)
+        systems = {str(arguments.against): before, str(arguments.folder): after}
+    else:
+        systems = {str(arguments.folder): score(outputs, references, asked)}
+    (print_json if arguments.json else show_scores)(systems, len(sources))
+
+
+def _outputs(arguments: argparse.Namespace, folder: Path, sources: Sequence[str], search: Search) -> list[str]:
+    from tfm_blocks.translation.translator import Translator
+
+    translator = Translator.load(folder, device=arguments.device, plugins=arguments.plugins)
+    with _precision(arguments):
+        return [found[0].text for found in translator.search(sources, search, batch_tokens=arguments.batch_tokens)]
 
 
 def _count(text: str) -> int:

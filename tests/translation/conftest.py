@@ -6,7 +6,10 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
+from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.runs.folder import TOKENIZER
+from tfm_blocks.runs.model import weights_of, write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 
@@ -42,3 +45,12 @@ def translator():
         loss.backward()
         optimizer.step()
     return Translator(network.eval(), tokenizer)
+
+
+def save(translator, folder):
+    """A run folder of it."""
+    knobs = {"layers": 2, "d_model": 32, "d_ff": 64, "vocab": translator.tokenizer.size}
+    folder.mkdir()
+    write_model(folder, compose_model("tiny", [f"{name}={value}" for name, value in knobs.items()]).model, [])
+    write_weights(folder, weights_of(translator.network))
+    translator.tokenizer.save(folder / TOKENIZER)

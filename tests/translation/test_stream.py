@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.translation.conftest import sentences
+from tests.translation.conftest import save, sentences
 from tfm_blocks.errors import DataError
-from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import weights_of, write_model, write_weights
 from tfm_blocks.translation.stream import Stream
 from tfm_blocks.translation.translator import GREEDY, Search
 
@@ -78,10 +76,8 @@ def test_the_best_come_with_line_and_score(translator):
 
 
 def test_output_starts_before_the_input_ends(translator, tmp_path):
-    write_model(tmp_path, translator_mapping(translator), [])
-    write_weights(tmp_path, weights_of(translator.network))
-    translator.tokenizer.save(tmp_path / TOKENIZER)
-    command = [sys.executable, "-m", "tfm_blocks", "translate", str(tmp_path), "--beam", "2", "--scores"]
+    save(translator, tmp_path / "run")
+    command = [sys.executable, "-m", "tfm_blocks", "translate", str(tmp_path / "run"), "--beam", "2", "--scores"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdin.write(b"Haus\n")
         process.stdin.flush()
@@ -90,10 +86,3 @@ def test_output_starts_before_the_input_ends(translator, tmp_path):
         assert (float(score), text) == (round(best.score, 4), best.text)
         process.stdin.close()
     assert process.returncode == 0
-
-
-def translator_mapping(translator):
-    from tfm_blocks.compose.model import compose_model
-
-    knobs = {"layers": 2, "d_model": 32, "d_ff": 64, "vocab": translator.tokenizer.size}
-    return compose_model("tiny", [f"{name}={value}" for name, value in knobs.items()]).model

@@ -32,7 +32,7 @@ class TextPairs:
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Each line of both files, read as it is asked for. Raises DataError."""
-        pairs = zip_longest(_lines(self.src, f"{self.address}.src"), _lines(self.tgt, f"{self.address}.tgt"))
+        pairs = zip_longest(read_lines(self.src, f"{self.address}.src"), read_lines(self.tgt, f"{self.address}.tgt"))
         for number, (src, tgt) in enumerate(pairs):
             if src is None or tgt is None:
                 raise self._unequal(number, 1 + sum(1 for _ in pairs))
@@ -40,7 +40,7 @@ class TextPairs:
 
     def _unequal(self, both: int, more: int) -> DataError:
         """`both` lines pair up, then one side has `more`."""
-        src = sum(1 for _ in _lines(self.src, f"{self.address}.src"))
+        src = sum(1 for _ in read_lines(self.src, f"{self.address}.src"))
         counts = (both + more, both) if src > both else (both, both + more)
         rule = f"line N must translate line N, but {self.src} has {counts[0]:,} lines and {self.tgt} has {counts[1]:,}"
         return DataError(Problem(self.address, rule, help="the files come from two versions, or one was cut"))
@@ -80,7 +80,7 @@ def _file_help(folder: Path) -> str:
     return f"{folder} has {', '.join(there[:12])}{', …' if len(there) > 12 else ''}" if there else f"{folder} is empty"
 
 
-def _lines(path: Path, address: str) -> Iterator[str]:
+def read_lines(path: Path, address: str) -> Iterator[str]:
     """The lines without their ends. Raises DataError with file and line."""
     number = 0
     try:

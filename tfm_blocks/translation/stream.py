@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from tfm_blocks.data.text import UTF8_MARK
+from tfm_blocks.data.text import UTF8_MARK, read_lines
 from tfm_blocks.errors import DataError, Place, Problem
 from tfm_blocks.translation.translator import Search, Translation, Translator
 
@@ -33,7 +33,7 @@ class Stream:
 
         Raises DataError.
         """
-        prefixes = _lines_of(prefix) if prefix else None
+        prefixes = read_lines(prefix, "--prefix") if prefix else None
         first = 1
         for chunk in chunks(source, "stdin"):
             begins = _as_many(prefixes, len(chunk), first, str(prefix)) if prefixes else []
@@ -94,17 +94,6 @@ def _decoded(lines: Sequence[bytes], name: str, first: int) -> Iterator[list[str
             yield chunk
             raise DataError(Problem(name, "the line is not UTF-8 text", Place(name, number))) from None
     yield chunk
-
-
-def _lines_of(path: Path) -> Iterator[str]:
-    try:
-        with path.open("rb") as file:
-            for chunk in chunks(file, str(path)):
-                yield from chunk
-    except OSError as error:
-        raise DataError(
-            Problem("--prefix", f"{path} cannot be read: {error.strerror}", help="name a text file")
-        ) from None
 
 
 def _as_many(prefixes: Iterator[str], count: int, first: int, name: str) -> list[str]:

@@ -29,8 +29,8 @@ class Search:
 
     alpha, penalty: the length penalty that ranks hypotheses of n tokens, eos included: "gnmt" ((5 + n) / 6)^alpha, or
     "plain" n^alpha. nbest: how many of a sentence, at most `beam`. longest, shortest: (a, b), the most tokens with eos
-    and the fewest without, a·n + b for n source tokens with eos. cap: the most tokens in any case. ValueError for numbers
-    that say nothing.
+    and the fewest without, a·n + b for n source tokens with eos. cap: the most tokens in any case. Raises ValueError
+    for numbers that say nothing.
     """
 
     beam: int = 1

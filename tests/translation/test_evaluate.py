@@ -1,0 +1,89 @@
+"""`tfm evaluate` against sacreBLEU's own command."""
+
+import json
+import subprocess
+import sys
+from random import Random
+
+import pytest
+
+from tests.translation.conftest import WORDS, save, sentences
+from tfm_blocks.cli import main
+from tfm_blocks.translation.evaluate import TOKENISED, compare, metrics, score
+
+
+def garbled(references, share, seed):
+    random = Random(seed)
+    return [
+        " ".join(random.choice(WORDS) if random.random() < share else word for word in one.split())
+        for one in references
+    ]
+
+
+def sacrebleu(tmp_path, outputs, references, *options):
+    (tmp_path / "ref").write_text("\n".join(references) + "\n")
+    (tmp_path / "out").write_text("\n".join(outputs) + "\n")
+    command = [sys.executable, "-m", "sacrebleu", str(tmp_path / "ref"), "-i", str(tmp_path / "out"), *options]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def test_scores_intervals_and_signatures_are_those_of_sacrebleus_command(tmp_path):
+    references = sentences(60, 7)
+    outputs = garbled(references, 0.2, 8)
+    asked = ["-m", "bleu", "chrf", "ter", "--confidence", "-w", "6", "--force"]
+    theirs = sacrebleu(tmp_path, outputs, references, *asked)
+    for own, other in zip(score(outputs, references, metrics("13a", tokenised=False)), theirs, strict=True):
+        assert (own.value, own.interval) == pytest.approx((other["score"], other["confidence_var"]), abs=1e-5)
+        print(own.signature, other["signature"])
+        assert own.signature == other["signature"]
+
+
+def test_the_tokenised_number_ignores_case_and_keeps_the_tokens(tmp_path):
+    references = ["Ein Haus , das am Fluss steht .", "Zwei Kinder spielen davor ."]
+    (found,) = (
+        one
+        for one in score([one.lower() for one in references], references, metrics("13a", tokenised=True))
+        if one.name == TOKENISED
+    )
+    assert found.value == pytest.approx(100) and "case:lc" in found.signature and "tok:none" in found.signature
+
+
+def test_the_paired_test_tells_a_better_run_from_an_equal_one():
+    references = sentences(80, 7)
+    good, bad = garbled(references, 0.1, 1), garbled(references, 0.4, 2)
+    before, after = compare(bad, good, references, metrics("13a", tokenised=False))
+    assert after[0].value > before[0].value and after[0].p < 0.01 and before[0].p is None
+    _, same = compare(good, garbled(references, 0.1, 3), references, metrics("13a", tokenised=False))
+    assert same[0].p > 0.05
+
+
+def test_the_command_scores_what_the_run_translates(translator, tmp_path, capsys):
+    texts = sentences(12, 9)
+    (tmp_path / "src").write_text("\n".join(texts) + "\n")
+    (tmp_path / "ref").write_text("\n".join(translator.translate(texts)) + "\n")
+    save(translator, tmp_path / "run")
+    main(["evaluate", str(tmp_path / "run"), "--src", str(tmp_path / "src"), "--ref", str(tmp_path / "ref"), "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["lines"] == 12 and [one["value"] for one in shown["runs"][str(tmp_path / "run")]] == pytest.approx(
+        [100, 100, 0]
+    )
+    main(
+        [
+            "evaluate",
+            str(tmp_path / "run"),
+            "--src",
+            str(tmp_path / "src"),
+            "--ref",
+            str(tmp_path / "src"),
+            "--tokenised",
+        ]
+    )
+    assert "TER" in (table := capsys.readouterr().out) and TOKENISED in table
+
+
+def test_texts_of_unequal_length_are_told(translator, tmp_path, capsys):
+    (tmp_path / "src").write_text("Haus\nFluss\n")
+    (tmp_path / "ref").write_text("Haus\n")
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(tmp_path), "--src", str(tmp_path / "src"), "--ref", str(tmp_path / "ref")])
+    assert "there are 1 and 2" in capsys.readouterr().err

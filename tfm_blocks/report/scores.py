@@ -1,0 +1,33 @@
+"""`tfm evaluate`: scores as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from rich.table import Table
+
+from tfm_blocks.report.screen import screen
+from tfm_blocks.translation.evaluate import Score
+
+
+def show_scores(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
+    """Prints a row for each score of each system, and below the table how they were computed."""
+    table = Table("run", "score", "value", "95 %", "p", title=f"{lines:,} lines", title_justify="left")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for name, scores in systems.items():
+        for one in scores:
+            p = "" if one.p is None else f"{one.p:.4f}"
+            table.add_row(name, one.name, f"{one.value:.2f}", f"± {one.interval:.2f}", p)
+    console = screen()
+    console.print(table)
+    for one in next(iter(systems.values())):
+        console.print(f"{one.name}: {one.signature}")
+
+
+def print_json(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
+    """Prints everything that the table shows, unrounded."""
+    found = {name: [asdict(one) for one in scores] for name, scores in systems.items()}
+    print(json.dumps({"lines": lines, "runs": found}, indent=1, ensure_ascii=False))
