@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -98,10 +98,9 @@ class Translator:
             rule = f"{device!r} cannot be used: {str(error).splitlines()[0]}"
             raise RunError(Problem("device", rule, help="write cpu, or cuda where there is one")) from None
 
-    def translate(self, sentences: Sequence[str], *, batch_tokens: int = 4096, first_line: int = 1) -> list[str]:
-        """The greedy translation of each sentence, in the order given; blank sentences stay blank."""
-        found = self.search(sentences, GREEDY, batch_tokens=batch_tokens, first_line=first_line)
-        return [best[0].text for best in found]
+    def translate(self, sentences: Sequence[str], *, batch_tokens: int = 4096, **settings: Any) -> list[str]:
+        """The best translation of each sentence, in the order given; `settings` are those of Search, such as beam=4."""
+        return [best[0].text for best in self.search(sentences, Search(**settings), batch_tokens=batch_tokens)]
 
     def search(
         self,
