@@ -68,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
         "evaluate", help="score a run", description="BLEU, chrF and TER of a run's translations"
     )
     _add_evaluate(evaluate)
+    average = commands.add_parser(
+        "average", help="average a run's last weights", description="a new run folder beside it"
+    )
+    average.add_argument("folder", type=Path, metavar="RUN", help="a run folder, such as runs/NAME")
+    average.add_argument("--last", type=_count, default=5, metavar="K", help="of how many validations (5)")
+    average.set_defaults(run=_average, plugins=[])
     return parser
 
 
@@ -210,6 +216,12 @@ def _outputs(arguments: argparse.Namespace, folder: Path, sources: Sequence[str]
     translator = Translator.load(folder, device=arguments.device, plugins=arguments.plugins)
     with _precision(arguments):
         return [found[0].text for found in translator.search(sources, search, batch_tokens=arguments.batch_tokens)]
+
+
+def _average(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.runs.average import average
+
+    print(f"folder: {average(arguments.folder, arguments.last)}")
 
 
 def _count(text: str) -> int:

@@ -11,12 +11,14 @@ from rich.console import Console
 
 from tests.training.test_module import make
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.runs.average import step_file, step_files
+from tfm_blocks.runs.model import read_tensors
 from tfm_blocks.training.callbacks import BEST, LAST, KeepWeights, ShowProgress, score_news, train_news
 
 
 def fit(composed: Composed, folder: Path, console: Console, *, best_loss: float = math.inf) -> KeepWeights:
     module, data = make(composed)
-    keep = KeepWeights(folder)
+    keep = KeepWeights(folder, keep_last=1)
     keep.load_state_dict({"best_loss": best_loss})
     Trainer(
         accelerator="cpu", max_steps=4, max_epochs=-1, val_check_interval=2, check_val_every_n_epoch=None,
@@ -35,6 +37,14 @@ def test_checkpoints_are_plain_tensors_and_only_the_last_holds_what_training_nee
     assert "optimizer_states" not in best
     assert last["callbacks"]["KeepWeights"]["best_loss"] == keep.best_loss
     assert not [path for path in tmp_path.rglob("*") if "=" in path.name]
+
+
+def test_the_weights_of_the_last_validations_stay(small: Callable[..., Composed], tmp_path: Path) -> None:
+    fit(small(), tmp_path, Console(file=io.StringIO()))
+    (kept,) = step_files(tmp_path)
+    last = torch.load(tmp_path / LAST, weights_only=True)["state_dict"]
+    assert kept == step_file(tmp_path, 4)
+    assert all(torch.equal(tensor, last[f"network.{name}"]) for name, tensor in read_tensors(kept).items())
 
 
 def test_a_loss_above_the_best_leaves_the_best_weights_alone(small: Callable[..., Composed], tmp_path: Path) -> None:

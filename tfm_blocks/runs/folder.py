@@ -14,6 +14,7 @@ TOKENIZER = "tokenizer.json"
 WEIGHTS = "weights.safetensors"
 STATUS = "status.json"
 CONFIG = "config.yaml"
+CHECKPOINTS = "checkpoints"
 
 
 def claim_folder(root: Path, name: str) -> Path:

@@ -26,10 +26,15 @@ def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str]) 
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """`weights.safetensors`, from tensors by address, whole or not at all."""
-    part = folder / (WEIGHTS + ".part")
+    """`weights.safetensors`, from tensors by address."""
+    write_tensors(folder / WEIGHTS, tensors)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A safetensors file, whole or not at all."""
+    part = path.with_name(path.name + ".part")
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, part)
-    part.replace(folder / WEIGHTS)
+    part.replace(path)
 
 
 def weights_of(network: Network) -> dict[str, Tensor]:
@@ -68,7 +73,7 @@ def read_network(folder: Path, plugins: Sequence[str] = ()) -> Network:
         spec = check_model(record.get("model") or {})
     except ConfigError as error:
         raise RunError([Problem(where, f"{problem.address}: {problem.rule}") for problem in error.problems]) from None
-    tensors = _read_tensors(folder / WEIGHTS)
+    tensors = read_tensors(folder / WEIGHTS)
     expect_weights(network_without_values(spec), tensors, str(folder / WEIGHTS))  # before anything is allocated
     network = build_network(spec, seed=0)
     with torch.no_grad():
@@ -87,7 +92,8 @@ def _need(recorded: Any, given: Sequence[str], where: str) -> None:
             raise RunError(Problem(where, rule, help=f"name it: --plugins {module}, or plugins=[{module!r}] in Python"))
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name. Raises RunError."""
     if not path.is_file():
         raise RunError(
             Problem(str(path), "the file is missing: the training did not finish", help="train it to the end")

@@ -11,6 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tfm_blocks.runs.average import step_file, step_files
+from tfm_blocks.runs.model import weights_of, write_tensors
 from tfm_blocks.training.module import TrainingModule
 
 LAST = "last.ckpt"
@@ -20,11 +22,13 @@ BEST = "best.ckpt"
 class KeepWeights(Callback):
     """Each validation leaves `last.ckpt`, all that is needed to go on, and the lowest loss `best.ckpt`, weights only.
 
-    The loss decides, not BLEU: it is over the whole validation set, and a few sentences' BLEU is noise.
+    The loss decides, not BLEU: it is over the whole validation set, and a few sentences' BLEU is noise. The weights of
+    the last `keep_last` validations stay too, to be averaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keep_last: int) -> None:
         self.folder = folder
+        self.keep_last = keep_last
         self.best_loss = math.inf
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -34,6 +38,10 @@ class KeepWeights(Callback):
             self.best_loss = loss
             trainer.save_checkpoint(self.folder / BEST, weights_only=True)
         trainer.save_checkpoint(self.folder / LAST)
+        if trainer.is_global_zero and self.keep_last:
+            write_tensors(step_file(self.folder, trainer.global_step), weights_of(pl_module.network))
+            for path in step_files(self.folder)[: -self.keep_last]:
+                path.unlink()
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_loss": self.best_loss}

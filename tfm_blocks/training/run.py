@@ -23,7 +23,7 @@ from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.errors import TfmError
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.runs.folder import CONFIG, STATUS, TOKENIZER, claim_folder, write_json
+from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, STATUS, TOKENIZER, claim_folder, write_json
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
 from tfm_blocks.training.callbacks import BEST, KeepWeights, ShowProgress, score_news
 from tfm_blocks.training.check import check_lengths, device_of, placed
@@ -37,7 +37,6 @@ from tfm_blocks.training.settings import RunSettings, TrainerSettings, WandbSett
 from tfm_blocks.training.signals import StoppedError
 
 METRICS = "metrics.csv"
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,10 @@ def _fit_and_test(ranks: Ranks, job: Job, prepared: Prepared, settings: RunSetti
 def _trainer(
     ranks: Ranks, job: Job, settings: TrainerSettings, precision: Precision, loggers: list[RunLogger]
 ) -> Trainer:
-    callbacks = [KeepWeights(job.folder / CHECKPOINTS), *([ShowProgress(Console())] if ranks.rank == 0 else [])]
+    callbacks = [
+        KeepWeights(job.folder / CHECKPOINTS, settings.keep_last),
+        *([ShowProgress(Console())] if ranks.rank == 0 else []),
+    ]
     # Buffers are constants; their exchange in each forward would hang where ranks validate unequal numbers of batches.
     strategy = DDPStrategy(broadcast_buffers=False) if ranks.world > 1 else "auto"
     return Trainer(

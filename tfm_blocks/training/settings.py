@@ -64,6 +64,7 @@ class TrainerSettings:
     """How long, how often, on what.
 
     steps: optimizer steps. validate_every, log_every: in steps; the last step is always validated.
+    keep_last: the weights of how many validations stay for `tfm average`.
     validate_sentences: of the validation set, how many are translated each time; samples: how many of those are shown.
     clip: largest norm of the whole gradient; null: no clipping. bleu: sacreBLEU's tokenizer.
     """
@@ -71,6 +72,7 @@ class TrainerSettings:
     steps: int
     validate_every: int
     log_every: int
+    keep_last: int
     validate_sentences: int
     samples: int
     bleu: Literal["13a", "none", "char", "intl", "zh"]
@@ -81,7 +83,15 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for numbers below their least."""
-        least = {"steps": 1, "validate_every": 1, "log_every": 1, "validate_sentences": 0, "samples": 0, "devices": 1}
+        least = {
+            "steps": 1,
+            "validate_every": 1,
+            "log_every": 1,
+            "keep_last": 0,
+            "validate_sentences": 0,
+            "samples": 0,
+            "devices": 1,
+        }
         for name, value in least.items():
             _at_least(f"trainer.{name}", getattr(self, name), value)
         if self.clip is not None:

@@ -1,0 +1,48 @@
+"""`tfm average`: the mean of the last kept weights, in a folder of its own."""
+
+import json
+
+import pytest
+import torch
+
+import tfm_blocks as tfm
+from tests.runs.test_model import KNOBS
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import RunError
+from tfm_blocks.runs.average import average, step_file
+from tfm_blocks.runs.model import read_network, weights_of, write_model, write_tensors
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    write_model(folder, compose_model("tiny", [f"{name}={value}" for name, value in KNOBS.items()]).model, [])
+    (folder / "tokenizer.json").write_text("{}")
+    for seed in (1, 2, 3):
+        weights = weights_of(tfm.build("tiny", **KNOBS, seed=seed))
+        write_tensors(step_file(folder / "checkpoints", 100 * seed), weights)
+    return folder
+
+
+def test_the_last_ones_are_averaged_and_the_run_is_left_alone(run):
+    before = {path.name for path in run.iterdir()}
+    folder = average(run, 2)
+    two, three = (dict(tfm.build("tiny", **KNOBS, seed=seed).named_parameters()) for seed in (2, 3))
+    for name, parameter in read_network(folder).named_parameters():
+        torch.testing.assert_close(parameter, (two[name] + three[name]) / 2, rtol=0, atol=1e-7)
+    assert folder.name == "run-average2" and {path.name for path in run.iterdir()} == before
+    assert len(json.loads((folder / "status.json").read_text())["of"]) == 2
+    assert average(run, 2).name == "run-average2-2"
+
+
+def test_more_than_there_are_is_told(run):
+    with pytest.raises(RunError, match="has the weights of 3 validations"):
+        average(run, 4)
+
+
+def test_weights_of_another_model_are_told(run):
+    other = weights_of(tfm.build("tiny", **KNOBS | {"layers": 2}))
+    write_tensors(step_file(run / "checkpoints", 200), other)
+    with pytest.raises(RunError, match=r"step-00000200.safetensors: has other weights"):
+        average(run, 2)

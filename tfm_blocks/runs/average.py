@@ -1,0 +1,47 @@
+"""The mean of the weights of a run's last validations."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.runs.folder import CHECKPOINTS, MODEL, STATUS, TOKENIZER, claim_folder, write_json
+from tfm_blocks.runs.model import read_tensors, write_weights
+
+
+def step_file(folder: Path, step: int) -> Path:
+    """Where the weights after `step` are kept."""
+    return folder / f"step-{step:08d}.safetensors"
+
+
+def step_files(folder: Path) -> list[Path]:
+    """What is kept, by step."""
+    return sorted(folder.glob("step-*.safetensors"))
+
+
+def average(run: Path, last: int) -> Path:
+    """Makes the run folder `RUN-averageN` with the mean of the last N kept weights (Vaswani et al. 2017, section 6.1).
+
+    Raises RunError where fewer are there, or where they are not of one model.
+    """
+    kept = step_files(run / CHECKPOINTS)
+    if not 1 <= last <= len(kept):
+        rule = f"has the weights of {len(kept)} validations, so the last {last} cannot be averaged"
+        help = "train with a larger trainer.keep_last, or a smaller trainer.validate_every, or ask for fewer"
+        raise RunError(Problem(str(run), rule, help=help))
+    sums = {name: tensor.double() for name, tensor in read_tensors(kept[-1]).items()}
+    for path in kept[-last:-1]:
+        tensors = read_tensors(path)
+        if {name: one.shape for name, one in tensors.items()} != {name: one.shape for name, one in sums.items()}:
+            raise RunError(Problem(str(path), f"has other weights than {kept[-1].name}", help="restore it"))
+        for name, tensor in tensors.items():
+            sums[name] += tensor
+    folder = claim_folder(run.parent, f"{run.name}-average{last}")
+    for name in (MODEL, TOKENIZER):
+        shutil.copyfile(run / name, folder / name)
+    write_weights(folder, {name: (tensor / last).to(torch.float32) for name, tensor in sums.items()})
+    write_json(folder / STATUS, {"state": "averaged", "of": [f"{run.name}/{path.name}" for path in kept[-last:]]})
+    return folder
