@@ -56,6 +56,9 @@ def test_a_run_leaves_a_folder_that_translates_and_says_what_to_type_next(
     assert (status["state"], status["steps"]) == ("done", 6)
     assert set(status["exact_match_by_group"]) == {"en", "de", "fr", "es", "it"}
     assert 0 < status["scores"]["test/loss"] < 10
+    bleu = status["translation"][0]
+    assert bleu["value"] == pytest.approx(status["scores"]["test/bleu"]) and "tok:13a" in bleu["signature"]
+    assert any(line.startswith("TER: ") and "version" in line for line in said)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     translator = Translator.load(folder)
     assert config["vocab"] == translator.tokenizer.size <= 300

@@ -38,6 +38,12 @@ def test_scores_intervals_and_signatures_are_those_of_sacrebleus_command(tmp_pat
         assert own.signature == other["signature"]
 
 
+def test_a_text_whose_resamples_score_0_now_and_then_has_an_interval():
+    references = sentences(30, 7)
+    outputs = [*references[:1], *["nichts"] * 29]
+    assert all(one.interval > 0 for one in score(outputs, references, metrics("13a", tokenised=False)))
+
+
 def test_the_tokenised_number_ignores_case_and_keeps_the_tokens(tmp_path):
     references = ["Ein Haus , das am Fluss steht .", "Zwei Kinder spielen davor ."]
     (found,) = (

@@ -34,6 +34,9 @@ class RunLogger(Logger):
     def log_samples(self, samples: Sequence[Sample], step: int) -> None:
         """Nothing, where there is no place for text."""
 
+    def log_summary(self, values: Mapping[str, Any]) -> None:
+        """Nothing, where there is no summary; status.json has it."""
+
     def close(self, exit_code: int) -> None:
         """The run ended, well or not."""
 
@@ -79,6 +82,10 @@ class WandbLogger(RunLogger):
         if self.run and samples:
             table = wandb.Table(columns=["source", "output", "reference"], data=[list(sample) for sample in samples])
             self.run.log({"samples": table}, step=step)
+
+    def log_summary(self, values: Mapping[str, Any]) -> None:
+        if self.run:
+            self.run.summary.update(dict(values))
 
     def close(self, exit_code: int) -> None:
         if self.run:

@@ -53,13 +53,6 @@ def translation_scores(outputs: Sequence[str], references: Sequence[str], tokeni
     }
 
 
-def bleu_signature(outputs: Sequence[str], references: Sequence[str], tokenizer: str) -> str:
-    """sacreBLEU's line on how its BLEU was computed."""
-    bleu = BLEU(tokenize=tokenizer, force=True)
-    bleu.corpus_score(outputs, [references])
-    return str(bleu.get_signature())
-
-
 def exact_match_by_group(outputs: Sequence[str], references: Sequence[str], groups: Sequence[str]) -> dict[str, float]:
     """The share of equal lines of each group, groups in their order of appearance; empty without groups."""
     equal: dict[str, list[bool]] = {}

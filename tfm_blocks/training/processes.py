@@ -55,12 +55,12 @@ def run_together(work: Work, world: int, *arguments: Any) -> None:
 
 @contextmanager
 def _ctrl_c_for_the_parent_alone() -> Iterator[None]:
-    """Children inherit that they ignore it, from their first import on; the parent ends them."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Children inherit that it is blocked, from their first import on; the parent, which gets it later, ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(rank: int, work: Work, world: int, port: int, raised: Any, arguments: tuple[Any, ...]) -> None:

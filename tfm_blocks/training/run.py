@@ -7,7 +7,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,13 @@ from tfm_blocks.training.callbacks import BEST, KeepWeights, ShowProgress, score
 from tfm_blocks.training.check import check_lengths, device_of, placed
 from tfm_blocks.training.data import RunData
 from tfm_blocks.training.loggers import CsvLogger, RunLogger, WandbLogger
-from tfm_blocks.training.metrics import bleu_signature, exact_match_by_group
+from tfm_blocks.training.metrics import exact_match_by_group
 from tfm_blocks.training.module import DivergedError, TrainingModule
 from tfm_blocks.training.precision import Precision, choose_precision
 from tfm_blocks.training.processes import Ranks, run_together
 from tfm_blocks.training.settings import RunSettings, TrainerSettings, WandbSettings, read_run
 from tfm_blocks.training.signals import StoppedError
+from tfm_blocks.translation.evaluate import metrics, score
 
 METRICS = "metrics.csv"
 
@@ -141,7 +142,7 @@ def _fit_and_test(ranks: Ranks, job: Job, prepared: Prepared, settings: RunSetti
     module.load_state_dict(torch.load(job.folder / CHECKPOINTS / BEST, weights_only=True)["state_dict"])
     trainer.test(module, datamodule=data, verbose=False)
     if ranks.rank == 0:
-        _finish(job, module, seconds)
+        _finish(job, module, seconds, loggers)
 
 
 def _trainer(
@@ -187,19 +188,23 @@ def wandb_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"graph" if key == "model" else key: value for key, value in config.items()}
 
 
-def _finish(job: Job, module: TrainingModule, seconds: float) -> None:
+def _finish(job: Job, module: TrainingModule, seconds: float, loggers: list[RunLogger]) -> None:
     """The weights last of all but the status: a folder with weights is a whole one."""
     corpus = module.prepared.test
+    asked = metrics(module.settings.trainer.bleu, tokenised=False)
+    translations = score(module.outputs, corpus.references, asked)
     record = {
         "state": "done",
         "steps": module.settings.trainer.steps,
         "seconds": round(seconds, 1),
         "scores": module.latest,
         "exact_match_by_group": exact_match_by_group(module.outputs, corpus.references, corpus.groups),
-        "bleu_signature": bleu_signature(module.outputs, corpus.references, module.settings.trainer.bleu),
+        "translation": [asdict(one) for one in translations],
     }
     write_weights(job.folder, weights_of(module.network))
     write_json(job.folder / STATUS, record)
+    for logger in loggers:
+        logger.log_summary({f"test/{one.name}": asdict(one) for one in translations})
     for line in _summary(job, record):
         print(line)
 
@@ -209,7 +214,8 @@ def _summary(job: Job, record: Mapping[str, Any]) -> Iterator[str]:
     yield score_news(record["scores"], "test")
     if record["exact_match_by_group"]:
         yield "exact: " + ", ".join(f"{group} {share:.1%}" for group, share in record["exact_match_by_group"].items())
-    yield f"BLEU: {record['bleu_signature']}"
+    for one in record["translation"]:
+        yield f"{one['name']}: {one['value']:.2f} ± {one['interval']:.2f}   {one['signature']}"
     plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])
     yield f"folder: {job.folder}   weights.safetensors {METRICS} status.json {CHECKPOINTS}/"
     yield f"next: echo 'your text' | tfm translate {job.folder}{plugins}"

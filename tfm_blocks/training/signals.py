@@ -23,8 +23,7 @@ def end_on_signals() -> None:
     makes exit status 1.
     """
     for number in STOPS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _end)
+        signal.signal(number, _end)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

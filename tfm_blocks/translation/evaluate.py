@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
@@ -39,7 +39,21 @@ def metrics(tokenizer: str, *, tokenised: bool) -> dict[str, Metric]:
     found: dict[str, Metric] = {"BLEU": BLEU(tokenize=tokenizer, force=True), "chrF": CHRF(), "TER": TER()}
     if tokenised:
         found[TOKENISED] = BLEU(tokenize="none", lowercase=True, force=True)
+    for metric in found.values():
+        _give_floats(metric)
     return found
+
+
+def _give_floats(metric: Metric) -> None:
+    """sacreBLEU 2.6 cannot take the mean of resampled scores of which some are NumPy's float32 and some, as 0, are not."""
+    compute = metric._compute_score_from_stats
+
+    def floats(stats: Any) -> Any:
+        result = compute(stats)
+        result.score = float(result.score)
+        return result
+
+    metric._compute_score_from_stats = floats  # type: ignore[method-assign]
 
 
 def score(outputs: Sequence[str], references: Sequence[str], asked: Mapping[str, Metric]) -> list[Score]:

@@ -1,0 +1,100 @@
+"""Greedy and beam search against Hugging Face's MarianMT.generate of the same size, alternating in one process.
+
+    python tests/benchmarks/decoding.py --size tiny --beam 4
+
+64 sentences of 12 to 24 tokens, 24 output tokens each, vocabulary 10,000, random weights, float32. Prints the median of
+output tokens/s of each side and the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import MarianConfig, MarianMTModel
+
+import tfm_blocks as tfm
+from tfm_blocks.translation.beam import beam_search, gnmt
+from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
+
+VOCAB, SENTENCES, LENGTH = 10_000, 64, 24
+SIZES = {
+    "base": {"d_model": 512, "d_ff": 2048, "heads": 8, "layers": 6},
+    "tiny": {"d_model": 128, "d_ff": 256, "heads": 4, "layers": 4},
+}
+
+
+def sources(generator: torch.Generator) -> Tensor:
+    """src_BS of sentences of 12 to 24 tokens, padded."""
+    src_BS = torch.randint(4, VOCAB, (SENTENCES, 24), generator=generator)
+    lengths_B = torch.randint(12, 25, (SENTENCES,), generator=generator)
+    return src_BS.masked_fill(torch.arange(24) >= lengths_B[:, None], PAD)
+
+
+Side = Callable[[Tensor], int]
+"""src_BS -> output tokens."""
+
+
+def ours(size: dict[str, int], beam: int) -> Side:
+    model = tfm.build("base", vocab=VOCAB, **size).eval()
+    whole_B = torch.full((SENTENCES,), LENGTH)
+    bounds = Bounds(whole_B, whole_B, torch.empty(SENTENCES, 0, dtype=torch.int64))
+
+    def run(src_BS: Tensor) -> int:
+        if beam == 1:
+            return sum(one.length for one in one_by_one(model, {"src": src_BS}, bounds))
+        found = beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))
+        return sum(best[0].length for best in found)
+
+    return run
+
+
+def marian(size: dict[str, int], beam: int) -> Side:
+    layers, heads, inner = size["layers"], size["heads"], size["d_ff"]
+    config = MarianConfig(
+        vocab_size=VOCAB, d_model=size["d_model"], encoder_layers=layers, decoder_layers=layers,
+        encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner,
+        activation_function="relu", scale_embedding=True, pad_token_id=PAD, eos_token_id=EOS, bos_token_id=BOS,
+        decoder_start_token_id=BOS, forced_eos_token_id=None, max_position_embeddings=64, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = MarianMTModel(config).eval()
+
+    @torch.inference_mode()
+    def run(src_BS: Tensor) -> int:
+        out_BT = model.generate(
+            src_BS, attention_mask=(src_BS != PAD).long(), num_beams=beam, do_sample=False, use_cache=True,
+            min_new_tokens=LENGTH, max_new_tokens=LENGTH,
+        )  # fmt: skip
+        return (out_BT.shape[1] - 1) * SENTENCES
+
+    return run
+
+
+def measure(size: dict[str, int], beam: int, rounds: int) -> dict[str, float]:
+    """Median output tokens/s of each side."""
+    generator = torch.Generator().manual_seed(1)
+    sides = {"tfm-blocks": ours(size, beam), "marian": marian(size, beam)}
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds + 1):
+        src_BS = sources(generator)
+        for name, side in sides.items():
+            begin = time.perf_counter()
+            tokens = side(src_BS)
+            speeds[name].append(tokens / (time.perf_counter() - begin))
+    return {name: statistics.median(values[1:]) for name, values in speeds.items()}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--beam", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    found = measure(SIZES[arguments.size], arguments.beam, arguments.rounds)
+    for name, speed in found.items():
+        print(f"{name:12} {speed:10,.0f} output tokens/s")
+    print(f"ratio {found['tfm-blocks'] / found['marian']:.2f}")
