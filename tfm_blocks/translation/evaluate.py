@@ -45,7 +45,7 @@ def metrics(tokenizer: str, *, tokenised: bool) -> dict[str, Metric]:
 
 
 def _give_floats(metric: Metric) -> None:
-    """sacreBLEU 2.6 cannot take the mean of resampled scores of which some are NumPy's float32 and some, as 0, are not."""
+    """sacreBLEU 2.6 cannot take the mean of scores of which some are NumPy's float32 and some, as 0, are not."""
     compute = metric._compute_score_from_stats
 
     def floats(stats: Any) -> Any:
