@@ -162,6 +162,8 @@ def _translate(arguments: argparse.Namespace) -> None:
     from tfm_blocks.translation.stream import Stream
     from tfm_blocks.translation.translator import Translator
 
+    if sys.stdin is None:
+        raise DataError(Problem("stdin", "is closed", help="echo 'your text' | tfm translate RUN"))
     search = _search(arguments, nbest=arguments.nbest, sample=arguments.sample)
     translator = Translator.load(arguments.folder, device=arguments.device, plugins=arguments.plugins)
     settings = {name: vars(arguments)[name] for name in ("batch_tokens", "max_tokens", "strict", "scores")}
