@@ -1,0 +1,127 @@
+"""Commands on run folders: translate, evaluate, average."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfm_blocks.cli.options import add_run, add_search, count
+from tfm_blocks.errors import ConfigError, DataError, Problem
+
+if TYPE_CHECKING:
+    from tfm_blocks.cli.options import Commands
+    from tfm_blocks.translation.translator import Search
+
+TOKENIZERS = ("13a", "none", "char", "intl", "zh")
+
+
+def add_commands(commands: Commands) -> None:
+    """The parsers of these commands."""
+    _add_translate(commands)
+    _add_evaluate(commands)
+    command = commands.add_parser("average", help="average a run's last weights", description="into a folder beside it")
+    add_run(command)
+    command.add_argument("--last", type=count, default=5, metavar="K", help="of how many validations (5)")
+    command.set_defaults(run=_average, plugins=[])
+
+
+def _add_translate(commands: Commands) -> None:
+    command = commands.add_parser("translate", help="translate lines", description="stdin to stdout, line by line")
+    add_run(command)
+    add_search(command)
+    command.add_argument("--nbest", type=count, default=1, metavar="K", help="print the K best: line, score, text (1)")
+    command.add_argument("--sample", action="store_true", help="draw tokens instead of searching")
+    command.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of --sample (1)")
+    command.add_argument("--top-k", type=int, default=0, metavar="K", help="of --sample: of the K likeliest (0: all)")
+    command.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of --sample: of the share P (1)")
+    command.add_argument("--seed", type=int, default=1, help="of --sample (1)")
+    command.add_argument("--prefix", type=Path, metavar="FILE", help="how each translation begins, line by line")
+    command.add_argument("--scores", action="store_true", help="print the score before the text")
+    command.add_argument("--strict", action="store_true", help="refuse a line of more tokens rather than cut it")
+    command.set_defaults(run=_translate)
+
+
+def _add_evaluate(commands: Commands) -> None:
+    command = commands.add_parser("evaluate", help="score a run", description="BLEU, chrF and TER of translations")
+    add_run(command)
+    command.add_argument("--src", type=Path, required=True, metavar="FILE", help="text to translate, plain or .gz")
+    command.add_argument("--ref", type=Path, required=True, metavar="FILE", help="its translation, line by line")
+    command.add_argument("--against", type=Path, metavar="RUN2", help="another run, for the paired bootstrap test")
+    command.add_argument("--tokenised", action="store_true", help="also BLEU of tokenised text in lower case")
+    command.add_argument("--bleu", choices=TOKENIZERS, default="13a", help="sacreBLEU's tokenizer (13a)")
+    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_search(command)
+    command.set_defaults(run=_evaluate)
+
+
+def _translate(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.screen import counting
+    from tfm_blocks.translation.stream import Stream
+    from tfm_blocks.translation.translator import Translator
+
+    if sys.stdin is None:
+        raise DataError(Problem("stdin", "is closed", help="echo 'your text' | tfm translate RUN"))
+    search = _search(arguments, nbest=arguments.nbest, sample=arguments.sample)
+    translator = Translator.load(arguments.folder, device=arguments.device, plugins=arguments.plugins)
+    settings = {name: vars(arguments)[name] for name in ("batch_tokens", "max_tokens", "strict", "scores")}
+    stream = Stream(translator=translator, search=search, **settings)
+    with counting("lines") as tell, _precision(arguments):
+        stream.run(sys.stdin.buffer, sys.stdout, arguments.prefix, tell)
+
+
+def _search(arguments: argparse.Namespace, *, nbest: int = 1, sample: bool = False) -> Search:
+    from tfm_blocks.translation.sampling import Sampling
+    from tfm_blocks.translation.translator import Search
+
+    given = vars(arguments)
+    try:
+        draw = Sampling(**{name: given[name] for name in ("temperature", "top_k", "top_p", "seed")}) if sample else None
+        asked = {name: given[name] for name in ("beam", "alpha", "penalty")}
+        return Search(**asked, nbest=nbest, cap=arguments.max_tokens, sampling=draw)
+    except ValueError as error:
+        raise ConfigError(Problem("", str(error), help="tfm translate --help tells what each option does")) from None
+
+
+def _precision(arguments: argparse.Namespace) -> AbstractContextManager[object]:
+    import torch
+
+    return torch.autocast(torch.device(arguments.device).type, torch.bfloat16, enabled=arguments.precision == "bf16")
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.data.text import read_lines
+    from tfm_blocks.report.scores import print_json, show_scores
+    from tfm_blocks.translation.evaluate import compare, metrics, score
+
+    search = _search(arguments)
+    sources, references = list(read_lines(arguments.src, "--src")), list(read_lines(arguments.ref, "--ref"))
+    if len(sources) != len(references) or not sources:
+        rule = f"needs as many lines as --src, and at least one: there are {len(references)} and {len(sources)}"
+        raise DataError(Problem("--ref", rule, help="line N of --ref translates line N of --src"))
+    asked = metrics(arguments.bleu, tokenised=arguments.tokenised)
+    outputs = _outputs(arguments, arguments.folder, sources, search)
+    if arguments.against:
+        baseline = _outputs(arguments, arguments.against, sources, search)
+        before, after = compare(baseline, outputs, references, asked)
+        systems = {str(arguments.against): before, str(arguments.folder): after}
+    else:
+        systems = {str(arguments.folder): score(outputs, references, asked)}
+    (print_json if arguments.json else show_scores)(systems, len(sources))
+
+
+def _outputs(arguments: argparse.Namespace, folder: Path, sources: Sequence[str], search: Search) -> list[str]:
+    from tfm_blocks.translation.translator import Translator
+
+    translator = Translator.load(folder, device=arguments.device, plugins=arguments.plugins)
+    with _precision(arguments):
+        return [found[0].text for found in translator.search(sources, search, batch_tokens=arguments.batch_tokens)]
+
+
+def _average(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.runs.average import average
+
+    print(f"folder: {average(arguments.folder, arguments.last)}")
