@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def build(model: str, *, seed: int = 1, **knobs: Any) -> Network:
     return build_network(check_model(composed.model, composed.sources), seed=seed)
 
 
-def load(run: str, *, device: str = "cpu", plugins: Sequence[str] = ()) -> Translator:
+def load(run: str | Path, *, device: str = "cpu", plugins: Sequence[str] = ()) -> Translator:
     """The translator of a finished run folder, with the plug-in modules that its model needs.
 
     Raises RunError where the folder is damaged, foreign or incomplete.

@@ -38,6 +38,16 @@ def test_padding_leaves_logits_unchanged(model):
     torch.testing.assert_close(alone, padded[:, :6], rtol=1e-4, atol=1e-5)
 
 
+def test_positionwise_blocks_compute_no_padding():
+    network, rows = small(), []
+    network["encoder"]["0"]["ffn"].block.register_forward_hook(lambda block, read, out: rows.append(out.shape[:-1]))
+    src_BS, tgt_BT = torch.randint(4, 30, (3, 7)), torch.randint(4, 30, (3, 6))
+    network(src=src_BS, tgt=tgt_BT)
+    src_BS[0, 5:] = src_BS[2, 3:] = 0
+    network(src=src_BS, tgt=tgt_BT)
+    assert rows == [(3, 7), (1, 15)]
+
+
 def copy_attention(own: nn.Module, torchs: nn.MultiheadAttention) -> None:
     torchs.in_proj_weight.copy_(own.qkv.weight if hasattr(own, "qkv") else torch.cat([own.q.weight, own.kv.weight]))
     torchs.in_proj_bias.copy_(own.qkv.bias if hasattr(own, "qkv") else torch.cat([own.q.bias, own.kv.bias]))

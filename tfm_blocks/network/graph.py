@@ -100,7 +100,9 @@ class Call:
         self.module = module
         self.entry = next(iter(node.reads.values()))
         self.others = list(node.reads.values())[1:]
-        letters = REGISTRY.blocks[node.block].keeps if node.block else ()
+        info = REGISTRY.blocks.get(node.block or "")
+        self.positionwise = info is not None and info.branch and info.positionwise
+        letters = info.keeps if info else ()
         self.mask_axes = {f"keep_B{letter}": str(node.axes.get(letter)) for letter in letters}
 
     @property
@@ -115,12 +117,29 @@ class Call:
             return self.module(x, x)  # type: ignore[no-any-return]
         assert isinstance(self.module, Branch)
         others = [values[address] for address in self.others]
-        y = self.module.block(self.module.pre(x, x), *others, **self.masks(keeps))
+        inner = self.module.pre(x, x)
+        keep_BN = keeps.get(str(self.node.shape[1])) if self.positionwise else None
+        if keep_BN is not None and _worth_packing(keep_BN):
+            return self.module.post(_packed(self.module.block, inner, keep_BN), x)  # type: ignore[no-any-return]
+        y = self.module.block(inner, *others, **self.masks(keeps))
         return self.module.post(y, x)  # type: ignore[no-any-return]
 
     def masks(self, keeps: Values) -> Values:
         """The known keep masks that the block asks for, of the axes that its letters are bound to."""
         return {name: keeps[axis] for name, axis in self.mask_axes.items() if axis in keeps}
+
+
+def _worth_packing(keep_BN: Tensor) -> bool:
+    """On processors, where time is arithmetic; elsewhere asking what is padding would wait for the device."""
+    return keep_BN.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(keep_BN.all())
+
+
+def _packed(block: nn.Module, x_BND: Tensor, keep_BN: Tensor) -> Tensor:
+    """A positionwise block on the positions that are no padding; 0 on the others."""
+    rows_R = keep_BN.flatten().nonzero()[:, 0]
+    y_RE: Tensor = block(x_BND.flatten(0, 1).index_select(0, rows_R)[None])[0]
+    y_QE = y_RE.new_zeros(keep_BN.numel(), y_RE.shape[1]).index_copy_(0, rows_R, y_RE)
+    return y_QE.view(*keep_BN.shape, -1)
 
 
 def _place(root: nn.ModuleDict, address: list[str], module: nn.Module) -> None:

@@ -1,0 +1,26 @@
+"""A stored run folder of each format loads for ever."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tfm_blocks as tfm
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("folder", sorted(HERE.glob("format_*")), ids=lambda path: path.name)
+def test_a_stored_run_translates_as_on_its_first_day(folder):
+    stored = json.loads((folder / "translated.json").read_text("utf-8"))
+    assert stored
+    assert dict(zip(stored, tfm.load(folder).translate(list(stored)), strict=True)) == stored
+
+
+def test_loading_needs_neither_hydra_nor_lightning():
+    code = f"import sys, tfm_blocks; tfm_blocks.load({str(HERE / 'format_1')!r}); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=HERE.parents[1], capture_output=True, text=True, check=True)
+    assert "'torch'" in done.stdout
+    assert not any(f"'{name}'" in done.stdout for name in ("hydra", "omegaconf", "lightning", "wandb"))
