@@ -1,5 +1,6 @@
 """The tokenizer gives back what it read."""
 
+import json
 import subprocess
 import sys
 
@@ -98,6 +99,14 @@ def test_a_missing_file_and_a_cut_file_are_errors(tokenizer, tmp_path):
         (tmp_path / "cut.json").write_text(tokenizer.text[: int(len(tokenizer.text) * share)])
         with pytest.raises(RunError, match="damaged"):
             Tokenizer.load(tmp_path / "cut.json")
+
+
+def test_ids_with_a_gap_are_refused(tmp_path):
+    record = json.loads(Tokenizer.train(["ein Haus"], 300).text)
+    record["model"]["vocab"]["a"] = 9999
+    (tmp_path / "gap.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match="its ids are not 0, 1, 2"):
+        Tokenizer.load(tmp_path / "gap.json")
 
 
 def test_another_kind_of_tokenizer_is_refused(tmp_path):

@@ -67,6 +67,17 @@ def other_shape(folder):
     save_file(tensors, folder / "weights.safetensors")
 
 
+def not_a_number(folder):
+    tensors = load_file(folder / "weights.safetensors")
+    tensors["encoder.0.ffn.block.out.bias"][1] = torch.nan
+    save_file(tensors, folder / "weights.safetensors")
+
+
+def beyond_all_memory(folder):
+    text = (folder / "model.json").read_text()
+    (folder / "model.json").write_text(text.replace('"vocab": 40', f'"vocab": {2**34}'))
+
+
 def a_pickle(folder):
     torch.save({"x": torch.zeros(3)}, folder / "weights.safetensors")
 
@@ -85,6 +96,8 @@ def needs_a_plugin(folder):
         (truncate_weights, "weights.safetensors: is damaged"),
         (drop_a_weight, "has no weights for encoder.0.ffn.block.out.bias"),
         (other_shape, r"has the shape \[3\], but the model has \[16\]"),
+        (not_a_number, "out.bias is damaged: it does not hold finite numbers"),
+        (beyond_all_memory, r"src_emb.block.weight has the shape \[40, 16\], but the model has \[17179869184, 16\]"),
         (a_pickle, "weights.safetensors: is damaged"),
         (needs_a_plugin, "plug-in 'antigravity'"),
         (lambda folder: (folder / "model.json").unlink(), "model.json: the file is missing"),

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tests.translation.conftest import sentences
-from tfm_blocks.errors import RunError
+from tests.translation.conftest import save, sentences
+from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.translation.sampling import Sampling
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import GREEDY, Search, Translator
@@ -99,3 +99,23 @@ def test_a_model_with_other_inputs_is_refused_with_the_reason(translator):
     )
     with pytest.raises(RunError, match="the model reads img, tgt"):
         Translator(network, translator.tokenizer)
+
+
+def test_a_vocabulary_other_than_the_tokenizers_is_refused(translator):
+    with pytest.raises(RunError, match="pieces, but the model 41"):
+        Translator(tfm.build("tiny", layers=1, vocab=41), translator.tokenizer)
+
+
+def test_a_sentence_beyond_the_known_positions_is_told_by_its_number(translator):
+    position = "{block: learned_position, max_length: 6}"
+    knobs = {"layers": 1, "d_model": 16, "vocab": translator.tokenizer.size, "model.graph.src_pos": position}
+    short = Translator(tfm.build("tiny", **knobs).eval(), translator.tokenizer)
+    assert len(short.translate(["am"])) == 1
+    with pytest.raises(DataError, match=r"sentence 2: has .* tokens with eos, and the model knows 6 positions"):
+        short.translate(["am", "ein kleines Haus steht am Fluss und zwei Kinder spielen davor"])
+
+
+def test_a_device_that_is_not_there_is_told(translator, tmp_path):
+    save(translator, tmp_path / "run")
+    with pytest.raises(RunError, match="'foo' cannot be used"):
+        Translator.load(tmp_path / "run", device="foo")
