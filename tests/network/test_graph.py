@@ -6,6 +6,7 @@ from torch import nn
 
 import tfm_blocks as tfm
 from tfm_blocks.network.graph import Network
+from tfm_blocks.registry.blocks import REGISTRY, block
 
 
 def small(model="tiny", **knobs):
@@ -46,6 +47,27 @@ def test_positionwise_blocks_compute_no_padding():
     src_BS[0, 5:] = src_BS[2, 3:] = 0
     network(src=src_BS, tgt=tgt_BT)
     assert rows == [(3, 7), (1, 15)]
+
+
+def test_a_positionwise_block_of_two_inputs_gets_both_whatever_is_padding(monkeypatch):
+    monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
+
+    @block("gated_here", "x: B T D, gate: B T D -> B T D", branch=True, source="a test")
+    class Gated(nn.Module):
+        """x times its gate."""
+
+        def __init__(self) -> None:
+            super().__init__()
+
+        def forward(self, x_BTD: torch.Tensor, gate_BTD: torch.Tensor) -> torch.Tensor:
+            return x_BTD * gate_BTD
+
+    gated = "{block: gated_here, gate: src_pos, after: encoder}"
+    network = small(**{"model.graph.gated": gated, "model.graph.decoder.layer.cross.kv": "gated"})
+    src_BS, tgt_BT = torch.randint(4, 30, (2, 7)), torch.randint(4, 30, (2, 6))
+    alone = network(src=src_BS, tgt=tgt_BT)
+    padded = network(src=nn.functional.pad(src_BS, (0, 2)), tgt=tgt_BT)
+    torch.testing.assert_close(alone, padded, rtol=1e-4, atol=1e-5)
 
 
 def copy_attention(own: nn.Module, torchs: nn.MultiheadAttention) -> None:

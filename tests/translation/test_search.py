@@ -8,8 +8,9 @@ import torch
 
 import tfm_blocks as tfm
 from tfm_blocks.translation.beam import beam_search, gnmt, plain
-from tfm_blocks.translation.sampling import Sampling
+from tfm_blocks.translation.sampling import chooser
 from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
+from tfm_blocks.translation.settings import Sampling
 
 
 def network(vocab=40, **knobs):
@@ -101,24 +102,24 @@ def test_a_translation_begins_with_its_prefix_and_goes_on_as_the_model_says(beam
 
 def test_a_sentence_draws_the_same_in_any_batch():
     made, put = network(), sources()
-    together = one_by_one(made, put, bounds([9] * 5), Sampling(seed=4).chooser(range(5), 9))
+    together = one_by_one(made, put, bounds([9] * 5), chooser(Sampling(seed=4), range(5), 9))
     for row, found in enumerate(together):
         alone = {"src": put["src"][row : row + 1]}
-        assert one_by_one(made, alone, bounds([9]), Sampling(seed=4).chooser([row], 9))[0].ids == found.ids
-    assert together != one_by_one(made, put, bounds([9] * 5), Sampling(seed=5).chooser(range(5), 9))
+        assert one_by_one(made, alone, bounds([9]), chooser(Sampling(seed=4), [row], 9))[0].ids == found.ids
+    assert together != one_by_one(made, put, bounds([9] * 5), chooser(Sampling(seed=5), range(5), 9))
 
 
 @pytest.mark.parametrize("narrow", [Sampling(top_k=1), Sampling(top_p=1e-9), Sampling(temperature=1e-6)])
 def test_the_narrowest_draw_is_greedy_search(narrow):
     made, put = network(), sources()
-    drawn = one_by_one(made, put, bounds([9] * 5), narrow.chooser(range(5), 9))
+    drawn = one_by_one(made, put, bounds([9] * 5), chooser(narrow, range(5), 9))
     assert [one.ids for one in drawn] == [one.ids for one in one_by_one(made, put, bounds([9] * 5))]
 
 
 def test_draws_are_as_frequent_as_their_probabilities():
     logits_V = torch.tensor([-torch.inf, -torch.inf, 0.0, 1.0, 2.0, -1.0])
     count = 20_000
-    choose = Sampling(temperature=2.0, top_k=3).chooser(range(count), 1)
+    choose = chooser(Sampling(temperature=2.0, top_k=3), range(count), 1)
     ids_B = choose(logits_V.expand(count, -1).clone(), 0, torch.arange(count))
     expected_V = torch.softmax(torch.tensor([-torch.inf, -torch.inf, 0.0, 0.5, 1.0, -torch.inf]), 0)
     torch.testing.assert_close(torch.bincount(ids_B, minlength=6) / count, expected_V, rtol=0, atol=0.012)

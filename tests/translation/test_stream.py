@@ -10,8 +10,9 @@ import pytest
 
 from tests.translation.conftest import save, sentences
 from tfm_blocks.errors import DataError
+from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.stream import Stream
-from tfm_blocks.translation.translator import GREEDY, Search
+from tfm_blocks.translation.translator import GREEDY
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,9 +6,9 @@ import torch
 import tfm_blocks as tfm
 from tests.translation.conftest import save, sentences
 from tfm_blocks.errors import DataError, RunError
-from tfm_blocks.translation.sampling import Sampling
 from tfm_blocks.translation.search import BOS, EOS
-from tfm_blocks.translation.translator import GREEDY, Search, Translator
+from tfm_blocks.translation.settings import Sampling, Search
+from tfm_blocks.translation.translator import GREEDY, Translator
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Generator, Tensor, nn
@@ -14,16 +15,16 @@ from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 
 
-class Position(nn.Module):
+class Position(nn.Module, ABC):
     """Adds a vector for each position, then dropout: x_BND -> x_BND. Positions count from 0."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
 
+    @abstractmethod
     def table(self, first: int, x_BND: Tensor) -> Tensor:
         """The vectors_ND of the positions from `first` on, as many as `x_BND` has."""
-        raise NotImplementedError
 
     def forward(self, x_BND: Tensor) -> Tensor:
         out_BND: Tensor = self.dropout(x_BND + self.table(0, x_BND))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
+
+from tfm_blocks.translation.settings import LengthPenalty, Search
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -23,10 +25,17 @@ def add_run(command: argparse.ArgumentParser) -> None:
 
 def add_search(command: argparse.ArgumentParser) -> None:
     """How to look for translations, and where to compute them."""
-    command.add_argument("--beam", type=count, default=1, metavar="K", help="hypotheses a sentence; 1: greedy (1)")
-    command.add_argument("--alpha", type=float, default=0.6, help="exponent of the length penalty (0.6)")
-    command.add_argument("--penalty", choices=("gnmt", "plain"), default="gnmt", help="((5+n)/6)^alpha, n^alpha (gnmt)")
-    command.add_argument("--max-tokens", type=count, default=1024, metavar="N", help="of a line, and its translation")
+    command.add_argument(
+        "--beam", type=count, default=Search.beam, metavar="K", help="hypotheses a sentence; 1: greedy"
+    )
+    command.add_argument(
+        "--alpha", type=float, default=Search.alpha, help="exponent of the length penalty (%(default)s)"
+    )
+    penalties = get_args(LengthPenalty)
+    command.add_argument("--penalty", choices=penalties, default=Search.penalty, help="((5+n)/6)^alpha or n^alpha")
+    command.add_argument(
+        "--max-tokens", type=count, default=Search.cap, metavar="N", help="of a translation (%(default)s)"
+    )
     command.add_argument("--batch-tokens", type=count, default=4096, metavar="N", help="tokens at a time (4096)")
     command.add_argument("--device", default="cpu", help="cpu, cuda, … (cpu)")
     command.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the computation (fp32)")

@@ -7,16 +7,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from tfm_blocks.cli.options import add_run, add_search, count
 from tfm_blocks.errors import ConfigError, DataError, Problem
+from tfm_blocks.translation.settings import BleuTokenizer, Sampling, Search
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
-    from tfm_blocks.translation.translator import Search
-
-TOKENIZERS = ("13a", "none", "char", "intl", "zh")
 
 
 def add_commands(commands: Commands) -> None:
@@ -33,15 +31,21 @@ def _add_translate(commands: Commands) -> None:
     command = commands.add_parser("translate", help="translate lines", description="stdin to stdout, line by line")
     add_run(command)
     add_search(command)
-    command.add_argument("--nbest", type=count, default=1, metavar="K", help="print the K best: line, score, text (1)")
+    command.add_argument(
+        "--nbest", type=count, default=Search.nbest, metavar="K", help="print the K best: line, score, text (1)"
+    )
     command.add_argument("--sample", action="store_true", help="draw tokens instead of searching")
-    command.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of --sample (1)")
-    command.add_argument("--top-k", type=int, default=0, metavar="K", help="of --sample: of the K likeliest (0: all)")
-    command.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of --sample: of the share P (1)")
-    command.add_argument("--seed", type=int, default=1, help="of --sample (1)")
+    command.add_argument("--temperature", type=float, default=Sampling.temperature, metavar="T", help="of --sample (1)")
+    command.add_argument(
+        "--top-k", type=int, default=Sampling.top_k, metavar="K", help="of --sample: of the K likeliest (0: all)"
+    )
+    command.add_argument(
+        "--top-p", type=float, default=Sampling.top_p, metavar="P", help="of --sample: of the share P (1)"
+    )
+    command.add_argument("--seed", type=int, default=Sampling.seed, help="of --sample (1)")
     command.add_argument("--prefix", type=Path, metavar="FILE", help="how each translation begins, line by line")
     command.add_argument("--scores", action="store_true", help="print the score before the text")
-    command.add_argument("--strict", action="store_true", help="refuse a line of more tokens rather than cut it")
+    command.add_argument("--strict", action="store_true", help="refuse a line above --max-tokens, which else is cut")
     command.set_defaults(run=_translate)
 
 
@@ -52,7 +56,7 @@ def _add_evaluate(commands: Commands) -> None:
     command.add_argument("--ref", type=Path, required=True, metavar="FILE", help="its translation, line by line")
     command.add_argument("--against", type=Path, metavar="RUN2", help="another run, for the paired bootstrap test")
     command.add_argument("--tokenised", action="store_true", help="also BLEU of tokenised text in lower case")
-    command.add_argument("--bleu", choices=TOKENIZERS, default="13a", help="sacreBLEU's tokenizer (13a)")
+    command.add_argument("--bleu", choices=get_args(BleuTokenizer), default="13a", help="sacreBLEU's tokenizer (13a)")
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_search(command)
     command.set_defaults(run=_evaluate)
@@ -74,9 +78,6 @@ def _translate(arguments: argparse.Namespace) -> None:
 
 
 def _search(arguments: argparse.Namespace, *, nbest: int = 1, sample: bool = False) -> Search:
-    from tfm_blocks.translation.sampling import Sampling
-    from tfm_blocks.translation.translator import Search
-
     given = vars(arguments)
     try:
         draw = Sampling(**{name: given[name] for name in ("temperature", "top_k", "top_p", "seed")}) if sample else None

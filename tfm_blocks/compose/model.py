@@ -26,9 +26,9 @@ def compose_model(model: str, overrides: Sequence[str] = (), conf: Path | None =
     chain = model_chain(model, [folder / "model" for folder in config_folders(conf)], root_keys())
     files = [{key: value for key, value in file.mapping.items() if key != "defaults"} for file in chain]
     merged = cast(DictConfig, OmegaConf.merge(*files))
-    sources = chain_sources(chain, overrides)
     parsed = parse_overrides(overrides)
     refuse_sweeps(parsed, help="check one of them at a time")
+    sources = chain_sources(chain, overrides)
     for override in parsed:
         _apply(override, merged, sources)
     return resolve(merged, sources, chain)

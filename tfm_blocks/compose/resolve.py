@@ -42,14 +42,12 @@ class Composed:
 
 
 def chain_sources(chain: Sequence[ModelFile], overrides: Iterable[str]) -> Sources:
-    """The places of a model's chain, and the overrides by the path that they set."""
+    """The places of a model's chain, and the overrides, which have been parsed, by the path that they set."""
     sources = Sources()
     for file in chain:
         sources.add_file(file.shown, file.text, chosen=file is chain[-1])
     for text in overrides:
-        key, equals, _ = text.partition("=")
-        if not equals and not key.startswith("~"):
-            raise ConfigError(Problem(text, "is no override", help="write key=value"))
+        key = text.partition("=")[0]
         sources.overrides[tuple(key.lstrip("+~").split("."))] = text.removeprefix("++")  # `prepare` has put it there
     return sources
 

@@ -101,8 +101,9 @@ class Call:
         self.entry = next(iter(node.reads.values()))
         self.others = list(node.reads.values())[1:]
         info = REGISTRY.blocks.get(node.block or "")
-        self.positionwise = info is not None and info.branch and info.positionwise
         letters = info.keeps if info else ()
+        alone = not self.others and not letters
+        self.packable = info is not None and info.branch and info.positionwise and alone
         self.mask_axes = {f"keep_B{letter}": str(node.axes.get(letter)) for letter in letters}
 
     @property
@@ -118,7 +119,7 @@ class Call:
         assert isinstance(self.module, Branch)
         others = [values[address] for address in self.others]
         inner = self.module.pre(x, x)
-        keep_BN = keeps.get(str(self.node.shape[1])) if self.positionwise else None
+        keep_BN = keeps.get(str(self.node.shape[1])) if self.packable else None
         if keep_BN is not None and _worth_packing(keep_BN):
             return self.module.post(_packed(self.module.block, inner, keep_BN), x)  # type: ignore[no-any-return]
         y = self.module.block(inner, *others, **self.masks(keeps))

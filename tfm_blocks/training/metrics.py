@@ -6,8 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
+from tfm_blocks.translation.evaluate import metrics
 
 TRAIN = ("train/loss", "train/lr", "train/gradient_norm", "train/tokens_per_second")
 SCORES = ("loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match")
@@ -45,10 +44,10 @@ def token_scores(loss: float, nll: float, correct: float, tokens: float) -> dict
 def translation_scores(outputs: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float]:
     """Corpus BLEU and chrF as sacreBLEU has them, 0 to 100, and the share of equal lines, 0 to 1."""
     equal = sum(output == reference for output, reference in zip(outputs, references, strict=True))
-    bleu = BLEU(tokenize=tokenizer, force=True)
+    asked = metrics(tokenizer, tokenised=False)
     return {
-        "bleu": bleu.corpus_score(outputs, [references]).score,
-        "chrf": CHRF().corpus_score(outputs, [references]).score,
+        "bleu": asked["BLEU"].corpus_score(outputs, [references]).score,
+        "chrf": asked["chrF"].corpus_score(outputs, [references]).score,
         "exact_match": equal / len(outputs),
     }
 

@@ -10,6 +10,7 @@ from tfm_blocks.data.settings import DataSettings, read_data
 from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.registry.settings import read_settings
 from tfm_blocks.registry.values import Rate
+from tfm_blocks.translation.settings import BleuTokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class TrainerSettings:
     keep_last: int
     validate_sentences: int
     samples: int
-    bleu: Literal["13a", "none", "char", "intl", "zh"]
+    bleu: BleuTokenizer
     clip: float | None
     devices: int
     accelerator: Literal["auto", "cpu", "cuda"]

@@ -9,30 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tfm_blocks.translation.search import Choose
+from tfm_blocks.translation.settings import Sampling
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """Draws from softmax(logits / temperature): from the `top_k` likeliest tokens (0: all) and of these from the fewest
-    whose share reaches `top_p` (Holtzman et al. 2020).
 
-    A sentence draws from a stream of its own, by its number and `seed`, so that it does not depend on its batch. Raises
-    ValueError for numbers that leave nothing to draw.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        """Raises ValueError."""
-        if not self.temperature > 0 or self.top_k < 0 or not 0 < self.top_p <= 1 or self.seed < 0:
-            raise ValueError(f"temperature > 0, top_k >= 0, 0 < top_p <= 1 and seed >= 0 must hold, but {self}")
-
-    def chooser(self, numbers: Sequence[int], length: int) -> _Chooser:
-        """For a search over sentences with these numbers, of at most `length` tokens."""
-        streams = [np.random.default_rng((self.seed, number)).random(length) for number in numbers]
-        return _Chooser(self, torch.from_numpy(np.stack(streams)))
+def chooser(sampling: Sampling, numbers: Sequence[int], length: int) -> Choose:
+    """For a search over sentences with these numbers, of at most `length` tokens."""
+    streams = [np.random.default_rng((sampling.seed, number)).random(length) for number in numbers]
+    return _Chooser(sampling, torch.from_numpy(np.stack(streams)))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import BinaryIO, TextIO
 
 from tfm_blocks.data.text import UTF8_MARK, read_lines
 from tfm_blocks.errors import DataError, Place, Problem
-from tfm_blocks.translation.translator import Search, Translation, Translator
+from tfm_blocks.translation.settings import Search
+from tfm_blocks.translation.translator import Translation, Translator
 
 READ = 1 << 16  # bytes at a time: some hundred lines, enough to fill batches of like length
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,48 +16,12 @@ from tfm_blocks.language.causality import TARGET
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import read_network
-from tfm_blocks.translation.beam import beam_search, gnmt, plain
-from tfm_blocks.translation.sampling import Sampling
+from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, plain
+from tfm_blocks.translation.sampling import chooser
 from tfm_blocks.translation.search import EOS, PAD, Bounds, Hypothesis, one_by_one
+from tfm_blocks.translation.settings import LengthPenalty, Search
 
-PENALTIES = {"gnmt": gnmt, "plain": plain}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """How to look for translations. A beam of 1 is greedy search; with `sampling` tokens are drawn instead.
-
-    alpha, penalty: the length penalty that ranks hypotheses of n tokens, eos included: "gnmt" ((5 + n) / 6)^alpha, or
-    "plain" n^alpha. nbest: how many of a sentence, at most `beam`. longest, shortest: (a, b), the most tokens with eos
-    and the fewest without, a·n + b for n source tokens with eos. cap: the most tokens in any case. Raises ValueError
-    for numbers that say nothing.
-    """
-
-    beam: int = 1
-    alpha: float = 0.6
-    penalty: Literal["gnmt", "plain"] = "gnmt"
-    nbest: int = 1
-    longest: tuple[float, int] = (2.0, 20)
-    shortest: tuple[float, int] = (0.0, 0)
-    cap: int = 1024
-    sampling: Sampling | None = None
-
-    def __post_init__(self) -> None:
-        """Raises ValueError."""
-        if self.beam < 1 or not 1 <= self.nbest <= self.beam:
-            raise ValueError(f"nbest must be from 1 to beam, but nbest is {self.nbest} and beam {self.beam}")
-        if self.alpha < 0:
-            raise ValueError(f"alpha must be at least 0, but is {self.alpha}")
-        if self.sampling and self.beam > 1:
-            raise ValueError(f"sampling draws one token at a time, but beam is {self.beam}: leave one of them out")
-
-    def most(self, source_tokens: int) -> int:
-        """The most tokens of an output, eos included."""
-        return max(1, min(int(self.longest[0] * source_tokens) + self.longest[1], self.cap))
-
-    def fewest(self, source_tokens: int) -> int:
-        """The fewest tokens of an output, without eos."""
-        return int(self.shortest[0] * source_tokens) + self.shortest[1]
+PENALTIES: dict[LengthPenalty, Callable[[float], Penalty]] = {"gnmt": gnmt, "plain": plain}
 
 
 @dataclass(frozen=True)
@@ -113,15 +77,11 @@ class Translator:
     ) -> list[list[Translation]]:
         """The nbest translations of each sentence, best first, in the order given; blank sentences stay blank.
 
-        `prefixes`, one for each sentence where they are given, are how the translations begin. A batch has about
-        `batch_tokens` source tokens over all hypotheses. `first_line` is the number of the first sentence: errors tell
-        it, and sampling draws by it. Raises DataError for a sentence beyond the positions that the model knows,
-        TypeError for a single string, ValueError for another number of prefixes.
+        `prefixes`, where given one for each sentence, begin the translations. A batch has about `batch_tokens` source
+        tokens over all hypotheses. Errors tell, and sampling draws by, numbers that count from `first_line`. Raises
+        DataError for a sentence beyond the known positions, TypeError for one string, ValueError for other prefixes.
         """
-        if isinstance(sentences, str):
-            raise TypeError("it takes a list of sentences, not one string")
-        if prefixes and len(prefixes) != len(sentences):
-            raise ValueError(f"there are {len(sentences)} sentences, but {len(prefixes)} prefixes")
+        _expect_lists(sentences, prefixes)
         src = self.tokenizer.encode_batch(list(sentences))
         tgt = self.tokenizer.encode_batch(list(prefixes)) if prefixes else [[] for _ in sentences]
         self._expect_room(src, first_line)
@@ -153,7 +113,7 @@ class Translator:
             penalty = PENALTIES[search.penalty](search.alpha)
             return beam_search(self.network, sources, bounds, beam=search.beam, penalty=penalty, nbest=search.nbest)
         if search.sampling:
-            choose = search.sampling.chooser(numbers, int(bounds.longest_B.max()))
+            choose = chooser(search.sampling, numbers, int(bounds.longest_B.max()))
             return [[one] for one in one_by_one(self.network, sources, bounds, choose)]
         return [[one] for one in one_by_one(self.network, sources, bounds)]
 
@@ -175,6 +135,13 @@ class Translator:
     def _translation(self, one: Hypothesis, search: Search) -> Translation:
         score = one.log_p / PENALTIES[search.penalty](search.alpha)(one.length)
         return Translation(self.tokenizer.decode(one.ids), one.log_p, score)
+
+
+def _expect_lists(sentences: Sequence[str], prefixes: Sequence[str]) -> None:
+    if isinstance(sentences, str):
+        raise TypeError("it takes a list of sentences, not one string")
+    if prefixes and len(prefixes) != len(sentences):
+        raise ValueError(f"there are {len(sentences)} sentences, but {len(prefixes)} prefixes")
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

@@ -1,0 +1,68 @@
+"""What can be asked of a search and of its scores; nothing heavy is imported to ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+BleuTokenizer = Literal["13a", "none", "char", "intl", "zh"]
+"""Those of sacreBLEU's that need nothing further; none: the text is tokenised already."""
+
+LengthPenalty = Literal["gnmt", "plain"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Draws from softmax(logits / temperature): from the `top_k` likeliest tokens (0: all) and of these from the fewest
+    whose share reaches `top_p` (Holtzman et al. 2020).
+
+    A sentence draws from a stream of its own, by its number and `seed`, so that it does not depend on its batch. Raises
+    ValueError for numbers that leave nothing to draw.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        if not self.temperature > 0 or self.top_k < 0 or not 0 < self.top_p <= 1 or self.seed < 0:
+            raise ValueError(f"temperature > 0, top_k >= 0, 0 < top_p <= 1 and seed >= 0 must hold, but {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How to look for translations. A beam of 1 is greedy search; with `sampling` tokens are drawn instead.
+
+    alpha, penalty: the length penalty that ranks hypotheses of n tokens, eos included: "gnmt" ((5 + n) / 6)^alpha, or
+    "plain" n^alpha. nbest: how many of a sentence, at most `beam`. longest, shortest: (a, b), the most tokens with eos
+    and the fewest without, a·n + b for n source tokens with eos. cap: the most tokens in any case. Raises ValueError
+    for numbers that say nothing.
+    """
+
+    beam: int = 1
+    alpha: float = 0.6
+    penalty: LengthPenalty = "gnmt"
+    nbest: int = 1
+    longest: tuple[float, int] = (2.0, 20)
+    shortest: tuple[float, int] = (0.0, 0)
+    cap: int = 1024
+    sampling: Sampling | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        if self.beam < 1 or not 1 <= self.nbest <= self.beam:
+            raise ValueError(f"nbest must be from 1 to beam, but nbest is {self.nbest} and beam {self.beam}")
+        if self.alpha < 0:
+            raise ValueError(f"alpha must be at least 0, but is {self.alpha}")
+        if self.sampling and self.beam > 1:
+            raise ValueError(f"sampling draws one token at a time, but beam is {self.beam}: leave one of them out")
+
+    def most(self, source_tokens: int) -> int:
+        """The most tokens of an output, eos included."""
+        return max(1, min(int(self.longest[0] * source_tokens) + self.longest[1], self.cap))
+
+    def fewest(self, source_tokens: int) -> int:
+        """The fewest tokens of an output, without eos."""
+        return int(self.shortest[0] * source_tokens) + self.shortest[1]
