@@ -54,7 +54,10 @@ def told(action, argument):
 
 def prepared(arguments):
     from tfm_blocks.compose.command_line import prepare
+    from tfm_blocks.compose.help import HELP, help_text
 
+    if not HELP.isdisjoint(arguments):
+        sys.exit(print(help_text(arguments)))
     sys.argv[1:] = prepare(arguments)
     return 0
 

@@ -43,7 +43,7 @@ def prepare(arguments: Sequence[str]) -> list[str]:
 
     Overrides of `model.*` become `++model.*`, so that a node can be added without ceremony. Raises ConfigError.
     """
-    line = _split(arguments)
+    line = split(arguments)
     if not {"--shell-completion", "-sc", "--hydra-help"}.isdisjoint(line.flags):
         return list(arguments)
     for flag in sorted(FIXED & line.flags.keys()):
@@ -67,12 +67,8 @@ def prepare(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def _chooses_nothing(override: Override) -> bool:
-    """`experiment=null`, which is so anyway and which Hydra cannot read."""
-    return override.key_or_group in OPTIONAL and not override.is_sweep_override() and override.value() is None
-
-
-def _split(arguments: Sequence[str]) -> Line:
+def split(arguments: Sequence[str]) -> Line:
+    """Which of the arguments are options, and which overrides."""
     flags, texts = {}, []
     rest = iter(arguments)
     for argument in rest:
@@ -82,6 +78,18 @@ def _split(arguments: Sequence[str]) -> Line:
         else:
             texts.append(argument)
     return Line(flags, texts)
+
+
+def composed(overrides: list[str], own: Path | None) -> DictConfig:
+    """train.yaml with its groups and `overrides`, and without Hydra's own settings. Raises what Hydra raises."""
+    search = [f"hydra.searchpath=[file://{own.resolve()}]"] if own else []
+    with initialize_config_dir(str(CONF.resolve()), version_base=None):
+        return compose("train", overrides + search)
+
+
+def _chooses_nothing(override: Override) -> bool:
+    """`experiment=null`, which is so anyway and which Hydra cannot read."""
+    return override.key_or_group in OPTIONAL and not override.is_sweep_override() and override.value() is None
 
 
 def _plus(text: str) -> str:
@@ -139,7 +147,7 @@ def _composes(overrides: Sequence[Override], choices: Mapping[str, str], own: Pa
     groups = [f"{group}={choice}" for group, choice in choices.items()]
     rest = [_plus(first_of_sweep(override)) for override in overrides if override.key_or_group not in choices]
     try:
-        _compose([*groups, *rest], own)
+        composed([*groups, *rest], own)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         problem = Problem(
             "command line", str(error).splitlines()[0], help="python train.py --help tells keys and groups"
@@ -147,15 +155,9 @@ def _composes(overrides: Sequence[Override], choices: Mapping[str, str], own: Pa
         raise ConfigError(_unknown_keys(overrides, groups, own) or problem) from None
 
 
-def _compose(overrides: list[str], own: Path | None) -> DictConfig:
-    search = [f"hydra.searchpath=[file://{own.resolve()}]"] if own else []
-    with initialize_config_dir(str(CONF.resolve()), version_base=None):
-        return compose("train", overrides + search)
-
-
 def _unknown_keys(overrides: Sequence[Override], groups: list[str], own: Path | None) -> list[Problem]:
     try:
-        config = _compose(groups, own)
+        config = composed(groups, own)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError):
         return []  # the groups alone do not compose: no key is to blame
     return [
