@@ -14,7 +14,8 @@ LEVELS = [
     {"network"},
     {"data", "runs"},
     {"translation"},
-    {"training", "report"},
+    {"report"},
+    {"training"},
     {"cli", "__init__"},
     {"__main__"},
 ]

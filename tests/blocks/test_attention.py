@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tfm_blocks.blocks.attention import Attention
+from tfm_blocks.blocks.attention import Attention, split_heads
 from tfm_blocks.blocks.linear import Linear
 from tfm_blocks.blocks.restricted import RestrictedAttention
 
@@ -73,3 +73,31 @@ def test_dropout_falls_on_attention_in_training_only():
     assert torch.equal(own(x_BTD, keep_BT=keep_BT), own(x_BTD, keep_BT=keep_BT))
     own.train()
     assert not torch.equal(own(x_BTD, keep_BT=keep_BT), own(x_BTD, keep_BT=keep_BT))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_the_weights_of_each_head_are_torchs(causal):
+    own = started(Attention(D, None, heads=H, mask="causal" if causal else None))
+    reference = nn.MultiheadAttention(D, H, batch_first=True)
+    reference.in_proj_weight.copy_(own.qkv.weight)
+    reference.in_proj_bias.copy_(own.qkv.bias)
+    x_BTD, keep_BT = torch.randn(B, T, D), keep([5, 3, 1], T)
+    future_TT = torch.triu(torch.ones(T, T, dtype=torch.bool), 1) if causal else None
+    _, expected_BHTT = reference(
+        x_BTD, x_BTD, x_BTD, key_padding_mask=~keep_BT, attn_mask=future_TT, average_attn_weights=False
+    )
+    w_BHTT = own.weights(x_BTD, keep_BT=keep_BT)
+    torch.testing.assert_close(w_BHTT.transpose(1, 2)[keep_BT], expected_BHTT.transpose(1, 2)[keep_BT])
+
+
+@torch.no_grad()
+def test_restricted_weights_are_those_of_attention_within_the_band():
+    own = started(RestrictedAttention(D, heads=H, r=3))
+    x_BTD, keep_BT = torch.randn(B, 80, D), keep([80, 3, 50], 80)
+    q_BHTK, k_BHTK, _ = split_heads(own.qkv(x_BTD), H, 3)
+    distance_TT = torch.arange(80) - torch.arange(80)[:, None]
+    allowed = (distance_TT.abs() <= 1) & keep_BT[:, None, None, :]
+    expected_BHTT = (q_BHTK @ k_BHTK.mT / (D / H) ** 0.5).masked_fill(~allowed, -torch.inf).softmax(3)
+    w_BHTT = own.weights(x_BTD, keep_BT=keep_BT)
+    torch.testing.assert_close(w_BHTT.transpose(1, 2)[keep_BT], expected_BHTT.transpose(1, 2)[keep_BT])

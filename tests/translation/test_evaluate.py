@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.translation.conftest import WORDS, save, sentences
+from tests.conftest import WORDS, save, sentences
 from tfm_blocks.cli import main
 from tfm_blocks.translation.evaluate import TOKENISED, compare, metrics, score
 

@@ -1,6 +1,7 @@
 """`tfm translate`: lines in, lines out."""
 
 import os
+import pty
 import subprocess
 import sys
 from io import StringIO
@@ -8,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.translation.conftest import save, sentences
+from tests.conftest import save, sentences
 from tfm_blocks.errors import DataError
 from tfm_blocks.translation.settings import Search
-from tfm_blocks.translation.stream import Stream
+from tfm_blocks.translation.stream import Stream, chunks
 from tfm_blocks.translation.translator import GREEDY
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,8 @@ def run(translator, data, *, prefix=None, search=GREEDY, **settings):
     os.close(put)
     with os.fdopen(source, "rb") as file:
         try:
-            Stream(translator=translator, search=search, **settings).run(file, target, prefix, told.append)
+            stream = Stream(translator=translator, search=search, **settings)
+            stream.run(chunks(file, "stdin"), target, prefix, told.append)
         except DataError as error:
             return target.getvalue(), str(error)
     return target.getvalue(), told
@@ -87,3 +89,45 @@ def test_output_starts_before_the_input_ends(translator, tmp_path):
         assert (float(score), text) == (round(best.score, 4), best.text)
         process.stdin.close()
     assert process.returncode == 0
+
+
+def test_a_terminal_gets_a_prompt_and_each_answer_at_once(translator, tmp_path):
+    save(translator, tmp_path / "run")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "tfm_blocks", "translate", str(tmp_path / "run")]
+    with subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        assert "Ctrl-D ends" in until(ours, "> ")
+        for text in ("Haus", "", "am Fluss"):
+            os.write(ours, f"{text}\n".encode())
+            assert f"{translator.translate([text])[0]}\r\n" in until(ours, "> ")
+        os.write(ours, b"\x04")
+    assert process.returncode == 0
+
+
+def until(terminal, end):
+    """What a terminal shows up to `end`."""
+    shown = b""
+    while not shown.decode(errors="replace").endswith(end):
+        shown += os.read(terminal, 1024)
+    return shown.decode()
+
+
+def test_memory_does_not_grow_with_the_lines(translator, tmp_path):
+    """100,000 lines; what is kept of a line would add up to megabytes."""
+    save(translator, tmp_path / "run")
+    program = """
+import resource, sys
+from tfm_blocks.cli import main
+main(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+"""
+
+    def peak(lines):
+        given = b"ein\nund\n" * (lines // 2)
+        command = [sys.executable, "-c", program, "translate", str(tmp_path / "run"), "--max-tokens", "4"]
+        done = subprocess.run(command, cwd=ROOT, input=given, capture_output=True, check=True)
+        assert done.stdout.count(b"\n") == lines
+        return int(done.stderr.split()[-1])
+
+    assert peak(100_000) < peak(10_000) * 1.05

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tests.translation.conftest import save, sentences
+from tests.conftest import save, sentences
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Sampling, Search

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,6 +23,12 @@ def split_heads(x_BTD: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
 def merge_heads(x_BHTK: Tensor) -> Tensor:
     """x_BHTK -> x_BT(H·K)."""
     return x_BHTK.transpose(1, 2).flatten(2)
+
+
+def one_hot_values(k_BHSK: Tensor) -> Tensor:
+    """v_BHSS with which attention gives its weights: the value of a position is 1 in its own place, 0 elsewhere."""
+    B, H, S, _ = k_BHSK.shape
+    return torch.eye(S, dtype=k_BHSK.dtype, device=k_BHSK.device).expand(B, H, S, S)
 
 
 @block(
@@ -66,17 +73,27 @@ class Attention(nn.Module):
     def forward(
         self, x_BTD: Tensor, kv_BSE: Tensor | None = None, *, keep_BT: Tensor, keep_BS: Tensor | None = None
     ) -> Tensor:
-        if kv_BSE is None:
-            q_BHTK, k_BHSK, v_BHSK = split_heads(self.qkv(x_BTD), self.heads, 3)
-        else:
-            (q_BHTK,) = split_heads(self.q(x_BTD), self.heads, 1)
-            k_BHSK, v_BHSK = split_heads(self.kv(kv_BSE), self.heads, 2)
-        keep_BN = keep_BT if keep_BS is None else keep_BS
-        mask_B11S = None if self.causal else keep_BN[:, None, None, :]
-        dropout = self.dropout if self.training else 0.0
-        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask_B11S, dropout, self.causal)
+        q_BHTK, k_BHSK, v_BHSK = self._heads(x_BTD, kv_BSE)
+        y_BHTK = self._attend(q_BHTK, k_BHSK, v_BHSK, keep_BT if keep_BS is None else keep_BS)
         out_BTD: Tensor = self.out(merge_heads(y_BHTK))
         return out_BTD
+
+    def weights(
+        self, x_BTD: Tensor, kv_BSE: Tensor | None = None, *, keep_BT: Tensor, keep_BS: Tensor | None = None
+    ) -> Tensor:
+        """How much each head of each position looks at what: w_BHTS, of which each row adds up to 1."""
+        q_BHTK, k_BHSK, _ = self._heads(x_BTD, kv_BSE)
+        return self._attend(q_BHTK, k_BHSK, one_hot_values(k_BHSK), keep_BT if keep_BS is None else keep_BS)
+
+    def _heads(self, x_BTD: Tensor, kv_BSE: Tensor | None) -> tuple[Tensor, ...]:
+        if kv_BSE is None:
+            return split_heads(self.qkv(x_BTD), self.heads, 3)
+        return *split_heads(self.q(x_BTD), self.heads, 1), *split_heads(self.kv(kv_BSE), self.heads, 2)
+
+    def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor) -> Tensor:
+        mask_B11S = None if self.causal else keep_BS[:, None, None, :]
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask_B11S, dropout, self.causal)
 
     def start(self, kv_BSE: Tensor | None = None, *, keep_BS: Tensor | None = None, room: Room) -> State:
         """Room for keys and values of the target; or those of `kv_BSE`, which do not change."""

@@ -29,7 +29,7 @@ def banded_attention(
     """
     band = reach = (r - 1, 0) if causal else (r // 2, (r - 1) // 2)
     block = max(r // 2, SMALLEST_BLOCK)  # measured: larger blocks waste window, smaller ones make slow products
-    B, H, T, K = q_BHTK.shape
+    B, H, T, _ = q_BHTK.shape
     if block >= T:  # a short sequence is one block and its own window: sentences need no more
         block, reach = T, (0, 0)
     y_GHCK = F.scaled_dot_product_attention(
@@ -39,7 +39,7 @@ def banded_attention(
         attn_mask=_allowed(keep_BT, block, reach, band)[:, None],
         dropout_p=dropout,
     )
-    return y_GHCK.transpose(1, 2).reshape(B, -1, H, K)[:, :T].transpose(1, 2)
+    return y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
 
 
 def _allowed(keep_BT: Tensor, block: int, reach: tuple[int, int], band: tuple[int, int]) -> Tensor:

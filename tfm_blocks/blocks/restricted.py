@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.attention import merge_heads, split_heads
+from tfm_blocks.blocks.attention import merge_heads, one_hot_values, split_heads
 from tfm_blocks.blocks.banded import banded_attention
 from tfm_blocks.blocks.linear import Linear
 from tfm_blocks.blocks.state import Room, State
@@ -46,10 +46,17 @@ class RestrictedAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
         q_BHTK, k_BHTK, v_BHTK = split_heads(self.qkv(x_BTD), self.heads, 3)
-        dropout = self.dropout if self.training else 0.0
-        y_BHTK = banded_attention(q_BHTK, k_BHTK, v_BHTK, keep_BT, r=self.r, causal=self.causal, dropout=dropout)
-        out_BTD: Tensor = self.out(merge_heads(y_BHTK))
+        out_BTD: Tensor = self.out(merge_heads(self._attend(q_BHTK, k_BHTK, v_BHTK, keep_BT)))
         return out_BTD
+
+    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
+        """How much each head of each position looks at what: w_BHTT, 0 outside the band; a row adds up to 1."""
+        q_BHTK, k_BHTK, _ = split_heads(self.qkv(x_BTD), self.heads, 3)
+        return self._attend(q_BHTK, k_BHTK, one_hot_values(k_BHTK), keep_BT)
+
+    def _attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, keep_BT: Tensor) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return banded_attention(q_BHTK, k_BHTK, v_BHTK, keep_BT, r=self.r, causal=self.causal, dropout=dropout)
 
     def start(self, *, room: Room) -> State:
         """Room for keys and values of the target."""

@@ -34,6 +34,9 @@ def add_search(command: argparse.ArgumentParser) -> None:
     penalties = get_args(LengthPenalty)
     command.add_argument("--penalty", choices=penalties, default=Search.penalty, help="((5+n)/6)^alpha or n^alpha")
     command.add_argument(
+        "--coverage", type=float, default=Search.coverage, metavar="BETA", help="weight of the coverage penalty (0)"
+    )
+    command.add_argument(
         "--max-tokens", type=count, default=Search.cap, metavar="N", help="of a translation (%(default)s)"
     )
     command.add_argument("--batch-tokens", type=count, default=4096, metavar="N", help="tokens at a time (4096)")

@@ -1,4 +1,4 @@
-"""Commands on run folders: translate, evaluate, average."""
+"""Commands on run folders: translate, evaluate, attention, average."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from tfm_blocks.cli.options import add_run, add_search, count
+from tfm_blocks.cli.options import add_plugins, add_run, add_search, count
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.translation.settings import BleuTokenizer, Sampling, Search
 
@@ -21,6 +21,14 @@ def add_commands(commands: Commands) -> None:
     """The parsers of these commands."""
     _add_translate(commands)
     _add_evaluate(commands)
+    command = commands.add_parser("attention", help="picture what a model looks at", description="every layer and head")
+    add_run(command)
+    command.add_argument("sentence", metavar="SENTENCE", help="what is translated")
+    command.add_argument("-o", type=Path, required=True, dest="path", metavar="FILE", help="out.html or out.png")
+    command.add_argument("--target", metavar="TEXT", help="its translation, in place of the model's own")
+    command.add_argument("--device", default="cpu", help="cpu, cuda, … (cpu)")
+    add_plugins(command)
+    command.set_defaults(run=_attention)
     command = commands.add_parser("average", help="average a run's last weights", description="into a folder beside it")
     add_run(command)
     command.add_argument("--last", type=count, default=5, metavar="K", help="of how many validations (5)")
@@ -64,7 +72,7 @@ def _add_evaluate(commands: Commands) -> None:
 
 def _translate(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.screen import counting
-    from tfm_blocks.translation.stream import Stream
+    from tfm_blocks.translation.stream import Stream, chunks, typed
     from tfm_blocks.translation.translator import Translator
 
     if sys.stdin is None:
@@ -73,15 +81,16 @@ def _translate(arguments: argparse.Namespace) -> None:
     translator = Translator.load(arguments.folder, device=arguments.device, plugins=arguments.plugins)
     settings = {name: vars(arguments)[name] for name in ("batch_tokens", "max_tokens", "strict", "scores")}
     stream = Stream(translator=translator, search=search, **settings)
+    source = typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin")
     with counting("lines") as tell, _precision(arguments):
-        stream.run(sys.stdin.buffer, sys.stdout, arguments.prefix, tell)
+        stream.run(source, sys.stdout, arguments.prefix, tell)
 
 
 def _search(arguments: argparse.Namespace, *, nbest: int = 1, sample: bool = False) -> Search:
     given = vars(arguments)
     try:
         draw = Sampling(**{name: given[name] for name in ("temperature", "top_k", "top_p", "seed")}) if sample else None
-        asked = {name: given[name] for name in ("beam", "alpha", "penalty")}
+        asked = {name: given[name] for name in ("beam", "alpha", "penalty", "coverage")}
         return Search(**asked, nbest=nbest, cap=arguments.max_tokens, sampling=draw)
     except ValueError as error:
         raise ConfigError(Problem("", str(error), help="tfm translate --help tells what each option does")) from None
@@ -120,6 +129,18 @@ def _outputs(arguments: argparse.Namespace, folder: Path, sources: Sequence[str]
     translator = Translator.load(folder, device=arguments.device, plugins=arguments.plugins)
     with _precision(arguments):
         return [found[0].text for found in translator.search(sources, search, batch_tokens=arguments.batch_tokens)]
+
+
+def _attention(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.attention import save_attention
+    from tfm_blocks.translation.attention import attention_of
+    from tfm_blocks.translation.translator import Translator
+
+    translator = Translator.load(arguments.folder, device=arguments.device, plugins=arguments.plugins)
+    attention = attention_of(translator, arguments.sentence, arguments.target)
+    for warning in save_attention(attention, arguments.path):
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"{attention.target}\n{arguments.path}")
 
 
 def _average(arguments: argparse.Namespace) -> None:

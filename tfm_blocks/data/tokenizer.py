@@ -74,6 +74,11 @@ class Tokenizer:
         """The text of `ids`; special ids say nothing, bytes that are not UTF-8 become U+FFFD."""
         return self._pieces.decode(list(ids), skip_special_tokens=True)
 
+    def piece(self, id: int) -> str:
+        """One id as people read it: ▁ stands for a space; part of a character is shown as it is stored."""
+        text = self._pieces.decode([id], skip_special_tokens=False)
+        return str(self._pieces.id_to_token(id)) if "\ufffd" in text else text.replace(" ", "▁").replace("\n", "⏎")
+
     def save(self, path: Path) -> None:
         """Writes `text`."""
         path.write_text(self.text, encoding="utf-8")

@@ -44,11 +44,15 @@ class Network(nn.ModuleDict):
 
     def trunk(self, **inputs: Tensor) -> Tensor:
         """Everything but the head: the inputs -> x_BTD. Raises TypeError where an input is missing or unknown."""
-        self.expect(inputs, (put.name for put in self.spec.inputs))
-        values, keeps = dict(inputs), self.keep_masks(inputs)
+        values, keeps = self.begin(inputs)
         for call in self.calls[:-1]:
             values[call.address] = call(values, keeps)
         return values[self.calls[-1].entry]
+
+    def begin(self, inputs: Mapping[str, Tensor]) -> tuple[Values, Values]:
+        """What is known before the first call: values and keep masks. Raises TypeError on wrong inputs."""
+        self.expect(inputs, (put.name for put in self.spec.inputs))
+        return dict(inputs), self.keep_masks(inputs)
 
     def head(self, x_ND: Tensor) -> Tensor:
         """x_ND -> logits_NV, for any leading axes in the place of N."""
@@ -117,13 +121,18 @@ class Call:
         if isinstance(self.module, Steps):
             return self.module(x, x)  # type: ignore[no-any-return]
         assert isinstance(self.module, Branch)
-        others = [values[address] for address in self.others]
-        inner = self.module.pre(x, x)
+        inner, *others = self.operands(values)
         keep_BN = keeps.get(str(self.node.shape[1])) if self.packable else None
         if keep_BN is not None and _worth_packing(keep_BN):
             return self.module.post(_packed(self.module.block, inner, keep_BN), x)  # type: ignore[no-any-return]
         y = self.module.block(inner, *others, **self.masks(keeps))
         return self.module.post(y, x)  # type: ignore[no-any-return]
+
+    def operands(self, values: Values) -> list[Tensor]:
+        """What the block itself reads: its first input after the steps before it, and its others."""
+        x = values[self.entry]
+        inner = self.module.pre(x, x) if isinstance(self.module, Branch) else x
+        return [inner, *(values[address] for address in self.others)]
 
     def masks(self, keeps: Values) -> Values:
         """The known keep masks that the block asks for, of the axes that its letters are bound to."""

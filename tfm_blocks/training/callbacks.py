@@ -7,16 +7,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tfm_blocks.network.attention import attention_nodes
+from tfm_blocks.report.attention import png
 from tfm_blocks.runs.average import step_file, step_files
 from tfm_blocks.runs.model import weights_of, write_tensors
+from tfm_blocks.training.loggers import WandbLogger
 from tfm_blocks.training.module import TrainingModule
+from tfm_blocks.translation.attention import attention_of
 
 LAST = "last.ckpt"
 BEST = "best.ckpt"
+SHORT = 24  # tokens of a sentence whose attention is pictured: the labels of eight heads of them still fit a screen
 
 
 class KeepWeights(Callback):
@@ -48,6 +54,28 @@ class KeepWeights(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_loss = state_dict["best_loss"]
+
+
+class LogAttention(Callback):
+    """Each validation logs pictures of the attention between two validation sentences and their references.
+
+    They are the first that are short on both sides, so that all validations show the same and a picture takes no longer
+    than a moment; a model without attention, or a corpus without short sentences, has none.
+    """
+
+    def __init__(self, logger: WandbLogger) -> None:
+        self.logger = logger
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, TrainingModule)
+        if not attention_nodes(pl_module.network):
+            return
+        corpus = pl_module.prepared.val
+        short = (np.maximum(corpus.src_lengths_N, corpus.tgt_lengths_N) <= SHORT).nonzero()[0][:2]
+        pictures = [
+            png(attention_of(pl_module.translator, corpus.sources[pair], corpus.references[pair])) for pair in short
+        ]
+        self.logger.log_pictures("attention", pictures, trainer.global_step)
 
 
 class ShowProgress(Callback):

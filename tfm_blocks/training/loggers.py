@@ -9,12 +9,14 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import wandb
 from lightning.pytorch.loggers import Logger
+from PIL import Image
 
 from tfm_blocks.training.metrics import COLUMNS
 from tfm_blocks.training.settings import WandbSettings
@@ -82,6 +84,12 @@ class WandbLogger(RunLogger):
         if self.run and samples:
             table = wandb.Table(columns=["source", "output", "reference"], data=[list(sample) for sample in samples])
             self.run.log({"samples": table}, step=step)
+
+    def log_pictures(self, name: str, pictures: Sequence[bytes], step: int) -> None:
+        """PNGs, side by side."""
+        if self.run and pictures:
+            images = [wandb.Image(Image.open(BytesIO(picture))) for picture in pictures]
+            self.run.log({name: images}, step=step)
 
     def log_summary(self, values: Mapping[str, Any]) -> None:
         if self.run:

@@ -25,7 +25,7 @@ from tfm_blocks.network.build import build_network, check_model, network_without
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, STATUS, TOKENIZER, claim_folder, write_json
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
-from tfm_blocks.training.callbacks import BEST, KeepWeights, ShowProgress, score_news
+from tfm_blocks.training.callbacks import BEST, KeepWeights, LogAttention, ShowProgress, score_news
 from tfm_blocks.training.check import check_lengths, device_of, placed
 from tfm_blocks.training.data import RunData
 from tfm_blocks.training.loggers import CsvLogger, RunLogger, WandbLogger
@@ -151,6 +151,7 @@ def _trainer(
     callbacks = [
         KeepWeights(job.folder / CHECKPOINTS, settings.keep_last),
         *([ShowProgress(Console())] if ranks.rank == 0 else []),
+        *(LogAttention(logger) for logger in loggers if isinstance(logger, WandbLogger)),
     ]
     # Buffers are constants; their exchange in each forward would hang where ranks validate unequal numbers of batches.
     strategy = DDPStrategy(broadcast_buffers=False) if ranks.world > 1 else "auto"

@@ -20,11 +20,15 @@ Choose = Callable[[Tensor, int, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Ids without bos and eos; the sum of the log probabilities of its `length` tokens, of which eos is one."""
+    """Ids without bos and eos; the sum of the log probabilities of its `length` tokens, of which eos is one.
+
+    `coverage` is at most 0, which is all of the source, and 0 where nobody asked.
+    """
 
     ids: list[int]
     log_p: float
     length: int
+    coverage: float = 0.0
 
 
 class Bounds(NamedTuple):

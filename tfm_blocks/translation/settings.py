@@ -36,14 +36,16 @@ class Search:
     """How to look for translations. A beam of 1 is greedy search; with `sampling` tokens are drawn instead.
 
     alpha, penalty: the length penalty that ranks hypotheses of n tokens, eos included: "gnmt" ((5 + n) / 6)^alpha, or
-    "plain" n^alpha. nbest: how many of a sentence, at most `beam`. longest, shortest: (a, b), the most tokens with eos
-    and the fewest without, a·n + b for n source tokens with eos. cap: the most tokens in any case. Raises ValueError
-    for numbers that say nothing.
+    "plain" n^alpha. coverage: the weight of the coverage penalty (Wu et al. 2016, equation 14), 0 for none. nbest: how
+    many of a sentence, at most `beam`. longest, shortest: (a, b), the most tokens with eos and the fewest without,
+    a·n + b for n source tokens with eos. cap: the most tokens in any case. Raises ValueError for numbers that say
+    nothing.
     """
 
     beam: int = 1
     alpha: float = 0.6
     penalty: LengthPenalty = "gnmt"
+    coverage: float = 0.0
     nbest: int = 1
     longest: tuple[float, int] = (2.0, 20)
     shortest: tuple[float, int] = (0.0, 0)
@@ -54,8 +56,10 @@ class Search:
         """Raises ValueError."""
         if self.beam < 1 or not 1 <= self.nbest <= self.beam:
             raise ValueError(f"nbest must be from 1 to beam, but nbest is {self.nbest} and beam {self.beam}")
-        if self.alpha < 0:
-            raise ValueError(f"alpha must be at least 0, but is {self.alpha}")
+        if not (self.alpha >= 0 and self.coverage >= 0):
+            raise ValueError(f"alpha and coverage must be at least 0, but are {self.alpha} and {self.coverage}")
+        if self.coverage and self.beam == 1:
+            raise ValueError("coverage ranks the hypotheses of a beam, but beam is 1: raise it, or leave coverage out")
         if self.sampling and self.beam > 1:
             raise ValueError(f"sampling draws one token at a time, but beam is {self.beam}: leave one of them out")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -29,14 +31,16 @@ class Stream:
     strict: bool
     scores: bool
 
-    def run(self, source: BinaryIO, target: TextIO, prefix: Path | None, tell: Callable[[int], object]) -> None:
+    def run(
+        self, source: Iterable[list[str]], target: TextIO, prefix: Path | None, tell: Callable[[int], object]
+    ) -> None:
         """Writes the translations of each chunk of lines as soon as they are there, and tells how many lines are done.
 
         Raises DataError.
         """
         prefixes = read_lines(prefix, "--prefix") if prefix else None
         first = 1
-        for chunk in chunks(source, "stdin"):
+        for chunk in source:
             begins = _as_many(prefixes, len(chunk), first, str(prefix)) if prefixes else []
             texts = [self._fitting(text, number) for number, text in enumerate(chunk, first)]
             found = self.translator.search(
@@ -83,6 +87,20 @@ def chunks(source: BinaryIO, name: str) -> Iterator[list[str]]:
             number += len(lines)
     if rest:
         yield from _decoded([rest], name, number)
+
+
+def typed() -> Iterator[list[str]]:
+    """The lines that somebody types at a prompt, each by itself, until Ctrl-D."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  gives `input` history and keys to edit with; not on every system
+    assert isinstance(sys.stdin, TextIOWrapper)
+    sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+    print("a sentence a line; Ctrl-D ends", file=sys.stderr)
+    while True:
+        try:
+            yield [input("> " if sys.stdout.isatty() else "")]
+        except EOFError:
+            return
 
 
 def _decoded(lines: Sequence[bytes], name: str, first: int) -> Iterator[list[str]]:

@@ -17,6 +17,7 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import read_network
 from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, plain
+from tfm_blocks.translation.coverage import with_coverage
 from tfm_blocks.translation.sampling import chooser
 from tfm_blocks.translation.search import EOS, PAD, Bounds, Hypothesis, one_by_one
 from tfm_blocks.translation.settings import LengthPenalty, Search
@@ -26,15 +27,18 @@ PENALTIES: dict[LengthPenalty, Callable[[float], Penalty]] = {"gnmt": gnmt, "pla
 
 @dataclass(frozen=True)
 class Translation:
-    """A text with the sum of its tokens' log probabilities, and that sum divided by the length penalty."""
+    """A text with the ids that it was decoded from, the sum of its tokens' log probabilities, and the score that ranks
+    it: that sum divided by the length penalty, plus the weighted coverage.
+    """
 
     text: str
+    ids: tuple[int, ...]
     log_p: float
     score: float
 
 
 GREEDY = Search()
-BLANK = Translation("", 0.0, 0.0)
+BLANK = Translation("", (), 0.0, 0.0)
 
 
 class Translator:
@@ -42,6 +46,9 @@ class Translator:
 
     def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
         names = {put.name for put in network.spec.inputs}
+        if TARGET not in names:
+            rule = f"is not autoregressive: it does not read {TARGET}, what has been translated so far"
+            raise RunError(Problem("model", rule, help="translate with a run whose model reads src and tgt"))
         if names != {"src", TARGET}:
             rule = f"translating needs the inputs src and {TARGET}, but the model reads {', '.join(sorted(names))}"
             raise RunError(Problem("model.inputs", rule))
@@ -110,12 +117,19 @@ class Translator:
         sources = {"src": self._padded([[*ids, EOS] for ids in src])}
         bounds = self._bounds(src, tgt, search)
         if search.beam > 1:
-            penalty = PENALTIES[search.penalty](search.alpha)
-            return beam_search(self.network, sources, bounds, beam=search.beam, penalty=penalty, nbest=search.nbest)
+            return self._beam(sources, bounds, search)
         if search.sampling:
             choose = chooser(search.sampling, numbers, int(bounds.longest_B.max()))
             return [[one] for one in one_by_one(self.network, sources, bounds, choose)]
         return [[one] for one in one_by_one(self.network, sources, bounds)]
+
+    def _beam(self, sources: dict[str, Tensor], bounds: Bounds, search: Search) -> list[list[Hypothesis]]:
+        penalty = PENALTIES[search.penalty](search.alpha)
+        if not search.coverage:
+            return beam_search(self.network, sources, bounds, beam=search.beam, penalty=penalty, nbest=search.nbest)
+        found = beam_search(self.network, sources, bounds, beam=search.beam, penalty=penalty, nbest=search.beam)
+        covered = with_coverage(self.network, sources, found)
+        return [sorted(one, key=lambda each: -_score(each, search))[: search.nbest] for one in covered]
 
     def _bounds(self, src: Sequence[list[int]], tgt: Sequence[list[int]], search: Search) -> Bounds:
         room = self.network.longest(TARGET).tokens
@@ -133,8 +147,11 @@ class Translator:
         return torch.tensor(ids, dtype=torch.int64, device=next(self.network.parameters()).device)
 
     def _translation(self, one: Hypothesis, search: Search) -> Translation:
-        score = one.log_p / PENALTIES[search.penalty](search.alpha)(one.length)
-        return Translation(self.tokenizer.decode(one.ids), one.log_p, score)
+        return Translation(self.tokenizer.decode(one.ids), tuple(one.ids), one.log_p, _score(one, search))
+
+
+def _score(one: Hypothesis, search: Search) -> float:
+    return one.log_p / PENALTIES[search.penalty](search.alpha)(one.length) + search.coverage * one.coverage
 
 
 def _expect_lists(sentences: Sequence[str], prefixes: Sequence[str]) -> None:
