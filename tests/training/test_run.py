@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -189,3 +191,12 @@ def test_a_run_that_is_told_to_end_ends_and_says_so(tmp_path: Path, devices: int
     assert process.wait(timeout=40) == 128 + number
     status = json.loads((checkpoint.parents[1] / "status.json").read_text())
     assert status == {"state": "stopped", "reason": number.name}
+
+
+def test_with_wandb_each_validation_pictures_the_attention_of_the_same_two_sentences(
+    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run(small("logger=wandb", "data.val=200"), tmp_path)  # validates after steps 4 and 6
+    sizes = Counter(Image.open(path).size for path in (tmp_path / "run" / "wandb").rglob("images/attention*.png"))
+    assert sizes.total() == 4 and all(count % 2 == 0 for count in sizes.values())
