@@ -83,10 +83,9 @@ class _Search:
 
     def _extensions(self, logits_RV: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
         """Of each sentence the 2·beam best: sums of log probabilities, the hypotheses they extend, and their tokens."""
-        whole_R1 = logits_RV.float().logsumexp(1, keepdim=True)
         count = min(2 * self.beam, logits_RV.shape[1])
-        best_RC, token_RC = self.bounds.refuse(logits_RV, position).topk(count)
-        total_BC = (self.score_BK.view(-1, 1) + best_RC.float() - whole_R1).view(len(self.sentences), -1)
+        best_RC, token_RC = self.bounds.refuse(logits_RV.float().log_softmax(1), position).topk(count)
+        total_BC = (self.score_BK.view(-1, 1) + best_RC).view(len(self.sentences), -1)
         total_BC, place_BC = total_BC.topk(min(2 * self.beam, total_BC.shape[1]))
         return total_BC, place_BC // count, token_RC.view(len(self.sentences), -1).gather(1, place_BC)
 

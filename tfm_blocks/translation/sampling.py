@@ -24,8 +24,8 @@ class _Chooser:
     sampling: Sampling
     uniform_BT: Tensor
 
-    def __call__(self, logits_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
-        p_BV, ids_BV = torch.softmax(logits_BV.double() / self.sampling.temperature, 1).sort(1, descending=True)
+    def __call__(self, log_p_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
+        p_BV, ids_BV = torch.softmax(log_p_BV.double() / self.sampling.temperature, 1).sort(1, descending=True)
         if self.sampling.top_k:
             p_BV[:, self.sampling.top_k :] = 0
         before_BV = p_BV.cumsum(1) - p_BV

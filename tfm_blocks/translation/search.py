@@ -15,7 +15,7 @@ from tfm_blocks.network.graph import Network
 PAD, BOS, EOS = 0, 1, 2
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
-"""logits_BV, the position and the sentences_B that the rows are -> ids_B."""
+"""log_p_BV, the position and the sentences_B that the rows are -> ids_B."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,22 @@ class Bounds(NamedTuple):
         """Those of these sentences."""
         return Bounds(*(tensor.index_select(0, sentences) for tensor in self))
 
-    def refuse(self, logits_RV: Tensor, position: int) -> Tensor:
+    def refuse(self, log_p_RV: Tensor, position: int) -> Tensor:
         """-inf, in place, for tokens that may not come at `position`; a sentence has R / B rows side by side."""
-        rows = logits_RV.shape[0] // len(self.longest_B)
-        logits_RV[:, [PAD, BOS]] = -torch.inf
+        rows = log_p_RV.shape[0] // len(self.longest_B)
+        log_p_RV[:, [PAD, BOS]] = -torch.inf
         early_R = (self.shortest_B > position).repeat_interleave(rows)
-        logits_RV[:, EOS].masked_fill_(early_R, -torch.inf)
+        log_p_RV[:, EOS].masked_fill_(early_R, -torch.inf)
         if position < self.prefix_BP.shape[1]:
             forced_R = self.prefix_BP[:, position].repeat_interleave(rows)
-            others_RV = torch.ones_like(logits_RV, dtype=torch.bool).scatter_(1, forced_R[:, None], False)
-            logits_RV.masked_fill_(others_RV & (forced_R != PAD)[:, None], -torch.inf)
-        return logits_RV
+            others_RV = torch.ones_like(log_p_RV, dtype=torch.bool).scatter_(1, forced_R[:, None], False)
+            log_p_RV.masked_fill_(others_RV & (forced_R != PAD)[:, None], -torch.inf)
+        return log_p_RV
 
 
-def likeliest(logits_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
+def likeliest(log_p_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
     """Greedy: the likeliest token."""
-    return logits_BV.argmax(dim=1)
+    return log_p_BV.argmax(dim=1)
 
 
 @torch.inference_mode()
@@ -73,10 +73,10 @@ def one_by_one(
     decoding = incremental.start(network, sources, length)
     for position in range(length):
         logits_BV, decoding = incremental.step(network, ids_B, decoding)
-        whole_B = logits_BV.float().logsumexp(1)
-        ids_B = choose(bounds.refuse(logits_BV, position), position, sentences_B)
+        log_p_BV = bounds.refuse(logits_BV.float().log_softmax(1), position)
+        ids_B = choose(log_p_BV, position, sentences_B)
         ids_BT[:, position] = ids_B
-        log_p_B = log_p_B + logits_BV.gather(1, ids_B[:, None])[:, 0].float() - whole_B
+        log_p_B = log_p_B + log_p_BV.gather(1, ids_B[:, None])[:, 0]
         over_B = (ids_B == EOS) | (bounds.longest_B == position + 1)
         if over_B.any():
             for row in over_B.nonzero()[:, 0].tolist():

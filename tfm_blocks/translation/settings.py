@@ -13,7 +13,7 @@ LengthPenalty = Literal["gnmt", "plain"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Draws from softmax(logits / temperature): from the `top_k` likeliest tokens (0: all) and of these from the fewest
+    """Draws from softmax(log p / temperature): from the `top_k` likeliest tokens (0: all) and of these from the fewest
     whose share reaches `top_p` (Holtzman et al. 2020).
 
     A sentence draws from a stream of its own, by its number and `seed`, so that it does not depend on its batch. Raises
