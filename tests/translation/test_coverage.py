@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from tests.conftest import sentences
+from tfm_blocks.blocks.attention import Attention
+from tfm_blocks.errors import RunError
 from tfm_blocks.network.attention import attention_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Search
@@ -50,3 +52,9 @@ def test_coverage_leaves_nbest_of_all_hypotheses_of_the_beam(translator):
 def test_what_coverage_cannot_be(wrong):
     with pytest.raises(ValueError, match="coverage"):
         Search(**wrong)
+
+
+def test_a_model_without_cross_attention_that_shows_its_weights_is_told(translator, monkeypatch):
+    monkeypatch.delattr(Attention, "weights")
+    with pytest.raises(RunError, match="a coverage penalty needs a node that looks from the target at the source"):
+        translator.translate(["Haus"], beam=2, coverage=0.2)

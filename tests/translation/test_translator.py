@@ -6,6 +6,9 @@ import torch
 import tfm_blocks as tfm
 from tests.conftest import save, sentences
 from tfm_blocks.errors import DataError, RunError
+from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.runs.folder import TOKENIZER
+from tfm_blocks.runs.model import weights_of, write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Sampling, Search
 from tfm_blocks.translation.translator import GREEDY, Translator
@@ -119,3 +122,13 @@ def test_a_device_that_is_not_there_is_told(translator, tmp_path):
     save(translator, tmp_path / "run")
     with pytest.raises(RunError, match="'foo' cannot be used"):
         Translator.load(tmp_path / "run", device="foo")
+
+
+def test_a_run_of_a_model_that_is_not_autoregressive_is_told(translator, tmp_path):
+    graph = {"emb": {"block": "embedding", "in": "src"}, "out": {"block": "unembed"}}
+    model = {"inputs": {"src": "B S"}, "args": {"d_model": 8, "vocab": translator.tokenizer.size}, "graph": graph}
+    write_model(tmp_path, model, [])
+    write_weights(tmp_path, weights_of(build_network(check_model(model), seed=1)))
+    translator.tokenizer.save(tmp_path / TOKENIZER)
+    with pytest.raises(RunError, match="is not autoregressive: it does not read tgt"):
+        Translator.load(tmp_path)
