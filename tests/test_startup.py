@@ -23,7 +23,7 @@ def test_start_up_imports_nothing_heavy(command):
     )
     imported = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert "argparse" in imported
-    assert imported.isdisjoint({"torch", "lightning", "wandb", "torchmetrics", "numpy", "tokenizers"})
+    assert imported.isdisjoint({"torch", "lightning", "wandb", "torchmetrics", "numpy", "tokenizers", "matplotlib"})
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)

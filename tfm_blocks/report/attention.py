@@ -19,9 +19,8 @@ from matplotlib.font_manager import findfont, get_font
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.translation.attention import Attention
 
-MOST = (
-    128  # tokens on an axis: beyond it the picture of a model of eight heads would have more than a hundred megapixels
-)
+MOST = 64  # tokens on an axis: with as many, the 18 rows of 8 heads of the base model make 144 megapixels
+SIDE = 60_000  # pixels: matplotlib draws at most 2^16
 CELL = 0.15  # inches a token: labels of 7 points stay apart
 GAP = 2  # cells between heads, with their title
 PAGE = """<!DOCTYPE html>
@@ -63,21 +62,22 @@ def _missing(attention: Attention) -> str:
 def page(attention: Attention) -> str:
     """HTML with the pictures in it; its labels are text. Raises DataError as `draw`."""
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tfm-blocks"}):
-        data = _rendered(attention, format="svg", metadata={"Date": None})
+        data = _rendered(draw(attention), format="svg", metadata={"Date": None})
     _, _, picture = data.decode("utf-8").partition("<svg")
     return PAGE.format(source=escape(attention.source), target=escape(attention.target), picture=f"<svg{picture}")
 
 
 def png(attention: Attention) -> bytes:
     """The pictures as one PNG. Raises DataError as `draw`."""
-    return _rendered(attention, format="png", dpi=100)
+    figure = draw(attention)
+    return _rendered(figure, format="png", dpi=min(100, SIDE / max(figure.get_size_inches())))
 
 
-def _rendered(attention: Attention, **how: Any) -> bytes:
+def _rendered(figure: Figure, **how: Any) -> bytes:
     target = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")
-        draw(attention).savefig(target, **how)
+        figure.savefig(target, **how)
     return target.getvalue()
 
 
