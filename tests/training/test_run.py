@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sacrebleu
 import torch
 import yaml
 from PIL import Image
@@ -20,10 +21,13 @@ from torch import Tensor
 
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, TfmError
 from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.runs.average import step_files
 from tfm_blocks.training.check import checked
 from tfm_blocks.training.run import train, wandb_config
+from tfm_blocks.training.settings import read_run
 from tfm_blocks.translation.translator import Translator
 
 ROOT = Path(__file__).parents[2]
@@ -200,3 +204,18 @@ def test_with_wandb_each_validation_pictures_the_attention_of_the_same_two_sente
     run(small("logger=wandb", "data.val=200"), tmp_path)  # validates after steps 4 and 6
     sizes = Counter(Image.open(path).size for path in (tmp_path / "run" / "wandb").rglob("images/attention*.png"))
     assert sizes.total() == 4 and all(count % 2 == 0 for count in sizes.values())
+
+
+def test_the_mean_of_the_last_weights_can_be_tested_by_beam_search_and_left_in_the_folder(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    run(small("trainer.average=2", "trainer.test_beam=3", "trainer.validate_every=2", "schedule.peak=1e-2"), tmp_path)
+    folder = tmp_path / "run"
+    last = [load_file(path) for path in step_files(folder / "checkpoints")[-2:]]
+    for name, tensor in weights(folder).items():
+        torch.testing.assert_close(tensor, (last[0][name] + last[1][name]) / 2, rtol=0, atol=1e-7)
+    settings = read_run(yaml.safe_load((folder / "config.yaml").read_text()))
+    test = prepare(settings.data, 300, settings.seed).test
+    outputs = Translator.load(folder).translate(list(test.sources), beam=3)
+    scores = json.loads((folder / "status.json").read_text())["scores"]
+    assert scores["test/chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, [list(test.references)]).score)

@@ -28,6 +28,8 @@ def test_numbers_with_an_exponent_are_numbers(small: Callable[..., Composed]) ->
         ("schedule.warmup=0", "schedule.warmup"),
         ("trainer.steps=0", "trainer.steps"),
         ("trainer.devices=two", "trainer.devices"),
+        ("trainer.average=3", "trainer.average"),
+        ("trainer.test_beam=0", "trainer.test_beam"),
         ("trainer.precision=fp8", "trainer.precision"),
         ("label_smoothing=1.5", "label_smoothing"),
         ("schedule.name=cosine", "schedule.name"),

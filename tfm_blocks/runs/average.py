@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.runs.folder import CHECKPOINTS, MODEL, STATUS, TOKENIZER, claim_folder, write_json
@@ -32,16 +34,23 @@ def average(run: Path, last: int) -> Path:
         rule = f"has the weights of {len(kept)} validations, so the last {last} cannot be averaged"
         help = "train with a larger trainer.keep_last, or a smaller trainer.validate_every, or ask for fewer"
         raise RunError(Problem(str(run), rule, help=help))
-    sums = {name: tensor.double() for name, tensor in read_tensors(kept[-1]).items()}
-    for path in kept[-last:-1]:
-        tensors = read_tensors(path)
-        if {name: one.shape for name, one in tensors.items()} != {name: one.shape for name, one in sums.items()}:
-            raise RunError(Problem(str(path), f"has other weights than {kept[-1].name}", help="restore it"))
-        for name, tensor in tensors.items():
-            sums[name] += tensor
+    weights = mean_weights(kept[-last:])
     folder = claim_folder(run.parent, f"{run.name}-average{last}")
     for name in (MODEL, TOKENIZER):
         shutil.copyfile(run / name, folder / name)
-    write_weights(folder, {name: (tensor / last).to(torch.float32) for name, tensor in sums.items()})
+    write_weights(folder, weights)
     write_json(folder / STATUS, {"state": "averaged", "of": [f"{run.name}/{path.name}" for path in kept[-last:]]})
     return folder
+
+
+def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of each tensor over files of one model, in float32. Raises RunError for files of different ones."""
+    *others, newest = files
+    sums = {name: tensor.double() for name, tensor in read_tensors(newest).items()}
+    for path in others:
+        tensors = read_tensors(path)
+        if {name: one.shape for name, one in tensors.items()} != {name: one.shape for name, one in sums.items()}:
+            raise RunError(Problem(str(path), f"has other weights than {newest.name}", help="restore it"))
+        for name, tensor in tensors.items():
+            sums[name] += tensor
+    return {name: (tensor / len(files)).to(torch.float32) for name, tensor in sums.items()}

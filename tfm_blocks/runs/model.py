@@ -76,10 +76,15 @@ def read_network(folder: Path, plugins: Sequence[str] = ()) -> Network:
     tensors = read_tensors(folder / WEIGHTS)
     expect_weights(network_without_values(spec), tensors, str(folder / WEIGHTS))  # before anything is allocated
     network = build_network(spec, seed=0)
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            parameter.copy_(tensors[name])
+    fill(network, tensors)
     return network.eval()
+
+
+@torch.no_grad()
+def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
+    """Gives every parameter the values of the tensor of its name."""
+    for name, parameter in network.named_parameters():
+        parameter.copy_(tensors[name])
 
 
 def _need(recorded: Any, given: Sequence[str], where: str) -> None:

@@ -43,11 +43,11 @@ class KeepWeights(Callback):
         if loss < self.best_loss:
             self.best_loss = loss
             trainer.save_checkpoint(self.folder / BEST, weights_only=True)
-        trainer.save_checkpoint(self.folder / LAST)
         if trainer.is_global_zero and self.keep_last:
             write_tensors(step_file(self.folder, trainer.global_step), weights_of(pl_module.network))
             for path in step_files(self.folder)[: -self.keep_last]:
                 path.unlink()
+        trainer.save_checkpoint(self.folder / LAST)  # after which all ranks go on: what rank 0 wrote is there for all
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_loss": self.best_loss}

@@ -144,21 +144,21 @@ class TrainingModule(LightningModule):
         self._totals += torch.stack([*(one.double() for one in sums), torch.tensor(len(labels_N), device=self.device)])
 
     def on_validation_epoch_end(self) -> None:
-        self._score("val", self.prepared.val, self.settings.trainer.validate_sentences)
+        self._score("val", self.prepared.val, self.settings.trainer.validate_sentences, beam=1)
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
 
     def on_test_epoch_end(self) -> None:
-        self._score("test", self.prepared.test, len(self.prepared.test))
+        self._score("test", self.prepared.test, len(self.prepared.test), beam=self.settings.trainer.test_beam)
 
-    def _score(self, split: str, corpus: Corpus, sentences: int) -> None:
+    def _score(self, split: str, corpus: Corpus, sentences: int, *, beam: int) -> None:
         """Scores over the whole split; translations of its first sentences."""
         scores = token_scores(*self._sum_over_ranks(self._totals).tolist())
         if not math.isfinite(scores["loss"]):
             raise self._diverged(f"{split} loss {scores['loss']}", "lower the learning rate, or warm up longer")
         sources, references = corpus.sources[:sentences], corpus.references[:sentences]
-        self.outputs = self._translate(sources)
+        self.outputs = self._translate(sources, beam)
         if self.outputs:
             scores |= translation_scores(self.outputs, references, self.settings.trainer.bleu)
         self._log(scores, split)
@@ -167,9 +167,9 @@ class TrainingModule(LightningModule):
             logger.log_samples(self.samples, self.global_step)
         self.pace.restart()
 
-    def _translate(self, sources: Sequence[str]) -> list[str]:
-        """Greedy translations; each rank makes every world-th."""
-        mine = self.translator.translate(sources[self.ranks.rank :: self.ranks.world])
+    def _translate(self, sources: Sequence[str], beam: int) -> list[str]:
+        """Each rank translates every world-th."""
+        mine = self.translator.translate(sources[self.ranks.rank :: self.ranks.world], beam=beam)
         if self.ranks.world == 1:
             return mine
         parts: list[list[str]] = [[] for _ in range(self.ranks.world)]

@@ -23,8 +23,9 @@ from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.errors import TfmError
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.runs.average import mean_weights, step_files
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, STATUS, TOKENIZER, claim_folder, write_json
-from tfm_blocks.runs.model import weights_of, write_model, write_weights
+from tfm_blocks.runs.model import fill, weights_of, write_model, write_weights
 from tfm_blocks.training.callbacks import BEST, KeepWeights, LogAttention, ShowProgress, score_news
 from tfm_blocks.training.check import check_lengths, device_of, placed
 from tfm_blocks.training.data import RunData
@@ -139,7 +140,10 @@ def _fit_and_test(ranks: Ranks, job: Job, prepared: Prepared, settings: RunSetti
     if trainer.global_step % settings.trainer.validate_every:
         trainer.validate(module, datamodule=data, verbose=False)
     seconds = time.perf_counter() - begun
-    module.load_state_dict(torch.load(job.folder / CHECKPOINTS / BEST, weights_only=True)["state_dict"])
+    if settings.trainer.average:
+        fill(network, mean_weights(step_files(job.folder / CHECKPOINTS)[-settings.trainer.average :]))
+    else:
+        module.load_state_dict(torch.load(job.folder / CHECKPOINTS / BEST, weights_only=True)["state_dict"])
     trainer.test(module, datamodule=data, verbose=False)
     if ranks.rank == 0:
         _finish(job, module, seconds, loggers)

@@ -65,7 +65,9 @@ class TrainerSettings:
     """How long, how often, on what.
 
     steps: optimizer steps. validate_every, log_every: in steps; the last step is always validated.
-    keep_last: the weights of how many validations stay for `tfm average`.
+    keep_last: the weights of how many validations stay, for `tfm average` and `average`. average: of how many of them
+    the mean is scored on the test set and left in the folder; 0: the weights of the lowest validation loss instead.
+    test_beam: the hypotheses of a test sentence's search.
     validate_sentences: of the validation set, how many are translated each time; samples: how many of those are shown.
     clip: largest norm of the whole gradient; null: no clipping. bleu: sacreBLEU's tokenizer.
     """
@@ -74,6 +76,8 @@ class TrainerSettings:
     validate_every: int
     log_every: int
     keep_last: int
+    average: int
+    test_beam: int
     validate_sentences: int
     samples: int
     bleu: BleuTokenizer
@@ -89,12 +93,19 @@ class TrainerSettings:
             "validate_every": 1,
             "log_every": 1,
             "keep_last": 0,
+            "average": 0,
+            "test_beam": 1,
             "validate_sentences": 0,
             "samples": 0,
             "devices": 1,
         }
         for name, value in least.items():
             _at_least(f"trainer.{name}", getattr(self, name), value)
+        kept = min(self.keep_last, -(-self.steps // self.validate_every))
+        if self.average > kept:
+            rule = f"must be at most the {kept} validations whose weights are kept, but is {self.average}"
+            help = "lower it, raise trainer.keep_last, or lower trainer.validate_every"
+            raise ConfigError(Problem("trainer.average", rule, help=help))
         if self.clip is not None:
             _above_0("trainer.clip", self.clip)
 
