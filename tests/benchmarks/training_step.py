@@ -1,9 +1,9 @@
 """Training steps against torch.nn.Transformer and Hugging Face's MarianMT of the same size, alternating in one process.
 
-    python tests/benchmarks/training_step.py --size tiny --steps 15
+    python tests/benchmarks/training_step.py --size tiny --steps 15 --precision bf16
 
-A step is forward, label-smoothed loss, backward and fused AdamW in float32; tokens are source and target tokens without
-padding. Prints the median of tokens/s of each side and ours over the faster of the others.
+A step is forward, label-smoothed loss, backward and fused AdamW, in float32 or under autocast to bfloat16; tokens are
+source and target tokens without padding. Prints the median of tokens/s of each side and ours over the faster of the others.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def dense_loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     return F.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=0, label_smoothing=SMOOTHING)
 
 
-def measure(size: dict[str, int], steps: int) -> dict[str, float]:
+def measure(size: dict[str, int], steps: int, bf16: bool) -> dict[str, float]:
     """Median tokens/s of each side."""
     generator = torch.Generator().manual_seed(1)
     sides = {"tfm-blocks": ours(size), "torch": torchs(size), "marian": marian(size)}
@@ -126,7 +126,9 @@ def measure(size: dict[str, int], steps: int) -> dict[str, float]:
         tokens = int((batch[0] != 0).sum() + (batch[2] != 0).sum())
         for name, (_, loss) in sides.items():
             begin = time.perf_counter()
-            loss(batch).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                total = loss(batch)
+            total.backward()
             optimizers[name].step()
             optimizers[name].zero_grad()
             speeds[name].append(tokens / (time.perf_counter() - begin))
@@ -137,8 +139,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     arguments = parser.parse_args()
-    speeds = measure(SIZES[arguments.size], arguments.steps)
+    speeds = measure(SIZES[arguments.size], arguments.steps, arguments.precision == "bf16")
     for name, speed in speeds.items():
         print(f"{name:12} {speed:8,.0f} tokens/s")
     print(f"ratio to the faster other: {speeds['tfm-blocks'] / max(speeds['torch'], speeds['marian']):.3f}")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tfm_blocks.training.schedule import build_schedule, inverse_sqrt, noam
+from tfm_blocks.training.schedule import build_schedule, inverse_sqrt, linear, noam
 from tfm_blocks.training.settings import InverseSqrtSettings, NoamSettings
 
 
@@ -20,6 +20,11 @@ def test_inverse_sqrt_rises_to_its_peak_and_halves_at_four_times_the_warmup() ->
     assert inverse_sqrt(1, peak=5e-3, warmup=2000) == pytest.approx(2.5e-6)
     assert inverse_sqrt(2000, peak=5e-3, warmup=2000) == 5e-3
     assert inverse_sqrt(8000, peak=5e-3, warmup=2000) == pytest.approx(2.5e-3)
+
+
+def test_linear_rises_to_its_peak_and_falls_to_its_last_step() -> None:
+    rates = [linear(step, peak=6.0, warmup=2, steps=4) for step in range(1, 7)]
+    assert rates == pytest.approx([3.0, 6.0, 4.0, 2.0, 0.0, 0.0])
 
 
 def test_the_first_optimizer_step_uses_the_rate_of_step_one() -> None:

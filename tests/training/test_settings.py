@@ -6,13 +6,21 @@ import pytest
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.training.settings import InverseSqrtSettings, NoamSettings, read_run
+from tfm_blocks.training.settings import InverseSqrtSettings, LinearSettings, NoamSettings, read_run
 
 
 def test_the_default_config_reads_and_noam_takes_the_models_width(small: Callable[..., Composed]) -> None:
     settings = read_run(small("schedule=noam", "schedule.warmup=4000", "schedule.scale=1.0").mapping)
     assert settings.schedule == NoamSettings(name="noam", d_model=16, warmup=4000, scale=1.0)
     assert settings.optimizer.betas == [0.9, 0.98]
+
+
+def test_linear_ends_with_the_run_and_cannot_warm_up_for_longer(small: Callable[..., Composed]) -> None:
+    asked = ("schedule=linear", "schedule.peak=1e-3", "schedule.warmup=2")
+    settings = read_run(small(*asked, "trainer.steps=5").mapping)
+    assert settings.schedule == LinearSettings(name="linear", peak=0.001, warmup=2, steps=5)
+    with pytest.raises(ConfigError, match="at most the 1 steps of the schedule, but is 2"):
+        read_run(small(*asked, "trainer.steps=1").mapping)
 
 
 def test_numbers_with_an_exponent_are_numbers(small: Callable[..., Composed]) -> None:
@@ -33,6 +41,7 @@ def test_numbers_with_an_exponent_are_numbers(small: Callable[..., Composed]) ->
         ("trainer.precision=fp8", "trainer.precision"),
         ("label_smoothing=1.5", "label_smoothing"),
         ("schedule.name=cosine", "schedule.name"),
+        ("+schedule.warm=3", "schedule.warm"),
         ("+trainer.stepz=3", "trainer.stepz"),
     ],
 )

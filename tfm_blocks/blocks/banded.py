@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.dot_product import dot_product_attention
+
 SMALLEST_BLOCK = 32  # matrix products of fewer queries cost more in calls than they save in window
 
 
@@ -32,12 +34,12 @@ def banded_attention(
     B, H, T, _ = q_BHTK.shape
     if block >= T:  # a short sequence is one block and its own window: sentences need no more
         block, reach = T, (0, 0)
-    y_GHCK = F.scaled_dot_product_attention(
+    y_GHCK = dot_product_attention(
         _windows(q_BHTK, block, (0, 0)),
         _windows(k_BHTK, block, reach),
         _windows(v_BHTK, block, reach),
-        attn_mask=_allowed(keep_BT, block, reach, band)[:, None],
-        dropout_p=dropout,
+        _allowed(keep_BT, block, reach, band)[:, None],
+        dropout=dropout,
     )
     return y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
 

@@ -7,7 +7,7 @@ import math
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from tfm_blocks.training.settings import NoamSettings, ScheduleSettings
+from tfm_blocks.training.settings import LinearSettings, NoamSettings, ScheduleSettings
 
 
 def noam(step: int, *, d_model: int, warmup: int, scale: float = 1.0) -> float:
@@ -20,9 +20,17 @@ def inverse_sqrt(step: int, *, peak: float, warmup: int) -> float:
     return peak * min(step / warmup, math.sqrt(warmup / step))
 
 
+def linear(step: int, *, peak: float, warmup: int, steps: int) -> float:
+    """Linear from 0 to `peak` in `warmup` steps, then linear to 0, which it would be after the last of `steps`."""
+    return peak * min(step / warmup, max(0, steps + 1 - step) / (steps + 1 - warmup))
+
+
 def build_schedule(settings: ScheduleSettings, optimizer: Optimizer) -> LambdaLR:
     """Sets the learning rate of the first step; each `.step()` that of the next. The optimizer's own lr must be 1."""
     if isinstance(settings, NoamSettings):
         sizes = {"d_model": settings.d_model, "warmup": settings.warmup}
         return LambdaLR(optimizer, lambda done: noam(done + 1, **sizes, scale=settings.scale))
-    return LambdaLR(optimizer, lambda done: inverse_sqrt(done + 1, peak=settings.peak, warmup=settings.warmup))
+    peak, warmup = settings.peak, settings.warmup
+    if isinstance(settings, LinearSettings):
+        return LambdaLR(optimizer, lambda done: linear(done + 1, peak=peak, warmup=warmup, steps=settings.steps))
+    return LambdaLR(optimizer, lambda done: inverse_sqrt(done + 1, peak=peak, warmup=warmup))

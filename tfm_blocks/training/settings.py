@@ -61,6 +61,24 @@ class InverseSqrtSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearSettings:
+    """Linear from 0 to `peak` in `warmup` steps, then linear to 0 at the end of `steps`."""
+
+    name: Literal["linear"]
+    peak: float
+    warmup: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what the formula has no value for."""
+        _above_0("schedule.peak", self.peak)
+        _at_least("schedule.warmup", self.warmup, 1)
+        if self.warmup > self.steps:
+            rule = f"must be at most the {self.steps} steps of the schedule, but is {self.warmup}"
+            _refuse("schedule.warmup", rule, "lower it, or train longer: trainer.steps")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
     """How long, how often, on what.
 
@@ -126,9 +144,9 @@ class CsvSettings:
     name: Literal["csv"]
 
 
-ScheduleSettings = NoamSettings | InverseSqrtSettings
+ScheduleSettings = NoamSettings | InverseSqrtSettings | LinearSettings
 LoggerSettings = WandbSettings | CsvSettings
-SCHEDULES: dict[str, type[Any]] = {"noam": NoamSettings, "inverse_sqrt": InverseSqrtSettings}
+SCHEDULES: dict[str, type[Any]] = {"noam": NoamSettings, "inverse_sqrt": InverseSqrtSettings, "linear": LinearSettings}
 LOGGERS: dict[str, type[Any]] = {"wandb": WandbSettings, "csv": CsvSettings}
 
 
