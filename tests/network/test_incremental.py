@@ -16,8 +16,8 @@ def test_a_cached_step_equals_the_uncached_forward(model):
     whole_BTV = network(src=src_BS, tgt=tgt_BT)
     decoding = incremental.start(network, {"src": src_BS}, length=9)
     for position in range(9):
-        logits_BV, decoding = incremental.step(network, tgt_BT[:, position], decoding)
-        torch.testing.assert_close(logits_BV, whole_BTV[:, position], rtol=0, atol=1e-5)
+        x_BD, decoding = incremental.step(network, tgt_BT[:, position], decoding)
+        torch.testing.assert_close(network.head(x_BD), whole_BTV[:, position], rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -29,8 +29,23 @@ def test_selected_rows_go_on_as_if_alone():
         _, decoding = incremental.step(network, tgt_BT[:, position], decoding)
     rows = torch.tensor([2, 0])
     decoding = incremental.select(decoding, rows)
-    logits_BV, _ = incremental.step(network, tgt_BT[rows, 2], decoding)
-    torch.testing.assert_close(logits_BV, whole_BTV[rows, 2], rtol=0, atol=1e-5)
+    x_BD, _ = incremental.step(network, tgt_BT[rows, 2], decoding)
+    torch.testing.assert_close(network.head(x_BD), whole_BTV[rows, 2], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["tiny", "restricted"])
+@torch.no_grad()
+def test_a_hypothesis_goes_on_from_the_one_that_it_is_given(model):
+    network = small(model, **({"r": 3} if model == "restricted" else {}))
+    src_BS, tgt_BMT = torch.randint(4, 30, (2, 7)), torch.randint(4, 30, (2, 3, 6))
+    decoding = incremental.start(network, {"src": src_BS}, length=6, hypotheses=3)
+    for position in range(6):
+        x_RD, decoding = incremental.step(network, tgt_BMT[:, :, position].flatten(), decoding)
+        whole_RTV = network(src=src_BS.repeat_interleave(3, 0), tgt=tgt_BMT[:, :, : position + 1].flatten(0, 1))
+        torch.testing.assert_close(network.head(x_RD), whole_RTV[:, -1], rtol=0, atol=1e-5)
+        origin_BM = torch.randint(3, (2, 3))
+        incremental.reorder(decoding, origin_BM)
+        tgt_BMT[:, :, : position + 1] = tgt_BMT[:, :, : position + 1].take_along_dim(origin_BM[:, :, None], 1)
 
 
 @torch.no_grad()

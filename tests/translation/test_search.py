@@ -13,8 +13,9 @@ from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
 from tfm_blocks.translation.settings import Sampling
 
 
-def network(vocab=40, **knobs):
-    made = tfm.build("tiny", **{"layers": 2, "d_model": 32, "d_ff": 32, "vocab": vocab, "seed": 3} | knobs)
+def network(vocab=40, model="tiny", **knobs):
+    sizes = {"layers": 2, "d_model": 32, "d_ff": 32, "heads": 4, "vocab": vocab, "seed": 3}
+    made = tfm.build(model, **sizes | knobs)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.mul_(1.5)
@@ -68,9 +69,10 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(penalty):
             assert math.isclose(hypothesis.log_p / penalty(hypothesis.length), score, abs_tol=1e-4)
 
 
+@pytest.mark.parametrize("made", [network(), network(model="restricted", r=3)], ids=["attention", "restricted"])
 @pytest.mark.parametrize("beam", [2, 5])
-def test_scores_are_those_of_a_forward_pass_and_come_best_first(beam):
-    made, put = network(), sources()
+def test_scores_are_those_of_a_forward_pass_and_come_best_first(beam, made):
+    put = sources()
     for row, hypotheses in enumerate(beam_search(made, put, bounds([8] * 5), beam=beam, penalty=gnmt(0.6), nbest=beam)):
         scores = [one.log_p / gnmt(0.6)(one.length) for one in hypotheses]
         assert scores == sorted(scores, reverse=True) and len({tuple(one.ids) for one in hypotheses}) == beam

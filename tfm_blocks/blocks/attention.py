@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.dot_product import dot_product_attention, past_attention
 from tfm_blocks.blocks.linear import Linear
 from tfm_blocks.blocks.state import Room, State
 from tfm_blocks.registry.blocks import block
@@ -93,35 +94,23 @@ class Attention(nn.Module):
     def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor) -> Tensor:
         mask_B11S = None if self.causal else keep_BS[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask_B11S, dropout, self.causal)
+        return dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask_B11S, dropout=dropout, causal=self.causal)
 
     def start(self, kv_BSE: Tensor | None = None, *, keep_BS: Tensor | None = None, room: Room) -> State:
         """Room for keys and values of the target; or those of `kv_BSE`, which do not change."""
         if kv_BSE is None:
-            width = self.out.in_features // self.heads
-            return State(caches={name: room.cache(self.heads, width) for name in ("k_BHTK", "v_BHTK")})
+            return State(caches={name: room.cache(self.heads, self.out.in_features // self.heads) for name in "kv"})
         assert keep_BS is not None
         k_BHSK, v_BHSK = split_heads(self.kv(kv_BSE), self.heads, 2)
         return State(fixed={"k_BHSK": k_BHSK, "v_BHSK": v_BHSK, "keep_BS": keep_BS})
 
-    def step(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more target position: x_B1D -> x_B1D."""
-        y_BHTK = self._step_cross(x_BTD, state) if state.fixed else self._step_self(x_BTD, state)
-        return self.out(merge_heads(y_BHTK)), state
-
-    def _step_self(self, x_B1D: Tensor, state: State) -> Tensor:
-        k_BHTK, v_BHTK, now = state.caches["k_BHTK"], state.caches["v_BHTK"], state.position
-        q_BH1K, k_BHTK[:, :, now : now + 1], v_BHTK[:, :, now : now + 1] = split_heads(self.qkv(x_B1D), self.heads, 3)
-        return F.scaled_dot_product_attention(q_BH1K, k_BHTK[:, :, : now + 1], v_BHTK[:, :, : now + 1])
-
-    def _step_cross(self, x_R1D: Tensor, state: State) -> Tensor:
-        """All hypotheses of a sentence look at its one copy of keys and values, as so many queries."""
-        k_BHSK, v_BHSK, mask_B11S = (
-            state.fixed["k_BHSK"],
-            state.fixed["v_BHSK"],
-            state.fixed["keep_BS"][:, None, None, :],
-        )
-        hypotheses = x_R1D.shape[0] // k_BHSK.shape[0]
-        (q_BHRK,) = split_heads(self.q(x_R1D).view(k_BHSK.shape[0], hypotheses, -1), self.heads, 1)
-        y_BHRK = F.scaled_dot_product_attention(q_BHRK, k_BHSK, v_BHSK, mask_B11S)
-        return y_BHRK.transpose(1, 2).reshape(x_R1D.shape[0], self.heads, 1, -1)
+    def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
+        """One more target position: x_R1D -> x_R1D. The M hypotheses of a sentence are so many queries."""
+        x_BMD = state.abreast(x_R1D)
+        if not state.fixed:
+            y_BHMK = past_attention(*split_heads(self.qkv(x_BMD), self.heads, 3), state=state)
+        else:
+            (q_BHMK,) = split_heads(self.q(x_BMD), self.heads, 1)
+            k_BHSK, v_BHSK, keep_BS = (state.fixed[name] for name in ("k_BHSK", "v_BHSK", "keep_BS"))
+            y_BHMK = F.scaled_dot_product_attention(q_BHMK, k_BHSK, v_BHSK, keep_BS[:, None, None, :])
+        return self.out(merge_heads(y_BHMK)).view_as(x_R1D), state

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tfm_blocks.blocks.attention import merge_heads, one_hot_values, split_heads
 from tfm_blocks.blocks.banded import banded_attention
+from tfm_blocks.blocks.dot_product import past_attention
 from tfm_blocks.blocks.linear import Linear
 from tfm_blocks.blocks.state import Room, State
 from tfm_blocks.registry.blocks import block
@@ -60,13 +60,10 @@ class RestrictedAttention(nn.Module):
 
     def start(self, *, room: Room) -> State:
         """Room for keys and values of the target."""
-        width = self.out.in_features // self.heads
-        return State(caches={name: room.cache(self.heads, width) for name in ("k_BHTK", "v_BHTK")})
+        return State(caches={name: room.cache(self.heads, self.out.in_features // self.heads) for name in "kv"})
 
-    def step(self, x_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more target position, which sees the last r: x_B1D -> x_B1D."""
-        k_BHTK, v_BHTK, now = state.caches["k_BHTK"], state.caches["v_BHTK"], state.position
-        q_BH1K, k_BHTK[:, :, now : now + 1], v_BHTK[:, :, now : now + 1] = split_heads(self.qkv(x_BTD), self.heads, 3)
-        seen = slice(max(0, now + 1 - self.r), now + 1)
-        y_BH1K = F.scaled_dot_product_attention(q_BH1K, k_BHTK[:, :, seen], v_BHTK[:, :, seen])
-        return self.out(merge_heads(y_BH1K)), state
+    def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
+        """One more target position, which sees the last r: x_R1D -> x_R1D."""
+        q_k_v_BHMK = split_heads(self.qkv(state.abreast(x_R1D)), self.heads, 3)
+        y_BHMK = past_attention(*q_k_v_BHMK, state=state, most=self.r)
+        return self.out(merge_heads(y_BHMK)).view_as(x_R1D), state

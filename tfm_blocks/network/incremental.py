@@ -19,14 +19,19 @@ class Decoding:
     """One decoding in progress.
 
     `values` is what steps read of the sources, a row for each hypothesis; `keeps` are their masks, a row for each
-    sentence; `states` hold what each call remembers, by its address.
+    sentence; `states` hold what each call remembers, by its address; `path_BMTM` is that of State.
     """
 
     values: Values
     keeps: Values
     states: dict[str, State]
-    hypotheses: int = 1
+    path_BMTM: Tensor
     position: int = 0
+
+    @property
+    def hypotheses(self) -> int:
+        """Of each sentence."""
+        return self.path_BMTM.shape[1]
 
 
 def start(network: Network, sources: Mapping[str, Tensor], length: int, hypotheses: int = 1) -> Decoding:
@@ -39,25 +44,28 @@ def start(network: Network, sources: Mapping[str, Tensor], length: int, hypothes
     for call in network.calls:
         if call.node.sees == "nothing":
             values[call.node.address] = call(values, keeps)
-    rows = next(iter(sources.values())).shape[0]
-    room = Room(rows * hypotheses, length, _like(network, values))
+    room = Room(next(iter(sources.values())).shape[0], hypotheses, length, _like(network, values))
     stepped = _stepped(network)
     states = {call.node.address: _start(call, values, keeps, room) for call in stepped}
     read = {address for call in stepped if not hasattr(call.block, "start") for address in call.node.reads.values()}
     beside = {name: value.repeat_interleave(hypotheses, 0) for name, value in values.items() if name in read}
-    return Decoding(beside, keeps, states, hypotheses)
+    path_BMTM = torch.eye(hypotheses, dtype=torch.bool, device=room.like.device)[:, None].repeat(
+        room.sentences, 1, length, 1
+    )
+    return Decoding(beside, keeps, states, path_BMTM)
 
 
 def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, Decoding]:
-    """Reads one more target token a row; gives logits_BV of the next."""
+    """Reads one more target token a row; gives x_BD, of which the network's head makes the logits of the next."""
     values = {**decoding.values, TARGET: ids_B[:, None]}
     keeps = {**network.keep_masks({TARGET: torch.ones_like(values[TARGET])}), **decoding.keeps}
     for call in _stepped(network):
         state = decoding.states[call.node.address]
-        state.position = decoding.position
+        state.position, state.hypotheses = decoding.position, decoding.hypotheses
+        state.path_BMTM = decoding.path_BMTM if decoding.hypotheses > 1 else None
         values[call.node.address] = _step(call, values, keeps, state)
     decoding.position += 1
-    return values[network.spec.sink.address][:, -1], decoding
+    return values[network.calls[-1].entry][:, -1], decoding
 
 
 def select(decoding: Decoding, sentences: Tensor) -> Decoding:
@@ -65,26 +73,21 @@ def select(decoding: Decoding, sentences: Tensor) -> Decoding:
     within = torch.arange(decoding.hypotheses, device=sentences.device)
     rows = (sentences[:, None] * decoding.hypotheses + within).flatten()
     states = {
-        address: State(
-            _pick(state.fixed, sentences), _pick(state.caches, rows), _pick(state.moving, rows), state.position
-        )
+        address: State(_pick(state.fixed, sentences), _pick(state.caches, sentences), _pick(state.moving, rows))
         for address, state in decoding.states.items()
     }
     values, keeps = _pick(decoding.values, rows), _pick(decoding.keeps, sentences)
-    return Decoding(values, keeps, states, decoding.hypotheses, decoding.position)
+    return Decoding(values, keeps, states, decoding.path_BMTM.index_select(0, sentences), decoding.position)
 
 
-def reorder(decoding: Decoding, origins: Tensor) -> None:
-    """Each row goes on from the row of the same sentence that `origins` names; what does not change is not copied."""
-    rows = (origins != torch.arange(len(origins), device=origins.device)).nonzero()[:, 0]
-    if not len(rows):
-        return
-    filled = slice(0, decoding.position)
+def reorder(decoding: Decoding, origin_BM: Tensor) -> None:
+    """Each hypothesis goes on from the one of its sentence that `origin_BM` names; caches stay where they are."""
+    past = slice(0, decoding.position)
+    decoding.path_BMTM[:, :, past] = decoding.path_BMTM[:, :, past].take_along_dim(origin_BM[:, :, None, None], 1)
+    first_B1 = torch.arange(len(origin_BM), device=origin_BM.device)[:, None] * decoding.hypotheses
+    rows = (first_B1 + origin_BM).flatten()
     for state in decoding.states.values():
-        for cache_BHTK in state.caches.values():
-            cache_BHTK[rows, :, filled] = cache_BHTK[origins[rows], :, filled]
-        for tensor in state.moving.values():
-            tensor[rows] = tensor[origins[rows]]
+        state.moving = _pick(state.moving, rows)
 
 
 def _pick(tensors: Values, rows: Tensor) -> Values:
@@ -92,7 +95,7 @@ def _pick(tensors: Values, rows: Tensor) -> Values:
 
 
 def _stepped(network: Network) -> list[Call]:
-    return [call for call in network.calls if call.node.sees != "nothing"]
+    return [call for call in network.calls[:-1] if call.node.sees != "nothing"]
 
 
 def _like(network: Network, values: Values) -> Tensor:

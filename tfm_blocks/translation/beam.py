@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tfm_blocks.network import incremental
 from tfm_blocks.network.graph import Network
-from tfm_blocks.translation.search import BOS, EOS, Bounds, Hypothesis, hypothesis
+from tfm_blocks.translation.search import BOS, EOS, Bounds, Hypothesis, hypothesis, next_log_p
 
 Penalty = Callable[[int], float]
 """What the log probability of a hypothesis of so many tokens, eos included, is divided by; it never shrinks."""
@@ -49,6 +49,13 @@ def ranked(hypotheses: Sequence[Hypothesis], penalty: Penalty) -> list[Hypothesi
     return sorted(hypotheses, key=lambda one: one.log_p / penalty(one.length), reverse=True)
 
 
+def chunk(x_RD: Tensor) -> int:
+    """Hypotheses whose logits are made and judged at once. On processors those of more would leave the cache, those of
+    fewer would cost less than reading the weights again.
+    """
+    return max(64, x_RD.shape[1] // 2) if x_RD.device.type == "cpu" else len(x_RD)
+
+
 class _Search:
     """The unfinished sentences, `beam` rows each, best first, and what is finished of all of them."""
 
@@ -67,8 +74,8 @@ class _Search:
 
     def step(self, position: int) -> None:
         """One more token; sentences that are over leave."""
-        logits_RV, self.decoding = incremental.step(self.network, self.last_R, self.decoding)
-        total_BC, origin_BC, token_BC = self._extensions(logits_RV, position)
+        x_RD, self.decoding = incremental.step(self.network, self.last_R, self.decoding)
+        total_BC, origin_BC, token_BC = self._extensions(*self._likeliest(x_RD, position))
         ends_BC = token_BC == EOS
         self._finish(total_BC, origin_BC, token_BC, ends_BC[:, : self.beam], position)
         live_BK = ends_BC.to(torch.int8).argsort(dim=1, stable=True)[:, : self.beam]
@@ -76,18 +83,28 @@ class _Search:
         self.score_BK = self.score_BK.masked_fill(token_BK == EOS, -torch.inf)
         self.ids_BKT = self.ids_BKT.gather(1, origin_BK[:, :, None].expand_as(self.ids_BKT))
         self.ids_BKT[:, :, position] = token_BK
-        first_B1 = torch.arange(len(self.sentences), device=token_BK.device)[:, None] * self.beam
-        incremental.reorder(self.decoding, (first_B1 + origin_BK).flatten())
+        incremental.reorder(self.decoding, origin_BK)
         self.last_R = token_BK.flatten()
         self._leave(position)
 
-    def _extensions(self, logits_RV: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _likeliest(self, x_RD: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """Of each hypothesis the 2·beam likeliest next tokens: log_p_RC, token_RC. Some sentences at a time."""
+        sentences = max(1, chunk(x_RD) // self.beam)
+        found = []
+        for first in range(0, len(self.sentences), sentences):
+            part = slice(first, first + sentences)
+            x_rD = x_RD[part.start * self.beam : part.stop * self.beam]
+            log_p_rV = next_log_p(self.network, x_rD, Bounds(*(one[part] for one in self.bounds)), position)
+            found.append(log_p_rV.topk(min(2 * self.beam, log_p_rV.shape[1])))
+        log_p_RC, token_RC = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return log_p_RC, token_RC
+
+    def _extensions(self, log_p_RC: Tensor, token_RC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of each sentence the 2·beam best: sums of log probabilities, the hypotheses they extend, and their tokens."""
-        count = min(2 * self.beam, logits_RV.shape[1])
-        best_RC, token_RC = self.bounds.refuse(logits_RV.float().log_softmax(1), position).topk(count)
-        total_BC = (self.score_BK.view(-1, 1) + best_RC).view(len(self.sentences), -1)
+        total_BC = (self.score_BK.view(-1, 1) + log_p_RC).view(len(self.sentences), -1)
         total_BC, place_BC = total_BC.topk(min(2 * self.beam, total_BC.shape[1]))
-        return total_BC, place_BC // count, token_RC.view(len(self.sentences), -1).gather(1, place_BC)
+        token_BC = token_RC.view(len(self.sentences), -1).gather(1, place_BC)
+        return total_BC, place_BC // log_p_RC.shape[1], token_BC
 
     def _finish(self, total_BC: Tensor, origin_BC: Tensor, token_BC: Tensor, ends_BK: Tensor, position: int) -> None:
         """Those of the `beam` best extensions that are by eos."""

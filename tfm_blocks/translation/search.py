@@ -72,8 +72,8 @@ def one_by_one(
     done: dict[int, Hypothesis] = {}
     decoding = incremental.start(network, sources, length)
     for position in range(length):
-        logits_BV, decoding = incremental.step(network, ids_B, decoding)
-        log_p_BV = bounds.refuse(logits_BV.float().log_softmax(1), position)
+        x_BD, decoding = incremental.step(network, ids_B, decoding)
+        log_p_BV = next_log_p(network, x_BD, bounds, position)
         ids_B = choose(log_p_BV, position, sentences_B)
         ids_BT[:, position] = ids_B
         log_p_B = log_p_B + log_p_BV.gather(1, ids_B[:, None])[:, 0]
@@ -87,6 +87,12 @@ def one_by_one(
             ids_B, log_p_B, ids_BT, sentences_B = ids_B[kept], log_p_B[kept], ids_BT[kept], sentences_B[kept]
             bounds, decoding = bounds.select(kept), incremental.select(decoding, kept)
     return [done[sentence] for sentence in range(len(done))]
+
+
+def next_log_p(network: Network, x_RD: Tensor, bounds: Bounds, position: int) -> Tensor:
+    """log_p_RV of the next token, -inf where `bounds` refuse it, from what the head reads."""
+    logits_RV = network.head(x_RD).float()
+    return bounds.refuse(torch.log_softmax(logits_RV, 1, out=logits_RV), position)  # in place: fresh memory takes time
 
 
 def hypothesis(ids_T: Tensor, log_p: float) -> Hypothesis:
