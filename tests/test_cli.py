@@ -1,5 +1,9 @@
 """The command `tfm`."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tfm_blocks.cli import main
@@ -54,4 +58,23 @@ def test_translate_of_a_folder_that_is_not_there_is_told(tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         main(["translate", str(tmp_path / "nothing")])
     assert left.value.code == 1
+    assert "there is no such run folder" in capsys.readouterr().err
+
+
+def test_options_of_sampling_without_it_are_told(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["translate", "run", "--top-k", "3", "--seed", "2"])
+    assert caught.value.code == 2 and "--top-k, --seed: nothing is drawn without --sample" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_without_a_traceback():
+    run = Path(__file__).parent / "runs" / "format_1"
+    command = f"echo Haus | {sys.executable} -m tfm_blocks translate {run} > /dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.strip().splitlines()[-1].startswith("error: output: No space left")
+
+
+def test_an_average_of_no_run_folder_is_told(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["average", str(tmp_path / "nosuch")])
     assert "there is no such run folder" in capsys.readouterr().err

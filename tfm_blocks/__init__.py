@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfm_blocks.translation.settings import Sampling, Search
+
 if TYPE_CHECKING:
     from tfm_blocks.network.graph import Network
     from tfm_blocks.translation.translator import Translator
 
-__all__ = ["build", "load"]
+__all__ = ["Sampling", "Search", "build", "load"]
 
 
 def build(model: str, *, seed: int = 1, **knobs: Any) -> Network:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tfm_blocks.errors import ConfigError, DataError
-from tfm_blocks.report.attention import GAP, draw, page, save_attention
+from tfm_blocks.report.attention import GAP, check_path, draw, page, save_attention
 from tfm_blocks.translation.attention import attention_of
 
 TEXT = "zwei Kinder spielen"
@@ -69,11 +69,14 @@ def test_a_png_has_its_size(attention, tmp_path):
     assert min(struct.unpack(">II", data[16:24])) > 400
 
 
-def test_what_cannot_be_drawn_is_told(translator, attention, tmp_path):
+def test_what_cannot_be_drawn_is_told(translator, tmp_path):
     with pytest.raises(ConfigError, match=r"must end in \.html or \.png"):
-        save_attention(attention, tmp_path / "out.pdf")
+        check_path(tmp_path / "out.pdf")
     with pytest.raises(ConfigError, match="no folder"):
-        save_attention(attention, tmp_path / "missing" / "out.png")
+        check_path(tmp_path / "missing" / "out.png")
+    (tmp_path / "out.png").mkdir()
+    with pytest.raises(ConfigError, match="is a folder"):
+        check_path(tmp_path / "out.png")
     with pytest.raises(DataError, match="src has"):
         draw(attention_of(translator, "Haus " * 200, "Haus"))
 

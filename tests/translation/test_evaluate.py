@@ -61,6 +61,23 @@ def test_the_paired_test_tells_a_better_run_from_an_equal_one():
     assert after[0].value > before[0].value and after[0].p < 0.01 and before[0].p is None
     _, same = compare(good, garbled(references, 0.1, 3), references, metrics("13a", tokenised=False))
     assert same[0].p > 0.05
+    _, equal = compare(good, good, references, metrics("13a", tokenised=False))
+    assert [one.p for one in equal] == [1, 1, 1]
+
+
+def test_a_run_is_not_compared_with_itself_and_long_lines_are_cut_as_in_translate(translator, tmp_path, capsys):
+    save(translator, tmp_path / "run")
+    for name in ("src", "ref"):
+        (tmp_path / name).write_text("Haus " * 50 + "\n")
+    asked = ["evaluate", str(tmp_path / "run"), "--src", str(tmp_path / "src"), "--ref", str(tmp_path / "ref")]
+    with pytest.raises(SystemExit):
+        main([*asked, "--against", str(tmp_path / "run" / "..") + "/run/"])
+    assert "--against: must be another run" in capsys.readouterr().err
+    main([*asked, "--max-tokens", "10"])
+    shown = capsys.readouterr()
+    assert "src:1: the line has" in shown.err and "1 line" in shown.out
+    with pytest.raises(SystemExit):
+        main([*asked, "--max-tokens", "10", "--strict"])
 
 
 def test_the_command_scores_what_the_run_translates(translator, tmp_path, capsys):

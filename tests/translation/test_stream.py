@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(translator, data, *, prefix=None, search=GREEDY, **settings):
-    settings = {"batch_tokens": 500, "max_tokens": 100, "strict": False, "scores": False} | settings
+    settings = {"batch_tokens": 500, "strict": False, "scores": False} | settings
     target, told = StringIO(), []
     source, put = os.pipe()
     os.write(put, data)
@@ -49,10 +49,10 @@ def test_lines_before_one_that_is_not_utf8_are_translated(translator, data, line
 
 def test_a_long_line_is_cut_with_a_warning_or_refused(translator, capsys):
     data = ("Haus " * 50 + "\nam Fluss\n").encode()
-    found, _ = run(translator, data, max_tokens=10)
+    found, _ = run(translator, data, search=Search(max_tokens=10))
     assert found.split("\n")[1] == translator.translate(["am Fluss"])[0]
     assert "warning: stdin:1: the line has" in capsys.readouterr().err
-    _, error = run(translator, data, max_tokens=10, strict=True)
+    _, error = run(translator, data, search=Search(max_tokens=10), strict=True)
     assert "the most is 10" in error and "--max-tokens" in error
 
 
@@ -62,6 +62,18 @@ def test_a_long_line_is_cut_with_a_warning_or_refused(translator, capsys):
 def test_a_prefix_file_of_another_length_is_told(translator, tmp_path, lines, told):
     (tmp_path / "prefix").write_text(lines)
     assert told in run(translator, b"Haus\nFluss\n", prefix=tmp_path / "prefix")[1]
+
+
+def test_the_prefix_of_a_blank_line_is_not_dropped_in_silence(translator, tmp_path, capsys):
+    (tmp_path / "prefix").write_text("zwei\nzwei\n")
+    found, _ = run(translator, b"Haus\n \n", prefix=tmp_path / "prefix")
+    assert found.split("\n")[1] == "" and "stdin:2: the line is blank" in capsys.readouterr().err
+
+
+def test_a_text_stays_within_its_line_and_column(translator, tmp_path):
+    (tmp_path / "prefix").write_text("zwei\tund\x85Haus\u2028\n", encoding="utf-8", newline="")
+    found, _ = run(translator, b"Haus\n", prefix=tmp_path / "prefix", scores=True)
+    assert found.count("\t") == 1 and found.partition("\t")[2].startswith("zwei und Haus ")
 
 
 def test_prefixes_are_taken_line_by_line(translator, tmp_path):

@@ -1,5 +1,7 @@
 """Translating: order, blanks, batches; against a loop that runs the whole forward for every token."""
 
+import math
+
 import pytest
 import torch
 
@@ -62,17 +64,46 @@ def test_prefixes_begin_their_translations(translator):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"beam": 0}, {"beam": 2, "nbest": 3}, {"alpha": -1.0}, {"beam": 2, "sampling": Sampling()}]
+    ("wrong", "named"),
+    [
+        ({"beam": 0}, "beam"),
+        ({"beam": 2.0}, "beam"),
+        ({"beam": 2, "nbest": 3}, "nbest"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"alpha": 1000.0}, "alpha"),
+        ({"beam": 2, "coverage": math.inf}, "coverage"),
+        ({"penalty": "long"}, "penalty"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"sampling": True}, "sampling"),
+        ({"beam": 2, "sampling": Sampling()}, "sampling"),
+    ],
 )
-def test_a_search_that_cannot_be_is_refused(wrong):
-    with pytest.raises(ValueError, match="but"):
+def test_a_search_that_cannot_be_is_refused(wrong, named):
+    with pytest.raises(ValueError, match=f"^{named} .*but"):
         Search(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"top_k": -1}, {"top_p": 0.0}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": 0.0}, {"temperature": math.inf}, {"top_k": -1}, {"top_p": 0.0}, {"seed": -1}]
+)
 def test_a_draw_from_nothing_is_refused(wrong):
-    with pytest.raises(ValueError, match="must hold"):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be"):
         Sampling(**wrong)
+
+
+def test_sentences_may_come_from_a_generator_but_must_be_texts(translator):
+    texts = ["Haus", "am Fluss"]
+    assert translator.translate(text for text in texts) == translator.translate(texts)
+    for wrong, told in (("Haus", "not one string"), (["Haus", None], "number 2 is NoneType")):
+        with pytest.raises(TypeError, match=told):
+            translator.translate(wrong)
+    with pytest.raises(ValueError, match="search"):
+        translator.translate(texts, beam=2, nbest=2)
+
+
+def test_a_prefix_longer_than_the_translation_may_be_is_refused(translator):
+    with pytest.raises(DataError, match=r"prefix 2: has .* and a translation at most 3"):
+        translator.search(["a", "b"], Search(max_tokens=3), prefixes=["", "zwei Kinder am Fluss"])
 
 
 def test_the_order_is_kept_and_blank_lines_stay_blank(translator):
@@ -118,10 +149,11 @@ def test_a_sentence_beyond_the_known_positions_is_told_by_its_number(translator)
         short.translate(["am", "ein kleines Haus steht am Fluss und zwei Kinder spielen davor"])
 
 
-def test_a_device_that_is_not_there_is_told(translator, tmp_path):
+@pytest.mark.parametrize("device", ["foo", "meta"])
+def test_a_device_that_cannot_compute_is_told(translator, tmp_path, device):
     save(translator, tmp_path / "run")
-    with pytest.raises(RunError, match="'foo' cannot be used"):
-        Translator.load(tmp_path / "run", device="foo")
+    with pytest.raises(RunError, match=f"'{device}' cannot be used"):
+        Translator.load(tmp_path / "run", device=device)
 
 
 def test_a_run_of_a_model_that_is_not_autoregressive_is_told(translator, tmp_path):

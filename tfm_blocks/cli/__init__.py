@@ -24,6 +24,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_status)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk, a file that may not be written
+        print(f"error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

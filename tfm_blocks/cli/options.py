@@ -37,8 +37,13 @@ def add_search(command: argparse.ArgumentParser) -> None:
         "--coverage", type=float, default=Search.coverage, metavar="BETA", help="weight of the coverage penalty (0)"
     )
     command.add_argument(
-        "--max-tokens", type=count, default=Search.cap, metavar="N", help="of a translation (%(default)s)"
+        "--max-tokens",
+        type=count,
+        default=Search.max_tokens,
+        metavar="N",
+        help="of a line and of its translation (1024)",
     )
+    command.add_argument("--strict", action="store_true", help="refuse a line above --max-tokens, which else is cut")
     command.add_argument("--batch-tokens", type=count, default=4096, metavar="N", help="tokens at a time (4096)")
     command.add_argument("--device", default="cpu", help="cpu, cuda, … (cpu)")
     command.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the computation (fp32)")

@@ -21,7 +21,16 @@ def add_commands(commands: Commands) -> None:
     """The parsers of these commands."""
     _add_translate(commands)
     _add_evaluate(commands)
-    command = commands.add_parser("attention", help="picture what a model looks at", description="every layer and head")
+    _add_attention(commands)
+    command = commands.add_parser("average", help="average a run's last weights", description="into a folder beside it")
+    add_run(command)
+    command.add_argument("--last", type=count, default=5, metavar="K", help="of how many validations (5)")
+    command.set_defaults(run=_average, plugins=[])
+
+
+def _add_attention(commands: Commands) -> None:
+    what = "every layer and head, of at most 64 tokens a side"
+    command = commands.add_parser("attention", help="picture what a model looks at", description=what)
     add_run(command)
     command.add_argument("sentence", metavar="SENTENCE", help="what is translated")
     command.add_argument("-o", type=Path, required=True, dest="path", metavar="FILE", help="out.html or out.png")
@@ -29,10 +38,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--device", default="cpu", help="cpu, cuda, … (cpu)")
     add_plugins(command)
     command.set_defaults(run=_attention)
-    command = commands.add_parser("average", help="average a run's last weights", description="into a folder beside it")
-    add_run(command)
-    command.add_argument("--last", type=count, default=5, metavar="K", help="of how many validations (5)")
-    command.set_defaults(run=_average, plugins=[])
 
 
 def _add_translate(commands: Commands) -> None:
@@ -43,17 +48,14 @@ def _add_translate(commands: Commands) -> None:
         "--nbest", type=count, default=Search.nbest, metavar="K", help="print the K best: line, score, text (1)"
     )
     command.add_argument("--sample", action="store_true", help="draw tokens instead of searching")
-    command.add_argument("--temperature", type=float, default=Sampling.temperature, metavar="T", help="of --sample (1)")
-    command.add_argument(
-        "--top-k", type=int, default=Sampling.top_k, metavar="K", help="of --sample: of the K likeliest (0: all)"
-    )
-    command.add_argument(
-        "--top-p", type=float, default=Sampling.top_p, metavar="P", help="of --sample: of the share P (1)"
-    )
-    command.add_argument("--seed", type=int, default=Sampling.seed, help="of --sample (1)")
+    command.add_argument("--temperature", type=float, metavar="T", help="of --sample (1)")
+    command.add_argument("--top-k", type=int, metavar="K", help="of --sample: of the K likeliest (0: all)")
+    command.add_argument("--top-p", type=float, metavar="P", help="of --sample: of the share P (1)")
+    command.add_argument("--seed", type=int, help="of --sample (1)")
     command.add_argument("--prefix", type=Path, metavar="FILE", help="how each translation begins, line by line")
-    command.add_argument("--scores", action="store_true", help="print the score before the text")
-    command.add_argument("--strict", action="store_true", help="refuse a line above --max-tokens, which else is cut")
+    command.add_argument(
+        "--scores", action="store_true", help="print the score before the text: log probability over length penalty"
+    )
     command.set_defaults(run=_translate)
 
 
@@ -75,25 +77,36 @@ def _translate(arguments: argparse.Namespace) -> None:
     from tfm_blocks.translation.stream import Stream, chunks, typed
     from tfm_blocks.translation.translator import Translator
 
-    if sys.stdin is None:
-        raise DataError(Problem("stdin", "is closed", help="echo 'your text' | tfm translate RUN"))
-    search = _search(arguments, nbest=arguments.nbest, sample=arguments.sample)
+    for name, stream in (("stdin", sys.stdin), ("stdout", sys.stdout)):
+        if stream is None:
+            raise DataError(Problem(name, "is closed", help="echo 'your text' | tfm translate RUN"))
+    search = _search(arguments, nbest=arguments.nbest, sampling=_sampling(arguments))
     translator = Translator.load(arguments.folder, device=arguments.device, plugins=arguments.plugins)
-    settings = {name: vars(arguments)[name] for name in ("batch_tokens", "max_tokens", "strict", "scores")}
-    stream = Stream(translator=translator, search=search, **settings)
+    settings = {name: vars(arguments)[name] for name in ("batch_tokens", "strict", "scores")}
+    lines = Stream(translator=translator, search=search, **settings)
     source = typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin")
     with counting("lines") as tell, _precision(arguments):
-        stream.run(source, sys.stdout, arguments.prefix, tell)
+        lines.run(source, sys.stdout, arguments.prefix, tell)
 
 
-def _search(arguments: argparse.Namespace, *, nbest: int = 1, sample: bool = False) -> Search:
-    given = vars(arguments)
+def _search(arguments: argparse.Namespace, *, nbest: int = 1, sampling: Sampling | None = None) -> Search:
+    names = ("beam", "alpha", "penalty", "coverage", "max_tokens")
     try:
-        draw = Sampling(**{name: given[name] for name in ("temperature", "top_k", "top_p", "seed")}) if sample else None
-        asked = {name: given[name] for name in ("beam", "alpha", "penalty", "coverage")}
-        return Search(**asked, nbest=nbest, cap=arguments.max_tokens, sampling=draw)
+        return Search(**{name: vars(arguments)[name] for name in names}, nbest=nbest, sampling=sampling)
     except ValueError as error:
-        raise ConfigError(Problem("", str(error), help="tfm translate --help tells what each option does")) from None
+        raise ConfigError(Problem("", str(error), help="--help tells what each option does")) from None
+
+
+def _sampling(arguments: argparse.Namespace) -> Sampling | None:
+    given = {name: vars(arguments)[name] for name in ("temperature", "top_k", "top_p", "seed")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not arguments.sample:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(Problem("", f"{options}: nothing is drawn without --sample", help="add --sample"))
+    try:
+        return Sampling(**given) if arguments.sample else None
+    except ValueError as error:
+        raise ConfigError(Problem("", str(error), help="--help tells what each option does")) from None
 
 
 def _precision(arguments: argparse.Namespace) -> AbstractContextManager[object]:
@@ -112,6 +125,9 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     if len(sources) != len(references) or not sources:
         rule = f"needs as many lines as --src, and at least one: there are {len(references)} and {len(sources)}"
         raise DataError(Problem("--ref", rule, help="line N of --ref translates line N of --src"))
+    if arguments.against and arguments.against.resolve() == arguments.folder.resolve():
+        rule = f"must be another run than {arguments.folder}, or there is nothing to compare"
+        raise ConfigError(Problem("--against", rule, help="leave it out"))
     asked = metrics(arguments.bleu, tokenised=arguments.tokenised)
     outputs = _outputs(arguments, arguments.folder, sources, search)
     if arguments.against:
@@ -124,18 +140,21 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _outputs(arguments: argparse.Namespace, folder: Path, sources: Sequence[str], search: Search) -> list[str]:
+    from tfm_blocks.translation.stream import fitting
     from tfm_blocks.translation.translator import Translator
 
     translator = Translator.load(folder, device=arguments.device, plugins=arguments.plugins)
+    lines = fitting(sources, translator.tokenizer, search, str(arguments.src), strict=arguments.strict)
     with _precision(arguments):
-        return [found[0].text for found in translator.search(sources, search, batch_tokens=arguments.batch_tokens)]
+        return [found[0].text for found in translator.search(lines, search, batch_tokens=arguments.batch_tokens)]
 
 
 def _attention(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.attention import save_attention
+    from tfm_blocks.report.attention import check_path, save_attention
     from tfm_blocks.translation.attention import attention_of
     from tfm_blocks.translation.translator import Translator
 
+    check_path(arguments.path)
     translator = Translator.load(arguments.folder, device=arguments.device, plugins=arguments.plugins)
     attention = attention_of(translator, arguments.sentence, arguments.target)
     for warning in save_attention(attention, arguments.path):

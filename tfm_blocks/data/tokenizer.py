@@ -26,6 +26,8 @@ class Tokenizer:
 
     def __init__(self, pieces: Pieces) -> None:
         pieces.encode_special_tokens = True  # a sentence that holds "<eos>" must not end there
+        pieces.no_padding()  # a file could ask for either
+        pieces.no_truncation()
         self._pieces = pieces
 
     @classmethod

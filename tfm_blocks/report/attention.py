@@ -38,12 +38,8 @@ the token that is read there; the token after it is predicted from it.</p>
 def save_attention(attention: Attention, path: Path) -> list[str]:
     """Writes one self-contained page, or one picture, as the suffix says; gives the warnings that a reader should have.
 
-    Raises ConfigError for another suffix or a folder that is not there, DataError for sentences beyond MOST tokens.
+    Raises DataError for sentences beyond MOST tokens.
     """
-    if path.suffix not in (".html", ".png"):
-        raise ConfigError(Problem("-o", f"must end in .html or .png, but is {path}"))
-    if not path.parent.is_dir():
-        raise ConfigError(Problem("-o", f"there is no folder {path.parent}", help="make it first"))
     if path.suffix == ".html":
         path.write_text(page(attention), "utf-8")
         return []
@@ -51,6 +47,16 @@ def save_attention(attention: Attention, path: Path) -> list[str]:
     missing = _missing(attention)
     rule = f"the picture has no letters for {missing}: write a .html, which a browser shows in its own fonts"
     return [rule] if missing else []
+
+
+def check_path(path: Path) -> None:
+    """Raises ConfigError for another suffix, for a folder, and where there is no folder for it."""
+    if path.suffix not in (".html", ".png"):
+        raise ConfigError(Problem("-o", f"must end in .html or .png, but is {path}"))
+    if path.is_dir():
+        raise ConfigError(Problem("-o", f"is a folder: {path}", help="name a file"))
+    if not path.parent.is_dir():
+        raise ConfigError(Problem("-o", f"there is no folder {path.parent}", help="make it first"))
 
 
 def _missing(attention: Attention) -> str:

@@ -14,7 +14,8 @@ from tfm_blocks.translation.evaluate import Score
 
 def show_scores(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
     """Prints a row for each score of each system, and below the table how they were computed."""
-    table = Table("run", "score", "value", "95 %", "p", title=f"{lines:,} lines", title_justify="left")
+    title = f"{lines:,} lines" if lines > 1 else "1 line"
+    table = Table("run", "score", "value", "95 %", "p", title=title, title_justify="left")
     for column in table.columns[2:]:
         column.justify = "right"
     for name, scores in systems.items():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.runs.folder import CHECKPOINTS, MODEL, STATUS, TOKENIZER, claim_folder, write_json
+from tfm_blocks.runs.folder import CHECKPOINTS, MODEL, STATUS, TOKENIZER, claim_folder, expect_folder, write_json
 from tfm_blocks.runs.model import read_tensors, write_weights
 
 
@@ -29,6 +29,7 @@ def average(run: Path, last: int) -> Path:
 
     Raises RunError where fewer are there, or where they are not of one model.
     """
+    expect_folder(run)
     kept = step_files(run / CHECKPOINTS)
     if not 1 <= last <= len(kept):
         rule = f"has the weights of {len(kept)} validations, so the last {last} cannot be averaged"

@@ -17,6 +17,13 @@ CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 
 
+def expect_folder(run: Path) -> None:
+    """Raises RunError where there is no folder."""
+    if not run.is_dir():
+        rule = "is a file, not a run folder" if run.exists() else "there is no such run folder"
+        raise RunError(Problem(str(run), rule, help="write the folder that training named, such as runs/NAME"))
+
+
 def claim_folder(root: Path, name: str) -> Path:
     """Makes `root/name`, or the first free of `name-2`, `name-3`, …: no run writes into another's folder."""
     root.mkdir(parents=True, exist_ok=True)

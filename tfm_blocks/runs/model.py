@@ -15,7 +15,7 @@ from tfm_blocks.errors import ConfigError, Place, Problem, RunError, suggest
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.runs.folder import MODEL, WEIGHTS, read_json, write_json
+from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_folder, read_json, write_json
 
 FORMAT = 1
 
@@ -60,8 +60,7 @@ def expect_weights(network: Network, tensors: Mapping[str, Tensor], where: str) 
 
 def read_network(folder: Path, plugins: Sequence[str] = ()) -> Network:
     """The trained network of a run folder, in evaluation mode, on the processor. Raises RunError."""
-    if not folder.is_dir():
-        raise RunError(Problem(str(folder), "there is no such run folder"))
+    expect_folder(folder)
     record = read_json(folder / MODEL)
     where = str(folder / MODEL)
     if record.get("format") != FORMAT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from sacrebleu.metrics.base import Metric
@@ -68,13 +68,19 @@ def score(outputs: Sequence[str], references: Sequence[str], asked: Mapping[str,
 def compare(
     baseline: Sequence[str], outputs: Sequence[str], references: Sequence[str], asked: Mapping[str, Metric]
 ) -> tuple[list[Score], list[Score]]:
-    """The scores of a baseline and of a system, whose p come from the paired bootstrap test (Koehn 2004)."""
+    """The scores of a baseline and of a system, whose p come from the paired bootstrap test (Koehn 2004).
+
+    sacreBLEU counts only resamples that differ by more than the systems do, so it would give equal outputs the least p
+    of all; theirs is 1.
+    """
     systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("system", list(outputs))]
     pairs = []
     for name, metric in asked.items():
         signatures, results = PairedTest(systems, {name: metric}, [list(references)], "bs", RESAMPLES)()
         ((key, signature),) = signatures.items()
         pairs.append([_score(name, one, str(signature)) for one in cast(list[Result], results[key])])
+        if list(baseline) == list(outputs):
+            pairs[-1][1] = replace(pairs[-1][1], p=1.0)
     return [one for one, _ in pairs], [two for _, two in pairs]
 
 

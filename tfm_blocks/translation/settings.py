@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 BleuTokenizer = Literal["13a", "none", "char", "intl", "zh"]
 """Those of sacreBLEU's that need nothing further; none: the text is tokenised already."""
@@ -27,8 +28,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
-        if not self.temperature > 0 or self.top_k < 0 or not 0 < self.top_p <= 1 or self.seed < 0:
-            raise ValueError(f"temperature > 0, top_k >= 0, 0 < top_p <= 1 and seed >= 0 must hold, but {self}")
+        _must("temperature", self.temperature, "above 0 and finite", 0 < self.temperature < math.inf)
+        _must("top_p", self.top_p, "above 0 and at most 1", 0 < self.top_p <= 1)
+        _whole("top_k", self.top_k, 0)
+        _whole("seed", self.seed, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,8 @@ class Search:
     alpha, penalty: the length penalty that ranks hypotheses of n tokens, eos included: "gnmt" ((5 + n) / 6)^alpha, or
     "plain" n^alpha. coverage: the weight of the coverage penalty (Wu et al. 2016, equation 14), 0 for none. nbest: how
     many of a sentence, at most `beam`. longest, shortest: (a, b), the most tokens with eos and the fewest without,
-    a·n + b for n source tokens with eos. cap: the most tokens in any case. Raises ValueError for numbers that say
-    nothing.
+    a·n + b for n source tokens with eos. max_tokens: the most tokens in any case. Raises ValueError for what
+    says nothing.
     """
 
     beam: int = 1
@@ -49,15 +52,19 @@ class Search:
     nbest: int = 1
     longest: tuple[float, int] = (2.0, 20)
     shortest: tuple[float, int] = (0.0, 0)
-    cap: int = 1024
+    max_tokens: int = 1024
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
-        if self.beam < 1 or not 1 <= self.nbest <= self.beam:
-            raise ValueError(f"nbest must be from 1 to beam, but nbest is {self.nbest} and beam {self.beam}")
-        if not (self.alpha >= 0 and self.coverage >= 0):
-            raise ValueError(f"alpha and coverage must be at least 0, but are {self.alpha} and {self.coverage}")
+        for name in ("beam", "nbest", "max_tokens"):
+            _whole(name, getattr(self, name), 1)
+        _must("nbest", self.nbest, f"at most the beam, {self.beam}", self.nbest <= self.beam)
+        _must("alpha", self.alpha, "from 0 to 10", 0 <= self.alpha <= 10)
+        _must("coverage", self.coverage, "at least 0 and finite", 0 <= self.coverage < math.inf)
+        penalties = get_args(LengthPenalty)
+        _must("penalty", self.penalty, f"one of {', '.join(penalties)}", self.penalty in penalties)
+        _must("sampling", self.sampling, "a Sampling or None", isinstance(self.sampling, Sampling | None))
         if self.coverage and self.beam == 1:
             raise ValueError("coverage ranks the hypotheses of a beam, but beam is 1: raise it, or leave coverage out")
         if self.sampling and self.beam > 1:
@@ -65,8 +72,17 @@ class Search:
 
     def most(self, source_tokens: int) -> int:
         """The most tokens of an output, eos included."""
-        return max(1, min(int(self.longest[0] * source_tokens) + self.longest[1], self.cap))
+        return max(1, min(int(self.longest[0] * source_tokens) + self.longest[1], self.max_tokens))
 
     def fewest(self, source_tokens: int) -> int:
         """The fewest tokens of an output, without eos."""
         return int(self.shortest[0] * source_tokens) + self.shortest[1]
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    _must(name, value, f"a whole number of at least {least}", isinstance(value, int) and value >= least)
+
+
+def _must(name: str, value: Any, rule: str, holds: bool) -> None:
+    if not holds:
+        raise ValueError(f"{name} must be {rule}, but is {value!r}")

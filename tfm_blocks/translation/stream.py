@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -13,21 +14,22 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from tfm_blocks.data.text import UTF8_MARK, read_lines
+from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Place, Problem
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translation, Translator
 
+BREAKING = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")  # what readers of lines and columns could stumble over
 READ = 1 << 16  # bytes at a time: some hundred lines, enough to fill batches of like length
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """How lines are translated. One of more than `max_tokens` tokens is cut, with a warning, or refused if `strict`."""
+    """How lines are translated; `strict` is that of `fitting`."""
 
     translator: Translator
     search: Search
     batch_tokens: int
-    max_tokens: int
     strict: bool
     scores: bool
 
@@ -42,7 +44,9 @@ class Stream:
         first = 1
         for chunk in source:
             begins = _as_many(prefixes, len(chunk), first, str(prefix)) if prefixes else []
-            texts = [self._fitting(text, number) for number, text in enumerate(chunk, first)]
+            tokenizer = self.translator.tokenizer
+            texts = fitting(chunk, tokenizer, self.search, "stdin", strict=self.strict, first_line=first)
+            _tell_blank(texts, begins, first)
             found = self.translator.search(
                 texts, self.search, prefixes=begins, batch_tokens=self.batch_tokens, first_line=first
             )
@@ -55,26 +59,34 @@ class Stream:
             rule = f"has more lines than the {first - 1} of stdin"
             raise DataError(Problem(str(prefix), rule, Place(str(prefix), first)))
 
-    def _fitting(self, text: str, number: int) -> str:
-        tokenizer = self.translator.tokenizer
-        if 4 * len(text) <= self.max_tokens:  # a character has at most four bytes, a token at least one
-            return text
-        ids = tokenizer.encode(text)
-        if len(ids) <= self.max_tokens:
-            return text
-        rule = f"the line has {len(ids)} tokens, and the most is {self.max_tokens}"
-        if self.strict:
-            raise DataError(
-                Problem("stdin", rule, Place("stdin", number), help="raise --max-tokens, or split the line")
-            )
-        print(f"warning: stdin:{number}: {rule}: the rest of it is left out", file=sys.stderr)
-        return tokenizer.decode(ids[: self.max_tokens])
-
     def _written(self, number: int, one: Translation) -> str:
-        text = one.text.replace("\n", " ")
+        text = BREAKING.sub(" ", one.text)
         if self.search.nbest > 1:
             return f"{number}\t{one.score:.4f}\t{text}\n"
         return f"{one.score:.4f}\t{text}\n" if self.scores else f"{text}\n"
+
+
+def fitting(
+    lines: Sequence[str], tokenizer: Tokenizer, search: Search, name: str, *, strict: bool, first_line: int = 1
+) -> list[str]:
+    """Lines of more than `max_tokens` tokens are cut, with a warning, or raise DataError if `strict`."""
+    most = search.max_tokens
+    fit = []
+    for number, text in enumerate(lines, first_line):
+        ids = tokenizer.encode(text) if 4 * len(text) > most else []  # a character has at most four bytes
+        if len(ids) > most:
+            rule = f"the line has {len(ids)} tokens, and the most is {most}"
+            if strict:
+                raise DataError(Problem(name, rule, Place(name, number), help="raise --max-tokens, or split the line"))
+            print(f"warning: {name}:{number}: {rule}: the rest of it is left out", file=sys.stderr)
+        fit.append(tokenizer.decode(ids[:most]) if len(ids) > most else text)
+    return fit
+
+
+def _tell_blank(texts: Sequence[str], prefixes: Sequence[str], first: int) -> None:
+    for number, (text, prefix) in enumerate(zip(texts, prefixes, strict=False), first):
+        if prefix.strip() and not text.strip():
+            print(f"warning: stdin:{number}: the line is blank, so its prefix is left out", file=sys.stderr)
 
 
 def chunks(source: BinaryIO, name: str) -> Iterator[list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,21 +64,25 @@ class Translator:
         network = read_network(Path(run), plugins)
         tokenizer = Tokenizer.load(Path(run) / TOKENIZER)
         try:
+            torch.zeros((), device=device).item()
             return cls(network.to(device), tokenizer)
         except (RuntimeError, AssertionError) as error:  # torch's answers to a device that it does not have
             rule = f"{device!r} cannot be used: {str(error).splitlines()[0]}"
             raise RunError(Problem("device", rule, help="write cpu, or cuda where there is one")) from None
 
-    def translate(self, sentences: Sequence[str], *, batch_tokens: int = 4096, **settings: Any) -> list[str]:
+    def translate(self, sentences: Iterable[str], *, batch_tokens: int = 4096, **settings: Any) -> list[str]:
         """The best translation of each sentence, in the order given; `settings` are those of Search, such as beam=4."""
-        return [best[0].text for best in self.search(sentences, Search(**settings), batch_tokens=batch_tokens)]
+        search = Search(**settings)
+        if search.nbest > 1:
+            raise ValueError("translate gives the best of each sentence: search(sentences, Search(nbest=…)) gives more")
+        return [best[0].text for best in self.search(sentences, search, batch_tokens=batch_tokens)]
 
     def search(
         self,
-        sentences: Sequence[str],
+        sentences: Iterable[str],
         search: Search,
         *,
-        prefixes: Sequence[str] = (),
+        prefixes: Iterable[str] = (),
         batch_tokens: int = 4096,
         first_line: int = 1,
     ) -> list[list[Translation]]:
@@ -86,12 +90,15 @@ class Translator:
 
         `prefixes`, where given one for each sentence, begin the translations. A batch has about `batch_tokens` source
         tokens over all hypotheses. Errors tell, and sampling draws by, numbers that count from `first_line`. Raises
-        DataError for a sentence beyond the known positions, TypeError for one string, ValueError for other prefixes.
+        DataError for a sentence beyond the known positions or a prefix beyond the most tokens, TypeError for what is no
+        text, ValueError for another number of prefixes.
         """
-        _expect_lists(sentences, prefixes)
-        src = self.tokenizer.encode_batch(list(sentences))
-        tgt = self.tokenizer.encode_batch(list(prefixes)) if prefixes else [[] for _ in sentences]
-        self._expect_room(src, first_line)
+        sentences, prefixes = _texts(sentences, "sentences"), _texts(prefixes, "prefixes")
+        if prefixes and len(prefixes) != len(sentences):
+            raise ValueError(f"there are {len(sentences)} sentences, but {len(prefixes)} prefixes")
+        src = self.tokenizer.encode_batch(sentences)
+        tgt = self.tokenizer.encode_batch(prefixes) if prefixes else [[] for _ in sentences]
+        self._expect_room(src, tgt, search, first_line)
         rows = sorted((row for row, text in enumerate(sentences) if text.strip()), key=lambda row: len(src[row]))
         done = [[BLANK] for _ in sentences]
         was_training = self.network.training
@@ -104,12 +111,17 @@ class Translator:
         self.network.train(was_training)
         return done
 
-    def _expect_room(self, ids: Sequence[Sequence[int]], first_line: int) -> None:
-        known = self.network.longest("src").tokens
-        for number, one in enumerate(ids, first_line):
-            if len(one) + 1 > known:
-                rule = f"has {len(one) + 1} tokens with eos, and the model knows {known} positions"
+    def _expect_room(
+        self, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]], search: Search, first_line: int
+    ) -> None:
+        known, most = self.network.longest("src").tokens, min(search.max_tokens, self.network.longest(TARGET).tokens)
+        for number, (sentence, prefix) in enumerate(zip(src, tgt, strict=True), first_line):
+            if len(sentence) + 1 > known:
+                rule = f"has {len(sentence) + 1} tokens with eos, and the model knows {known} positions"
                 raise DataError(Problem(f"sentence {number}", rule, help="split it"))
+            if len(prefix) + 1 > most:
+                rule = f"has {len(prefix) + 1} tokens with eos, and a translation at most {most}"
+                raise DataError(Problem(f"prefix {number}", rule, help="shorten it, or raise the most tokens"))
 
     def _batch(
         self, src: Sequence[list[int]], tgt: Sequence[list[int]], numbers: Sequence[int], search: Search
@@ -154,11 +166,14 @@ def _score(one: Hypothesis, search: Search) -> float:
     return one.log_p / PENALTIES[search.penalty](search.alpha)(one.length) + search.coverage * one.coverage
 
 
-def _expect_lists(sentences: Sequence[str], prefixes: Sequence[str]) -> None:
-    if isinstance(sentences, str):
-        raise TypeError("it takes a list of sentences, not one string")
-    if prefixes and len(prefixes) != len(sentences):
-        raise ValueError(f"there are {len(sentences)} sentences, but {len(prefixes)} prefixes")
+def _texts(texts: Iterable[str], what: str) -> list[str]:
+    if isinstance(texts, str):
+        raise TypeError(f"{what} are a list of texts, not one string")
+    texts = list(texts)
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str):
+            raise TypeError(f"{what} are texts, but number {number} is {type(text).__name__}")
+    return texts
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
