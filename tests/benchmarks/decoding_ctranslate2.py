@@ -105,6 +105,7 @@ def measure(size: dict[str, int], beam: int, rounds: int) -> tuple[dict[str, flo
     for _ in range(rounds + 1):
         src_BS, outputs = sources(generator), []
         for name, side in sides.items():
+            time.sleep(0.5)  # the other side's threads spin for a while after their work
             begin = time.perf_counter()
             outputs.append(side(src_BS))
             speeds[name].append(sum(map(len, outputs[-1])) / (time.perf_counter() - begin))
