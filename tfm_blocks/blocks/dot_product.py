@@ -21,7 +21,7 @@ def dot_product_attention(
     """softmax(q k^T / √K) v: q_BHTK, k_BHSK, v_BHSK -> y_BHTK; `mask` spreads to BHTS: true = may look.
 
     On processors bfloat16 is widened to float32 in between: on sentences of 20 to 60 tokens torch takes four times as
-    long in bfloat16, forward and backward, and at 512 as long (tests/benchmarks/attention_precision.py).
+    long in bfloat16, forward and backward; at 2,048 widening costs a fifth (tests/benchmarks/attention_precision.py).
     Source: Vaswani et al. 2017, section 3.2.1.
     """
     if q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.bfloat16:
