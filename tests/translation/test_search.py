@@ -9,7 +9,7 @@ import torch
 import tfm_blocks as tfm
 from tfm_blocks.translation.beam import beam_search, gnmt, plain
 from tfm_blocks.translation.sampling import chooser
-from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
+from tfm_blocks.translation.search import BOS, CHUNK, EOS, PAD, Bounds, largest, one_by_one
 from tfm_blocks.translation.settings import Sampling
 
 
@@ -125,3 +125,13 @@ def test_draws_are_as_frequent_as_their_probabilities():
     ids_B = choose(logits_V.expand(count, -1).clone(), 0, torch.arange(count))
     expected_V = torch.softmax(torch.tensor([-torch.inf, -torch.inf, 0.0, 0.5, 1.0, -torch.inf]), 0)
     torch.testing.assert_close(torch.bincount(ids_B, minlength=6) / count, expected_V, rtol=0, atol=0.012)
+
+
+@pytest.mark.parametrize("columns", [1, CHUNK - 1, CHUNK, 3 * CHUNK, 20 * CHUNK, 20 * CHUNK + 1, 21 * CHUNK - 1])
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_the_largest_values_and_their_columns_are_those_of_topk(columns, count):
+    x_RV = torch.randn(50, columns, generator=torch.Generator().manual_seed(columns))
+    wanted = x_RV.topk(min(count, columns))
+    found = largest(x_RV, count)
+    assert found[0].equal(wanted.values)
+    assert found[1].equal(wanted.indices)

@@ -73,6 +73,7 @@ def _add_evaluate(commands: Commands) -> None:
 
 
 def _translate(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.network.memory import keep_freed_memory
     from tfm_blocks.report.screen import counting
     from tfm_blocks.translation.stream import Stream, chunks, typed
     from tfm_blocks.translation.translator import Translator
@@ -80,6 +81,7 @@ def _translate(arguments: argparse.Namespace) -> None:
     for name, stream in (("stdin", sys.stdin), ("stdout", sys.stdout)):
         if stream is None:
             raise DataError(Problem(name, "is closed", help="echo 'your text' | tfm translate RUN"))
+    keep_freed_memory()
     search = _search(arguments, nbest=arguments.nbest, sampling=_sampling(arguments))
     translator = Translator.load(arguments.folder, device=arguments.device, plugins=arguments.plugins)
     settings = {name: vars(arguments)[name] for name in ("batch_tokens", "strict", "scores")}
@@ -117,9 +119,11 @@ def _precision(arguments: argparse.Namespace) -> AbstractContextManager[object]:
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.text import read_lines
+    from tfm_blocks.network.memory import keep_freed_memory
     from tfm_blocks.report.scores import print_json, show_scores
     from tfm_blocks.translation.evaluate import compare, metrics, score
 
+    keep_freed_memory()
     search = _search(arguments)
     sources, references = list(read_lines(arguments.src, "--src")), list(read_lines(arguments.ref, "--ref"))
     if len(sources) != len(references) or not sources:

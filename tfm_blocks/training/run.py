@@ -22,6 +22,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.errors import TfmError
 from tfm_blocks.network.build import build_network, check_model, network_without_values
+from tfm_blocks.network.memory import keep_freed_memory
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.average import mean_weights, step_files
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, STATUS, TOKENIZER, claim_folder, write_json
@@ -111,6 +112,7 @@ def _take_part(ranks: Ranks, job: Job) -> None:
 def take_part(ranks: Ranks, job: Job, prepared: Prepared) -> None:
     """Trains, scores the best weights on the test set, and leaves them in the folder."""
     _quiet_lightning()
+    keep_freed_memory()
     settings = read_run(job.config)
     loggers = _loggers(job, settings) if ranks.rank == 0 else []
     exit_code = 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tfm_blocks.network import incremental
 from tfm_blocks.network.graph import Network
-from tfm_blocks.translation.search import BOS, EOS, Bounds, Hypothesis, hypothesis, next_log_p
+from tfm_blocks.translation.search import BOS, EOS, Bounds, Hypothesis, hypothesis, largest, next_log_p
 
 Penalty = Callable[[int], float]
 """What the log probability of a hypothesis of so many tokens, eos included, is divided by; it never shrinks."""
@@ -95,7 +95,7 @@ class _Search:
             part = slice(first, first + sentences)
             x_rD = x_RD[part.start * self.beam : part.stop * self.beam]
             log_p_rV = next_log_p(self.network, x_rD, Bounds(*(one[part] for one in self.bounds)), position)
-            found.append(log_p_rV.topk(min(2 * self.beam, log_p_rV.shape[1])))
+            found.append(largest(log_p_rV, 2 * self.beam))
         log_p_RC, token_RC = (torch.cat(parts) for parts in zip(*found, strict=True))
         return log_p_RC, token_RC
 

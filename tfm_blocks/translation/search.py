@@ -13,6 +13,7 @@ from tfm_blocks.network import incremental
 from tfm_blocks.network.graph import Network
 
 PAD, BOS, EOS = 0, 1, 2
+CHUNK = 64
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
 """log_p_BV, the position and the sentences_B that the rows are -> ids_B."""
@@ -57,7 +58,26 @@ class Bounds(NamedTuple):
 
 def likeliest(log_p_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
     """Greedy: the likeliest token."""
-    return log_p_BV.argmax(dim=1)
+    return largest(log_p_BV, 1)[1][:, 0]
+
+
+def largest(x_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Of each row the `count` largest values, largest first, and their columns: values_RC, columns_RC.
+
+    They lie in the chunks with the largest maxima, or in what is left over after the last chunk. On processors this
+    takes a third of the time of topk or argmax, which are not vectorised, as amax is.
+    """
+    R, V = x_RV.shape
+    chunks = V // CHUNK
+    if chunks <= count:
+        values_RC, columns_RC = x_RV.topk(min(count, V))
+        return values_RC, columns_RC
+    maxima_RN = x_RV[:, : chunks * CHUNK].view(R, chunks, CHUNK).amax(2)
+    columns = torch.arange(V, device=x_RV.device)
+    within_RN = maxima_RN.topk(count).indices[:, :, None] * CHUNK + columns[:CHUNK]
+    columns_RN = torch.cat((within_RN.flatten(1), columns[chunks * CHUNK :].expand(R, -1)), 1)
+    values_RC, places_RC = x_RV.gather(1, columns_RN).topk(count)
+    return values_RC, columns_RN.gather(1, places_RC)
 
 
 @torch.inference_mode()
