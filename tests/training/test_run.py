@@ -209,13 +209,14 @@ def test_with_wandb_each_validation_pictures_the_attention_of_the_same_two_sente
 def test_the_mean_of_the_last_weights_can_be_tested_by_beam_search_and_left_in_the_folder(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
-    run(small("trainer.average=2", "trainer.test_beam=3", "trainer.validate_every=2", "schedule.peak=1e-2"), tmp_path)
+    search = "trainer.test_beam=3", "trainer.test_alpha=5"
+    run(small("trainer.average=2", "trainer.validate_every=2", "schedule.peak=1e-2", *search), tmp_path)
     folder = tmp_path / "run"
     last = [load_file(path) for path in step_files(folder / "checkpoints")[-2:]]
     for name, tensor in weights(folder).items():
         torch.testing.assert_close(tensor, (last[0][name] + last[1][name]) / 2, rtol=0, atol=1e-7)
     settings = read_run(yaml.safe_load((folder / "config.yaml").read_text()))
     test = prepare(settings.data, 300, settings.seed).test
-    outputs = Translator.load(folder).translate(list(test.sources), beam=3)
+    outputs = Translator.load(folder).translate(list(test.sources), beam=3, alpha=5.0)
     scores = json.loads((folder / "status.json").read_text())["scores"]
     assert scores["test/chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, [list(test.references)]).score)

@@ -38,6 +38,7 @@ def test_numbers_with_an_exponent_are_numbers(small: Callable[..., Composed]) ->
         ("trainer.devices=two", "trainer.devices"),
         ("trainer.average=3", "trainer.average"),
         ("trainer.test_beam=0", "trainer.test_beam"),
+        ("trainer.test_alpha=-1", "trainer.test_alpha"),
         ("trainer.precision=fp8", "trainer.precision"),
         ("label_smoothing=1.5", "label_smoothing"),
         ("schedule.name=cosine", "schedule.name"),

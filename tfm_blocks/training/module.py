@@ -29,6 +29,7 @@ from tfm_blocks.training.optimizer import build_optimizer
 from tfm_blocks.training.processes import Ranks
 from tfm_blocks.training.schedule import build_schedule
 from tfm_blocks.training.settings import RunSettings
+from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
 
@@ -144,21 +145,22 @@ class TrainingModule(LightningModule):
         self._totals += torch.stack([*(one.double() for one in sums), torch.tensor(len(labels_N), device=self.device)])
 
     def on_validation_epoch_end(self) -> None:
-        self._score("val", self.prepared.val, self.settings.trainer.validate_sentences, beam=1)
+        self._score("val", self.prepared.val, self.settings.trainer.validate_sentences, Search())
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
 
     def on_test_epoch_end(self) -> None:
-        self._score("test", self.prepared.test, len(self.prepared.test), beam=self.settings.trainer.test_beam)
+        search = Search(beam=self.settings.trainer.test_beam, alpha=self.settings.trainer.test_alpha)
+        self._score("test", self.prepared.test, len(self.prepared.test), search)
 
-    def _score(self, split: str, corpus: Corpus, sentences: int, *, beam: int) -> None:
+    def _score(self, split: str, corpus: Corpus, sentences: int, search: Search) -> None:
         """Scores over the whole split; translations of its first sentences."""
         scores = token_scores(*self._sum_over_ranks(self._totals).tolist())
         if not math.isfinite(scores["loss"]):
             raise self._diverged(f"{split} loss {scores['loss']}", "lower the learning rate, or warm up longer")
         sources, references = corpus.sources[:sentences], corpus.references[:sentences]
-        self.outputs = self._translate(sources, beam)
+        self.outputs = self._translate(sources, search)
         if self.outputs:
             scores |= translation_scores(self.outputs, references, self.settings.trainer.bleu)
         self._log(scores, split)
@@ -167,9 +169,10 @@ class TrainingModule(LightningModule):
             logger.log_samples(self.samples, self.global_step)
         self.pace.restart()
 
-    def _translate(self, sources: Sequence[str], beam: int) -> list[str]:
+    def _translate(self, sources: Sequence[str], search: Search) -> list[str]:
         """Each rank translates every world-th."""
-        mine = self.translator.translate(sources[self.ranks.rank :: self.ranks.world], beam=beam)
+        found = self.translator.search(sources[self.ranks.rank :: self.ranks.world], search)
+        mine = [best[0].text for best in found]
         if self.ranks.world == 1:
             return mine
         parts: list[list[str]] = [[] for _ in range(self.ranks.world)]

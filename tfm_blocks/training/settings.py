@@ -85,7 +85,7 @@ class TrainerSettings:
     steps: optimizer steps. validate_every, log_every: in steps; the last step is always validated.
     keep_last: the weights of how many validations stay, for `tfm average` and `average`. average: of how many of them
     the mean is scored on the test set and left in the folder; 0: the weights of the lowest validation loss instead.
-    test_beam: the hypotheses of a test sentence's search.
+    test_beam: the hypotheses of a test sentence's search. test_alpha: the power of its length penalty.
     validate_sentences: of the validation set, how many are translated each time; samples: how many of those are shown.
     clip: largest norm of the whole gradient; null: no clipping. bleu: sacreBLEU's tokenizer.
     """
@@ -96,6 +96,7 @@ class TrainerSettings:
     keep_last: int
     average: int
     test_beam: int
+    test_alpha: float
     validate_sentences: int
     samples: int
     bleu: BleuTokenizer
@@ -124,6 +125,9 @@ class TrainerSettings:
             rule = f"must be at most the {kept} validations whose weights are kept, but is {self.average}"
             help = "lower it, raise trainer.keep_last, or lower trainer.validate_every"
             raise ConfigError(Problem("trainer.average", rule, help=help))
+        if not 0 <= self.test_alpha <= 10:
+            rule = f"must be from 0 to 10, but is {self.test_alpha}"
+            _refuse("trainer.test_alpha", rule, "0.6 is the usual power; a larger one makes translations longer")
         if self.clip is not None:
             _above_0("trainer.clip", self.clip)
 
