@@ -14,10 +14,9 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
 
 import torch
-from training_step import SIZES, batch_of, ours
+from training_step import SIZES, batch_of, ours, speed
 
 from tfm_blocks.network.memory import keep_freed_memory
 
@@ -34,15 +33,9 @@ def measure(side: str, size: dict[str, int], steps: int, bf16: bool) -> list[tup
     found = []
     for _ in range(steps + 3):
         batch = batch_of(size["pairs"], generator)
-        tokens = int((batch[0] != 0).sum() + (batch[2] != 0).sum())
-        begin, faults = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            total = loss(batch)
-        total.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        seconds = time.perf_counter() - begin
-        found.append((tokens / seconds, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        pace = speed(loss, optimizer, batch, bf16)
+        found.append((pace, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before))
     return found[3:]
 
 

@@ -113,6 +113,18 @@ def dense_loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     return F.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=0, label_smoothing=SMOOTHING)
 
 
+def speed(loss: Callable[[Batch], Tensor], optimizer: torch.optim.Optimizer, batch: Batch, bf16: bool) -> float:
+    """Tokens/s of one step."""
+    tokens = int((batch[0] != 0).sum() + (batch[2] != 0).sum())
+    begin = time.perf_counter()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        total = loss(batch)
+    total.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return tokens / (time.perf_counter() - begin)
+
+
 def measure(size: dict[str, int], steps: int, bf16: bool) -> dict[str, float]:
     """Median tokens/s of each side."""
     generator = torch.Generator().manual_seed(1)
@@ -123,15 +135,8 @@ def measure(size: dict[str, int], steps: int, bf16: bool) -> dict[str, float]:
     speeds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(steps + 2):
         batch = batch_of(size["pairs"], generator)
-        tokens = int((batch[0] != 0).sum() + (batch[2] != 0).sum())
         for name, (_, loss) in sides.items():
-            begin = time.perf_counter()
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                total = loss(batch)
-            total.backward()
-            optimizers[name].step()
-            optimizers[name].zero_grad()
-            speeds[name].append(tokens / (time.perf_counter() - begin))
+            speeds[name].append(speed(loss, optimizers[name], batch, bf16))
     return {name: statistics.median(values[2:]) for name, values in speeds.items()}
 
 

@@ -151,8 +151,7 @@ class TrainingModule(LightningModule):
     test_step = validation_step
 
     def on_test_epoch_end(self) -> None:
-        search = Search(beam=self.settings.trainer.test_beam, alpha=self.settings.trainer.test_alpha)
-        self._score("test", self.prepared.test, len(self.prepared.test), search)
+        self._score("test", self.prepared.test, len(self.prepared.test), self.settings.trainer.test_search)
 
     def _score(self, split: str, corpus: Corpus, sentences: int, search: Search) -> None:
         """Scores over the whole split; translations of its first sentences."""

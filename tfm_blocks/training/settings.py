@@ -10,7 +10,7 @@ from tfm_blocks.data.settings import DataSettings, read_data
 from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.registry.settings import read_settings
 from tfm_blocks.registry.values import Rate
-from tfm_blocks.translation.settings import BleuTokenizer
+from tfm_blocks.translation.settings import BleuTokenizer, Search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +125,17 @@ class TrainerSettings:
             rule = f"must be at most the {kept} validations whose weights are kept, but is {self.average}"
             help = "lower it, raise trainer.keep_last, or lower trainer.validate_every"
             raise ConfigError(Problem("trainer.average", rule, help=help))
-        if not 0 <= self.test_alpha <= 10:
-            rule = f"must be from 0 to 10, but is {self.test_alpha}"
-            _refuse("trainer.test_alpha", rule, "0.6 is the usual power; a larger one makes translations longer")
+        try:
+            _ = self.test_search
+        except ValueError as error:
+            _refuse("trainer.test_alpha", str(error), "0.6 is the usual power; a larger one makes translations longer")
         if self.clip is not None:
             _above_0("trainer.clip", self.clip)
+
+    @property
+    def test_search(self) -> Search:
+        """How the test set is translated."""
+        return Search(beam=self.test_beam, alpha=self.test_alpha)
 
 
 @dataclass(frozen=True, kw_only=True)
