@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
 import tfm_blocks as tfm
+from tfm_blocks.network.packed import packed
 from tfm_blocks.translation.beam import beam_search, gnmt
 from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
 
@@ -45,10 +46,11 @@ def ours(size: dict[str, int], beam: int) -> Side:
     bounds = Bounds(whole_B, whole_B, torch.empty(SENTENCES, 0, dtype=torch.int64))
 
     def run(src_BS: Tensor) -> int:
-        if beam == 1:
-            return sum(one.length for one in one_by_one(model, {"src": src_BS}, bounds))
-        found = beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))
-        return sum(best[0].length for best in found)
+        with packed(model):
+            if beam == 1:
+                return sum(one.length for one in one_by_one(model, {"src": src_BS}, bounds))
+            found = beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))
+            return sum(best[0].length for best in found)
 
     return run
 

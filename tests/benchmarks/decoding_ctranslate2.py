@@ -22,6 +22,7 @@ from decoding import LENGTH, SENTENCES, SIZES, VOCAB, sources
 from torch import Tensor, nn
 
 import tfm_blocks as tfm
+from tfm_blocks.network.packed import packed
 from tfm_blocks.translation.beam import beam_search, gnmt
 from tfm_blocks.translation.search import PAD, Bounds, one_by_one
 
@@ -88,9 +89,10 @@ def measure(size: dict[str, int], beam: int, rounds: int) -> tuple[dict[str, flo
         translator = translator_of(model, size, folder)
 
     def ours(src_BS: Tensor) -> list[list[int]]:
-        if beam == 1:
-            return [one.ids for one in one_by_one(model, {"src": src_BS}, bounds)]
-        return [one.ids for one, *_ in beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))]
+        with packed(model):
+            if beam == 1:
+                return [one.ids for one in one_by_one(model, {"src": src_BS}, bounds)]
+            return [one.ids for one, *_ in beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))]
 
     def theirs(src_BS: Tensor) -> list[list[int]]:
         texts = [[PIECES[piece] for piece in row if piece != PAD] for row in src_BS.tolist()]

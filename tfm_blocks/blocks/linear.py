@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Generator, Tensor, nn
 
 
@@ -16,9 +17,17 @@ class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, *, parts: int = 1, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias)
         self.parts = parts
+        self.packed: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)
+        if self.packed is None:
+            return super().forward(x)
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return y
+
+    def pack(self) -> None:
+        """Makes `forward` multiply by a copy of the weights as oneDNN orders them, until `packed` is None again."""
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
 
     def initialise(self, name: str, generator: Generator) -> None:
         """Fills the parameter `name`."""
