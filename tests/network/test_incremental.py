@@ -38,8 +38,11 @@ def test_selected_rows_go_on_as_if_alone():
 def test_a_hypothesis_goes_on_from_the_one_that_it_is_given(model):
     network = small(model, **({"r": 3} if model == "restricted" else {}))
     src_BS, tgt_BMT = torch.randint(4, 30, (2, 7)), torch.randint(4, 30, (2, 3, 6))
-    decoding = incremental.start(network, {"src": src_BS}, length=6, hypotheses=3)
-    for position in range(6):
+    tgt_BMT[:, :, 0] = tgt_BMT[:, :1, 0]
+    decoding = incremental.start(network, {"src": src_BS}, length=6)
+    _, decoding = incremental.step(network, tgt_BMT[:, 0, 0], decoding)
+    decoding = incremental.spread(decoding, 3)
+    for position in range(1, 6):
         x_RD, decoding = incremental.step(network, tgt_BMT[:, :, position].flatten(), decoding)
         whole_RTV = network(src=src_BS.repeat_interleave(3, 0), tgt=tgt_BMT[:, :, : position + 1].flatten(0, 1))
         torch.testing.assert_close(network.head(x_RD), whole_RTV[:, -1], rtol=0, atol=1e-5)

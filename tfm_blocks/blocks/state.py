@@ -5,30 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 
 class Room(NamedTuple):
-    """How much to allocate, and where: sentences, hypotheses of each, and target positions.
+    """How much to allocate, and where: a row for each sentence, and target positions."""
 
-    What is stepped has a row for each hypothesis, those of a sentence side by side.
-    """
-
-    sentences: int
-    hypotheses: int
+    rows: int
     length: int
     like: Tensor
 
-    @property
-    def rows(self) -> int:
-        """Hypotheses of all sentences."""
-        return self.sentences * self.hypotheses
-
     def cache(self, heads: int, width: int) -> Tensor:
-        """An unfilled cache_BHTMK."""
-        shape = (self.sentences, heads, self.length, self.hypotheses, width)
-        return torch.empty(shape, dtype=self.like.dtype, device=self.like.device)
+        """An unfilled cache_BHTMK of one hypothesis a sentence."""
+        return self.like.new_empty(self.rows, heads, self.length, 1, width)
 
 
 @dataclass

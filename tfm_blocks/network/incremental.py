@@ -34,25 +34,22 @@ class Decoding:
         return self.path_BMTM.shape[1]
 
 
-def start(network: Network, sources: Mapping[str, Tensor], length: int, hypotheses: int = 1) -> Decoding:
-    """Runs what does not depend on the target, and makes room for `length` target tokens of each hypothesis.
+def start(network: Network, sources: Mapping[str, Tensor], length: int) -> Decoding:
+    """Runs what does not depend on the target, and makes room for `length` target tokens of one hypothesis a sentence.
 
-    A sentence has `hypotheses` rows side by side in what is stepped. Raises TypeError on wrong inputs.
+    Raises TypeError on wrong inputs.
     """
     network.expect(sources, (put.name for put in network.spec.inputs if put.name != TARGET))
     values, keeps = dict(sources), network.keep_masks(sources)
     for call in network.calls:
         if call.node.sees == "nothing":
             values[call.node.address] = call(values, keeps)
-    room = Room(next(iter(sources.values())).shape[0], hypotheses, length, _like(network, values))
+    room = Room(next(iter(sources.values())).shape[0], length, _like(network, values))
     stepped = _stepped(network)
     states = {call.node.address: _start(call, values, keeps, room) for call in stepped}
     read = {address for call in stepped if not hasattr(call.block, "start") for address in call.node.reads.values()}
-    beside = {name: value.repeat_interleave(hypotheses, 0) for name, value in values.items() if name in read}
-    path_BMTM = torch.eye(hypotheses, dtype=torch.bool, device=room.like.device)[:, None].repeat(
-        room.sentences, 1, length, 1
-    )
-    return Decoding(beside, keeps, states, path_BMTM)
+    kept = {name: value for name, value in values.items() if name in read}
+    return Decoding(kept, keeps, states, torch.ones(room.rows, 1, length, 1, dtype=torch.bool, device=room.like.device))
 
 
 def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, Decoding]:
@@ -78,6 +75,31 @@ def select(decoding: Decoding, sentences: Tensor) -> Decoding:
     }
     values, keeps = _pick(decoding.values, rows), _pick(decoding.keeps, sentences)
     return Decoding(values, keeps, states, decoding.path_BMTM.index_select(0, sentences), decoding.position)
+
+
+def spread(decoding: Decoding, hypotheses: int) -> Decoding:
+    """The decoding with as many hypotheses, side by side, in the place of each sentence's one: they share its past."""
+    sentences, _, length, _ = decoding.path_BMTM.shape
+    past, device = slice(0, decoding.position), decoding.path_BMTM.device
+    path_MTM = torch.eye(hypotheses, dtype=torch.bool, device=device)[:, None].repeat(1, length, 1)
+    path_MTM[:, past] = torch.arange(hypotheses, device=device) == 0
+    rows = torch.arange(sentences, device=device).repeat_interleave(hypotheses)
+    states = {
+        address: State(state.fixed, _widened(state.caches, hypotheses, past), _pick(state.moving, rows))
+        for address, state in decoding.states.items()
+    }
+    path_BMTM = path_MTM.expand(sentences, -1, -1, -1).clone()
+    return Decoding(_pick(decoding.values, rows), decoding.keeps, states, path_BMTM, decoding.position)
+
+
+def _widened(caches: Values, hypotheses: int, past: slice) -> Values:
+    """Room for as many hypotheses, each of which has the one's past."""
+    wide = {}
+    for name, cache_BHT1K in caches.items():
+        B, H, T, _, K = cache_BHT1K.shape
+        wide[name] = cache_BHT1K.new_empty(B, H, T, hypotheses, K)
+        wide[name][:, :, past] = cache_BHT1K[:, :, past]
+    return wide
 
 
 def reorder(decoding: Decoding, origin_BM: Tensor) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tfm_blocks.network import incremental
 from tfm_blocks.network.graph import Network
@@ -66,11 +67,10 @@ class _Search:
         count, length, device = len(bounds.longest_B), int(bounds.longest_B.max()), bounds.longest_B.device
         self.sentences = list(range(count))
         self.finished: list[list[Hypothesis]] = [[] for _ in range(count)]
-        self.score_BK = torch.full((count, beam), -torch.inf, device=device)
-        self.score_BK[:, 0] = 0.0
-        self.ids_BKT = torch.full((count, beam, length), BOS, device=device)
-        self.last_R = torch.full((count * beam,), BOS, device=device)
-        self.decoding = incremental.start(network, sources, length, beam)
+        self.score_BK = torch.zeros(count, 1, device=device)  # one hypothesis each, until the first step
+        self.ids_BKT = torch.full((count, 1, length), BOS, device=device)
+        self.last_R = torch.full((count,), BOS, device=device)
+        self.decoding = incremental.start(network, sources, length)
 
     def step(self, position: int) -> None:
         """One more token; sentences that are over leave."""
@@ -81,28 +81,37 @@ class _Search:
         live_BK = ends_BC.to(torch.int8).argsort(dim=1, stable=True)[:, : self.beam]
         self.score_BK, origin_BK, token_BK = (one.gather(1, live_BK) for one in (total_BC, origin_BC, token_BC))
         self.score_BK = self.score_BK.masked_fill(token_BK == EOS, -torch.inf)
-        self.ids_BKT = self.ids_BKT.gather(1, origin_BK[:, :, None].expand_as(self.ids_BKT))
+        self.ids_BKT = self.ids_BKT.take_along_dim(origin_BK[:, :, None], 1)
         self.ids_BKT[:, :, position] = token_BK
-        incremental.reorder(self.decoding, origin_BK)
+        if position == 0:
+            self.decoding = incremental.spread(self.decoding, self.beam)
+        else:
+            incremental.reorder(self.decoding, origin_BK)
         self.last_R = token_BK.flatten()
         self._leave(position)
 
     def _likeliest(self, x_RD: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """Of each hypothesis the 2·beam likeliest next tokens: log_p_RC, token_RC. Some sentences at a time."""
-        sentences = max(1, chunk(x_RD) // self.beam)
+        hypotheses = self.score_BK.shape[1]
+        sentences = max(1, chunk(x_RD) // hypotheses)
         found = []
         for first in range(0, len(self.sentences), sentences):
             part = slice(first, first + sentences)
-            x_rD = x_RD[part.start * self.beam : part.stop * self.beam]
+            x_rD = x_RD[part.start * hypotheses : part.stop * hypotheses]
             log_p_rV = next_log_p(self.network, x_rD, Bounds(*(one[part] for one in self.bounds)), position)
             found.append(largest(log_p_rV, 2 * self.beam))
         log_p_RC, token_RC = (torch.cat(parts) for parts in zip(*found, strict=True))
         return log_p_RC, token_RC
 
     def _extensions(self, log_p_RC: Tensor, token_RC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each sentence the 2·beam best: sums of log probabilities, the hypotheses they extend, and their tokens."""
+        """Of each sentence the 2·beam best: sums of log probabilities, the hypotheses they extend, and their tokens.
+
+        Where there are fewer in all, impossible ones fill up.
+        """
         total_BC = (self.score_BK.view(-1, 1) + log_p_RC).view(len(self.sentences), -1)
         total_BC, place_BC = total_BC.topk(min(2 * self.beam, total_BC.shape[1]))
+        missing = (0, 2 * self.beam - total_BC.shape[1])
+        total_BC, place_BC = F.pad(total_BC, missing, value=-torch.inf), F.pad(place_BC, missing)
         token_BC = token_RC.view(len(self.sentences), -1).gather(1, place_BC)
         return total_BC, place_BC // log_p_RC.shape[1], token_BC
 
