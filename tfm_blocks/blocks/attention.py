@@ -6,9 +6,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from tfm_blocks.blocks.dot_product import dot_product_attention, past_attention
+from tfm_blocks.blocks.dot_product import dot_product_attention, past_attention, source_attention
 from tfm_blocks.blocks.linear import Linear
 from tfm_blocks.blocks.state import Room, State
 from tfm_blocks.registry.blocks import block
@@ -102,8 +101,7 @@ class Attention(nn.Module):
             return State(caches={name: room.cache(self.heads, self.out.in_features // self.heads) for name in "kv"})
         assert keep_BS is not None
         k_BHSK, v_BHSK = split_heads(self.kv(kv_BSE), self.heads, 2)
-        mask_B11S = torch.zeros_like(keep_BS, dtype=k_BHSK.dtype).masked_fill_(~keep_BS, -torch.inf)[:, None, None]
-        return State(fixed={"k_BHSK": k_BHSK, "v_BHSK": v_BHSK, "mask_B11S": mask_B11S})
+        return State(fixed={"k_BHSK": k_BHSK.contiguous(), "v_BHSK": v_BHSK.contiguous(), "keep_BS": keep_BS})
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
         """One more target position: x_R1D -> x_R1D. The M hypotheses of a sentence are so many queries."""
@@ -112,6 +110,6 @@ class Attention(nn.Module):
             y_BHMK = past_attention(*split_heads(self.qkv(x_BMD), self.heads, 3), state=state)
         else:
             (q_BHMK,) = split_heads(self.q(x_BMD), self.heads, 1)
-            k_BHSK, v_BHSK, mask_B11S = (state.fixed[name] for name in ("k_BHSK", "v_BHSK", "mask_B11S"))
-            y_BHMK = F.scaled_dot_product_attention(q_BHMK, k_BHSK, v_BHSK, mask_B11S)
+            k_BHSK, v_BHSK, keep_BS = (state.fixed[name] for name in ("k_BHSK", "v_BHSK", "keep_BS"))
+            y_BHMK = source_attention(q_BHMK, k_BHSK, v_BHSK, keep_BS)
         return self.out(merge_heads(y_BHMK)).view_as(x_R1D), state

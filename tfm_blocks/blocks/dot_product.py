@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -39,3 +41,16 @@ def past_attention(q_BHMK: Tensor, k_BHMK: Tensor, v_BHMK: Tensor, *, state: Sta
     """
     k_BHNK, v_BHNK = state.remember("k", k_BHMK, most=most), state.remember("v", v_BHMK, most=most)
     return F.scaled_dot_product_attention(q_BHMK, k_BHNK, v_BHNK, state.own(most=most))
+
+
+def source_attention(q_BHMK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor) -> Tensor:
+    """Attention of M hypotheses of a sentence to keys and values that lie contiguous and do not change: y_BHMK.
+
+    torch's fused kernel is made for more queries: one of each of 64 sentences to 24 keys in 8 heads of 64 takes it
+    270 µs on a processor, and two products take 180.
+    """
+    mask_B11S = keep_BS[:, None, None]
+    if q_BHMK.device.type != "cpu" or q_BHMK.dtype != torch.float32:
+        return F.scaled_dot_product_attention(q_BHMK, k_BHSK, v_BHSK, mask_B11S)
+    scores_BHMS = torch.matmul(q_BHMK / math.sqrt(q_BHMK.shape[3]), k_BHSK.transpose(2, 3))
+    return torch.matmul(torch.softmax(torch.where(mask_B11S, scores_BHMS, -torch.inf), 3), v_BHSK)
