@@ -140,8 +140,13 @@ class Call:
 
 
 def _worth_packing(keep_BN: Tensor) -> bool:
-    """On processors, where time is arithmetic; elsewhere asking what is padding would wait for the device."""
-    return keep_BN.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(keep_BN.all())
+    """On processors, where time is arithmetic; elsewhere asking what is padding would wait for the device.
+
+    A first position, as of a decoding step, is no padding.
+    """
+    if keep_BN.device.type != "cpu" or keep_BN.shape[1] == 1 or torch.compiler.is_compiling():
+        return False
+    return not bool(keep_BN.all())
 
 
 def _packed(block: nn.Module, x_BND: Tensor, keep_BN: Tensor) -> Tensor:

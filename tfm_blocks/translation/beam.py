@@ -54,7 +54,7 @@ def chunk(x_RD: Tensor) -> int:
     """Hypotheses whose logits are made and judged at once. On processors those of more would leave the cache, those of
     fewer would cost less than reading the weights again.
     """
-    return max(64, x_RD.shape[1] // 2) if x_RD.device.type == "cpu" else len(x_RD)
+    return max(256, x_RD.shape[1] // 2) if x_RD.device.type == "cpu" else len(x_RD)
 
 
 class _Search:
@@ -75,7 +75,7 @@ class _Search:
     def step(self, position: int) -> None:
         """One more token; sentences that are over leave."""
         x_RD, self.decoding = incremental.step(self.network, self.last_R, self.decoding)
-        total_BC, origin_BC, token_BC = self._extensions(*self._likeliest(x_RD, position))
+        total_BC, origin_BC, token_BC = self._extensions(x_RD, position)
         ends_BC = token_BC == EOS
         self._finish(total_BC, origin_BC, token_BC, ends_BC[:, : self.beam], position)
         live_BK = ends_BC.to(torch.int8).argsort(dim=1, stable=True)[:, : self.beam]
@@ -90,8 +90,11 @@ class _Search:
         self.last_R = token_BK.flatten()
         self._leave(position)
 
-    def _likeliest(self, x_RD: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """Of each hypothesis the 2·beam likeliest next tokens: log_p_RC, token_RC. Some sentences at a time."""
+    def _extensions(self, x_RD: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each sentence the 2·beam best: sums of log probabilities, the hypotheses they extend, and their tokens.
+
+        Some sentences at a time. Where there are fewer in all, impossible ones fill up.
+        """
         hypotheses = self.score_BK.shape[1]
         sentences = max(1, chunk(x_RD) // hypotheses)
         found = []
@@ -99,21 +102,13 @@ class _Search:
             part = slice(first, first + sentences)
             x_rD = x_RD[part.start * hypotheses : part.stop * hypotheses]
             log_p_rV = next_log_p(self.network, x_rD, Bounds(*(one[part] for one in self.bounds)), position)
-            found.append(largest(log_p_rV, 2 * self.beam))
-        log_p_RC, token_RC = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return log_p_RC, token_RC
-
-    def _extensions(self, log_p_RC: Tensor, token_RC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each sentence the 2·beam best: sums of log probabilities, the hypotheses they extend, and their tokens.
-
-        Where there are fewer in all, impossible ones fill up.
-        """
-        total_BC = (self.score_BK.view(-1, 1) + log_p_RC).view(len(self.sentences), -1)
-        total_BC, place_BC = total_BC.topk(min(2 * self.beam, total_BC.shape[1]))
+            vocab = log_p_rV.shape[1]
+            total_rV = log_p_rV.add_(self.score_BK[part].view(-1, 1))
+            found.append(largest(total_rV.view(-1, hypotheses * vocab), 2 * self.beam))
+        total_BC, place_BC = (torch.cat(parts) for parts in zip(*found, strict=True))
         missing = (0, 2 * self.beam - total_BC.shape[1])
         total_BC, place_BC = F.pad(total_BC, missing, value=-torch.inf), F.pad(place_BC, missing)
-        token_BC = token_RC.view(len(self.sentences), -1).gather(1, place_BC)
-        return total_BC, place_BC // log_p_RC.shape[1], token_BC
+        return total_BC, place_BC // vocab, place_BC % vocab
 
     def _finish(self, total_BC: Tensor, origin_BC: Tensor, token_BC: Tensor, ends_BK: Tensor, position: int) -> None:
         """Those of the `beam` best extensions that are by eos."""

@@ -46,7 +46,7 @@ class Bounds(NamedTuple):
     def refuse(self, log_p_RV: Tensor, position: int) -> Tensor:
         """-inf, in place, for tokens that may not come at `position`; a sentence has R / B rows side by side."""
         rows = log_p_RV.shape[0] // len(self.longest_B)
-        log_p_RV[:, [PAD, BOS]] = -torch.inf
+        log_p_RV[:, : BOS + 1] = -torch.inf  # PAD and BOS
         early_R = (self.shortest_B > position).repeat_interleave(rows)
         log_p_RV[:, EOS].masked_fill_(early_R, -torch.inf)
         if position < self.prefix_BP.shape[1]:
@@ -73,9 +73,9 @@ def largest(x_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
         values_RC, columns_RC = x_RV.topk(min(count, V))
         return values_RC, columns_RC
     maxima_RN = x_RV[:, : chunks * CHUNK].view(R, chunks, CHUNK).amax(2)
-    columns = torch.arange(V, device=x_RV.device)
-    within_RN = maxima_RN.topk(count).indices[:, :, None] * CHUNK + columns[:CHUNK]
-    columns_RN = torch.cat((within_RN.flatten(1), columns[chunks * CHUNK :].expand(R, -1)), 1)
+    within, beyond = (torch.arange(*ends, device=x_RV.device) for ends in ((CHUNK,), (chunks * CHUNK, V)))
+    within_RN = maxima_RN.topk(count).indices[:, :, None] * CHUNK + within
+    columns_RN = torch.cat((within_RN.flatten(1), beyond.expand(R, -1)), 1)
     values_RC, places_RC = x_RV.gather(1, columns_RN).topk(count)
     return values_RC, columns_RN.gather(1, places_RC)
 
