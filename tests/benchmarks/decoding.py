@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
 import tfm_blocks as tfm
+from tfm_blocks.network.graph import Network
 from tfm_blocks.network.packed import packed
 from tfm_blocks.translation.beam import beam_search, gnmt
 from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
@@ -40,17 +41,15 @@ Side = Callable[[Tensor], int]
 """src_BS -> output tokens."""
 
 
-def ours(size: dict[str, int], beam: int) -> Side:
-    model = tfm.build("base", vocab=VOCAB, **size).eval()
+def ours(model: Network, beam: int) -> Side:
     whole_B = torch.full((SENTENCES,), LENGTH)
     bounds = Bounds(whole_B, whole_B, torch.empty(SENTENCES, 0, dtype=torch.int64))
 
     def run(src_BS: Tensor) -> int:
-        with packed(model):
-            if beam == 1:
-                return sum(one.length for one in one_by_one(model, {"src": src_BS}, bounds))
-            found = beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))
-            return sum(best[0].length for best in found)
+        if beam == 1:
+            return sum(one.length for one in one_by_one(model, {"src": src_BS}, bounds))
+        found = beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))
+        return sum(best[0].length for best in found)
 
     return run
 
@@ -79,14 +78,16 @@ def marian(size: dict[str, int], beam: int) -> Side:
 def measure(size: dict[str, int], beam: int, rounds: int) -> dict[str, float]:
     """Median output tokens/s of each side."""
     generator = torch.Generator().manual_seed(1)
-    sides = {"tfm-blocks": ours(size, beam), "marian": marian(size, beam)}
+    model = tfm.build("base", vocab=VOCAB, **size).eval()
+    sides = {"tfm-blocks": ours(model, beam), "marian": marian(size, beam)}
     speeds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds + 1):
-        src_BS = sources(generator)
-        for name, side in sides.items():
-            begin = time.perf_counter()
-            tokens = side(src_BS)
-            speeds[name].append(tokens / (time.perf_counter() - begin))
+    with packed(model):  # as `tfm translate` does for all its input
+        for _ in range(rounds + 1):
+            src_BS = sources(generator)
+            for name, side in sides.items():
+                begin = time.perf_counter()
+                tokens = side(src_BS)
+                speeds[name].append(tokens / (time.perf_counter() - begin))
     return {name: statistics.median(values[1:]) for name, values in speeds.items()}
 
 

@@ -34,6 +34,9 @@ def maps(network, *, packed):
 def test_larger_maps_are_packed_and_only_within(network):
     with pytest.raises(ZeroDivisionError), packed(network):
         assert maps(network, packed=False) == {"logits.block"}
+        with packed(network):
+            pass
+        assert maps(network, packed=False) == {"logits.block"}
         raise ZeroDivisionError
     assert maps(network, packed=True) == set()
 

@@ -20,9 +20,10 @@ def packed(network: Network) -> Iterator[None]:
 
     A product with the few rows of a decoding step spends most of its time on bringing the weights into that order.
     Copies are made where torch can: of float32 weights, on an x86 processor, outside autocast. They are gone
-    afterwards, so that weights may change between two searches, but not within one.
+    afterwards, so that weights may change between two searches, but not within one. Within another it does nothing.
     """
-    linears = [one for one in network.modules() if isinstance(one, Linear) and one.weight.numel() >= SMALLEST]
+    maps = (one for one in network.modules() if isinstance(one, Linear) and one.weight.numel() >= SMALLEST)
+    linears = [one for one in maps if one.packed is None]
     try:
         for linear in linears if _can_pack(next(network.parameters())) else ():
             linear.pack()

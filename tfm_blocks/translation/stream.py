@@ -16,6 +16,7 @@ from typing import BinaryIO, TextIO
 from tfm_blocks.data.text import UTF8_MARK, read_lines
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Place, Problem
+from tfm_blocks.network.packed import packed
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translation, Translator
 
@@ -42,19 +43,20 @@ class Stream:
         """
         prefixes = read_lines(prefix, "--prefix") if prefix else None
         first = 1
-        for chunk in source:
-            begins = _as_many(prefixes, len(chunk), first, str(prefix)) if prefixes else []
-            tokenizer = self.translator.tokenizer
-            texts = fitting(chunk, tokenizer, self.search, "stdin", strict=self.strict, first_line=first)
-            _tell_blank(texts, begins, first)
-            found = self.translator.search(
-                texts, self.search, prefixes=begins, batch_tokens=self.batch_tokens, first_line=first
-            )
-            for number, translations in enumerate(found, first):
-                target.writelines(self._written(number, one) for one in translations)
-            target.flush()
-            first += len(chunk)
-            tell(first - 1)
+        with packed(self.translator.network):
+            for chunk in source:
+                begins = _as_many(prefixes, len(chunk), first, str(prefix)) if prefixes else []
+                tokenizer = self.translator.tokenizer
+                texts = fitting(chunk, tokenizer, self.search, "stdin", strict=self.strict, first_line=first)
+                _tell_blank(texts, begins, first)
+                found = self.translator.search(
+                    texts, self.search, prefixes=begins, batch_tokens=self.batch_tokens, first_line=first
+                )
+                for number, translations in enumerate(found, first):
+                    target.writelines(self._written(number, one) for one in translations)
+                target.flush()
+                first += len(chunk)
+                tell(first - 1)
         if prefixes and next(prefixes, None) is not None:
             rule = f"has more lines than the {first - 1} of stdin"
             raise DataError(Problem(str(prefix), rule, Place(str(prefix), first)))
