@@ -56,6 +56,15 @@ def test_a_sentence_is_translated_alike_in_any_batch_at_any_place(translator, se
         assert [[one.text for one in found] for found in again] == whole
 
 
+@pytest.mark.parametrize("search", SEARCHES[:2], ids=["greedy", "beam"])
+def test_batches_do_not_matter_where_every_weight_is_packed(translator, search, monkeypatch):
+    monkeypatch.setattr("tfm_blocks.network.packed.SMALLEST", 1)
+    texts = sentences(300, 1)
+    whole = [[one.text for one in found] for found in translator.search(texts, search)]
+    again = translator.search(texts, search, batch_tokens=60)
+    assert [[one.text for one in found] for found in again] == whole
+
+
 def test_prefixes_begin_their_translations(translator):
     found = translator.search(["ein Haus", "", "am Fluss"], Search(beam=2), prefixes=["zwei Kinder", "", ""])
     assert found[0][0].text.startswith("zwei Kinder") and found[1][0].text == ""
