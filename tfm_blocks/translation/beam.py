@@ -51,9 +51,7 @@ def ranked(hypotheses: Sequence[Hypothesis], penalty: Penalty) -> list[Hypothesi
 
 
 def chunk(x_RD: Tensor) -> int:
-    """Hypotheses whose logits are made and judged at once. On processors those of more would leave the cache, those of
-    fewer would cost less than reading the weights again.
-    """
+    """Hypotheses whose logits are made and judged at once: on processors as many as were fastest, elsewhere all."""
     return max(256, x_RD.shape[1] // 2) if x_RD.device.type == "cpu" else len(x_RD)
 
 

@@ -73,7 +73,8 @@ def largest(x_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
         values_RC, columns_RC = x_RV.topk(min(count, V))
         return values_RC, columns_RC
     maxima_RN = x_RV[:, : chunks * CHUNK].view(R, chunks, CHUNK).amax(2)
-    within, beyond = (torch.arange(*ends, device=x_RV.device) for ends in ((CHUNK,), (chunks * CHUNK, V)))
+    within = torch.arange(CHUNK, device=x_RV.device)
+    beyond = torch.arange(chunks * CHUNK, V, device=x_RV.device)
     within_RN = maxima_RN.topk(count).indices[:, :, None] * CHUNK + within
     columns_RN = torch.cat((within_RN.flatten(1), beyond.expand(R, -1)), 1)
     values_RC, places_RC = x_RV.gather(1, columns_RN).topk(count)
