@@ -40,17 +40,21 @@ def past_attention(q_BHMK: Tensor, k_BHMK: Tensor, v_BHMK: Tensor, *, state: Sta
     when the search goes on from other hypotheses. Fills the caches `k` and `v`.
     """
     k_BHNK, v_BHNK = state.remember("k", k_BHMK, most=most), state.remember("v", v_BHMK, most=most)
-    return F.scaled_dot_product_attention(q_BHMK, k_BHNK, v_BHNK, state.own(most=most))
+    return _few_queries(q_BHMK, k_BHNK, v_BHNK, state.own(most=most))
 
 
 def source_attention(q_BHMK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor) -> Tensor:
-    """Attention of M hypotheses of a sentence to keys and values that lie contiguous and do not change: y_BHMK.
+    """Attention of M hypotheses of a sentence to keys and values that do not change: y_BHMK."""
+    return _few_queries(q_BHMK, k_BHSK, v_BHSK, keep_BS[:, None, None])
+
+
+def _few_queries(q_BHMK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor | None) -> Tensor:
+    """`dot_product_attention` of a decoding step, without gradients.
 
     torch's fused kernel is made for more queries: one of each of 64 sentences to 24 keys in 8 heads of 64 takes it
     270 µs on a processor, and two products take 180.
     """
-    mask_B11S = keep_BS[:, None, None]
-    if q_BHMK.device.type != "cpu" or q_BHMK.dtype != torch.float32:
-        return F.scaled_dot_product_attention(q_BHMK, k_BHSK, v_BHSK, mask_B11S)
+    if q_BHMK.device.type != "cpu" or q_BHMK.dtype != torch.float32 or mask is None:
+        return F.scaled_dot_product_attention(q_BHMK, k_BHSK, v_BHSK, mask)
     scores_BHMS = torch.matmul(q_BHMK / math.sqrt(q_BHMK.shape[3]), k_BHSK.transpose(2, 3))
-    return torch.matmul(torch.softmax(torch.where(mask_B11S, scores_BHMS, -torch.inf), 3), v_BHSK)
+    return torch.matmul(torch.softmax(torch.where(mask, scores_BHMS, -torch.inf), 3), v_BHSK)
