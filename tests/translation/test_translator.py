@@ -126,6 +126,16 @@ def test_translating_leaves_the_mode_of_the_network_as_it_was(translator):
     translator.network.train()
     translator.translate(["Haus"])
     assert translator.network.training
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    linear = next(one for one in translator.network.modules() if isinstance(one, torch.nn.Linear))
+    hook = linear.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        translator.translate(["Haus"])
+    hook.remove()
+    assert translator.network.training, "after an error too"
     translator.network.eval()
 
 

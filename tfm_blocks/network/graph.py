@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -93,6 +94,17 @@ class Network(nn.ModuleDict):
             raise TypeError(
                 f"the model reads {', '.join(sorted(wanted))}, but was given {', '.join(sorted(inputs)) or 'nothing'}"
             )
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Within it nothing is dropped out; afterwards, an error or not, the network trains if it did before."""
+    was_training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(was_training)
 
 
 class Call:

@@ -10,6 +10,7 @@ from torch import Tensor
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.language.causality import TARGET
 from tfm_blocks.network.attention import Look, attention_nodes, attention_weights
+from tfm_blocks.network.graph import evaluating
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
@@ -43,11 +44,9 @@ def attention_of(translator: Translator, source: str, target: str | None = None)
         made = tokenizer.encode(target)
     ids = {"src": [*tokenizer.encode(source), EOS], TARGET: [BOS, *made]}
     device = next(network.parameters()).device
-    was_training = network.training
-    network.eval()
-    weights = attention_weights(
-        network, looks, **{name: torch.tensor([row], device=device) for name, row in ids.items()}
-    )
-    network.train(was_training)
+    with evaluating(network):
+        weights = attention_weights(
+            network, looks, **{name: torch.tensor([row], device=device) for name, row in ids.items()}
+        )
     tokens = {name: [tokenizer.piece(one) for one in row] for name, row in ids.items()}
     return Attention(source, target, tokens, looks, {name: w_BHTS[0].float().cpu() for name, w_BHTS in weights.items()})

@@ -13,7 +13,7 @@ from torch import Tensor
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.causality import TARGET
-from tfm_blocks.network.graph import Network
+from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import read_network
@@ -102,15 +102,12 @@ class Translator:
         self._expect_room(src, tgt, search, first_line)
         rows = sorted((row for row, text in enumerate(sentences) if text.strip()), key=lambda row: len(src[row]))
         done = [[BLANK] for _ in sentences]
-        was_training = self.network.training
-        self.network.eval()
-        with packed(self.network):
+        with evaluating(self.network), packed(self.network):
             for batch in _batches(rows, [len(one) + 1 for one in src], batch_tokens // search.beam):
                 numbers = [first_line + row for row in batch]
                 found = self._batch([src[row] for row in batch], [tgt[row] for row in batch], numbers, search)
                 for row, hypotheses in zip(batch, found, strict=True):
                     done[row] = [self._translation(one, search) for one in hypotheses]
-        self.network.train(was_training)
         return done
 
     def _expect_room(
