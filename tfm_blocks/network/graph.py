@@ -119,7 +119,7 @@ class Call:
         info = REGISTRY.blocks.get(node.block or "")
         letters = info.keeps if info else ()
         alone = not self.others and not letters
-        self.packable = info is not None and info.branch and info.positionwise and alone
+        self.skips_padding = info is not None and info.branch and info.positionwise and alone
         self.mask_axes = {f"keep_B{letter}": str(node.axes.get(letter)) for letter in letters}
 
     @property
@@ -134,9 +134,9 @@ class Call:
             return self.module(x, x)  # type: ignore[no-any-return]
         assert isinstance(self.module, Branch)
         inner, *others = self.operands(values)
-        keep_BN = keeps.get(str(self.node.shape[1])) if self.packable else None
-        if keep_BN is not None and _worth_packing(keep_BN):
-            return self.module.post(_packed(self.module.block, inner, keep_BN), x)  # type: ignore[no-any-return]
+        keep_BN = keeps.get(str(self.node.shape[1])) if self.skips_padding else None
+        if keep_BN is not None and _has_padding(keep_BN):
+            return self.module.post(_on_tokens(self.module.block, inner, keep_BN), x)  # type: ignore[no-any-return]
         y = self.module.block(inner, *others, **self.masks(keeps))
         return self.module.post(y, x)  # type: ignore[no-any-return]
 
@@ -151,8 +151,8 @@ class Call:
         return {name: keeps[axis] for name, axis in self.mask_axes.items() if axis in keeps}
 
 
-def _worth_packing(keep_BN: Tensor) -> bool:
-    """On processors, where time is arithmetic; elsewhere asking what is padding would wait for the device.
+def _has_padding(keep_BN: Tensor) -> bool:
+    """Asked on processors alone, where time is arithmetic; elsewhere the answer would wait for the device.
 
     A first position, as of a decoding step, is no padding.
     """
@@ -161,7 +161,7 @@ def _worth_packing(keep_BN: Tensor) -> bool:
     return not bool(keep_BN.all())
 
 
-def _packed(block: nn.Module, x_BND: Tensor, keep_BN: Tensor) -> Tensor:
+def _on_tokens(block: nn.Module, x_BND: Tensor, keep_BN: Tensor) -> Tensor:
     """A positionwise block on the positions that are no padding; 0 on the others."""
     rows_R = keep_BN.flatten().nonzero()[:, 0]
     y_RE: Tensor = block(x_BND.flatten(0, 1).index_select(0, rows_R)[None])[0]
