@@ -57,5 +57,5 @@ def _few_queries(q_BHMK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor | 
     """
     if q_BHMK.device.type != "cpu" or q_BHMK.dtype != torch.float32 or mask is None:
         return F.scaled_dot_product_attention(q_BHMK, k_BHSK, v_BHSK, mask)
-    scores_BHMS = torch.matmul(q_BHMK / math.sqrt(q_BHMK.shape[3]), k_BHSK.transpose(2, 3))
-    return torch.matmul(torch.softmax(torch.where(mask, scores_BHMS, -torch.inf), 3), v_BHSK)
+    scores_BHMS = torch.matmul(q_BHMK, k_BHSK.transpose(2, 3)).mul_(1 / math.sqrt(q_BHMK.shape[3]))
+    return torch.matmul(torch.softmax(scores_BHMS.masked_fill_(~mask, -torch.inf), 3), v_BHSK)
