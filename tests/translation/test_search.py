@@ -128,10 +128,12 @@ def test_draws_are_as_frequent_as_their_probabilities():
 
 
 @pytest.mark.parametrize("columns", [1, CHUNK - 1, CHUNK, 3 * CHUNK, 20 * CHUNK, 20 * CHUNK + 1, 21 * CHUNK - 1])
-@pytest.mark.parametrize("count", [1, 2, 8])
-def test_the_largest_values_and_their_columns_are_those_of_topk(columns, count):
-    x_RV = torch.randn(50, columns, generator=torch.Generator().manual_seed(columns))
-    wanted = x_RV.topk(min(count, columns))
-    found = largest(x_RV, count)
+@pytest.mark.parametrize(("hypotheses", "count"), [(1, 1), (1, 2), (1, 8), (4, 8), (2 * CHUNK, 8)])
+def test_the_largest_values_and_their_places_are_those_of_topk(columns, hypotheses, count):
+    generator = torch.Generator().manual_seed(columns)
+    x_RMV = torch.randn(50, hypotheses, columns, generator=generator)
+    plus_RM = torch.randn(50, hypotheses, generator=generator)
+    wanted = (x_RMV + plus_RM[:, :, None]).flatten(1).topk(min(count, hypotheses * columns))
+    found = largest(x_RMV, plus_RM, count)
     assert found[0].equal(wanted.values)
     assert found[1].equal(wanted.indices)

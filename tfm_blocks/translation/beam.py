@@ -101,8 +101,7 @@ class _Search:
             x_rD = x_RD[part.start * hypotheses : part.stop * hypotheses]
             log_p_rV = next_log_p(self.network, x_rD, Bounds(*(one[part] for one in self.bounds)), position)
             vocab = log_p_rV.shape[1]
-            total_rV = log_p_rV.add_(self.score_BK[part].view(-1, 1))
-            found.append(largest(total_rV.view(-1, hypotheses * vocab), 2 * self.beam))
+            found.append(largest(log_p_rV.view(-1, hypotheses, vocab), self.score_BK[part], 2 * self.beam))
         total_BC, place_BC = (torch.cat(parts) for parts in zip(*found, strict=True))
         missing = (0, 2 * self.beam - total_BC.shape[1])
         total_BC, place_BC = F.pad(total_BC, missing, value=-torch.inf), F.pad(place_BC, missing)
