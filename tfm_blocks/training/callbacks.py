@@ -72,10 +72,11 @@ class LogAttention(Callback):
             return
         corpus = pl_module.prepared.val
         short = (np.maximum(corpus.src_lengths_N, corpus.tgt_lengths_N) <= SHORT).nonzero()[0][:2]
-        pictures = [
-            png(attention_of(pl_module.translator, corpus.sources[pair], corpus.references[pair])) for pair in short
-        ]
-        self.logger.log_pictures("attention", pictures, trainer.global_step)
+        pictures = {}
+        for number, pair in enumerate(short, 1):
+            looked = attention_of(pl_module.translator, corpus.sources[pair], corpus.references[pair])
+            pictures[f"attention/{number}"] = png(looked)
+        self.logger.log_pictures(pictures, trainer.global_step)
 
 
 class ShowProgress(Callback):

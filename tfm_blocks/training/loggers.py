@@ -85,11 +85,11 @@ class WandbLogger(RunLogger):
             table = wandb.Table(columns=["source", "output", "reference"], data=[list(sample) for sample in samples])
             self.run.log({"samples": table}, step=step)
 
-    def log_pictures(self, name: str, pictures: Sequence[bytes], step: int) -> None:
-        """PNGs, side by side."""
+    def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
+        """PNGs, each under its own key: W&B shows a list of images as if all had the size of the first."""
         if self.run and pictures:
-            images = [wandb.Image(Image.open(BytesIO(picture))) for picture in pictures]
-            self.run.log({name: images}, step=step)
+            images = {name: wandb.Image(Image.open(BytesIO(picture))) for name, picture in pictures.items()}
+            self.run.log(images, step=step)
 
     def log_summary(self, values: Mapping[str, Any]) -> None:
         if self.run:
