@@ -74,13 +74,12 @@ def largest(x_RMV: Tensor, plus_RM: Tensor, count: int) -> tuple[Tensor, Tensor]
         return values_RC, places_RC
     maxima_RMN = x_RMV[:, :, : chunks * CHUNK].view(R, M, chunks, CHUNK).amax(3)
     best_RC = (maxima_RMN + plus_RM[:, :, None]).flatten(1).topk(count).indices
-    m_RC, x_RY, within = best_RC // chunks, x_RMV.flatten(1), torch.arange(CHUNK, device=x_RMV.device)
-    near_RCW = (m_RC * V + best_RC % chunks * CHUNK)[:, :, None] + within
-    near_x_RCW = x_RY.gather(1, near_RCW.flatten(1)).view_as(near_RCW) + plus_RM.gather(1, m_RC)[:, :, None]
-    left_ML = torch.arange(M * V, device=x_RMV.device).view(M, V)[:, chunks * CHUNK :]
-    left_x_RML = x_RMV[:, :, chunks * CHUNK :] + plus_RM[:, :, None]
-    values_RC, found_RC = torch.cat((near_x_RCW.flatten(1), left_x_RML.flatten(1)), 1).topk(count)
-    places_RN = torch.cat((near_RCW.flatten(1), left_ML.flatten().expand(R, -1)), 1)
+    places_MV = torch.arange(M * V, device=x_RMV.device).view(M, V)
+    near_RCW = (best_RC // chunks * V + best_RC % chunks * CHUNK)[:, :, None] + places_MV[0, :CHUNK]
+    left_RN = places_MV[:, chunks * CHUNK :].flatten().expand(R, -1)
+    places_RN = torch.cat((near_RCW.flatten(1), left_RN), 1)
+    values_RN = x_RMV.flatten(1).gather(1, places_RN) + plus_RM.gather(1, places_RN // V)
+    values_RC, found_RC = values_RN.topk(count)
     return values_RC, places_RN.gather(1, found_RC)
 
 
