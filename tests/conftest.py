@@ -1,12 +1,22 @@
-"""A translator that has learned for a moment."""
+"""A run of seconds, and a translator that has learned for a moment."""
 
+import os
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import open_dict
 
 import tfm_blocks as tfm
+from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_run
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
@@ -14,6 +24,21 @@ from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]
+
+
+def pytest_configure() -> None:
+    """Workers share the cores, and so do the commands that they start."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def own_service():
+    """A run of W&B in this process names its service in the environment; a process that a later test starts has its own."""
+    yield
+    os.environ.pop("WANDB_SERVICE", None)
 
 
 def sentences(count, seed):
@@ -54,3 +79,35 @@ def save(translator, folder):
     write_model(folder, compose_model("tiny", [f"{name}={value}" for name, value in knobs.items()]).model, [])
     write_weights(folder, weights_of(translator.network))
     translator.tokenizer.save(folder / TOKENIZER)
+
+
+SMALL = [
+    "d_model=16", "d_ff=24", "heads=2", "layers=1", "vocab=300", "dropout=0",
+    "data.train=200", "data.val=20", "data.test=10", "data.step_tokens=240", "data.max_length=60",
+    "trainer.steps=6", "trainer.validate_every=4", "trainer.log_every=2", "trainer.validate_sentences=4",
+    "trainer.clip=null", "trainer.accelerator=cpu", "trainer.precision=fp32", "logger=csv", "schedule=inverse_sqrt", "schedule.warmup=2",
+]  # fmt: skip
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Composed]:
+    """A run of seconds, with overrides on top; its cache is the test's own."""
+    return composed_small(tmp_path, monkeypatch)
+
+
+def composed_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Composed]:
+    """What the fixture gives, for a process of its own."""
+    monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "cache"))
+
+    def composed(*overrides: str) -> Composed:
+        given = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}
+        with initialize_config_dir(str(CONF.resolve()), version_base=None):
+            config: Any = compose("train", list(given.values()), return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        with open_dict(config):
+            del config["hydra"]
+        run = compose_run(config)
+        run.mapping["name"] = "run"
+        return run
+
+    return composed

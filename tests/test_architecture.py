@@ -16,6 +16,7 @@ LEVELS = [
     {"translation"},
     {"report"},
     {"training"},
+    {"launch"},
     {"cli", "__init__"},
     {"__main__"},
 ]
@@ -23,9 +24,12 @@ LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
 ONLY_IN = {
     "hydra": {"compose"},
     "omegaconf": {"compose"},
-    "lightning": {"training"},
-    "wandb": {"training"},
-    "torchmetrics": {"training"},
+    "lightning": {"training", "launch"},
+    "wandb": {"training", "launch"},
+    "wandb_workspaces": {"training"},
+    "mlflow": {"training"},
+    "torchmetrics": {"training", "launch"},
+    "pydantic": {"registry", "data", "training", "launch"},
 }
 WITHOUT_TORCH = {"errors", "registry", "language", "compose"}
 

@@ -1,12 +1,15 @@
 """The command `tfm`."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import save
 from tfm_blocks.cli import main
+from tfm_blocks.compose.folders import CONF
 
 
 def test_check_of_a_good_model_says_so(capsys):
@@ -38,7 +41,7 @@ def test_show_of_a_model_of_ones_own_folder(tmp_path, capsys):
 
 def test_blocks_lists_every_block_with_its_signature(capsys):
     main(["blocks"])
-    assert "x: B T D, kv?: B S E -> B T D" in capsys.readouterr().out
+    assert "x: B T D, kv?: B S E, score_bias?: heads T S -> B T D" in capsys.readouterr().out
 
 
 def test_blocks_of_one_tells_arguments_and_source(capsys):
@@ -67,6 +70,20 @@ def test_options_of_sampling_without_it_are_told(capsys):
     assert caught.value.code == 2 and "--top-k, --seed: nothing is drawn without --sample" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("beam", ["0", "-1", "two", "9" * 5000])
+def test_a_number_that_is_no_count_is_told_in_short(beam, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["translate", "run", "--beam", beam])
+    assert caught.value.code == 2 and len(capsys.readouterr().err.splitlines()[-1]) < 300
+
+
+def test_the_help_of_tfm_names_every_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("train", "check", "show", "blocks", "translate", "evaluate", "average"))
+
+
 def test_a_full_disk_is_told_without_a_traceback():
     run = Path(__file__).parent / "runs" / "format_1"
     command = f"echo Haus | {sys.executable} -m tfm_blocks translate {run} > /dev/full"
@@ -78,3 +95,40 @@ def test_an_average_of_no_run_folder_is_told(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["average", str(tmp_path / "nosuch")])
     assert "there is no such run folder" in capsys.readouterr().err
+
+
+def test_show_of_a_run_tells_how_it_stands_and_the_nodes_that_were_trained(translator, tmp_path, capsys):
+    save(translator, tmp_path / "run")
+    (tmp_path / "run" / "status.json").write_text('{"state": "done", "steps": 850, "scores": {"test/bleu": 31.25}}')
+    (tmp_path / "run" / "run.json").write_text('{"commands": ["python train.py model=[tiny]"]}')
+    main(["show", str(tmp_path / "run")])
+    shown = capsys.readouterr().out
+    assert f"{tmp_path / 'run'}: done, 850 steps, test/bleu 31.25\npython train.py model=[tiny]\n" in shown
+    count = sum(one.numel() for one in translator.network.parameters())
+    assert f"{count:,} parameters" in shown and "decoder.0.cross" in shown
+    with pytest.raises(SystemExit):
+        main(["show", str(tmp_path / "run"), "heads=2"])
+    assert "none can be changed: 'heads=2'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["show", str(tmp_path)])
+    assert "this is no run folder" in capsys.readouterr().err
+
+
+def test_models_lists_those_of_ones_own_folder_too_with_what_their_files_say(tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text(
+        "# @package _global_\n# two [b]heads\ndefaults: [tiny, _self_]\nheads: 2\n"
+    )
+    (tmp_path / "model" / "wrong.yaml").write_text("# @package _global_\ndefaults: [\n")
+    main(["models", "--config-dir", str(tmp_path), "--json"])
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert set(found) == {path.stem for path in (CONF / "model").glob("*.yaml")} | {"mine", "wrong"}
+    assert (found["mine"]["parents"], found["mine"]["knobs"], found["mine"]["about"]) == (
+        ["tiny"],
+        ["heads=2"],
+        "two [b]heads",
+    )
+    assert found["wrong"]["about"].startswith("wrong: ")
+    assert all(one["about"] for one in found.values()) and "figure 1" in found["base"]["about"]
+    main(["models", "--config-dir", str(tmp_path)])
+    assert "two [b]heads" in capsys.readouterr().out

@@ -6,6 +6,8 @@ of its output, spaces aside; `…` at a line's end stands for anything. A commen
 -m slow; `whole` that this output comes of whole trainings only; `ci` that .ci/run runs it, not this test.
 """
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -18,19 +20,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-import tfm_blocks.blocks  # noqa: F401  registers them
-from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
+from tfm_blocks.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.is_file()]
 COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
+LONG = {"comparing", "running", "runs", "sweeps", "tracking", "translating"}  # pages that train for more than a minute
 LANGUAGES = ("bash", "python", "yaml", "text")
 HEADER = "# @package _global_\n"
 COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(slow): (\S.*)|(ci)|(whole)) -->")
 CONFIG_FILE = re.compile(r"my_conf/[\w/-]+\.yaml")
 SCRIPT_FILE = re.compile(r"# (\w+\.py)\n")
 INSTALL = re.compile(r"^pip install [^&\n]+&& ", re.MULTILINE)  # what it installs is there already
-TRAIN = re.compile(r"^python train\.py[^#|&;\n]*", re.MULTILINE)
+TRAIN = re.compile(r"^(?:python train\.py|tfm train)[^#|&;\n]*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,23 @@ class Folder:
     def yaml(self, fence, short):
         """Checks a model file; other YAML must be readable."""
         name = self.write(fence.file or "my_conf/model/fence.yaml", fence.code)
-        if fence.code.startswith(HEADER):
+        if not fence.code.startswith(HEADER):
+            yaml.safe_load(fence.code)
+        elif self.plugins:  # which would stay registered in this process
             return self.run(sys.executable, "-m", "tfm_blocks", "check", name, *self.plugins)
-        yaml.safe_load(fence.code)
+        else:
+            return self.check(name)
         return 0, ""
+
+    def check(self, name):
+        """`tfm check` in this process, which has imported torch already."""
+        said = io.StringIO()
+        with contextlib.chdir(self.path), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            try:
+                main(["check", name])
+            except SystemExit as ended:
+                return ended.code, said.getvalue()
+        return 0, said.getvalue()
 
 
 def run_page(page, tmp_path, *, short=True):
@@ -124,7 +139,7 @@ def run_page(page, tmp_path, *, short=True):
     for fence in fences(page):
         if fence.language == "text":
             if fence.follows and not (short and "whole" in fence.marks):
-                missing = [line for line in fence.code.splitlines() if line.strip() and not shown(line, output)]
+                missing = [line for line in fence.code.splitlines() if line.strip() and not is_shown(line, output)]
                 assert not missing, f"{fence.where}: not in the output: {missing}\nThe output was:\n{output}"
         elif "ci" in fence.marks:
             assert all(run_by_ci(line) for line in fence.code.splitlines()), f"{fence.where}: .ci/run does not run it"
@@ -134,7 +149,7 @@ def run_page(page, tmp_path, *, short=True):
             assert status == expected, f"{fence.where}: exit status {status}, not {expected}\n{output}"
 
 
-def shown(line, output):
+def is_shown(line, output):
     """A line of the output has the words of `line`, side by side."""
     wanted, *lines = (" ".join(each.split()) for each in (line, *output.splitlines()))
     end = "" if wanted.endswith("…") else r"(?!\S)"
@@ -147,14 +162,16 @@ def run_by_ci(command):  # as it stands in .ci/run, or as its grep takes it out 
     return command in script or any(re.fullmatch(pattern, command) for pattern in taken)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page.stem in LONG), id=page.stem) for page in PAGES]
+)
 @pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["short", "whole"])
 def test_a_page_does_what_it_says(page, short, tmp_path):
     run_page(page, tmp_path, short=short)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("```bash\necho one\n```\n```text\ntwo\n```\n", "page.md:4: not in the output: ['two']"),
         ("```bash\ntrue\n```\n\n```bash\nfalse\ntrue\n```\n", "page.md:5: exit status 1, not 0"),
@@ -166,12 +183,12 @@ def test_a_page_does_what_it_says(page, short, tmp_path):
         ("<!-- ci -->\nwords between\n```bash\n```\n", "page.md:2: a comment stands right before"),
     ],
 )
-def test_a_page_that_lies_is_found_with_its_line(text, told, tmp_path):
+def test_a_page_that_lies_is_found_with_its_line(text, message, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(text, "utf-8")
     with pytest.raises(AssertionError) as caught:
         run_page(page, tmp_path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_slow_fence_runs_shortened_unless_asked_for_whole(tmp_path):
@@ -181,18 +198,3 @@ def test_a_slow_fence_runs_shortened_unless_asked_for_whole(tmp_path):
     run_page(page, tmp_path / "short")
     with pytest.raises(AssertionError, match=r"page\.md:2: exit status 2, not 0"):
         run_page(page, tmp_path / "whole", short=False)
-
-
-def row(info: BlockInfo):
-    """The block's line in the table of docs/language.md."""
-    defaults = {name: "" if it.required else f"={it.default}" for name, it in info.arguments.items()}
-    arguments = ", ".join(f"{name}{default}" for name, default in defaults.items()).replace("=None", "=null")
-    branch = "yes" if info.branch else ""
-    return f"| `{info.name}` | `{info.signature.text}` | {arguments} | {branch} | {info.source} |"
-
-
-def test_the_table_of_blocks_is_the_registry():
-    page = (ROOT / "docs/language.md").read_text("utf-8")
-    written = [" ".join(line.split()) for line in page.splitlines() if re.match(r"\| `\w+` \| `.*->", line)]
-    registered = [info for info in REGISTRY.blocks.values() if info.cls.__module__.startswith("tfm_blocks.")]
-    assert written == [" ".join(row(info).split()) for info in sorted(registered, key=lambda info: info.name)]

@@ -1,9 +1,9 @@
 """Commands that compute nothing answer at once, since nothing heavy is imported for them."""
 
+import resource
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ COMMANDS = {
     "train --help": ["train.py", "--help"],
     "train --cfg job": ["train.py", "--cfg", "job"],
     "tfm --help": ["-m", "tfm_blocks", "--help"],
+    "tfm train --help": ["-m", "tfm_blocks", "train", "--help"],
 }
 
 
@@ -23,15 +24,21 @@ def test_start_up_imports_nothing_heavy(command):
     )
     imported = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert "argparse" in imported
-    assert imported.isdisjoint({"torch", "lightning", "wandb", "torchmetrics", "numpy", "tokenizers", "matplotlib"})
+    assert imported.isdisjoint(
+        {"torch", "lightning", "wandb", "torchmetrics", "numpy", "tokenizers", "matplotlib", "pydantic"}
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_start_up_takes_less_than_half_a_second(command):
+def test_start_up_takes_less_than_half_a_second_of_a_processor(command):
+    def spent():
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
     def once():
-        begin = time.perf_counter()
+        begin = spent()
         subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, check=True)
-        return time.perf_counter() - begin
+        return spent() - begin
 
     assert statistics.median(once() for _ in range(5)) < 0.5
 

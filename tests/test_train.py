@@ -2,15 +2,42 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+import tfm_blocks as tfm
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
     "d_model=16", "d_ff=16", "layers=1", "vocab=300", "data.train=200", "data.val=10", "data.test=10",
     "trainer.steps=2", "trainer.validate_sentences=2", "logger=csv",
 ]  # fmt: skip
+
+
+HEADER = "# @package _global_\n"
+
+
+def states(folder):
+    """How the runs below it ended."""
+    return sorted(json.loads(path.read_text())["state"] for path in folder.glob("runs/**/status.json"))
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A folder with a plug-in, and a model and an experiment that use it."""
+    shutil.copy(ROOT / "tests" / "faulty.py", tmp_path / "my_blocks.py")
+    for name, text in {
+        "model/mine": "defaults: [tiny, _self_]\nsound: 1000\nmodel: {graph: {src_pos: {block: faulty, harm: end, sound: '${sound}'}}}\n",
+        "experiment/mine": "defaults: [{override /model: mine}]\nplugins: [my_blocks]\n",
+    }.items():
+        path = tmp_path / "my_conf" / f"{name}.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(HEADER + text)
+    return tmp_path
 
 
 def train(folder, *arguments):
@@ -20,18 +47,12 @@ def train(folder, *arguments):
 
 
 def test_each_job_of_a_sweep_has_a_process_and_a_folder_and_one_failure_leaves_the_others(tmp_path):
-    done = train(tmp_path, "-m", "heads=3,2,4")
-    assert done.returncode == 2, done.stderr
-    assert "D % heads == 0" in done.stderr and "Traceback" not in done.stderr
-    states = {
-        json.loads((folder / "model.json").read_text())["model"]["args"]["heads"]: json.loads(
-            (folder / "status.json").read_text()
-        )["state"]
-        for folder in (tmp_path / "runs").iterdir()
-        if folder.is_dir()
-    }
-    assert states == {2: "done", 4: "done"}
-    assert "sweep: 2 of 3 runs done" in done.stdout and "failed with exit status 2: heads=3 " in done.stdout
+    done = train(tmp_path, "-m", "schedule.scale=1e38,1", "heads=2", "sweep.parallel=2")
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == ""
+    assert states(tmp_path) == ["diverged", "done"]
+    assert "sweep: 1 of 2 runs done" in done.stdout and "diverged: scale-1e38: the run diverged" in done.stdout
+    assert "Traceback" not in (tmp_path / "runs" / "scale" / "scale-1e38.log").read_text()
 
 
 def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own_and_the_first_is_left_alone(tmp_path):
@@ -39,3 +60,43 @@ def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own_and_the_first_is
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"x", "x-2"}
     one, two = ((tmp_path / "runs" / name / "weights.safetensors").read_bytes() for name in ("x", "x-2"))
     assert one == two
+
+
+def test_jobs_of_a_sweep_get_its_options_and_one_that_is_killed_is_told(own):
+    done = train(own, "--config-dir", "my_conf", "-m", "experiment=mine", "sound=0,1000")
+    assert done.returncode == 1, done.stderr
+    assert states(own) == ["done", "running"], "the second run found the experiment, the model and the plug-in"
+    assert "killed: sound-0: SIGKILL" in done.stdout and "sweep: 1 of 2 runs done" in done.stdout
+
+
+def test_every_process_of_a_run_finds_plug_ins_in_the_current_folder(own):
+    done = train(own, "--config-dir", "my_conf", "model=mine", "plugins=[my_blocks]", "trainer.devices=2")
+    assert done.returncode == 0, done.stderr
+    assert states(own) == ["done"]
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--cfg all", "--hydra-help", "logger=csv"])
+def test_output_that_nobody_reads_to_its_end_gives_no_traceback(tmp_path, arguments):
+    command = f"{sys.executable} {ROOT / 'train.py'} {arguments} | head -n 1"
+    environment = {**os.environ, "TFM_BLOCKS_CACHE": str(tmp_path / "cache")}
+    small = " ".join(SMALL) if arguments == "logger=csv" else ""
+    done = subprocess.run(
+        command.replace("logger=csv", small), shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert len(done.stdout.splitlines()) == 1 and "Traceback" not in done.stderr
+    assert all(line.startswith(("the run was stopped", "resume: ")) for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize("start", [[str(ROOT / "train.py")], ["-m", "tfm_blocks", "train"]], ids=["train.py", "tfm"])
+def test_both_commands_refuse_a_sweep_to_print_with_a_sentence(start, tmp_path):
+    command = [sys.executable, *start, "-m", "heads=2,4", "--cfg", "job"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: command line: --cfg and --multirun do not go together"
+    )
+
+
+@pytest.mark.parametrize("command", [["-m", "tfm_blocks"], [str(ROOT / "train.py")], ["-m", "tfm_blocks", "train"]])
+def test_the_version_is_told(command, tmp_path):
+    done = subprocess.run([sys.executable, *command, "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == f"tfm-blocks {tfm.__version__}\n"

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_train import SMALL
+from tfm_blocks import __version__ as version
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -44,3 +47,16 @@ def test_the_installed_command_shows_a_model_from_any_folder(python, tmp_path):
     done = run(python, tmp_path, str(python.parent / "tfm"), "show", "base")
     assert done.returncode == 0, done.stderr
     assert "63,082,496 parameters" in done.stdout
+
+
+def test_the_installed_command_trains_a_sweep_from_any_folder(python, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "cache"))
+    tfm = str(python.parent / "tfm")
+    done = run(python, tmp_path, tfm, "train", "-m", "heads=2,3", *SMALL)
+    assert done.returncode == 2 and "D % heads == 0" in done.stderr and not (tmp_path / "runs").exists()
+    done = run(python, tmp_path, tfm, "train", "-m", "heads=2,4", *SMALL)
+    assert done.returncode == 0 and "sweep: 2 of 2 runs done" in done.stdout
+    assert len([*tmp_path.glob("runs/*/*/weights.safetensors")]) == 2
+    done = run(python, tmp_path, tfm, "report", "runs", "-o", "report.html")
+    assert done.returncode == 0 and (tmp_path / "report.html").is_file(), done.stderr
+    assert run(python, tmp_path, tfm, "--version").stdout == f"tfm-blocks {version}\n"

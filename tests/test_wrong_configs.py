@@ -50,8 +50,8 @@ WRONG = {
     "rate of 1": (["model.args.attention_dropout=1"], "must be from 0 to below 1", "attention_dropout=1", "such as 0.1"),
     "step of nothing": (["trainer.clip=0"], "trainer.clip: must be above 0", "default.yaml", "trainer.clip=0"),
     "too few positions": (
-        ["model.graph.src_pos={block: learned_position, max_length: 30}"],
-        "src_pos: knows 30 positions, but src of train has up to 65 with eos",
+        ["model.graph.src_pos={block: learned_position, max_length: 5}"],
+        "src_pos: knows 5 positions, but src of train has up to ",
         "base.yaml:16",
         "raise its max_length",
     ),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tfm_blocks.translation.translator import Translator
 
 __all__ = ["Sampling", "Search", "build", "load"]
+__version__ = "0.1.0"
 
 
 def build(model: str, *, seed: int = 1, **knobs: Any) -> Network:
@@ -23,17 +24,22 @@ def build(model: str, *, seed: int = 1, **knobs: Any) -> Network:
     """
     from tfm_blocks.compose.model import compose_model
     from tfm_blocks.network.build import build_network, check_model
+    from tfm_blocks.registry.plugins import load_plugins
 
     overrides = [f"{name}={'null' if value is None else value}" for name, value in knobs.items()]
     composed = compose_model(model, overrides)
+    load_plugins(())
     return build_network(check_model(composed.model, composed.sources), seed=seed)
 
 
-def load(run: str | Path, *, device: str = "cpu", plugins: Sequence[str] = ()) -> Translator:
+def load(
+    run: str | Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | None = None
+) -> Translator:
     """The translator of a finished run folder, with the plug-in modules that its model needs.
 
+    `checkpoint` takes the weights of a validation, also of a run that is not finished: `last`, `best` or a step.
     Raises RunError where the folder is damaged, foreign or incomplete.
     """
     from tfm_blocks.translation.translator import Translator
 
-    return Translator.load(run, device=device, plugins=plugins)
+    return Translator.load(run, device=device, plugins=plugins, checkpoint=checkpoint)

@@ -6,6 +6,27 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+LONGEST_VALUE = 80
+LONGEST_LINE = 160
+LONGEST_TEXT = 600
+LONGEST_MESSAGE = 2000
+
+
+def cut(text: str, length: int = LONGEST_VALUE) -> str:
+    """The text, of at most `length` characters: an ellipsis stands for what is left out before its end."""
+    if len(text) <= length:
+        return text
+    begin = length * 2 // 3
+    return f"{text[:begin]} … {text[begin + 3 - length :]}"
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: as Python writes it, of at most 80 characters."""
+    try:
+        return cut(repr(value))
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -18,7 +39,7 @@ class Place:
 
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
-        return f"{where}   {self.text}".rstrip()
+        return f"{cut(where, LONGEST_LINE)}   {cut(self.text, LONGEST_LINE)}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -32,13 +53,14 @@ class Problem:
     help: str = ""
 
     def __str__(self) -> str:
-        lines = [f"error: {self.address}: {self.rule}" if self.address else f"error: {self.rule}"]
+        rule = cut(self.rule, LONGEST_TEXT)
+        lines = [f"error: {cut(self.address, LONGEST_LINE)}: {rule}" if self.address else f"error: {rule}"]
         if self.place:
             lines.append(f"  --> {self.place}")
         if self.origin:
-            lines.append(f"  {self.origin}")
+            lines.append(f"  {cut(self.origin, LONGEST_LINE)}")
         if self.help:
-            lines.append(f"  help: {self.help}")
+            lines.append(f"  help: {cut(self.help, LONGEST_TEXT)}")
         return "\n".join(lines)
 
 
@@ -49,7 +71,17 @@ class TfmError(Exception):
 
     def __init__(self, problems: Problem | Sequence[Problem]) -> None:
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        super().__init__(_message(self.problems))
+
+
+def _message(problems: Sequence[Problem]) -> str:
+    """The problems that fit into 2,000 characters, at least one of them, and how many more there are."""
+    lines: list[str] = []
+    for number, problem in enumerate(problems):
+        lines.append(str(problem))
+        if sum(len(line) + 1 for line in lines) > LONGEST_MESSAGE - LONGEST_VALUE and number:
+            return "\n".join([*lines[:-1], f"and {len(problems) - number} more problems"])
+    return "\n".join(lines)
 
 
 class ConfigError(TfmError):
@@ -69,7 +101,8 @@ class RunError(TfmError):
 def suggest(name: str, options: Iterable[str]) -> str:
     """`did you mean heads?` where an option is near, then the options themselves (the first twenty)."""
     known = sorted(set(options))
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    near.sort(key=lambda one: one[:1] != name[:1])  # people seldom mistype the first letter
     listed = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{hint}one of: {listed}" if known else hint.strip()

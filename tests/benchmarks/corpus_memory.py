@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tfm_blocks.data.collate import collate
 from tfm_blocks.data.plan import epoch_plan
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.settings import Columns, TextSettings
@@ -65,21 +64,22 @@ def report(folder: Path, vocab: int) -> None:
     size = sum(path.stat().st_size for path in folder.glob("*.*"))
     print(f"text: {size / 1e9:.2f} GB; at the start {peak()}")
     begun = time.perf_counter()
-    prepare(settings, vocab, seed=1)
+    prepare(settings, vocab)
     print(f"first preparation: {time.perf_counter() - begun:.0f} s, {peak()}")
     begun = time.perf_counter()
-    train = prepare(settings, vocab, seed=1, tell=lambda line: None).train
+    train = prepare(settings, vocab, tell=lambda line: None).train
     print(f"second, from the cache: {time.perf_counter() - begun:.1f} s, {peak()}")
     begun = time.perf_counter()
-    lengths = (train.src_lengths_N, train.tgt_lengths_N)
-    plan = epoch_plan(*lengths, seed=1, epoch=0, step_tokens=settings.step_tokens, batch_tokens=settings.batch_tokens)
+    layout = Sides(["src"])
+    widths_NC, labels_N = layout.widths_NC(train), layout.labels_N(train)
+    sizes = {"step_tokens": settings.step_tokens, "batch_tokens": settings.batch_tokens}
+    plan = epoch_plan(widths_NC, labels_N, seed=1, epoch=0, **sizes)
     print(f"plan of an epoch, {len(plan):,} steps: {time.perf_counter() - begun:.1f} s, {peak()}")
     begun = time.perf_counter()
     steps = range(min(1000, len(plan)))
-    padded = sum(
-        b.src_BS.numel() + b.tgt_BT.numel() for k in steps for b in (collate(train, p) for p in plan[k].share(0, 1))
-    )
-    real = sum(int((plan[k].src_widths_N + plan[k].tgt_widths_N).sum()) for k in steps)
+    batches = (layout.batch(train, rows_B) for k in steps for rows_B in plan[k].share(0, 1))
+    padded = sum(ids.numel() for batch in batches for ids in batch.inputs.values())
+    real = sum(int(plan[k].widths_NC.sum()) for k in steps)
     print(f"batches of {len(steps):,} steps, {real / padded:.1%} full: {time.perf_counter() - begun:.1f} s, {peak()}")
 
 

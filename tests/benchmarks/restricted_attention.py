@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tfm_blocks.blocks.attention import Attention
-from tfm_blocks.blocks.banded import banded_attention
+from tfm_blocks.blocks.parts.banded import banded_attention
 from tfm_blocks.blocks.restricted import RestrictedAttention
 
 LENGTHS = (2048, 4096, 8192, 16384)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from tfm_blocks.blocks.attention import Attention, split_heads
-from tfm_blocks.blocks.linear import Linear
+from tfm_blocks.blocks.attention import Attention
+from tfm_blocks.blocks.parts.heads import split_heads
+from tfm_blocks.blocks.parts.linear import Linear
 from tfm_blocks.blocks.restricted import RestrictedAttention
 
 B, T, S, D, E, H = 3, 5, 7, 12, 20, 4
@@ -16,7 +17,8 @@ def started(module: nn.Module) -> nn.Module:
         if isinstance(part, Linear):
             for name, _ in part.named_parameters(recurse=False):
                 part.initialise(name, torch.Generator().manual_seed(index))
-            nn.init.normal_(part.bias, generator=torch.Generator().manual_seed(index))
+            if part.bias is not None:
+                nn.init.normal_(part.bias, generator=torch.Generator().manual_seed(index))
     return module.eval()
 
 

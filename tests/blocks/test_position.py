@@ -5,8 +5,11 @@ import math
 import pytest
 import torch
 
+from tests.blocks.test_attention import started
+from tfm_blocks.blocks.attention import Attention
+from tfm_blocks.blocks.parts.state import State
 from tfm_blocks.blocks.position import LearnedPosition, Sinusoidal
-from tfm_blocks.blocks.state import State
+from tfm_blocks.registry.values import Part
 
 
 def test_sinusoids_are_those_of_the_paper():
@@ -40,3 +43,23 @@ def test_a_step_adds_what_the_whole_sequence_gets_there(block):
 def test_a_sequence_longer_than_the_learned_table_is_told():
     with pytest.raises(ValueError, match="knows 9 positions, but the sequence has 10"):
         LearnedPosition(4, max_length=9)(torch.zeros(1, 10, 4))
+
+
+def test_sines_in_halves_are_those_in_pairs_in_another_order():
+    x_BND = torch.zeros(1, 11, 6)
+    pairs_ND, halves_ND = Sinusoidal(6)(x_BND)[0], Sinusoidal(6, layout="halves")(x_BND)[0]
+    assert torch.equal(halves_ND, torch.cat((pairs_ND[:, 0::2], pairs_ND[:, 1::2]), 1))
+
+
+@torch.no_grad()
+def test_sines_on_queries_and_keys_leave_values_alone():
+    """Against a loop over heads that adds the table to the maps' outputs, as wide as all heads."""
+    own = started(Attention(8, None, heads=2, position=Part("sinusoidal", {"dropout": 0.5})))
+    x_BTD, table_TD = torch.randn(2, 5, 8), Sinusoidal(8)(torch.zeros(1, 5, 8))[0]
+    q_BTD, k_BTD, v_BTD = own.qkv(x_BTD).chunk(3, 2)
+    q_BTD, k_BTD = q_BTD + table_TD, k_BTD + table_TD
+    heads = [
+        (q_BTD[..., one] @ k_BTD[..., one].mT / 2).softmax(2) @ v_BTD[..., one] for one in (slice(0, 4), slice(4, 8))
+    ]
+    expected = own.out(torch.cat(heads, 2))
+    torch.testing.assert_close(own(x_BTD, keep_BT=torch.ones(2, 5, dtype=torch.bool)), expected)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfm_blocks.compose.command_line import prepare
+from tfm_blocks.compose.command_line import job_options, prepare_arguments
 from tfm_blocks.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -19,36 +19,63 @@ ROOT = Path(__file__).parents[2]
         (["optimizer=adamm"], "did you mean adam"),
         (["haeds=4"], "did you mean heads?"),
         (["trainer.stesp=4"], "did you mean trainer.steps?"),
+        (["optimizer.lr=1e-3"], "schedule.scale"),
+        (["learning_rate=1e-3"], "schedule.peak"),
+        (["data.batch_size=32"], "data.step_tokens is the target tokens"),
+        (["trainer.max_epochs=3"], "trainer.steps"),
+        (["num_heads=4"], "write heads=8"),
         (["heads=2,4"], "add -m"),
         (["-m", "model=base,tny"], "did you mean tiny?"),
         (["heads="], None),
         (["--heads"], None),
         (["heads"], "write key=value"),
-        (["-m", "heads=interval(1,2)"], "is no override"),
+        (["-m", "hydra/sweeper=basic"], "tfm-blocks runs sweeps itself"),
+        (["hydra.mode=MULTIRUN"], "tfm-blocks runs sweeps itself"),
         (["model=null"], "a run cannot do without"),
         (["~model"], "a run cannot do without"),
         (["-m", "logger=csv,null"], "a run cannot do without"),
+        (["logger=[csv,wanbd]"], "did you mean wandb?"),
+        (["model=[base,tiny]"], "is one at a time"),
+        (["debug=fats"], "did you mean fast?"),
         (["model=a/mine.yaml"], "--config-dir FOLDER model=mine"),
         (["hydra.foo=3"], "Could not override 'hydra.foo'"),
         (["--config-name", "other"], "one main config"),
         (["--config-dir", "/nowhere"], "there is no folder /nowhere"),
+        (["-m", "heads=2,4", "--cfg", "job"], "--cfg and --multirun do not go together"),
+        (["-c", "job", "--info"], "--cfg and --info do not go together"),
+        (["model.graph=[1]"], "override model.graph=[1]: a list and a mapping cannot be merged".replace("[", r"\[")),
+        (["--resolve"], "add --cfg job"),
+        (["heads=2", "heads=4"], "heads: is set twice: heads=2 and heads=4"),
+        (["model.add_norm=pre", "++model.add_norm=post"], "is set twice"),
+        (["model=base", "heads=2", "model=tiny"], "model: is set twice"),
+        (["heads=" + "9" * 5000], "has an integer of more than 100 digits"),
+        (["heads=[" + "9" * 5000 + "]"], "has an integer of more than 100 digits"),
+        (["-m", "heads=2," + "9" * 5000], "has an integer of more than 100 digits"),
+        (["~" + "x" * 3000], "has more than 200 characters"),
+        (["x=" + "[" * 3000], "no such key"),
     ],
 )
 def test_a_wrong_command_line_is_told_before_hydra_reads_it(arguments, told):
     if told is None:
-        prepare(arguments)
+        prepare_arguments(arguments)
         return
-    with pytest.raises(ConfigError, match=told.replace("?", r"\?")):
-        prepare(arguments)
+    with pytest.raises(ConfigError, match=told.replace("?", r"\?")) as caught:
+        prepare_arguments(arguments)
+    assert len(str(caught.value)) < 2000
 
 
 def test_no_experiment_and_all_models_can_be_asked_for():
-    assert prepare(["experiment=null", "heads=2"]) == ["heads=2"]
-    assert prepare(["-m", "model=glob(*)"]) == ["-m", "model=glob(*)"]
+    assert prepare_arguments(["experiment=null", "heads=2"]) == ["heads=2"]
+    assert prepare_arguments(["-m", "model=glob(*)"]) == ["-m", "model=glob(*)"]
 
 
 def test_overrides_of_model_need_no_plus():
-    assert prepare(["model.add_norm=pre", "heads=2"]) == ["++model.add_norm=pre", "heads=2"]
+    assert prepare_arguments(["model.add_norm=pre", "heads=2"]) == ["++model.add_norm=pre", "heads=2"]
+
+
+def test_a_file_for_a_further_source_needs_no_plus():
+    given = ["data=text", "data.dir=texts", "data.train.doc=train.doc", "data.test=null", "data.step_tokens=500"]
+    assert prepare_arguments(given) == [*given[:2], "++data.train.doc=train.doc", "++data.test=null", given[4]]
 
 
 def test_a_hostile_model_of_a_config_folder_is_refused_before_hydra_reads_it(tmp_path):
@@ -65,3 +92,16 @@ def test_a_hostile_model_of_a_config_folder_is_refused_before_hydra_reads_it(tmp
     assert done.returncode == 2
     assert "root key 'hydra'" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "evil").exists()
+
+
+def test_jobs_of_a_sweep_get_the_folder_and_hydras_settings(tmp_path):
+    (tmp_path / "model").mkdir()
+    arguments = [
+        "-m",
+        "-cd",
+        str(tmp_path),
+        "heads=2,4",
+        "hydra.verbose=true",
+    ]
+    assert job_options(arguments) == ["--config-dir", str(tmp_path), "hydra.verbose=true"]
+    assert job_options(["-m", f"--config-dir={tmp_path}", "heads=2,4"]) == ["--config-dir", str(tmp_path)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfm_blocks.compose.command_line import prepare
+from tfm_blocks.compose.command_line import prepare_arguments
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 
@@ -11,7 +11,7 @@ def test_a_file_that_one_of_ours_would_hide_is_refused_by_train_and_by_tfm(tmp_p
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "base.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\n")
     with pytest.raises(ConfigError, match=r"conf/model/base\.yaml would be read instead"):
-        prepare(["--config-dir", str(tmp_path), "model=base"])
+        prepare_arguments(["--config-dir", str(tmp_path), "model=base"])
     with pytest.raises(ConfigError, match=r"conf/model/base\.yaml would be read instead"):
         compose_model("base", conf=tmp_path)
 
@@ -23,6 +23,9 @@ def test_a_file_that_one_of_ours_would_hide_is_refused_by_train_and_by_tfm(tmp_p
         ("# @package _global_\nhydra: {run: {dir: x}}\n", "write hydra.… on the command line"),
         ("# @package _global_\nheads: [4\n", "is not YAML"),
         ("# @package _global_\ndefaults: 3\n", "must be a list"),
+        ("# @package _global_\ntrainer: [1]\n", "a list and a mapping cannot be merged"),
+        (f"# @package _global_\ntrainer: {{steps: {'9' * 5000}}}\n", "has a value that cannot be read"),
+        ("# @package _global_\ntrainer: {steps: ${seed}}\n", 'quote it: "${seed}"'),
         ("# @package _global_\ndefaults: [{override /data: multi}]\n", "Could not find 'data/multi'"),
         ("# @package _global_\ndefaults: [{override /model: bsae}]\n", "did you mean base?"),
     ],
@@ -31,5 +34,5 @@ def test_an_experiment_that_would_not_do_what_it_says_is_refused(text, told, tmp
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        prepare(["--config-dir", str(tmp_path), "experiment=mine"])
+        prepare_arguments(["--config-dir", str(tmp_path), "experiment=mine"])
     assert told in str(caught.value)

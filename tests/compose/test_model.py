@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.files import models_in
+from tfm_blocks.language.chain import models_in
 
 
 @pytest.mark.parametrize("model", models_in([CONF / "model"]))
@@ -28,6 +28,9 @@ def test_a_knob_reaches_the_model():
         (["haeds=4"], "haeds", "did you mean heads?"),
         (["heads=${lyers}"], "heads", "did you mean layers?"),
         (["heads"], "heads", "write key=value"),
+        (["heads=2", "heads=4"], "heads", "is set twice: heads=2 and heads=4"),
+        (["model.graph=[1]"], "model.graph", "a list and a mapping cannot be merged"),
+        (["heads=" + "9" * 5000], "heads", "has an integer of more than 100 digits"),
     ],
 )
 def test_a_wrong_override_of_a_model_is_told(overrides, address, told):

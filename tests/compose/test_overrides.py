@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfm_blocks.compose.command_line import prepare
+from tfm_blocks.compose.command_line import prepare_arguments
 
 
 @pytest.mark.parametrize(
@@ -14,4 +14,4 @@ from tfm_blocks.compose.command_line import prepare
     ],
 )
 def test_a_value_beyond_hydras_grammar_is_text(text, readable):
-    assert prepare(["data=text", text]) == ["data=text", readable]
+    assert prepare_arguments(["data=text", text]) == ["data=text", readable]

@@ -6,12 +6,23 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tfm_blocks.data.settings import read_data
+from tfm_blocks.data.settings import DataSettings
+from tfm_blocks.registry.settings import Settings, read_settings
 
 SENTENCES = {
     "src": ["a man in a blue shirt .", "two dogs run .", "a girl sings a song ."],
     "tgt": ["ein mann in einem blauen hemd .", "zwei hunde laufen .", "ein mädchen singt ein lied ."],
 }
+
+
+class Root(Settings):
+    """A run's config, of which only `data` is looked at."""
+
+    data: DataSettings
+
+
+def read_data(mapping):
+    return read_settings(Root, {"data": mapping}).data
 
 
 @pytest.fixture(scope="session")

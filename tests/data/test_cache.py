@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tfm_blocks.data.cache import cache_folder, cached, key_of
+from tfm_blocks.data.cache import cache_folder, find_or_build, key_of
 from tfm_blocks.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ def building(calls, content="abc" * 1000):
 
 def test_what_is_there_is_not_built_again(tmp_path):
     calls = []
-    first, second = (cached(tmp_path / "key", building(calls)) for _ in range(2))
+    first, second = (find_or_build(tmp_path / "key", building(calls)) for _ in range(2))
     assert first == second and len(calls) == 1
     assert (first / "data.bin").read_text() == "abc" * 1000
 
@@ -27,7 +27,7 @@ def test_what_is_there_is_not_built_again(tmp_path):
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "sums"])
 def test_a_damaged_entry_is_built_again(tmp_path, damage):
     calls = []
-    entry = cached(tmp_path / "key", building(calls))
+    entry = find_or_build(tmp_path / "key", building(calls))
     data = entry / "data.bin"
     if damage == "flip":
         data.write_text("abd" + data.read_text()[3:])
@@ -38,7 +38,7 @@ def test_a_damaged_entry_is_built_again(tmp_path, damage):
     else:
         (entry / "sums.json").write_text("[")
     for _ in range(2):
-        assert (cached(tmp_path / "key", building(calls)) / "data.bin").read_text() == "abc" * 1000
+        assert (find_or_build(tmp_path / "key", building(calls)) / "data.bin").read_text() == "abc" * 1000
     assert len(calls) == 2
 
 
@@ -48,15 +48,15 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path):
         raise ValueError("stopped")
 
     with pytest.raises(ValueError, match="stopped"):
-        cached(tmp_path / "key", failing)
+        find_or_build(tmp_path / "key", failing)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_processes_that_race_all_get_a_whole_entry(tmp_path):
     code = f"""
 from pathlib import Path
-from tfm_blocks.data.cache import cached
-entry = cached(Path({str(tmp_path)!r}) / "key", lambda into: (into / "data").write_text("whole" * 2_000_000))
+from tfm_blocks.data.cache import find_or_build
+entry = find_or_build(Path({str(tmp_path)!r}) / "key", lambda into: (into / "data").write_text("whole" * 2_000_000))
 assert (entry / "data").read_text() == "whole" * 2_000_000
 """
     racers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
@@ -67,7 +67,7 @@ assert (entry / "data").read_text() == "whole" * 2_000_000
 def test_a_folder_that_cannot_be_written_is_told_with_a_way_out(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=r"data\.cache(.|\n)*TFM_BLOCKS_CACHE"):
-        cached(tmp_path / "file" / "key", building([]))
+        find_or_build(tmp_path / "file" / "key", building([]))
 
 
 def test_the_setting_comes_before_the_variable_before_the_users_folder(monkeypatch, tmp_path):

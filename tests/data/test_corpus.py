@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from tfm_blocks.data import corpus as corpus_module
-from tfm_blocks.data.corpus import Corpus, write_corpus
+from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
 from tfm_blocks.data.tokenizer import Tokenizer
 
 PAIRS = [("two  dogs", "zwei hunde"), ("", "leer"), ("a " * 50, "lang"), ("\u2028 🙂", " x\t"), ("  ", "blank")]
+
+COLUMNS = ("src", "tgt")
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +18,7 @@ def tokenizer():
 
 
 def written(folder, tokenizer, max_length):
-    write_corpus(folder, PAIRS, tokenizer, max_length=max_length)
+    write_corpus(folder, COLUMNS, PAIRS, tokenizer, max_length=max_length)
     return Corpus(folder, tokenizer)
 
 
@@ -24,25 +26,34 @@ def test_every_pair_comes_back_in_order_as_ids_and_as_text(tmp_path, tokenizer):
     corpus = written(tmp_path, tokenizer, None)
     assert len(corpus) == len(PAIRS)
     for pair, (src, tgt) in enumerate(PAIRS):
-        assert corpus.src_ids(pair).tolist() == tokenizer.encode(src)
-        assert corpus.tgt_ids(pair).tolist() == tokenizer.encode(tgt)
-        assert (corpus.src_lengths_N[pair], corpus.tgt_lengths_N[pair]) == (
+        assert corpus.ids("src", pair).tolist() == tokenizer.encode(src)
+        assert corpus.ids("tgt", pair).tolist() == tokenizer.encode(tgt)
+        assert tuple(corpus.lengths_NC[pair]) == (
             len(tokenizer.encode(src)),
             len(tokenizer.encode(tgt)),
         )
-    assert list(zip(corpus.sources, corpus.references, strict=True)) == PAIRS
-    assert corpus.sources[-2:] == [src for src, _ in PAIRS[-2:]]
+    assert list(zip(corpus.text["src"], corpus.text["tgt"], strict=True)) == PAIRS
+    assert corpus.text["src"][-2:] == [src for src, _ in PAIRS[-2:]]
 
 
 def test_blank_and_long_pairs_are_skipped_and_counted(tmp_path, tokenizer):
     corpus = written(tmp_path, tokenizer, 20)
-    assert corpus.skipped == {"blank": 2, "long": 1}
-    assert list(corpus.sources) == [PAIRS[0][0], PAIRS[3][0]]
+    assert corpus.skipped == {"blank": 2, "long": 1} and corpus.cut == 0
+    assert list(corpus.text["src"]) == [PAIRS[0][0], PAIRS[3][0]]
+
+
+def test_held_out_text_without_an_end_is_cut_and_counted(tmp_path, tokenizer):
+    pairs = [("x" * 1_000_000, "short"), PAIRS[0], ("y" * LONGEST, "z" * (LONGEST + 1))]
+    write_corpus(tmp_path, COLUMNS, pairs, tokenizer, max_length=None)
+    corpus = Corpus(tmp_path, tokenizer)
+    assert corpus.cut == 2 and len(corpus) == 3
+    assert corpus.text["src"][:] == ["x" * LONGEST, PAIRS[0][0], "y" * LONGEST]
+    assert corpus.text["tgt"][:] == ["short", PAIRS[0][1], "z" * LONGEST]
 
 
 def test_a_pair_of_just_the_cap_is_kept(tmp_path, tokenizer):
     longest = max(len(tokenizer.encode(text)) for text in PAIRS[0])
-    write_corpus(tmp_path, PAIRS[:1], tokenizer, max_length=longest)
+    write_corpus(tmp_path, COLUMNS, PAIRS[:1], tokenizer, max_length=longest)
     assert len(Corpus(tmp_path, tokenizer)) == 1
 
 
@@ -50,7 +61,7 @@ def test_the_chunk_that_is_encoded_at_a_time_changes_nothing(tmp_path, tokenizer
     whole, chunked = tmp_path / "whole", tmp_path / "chunked"
     for folder in (whole, chunked):
         folder.mkdir()
-        write_corpus(folder, PAIRS, tokenizer, max_length=20)
+        write_corpus(folder, COLUMNS, PAIRS, tokenizer, max_length=20)
         monkeypatch.setattr(corpus_module, "CHUNK", 2)
     assert {path.name: path.read_bytes() for path in whole.iterdir()} == {
         path.name: path.read_bytes() for path in chunked.iterdir()
@@ -59,5 +70,16 @@ def test_the_chunk_that_is_encoded_at_a_time_changes_nothing(tmp_path, tokenizer
 
 def test_ids_are_views_of_the_file(tmp_path, tokenizer):
     corpus = written(tmp_path, tokenizer, None)
-    assert isinstance(corpus.src_ids(0), np.memmap)
-    assert corpus.src_ids(0).dtype == np.uint16
+    assert isinstance(corpus.ids("src", 0), np.memmap)
+    assert corpus.ids("src", 0).dtype == np.uint16
+
+
+def test_plain_text_is_packed_into_rows_with_eos_after_each_line(tmp_path, tokenizer):
+    lines = ["two  dogs", "", "zwei hunde", "lang"]
+    write_packed(tmp_path, "tgt", lines, tokenizer, context=5)
+    corpus = Corpus(tmp_path, tokenizer)
+    expected = [id for line in lines if line for id in [*tokenizer.encode(line), tokenizer.EOS]]
+    rows = [corpus.ids("tgt", row).tolist() for row in range(len(corpus))]
+    assert [id for row in rows for id in row] == expected
+    assert all(len(row) == 5 for row in rows[:-1]) and 0 < len(rows[-1]) <= 5
+    assert corpus.skipped["blank"] == 1

@@ -42,19 +42,19 @@ def test_five_languages_have_many_forms_each():
 
 
 def test_held_out_days_occur_in_no_other_split_in_any_form(dates):
-    splits = date_splits(dates(first_year=2000, last_year=2009, train=8000), seed=3)
-    train, val, test = ({iso for _, iso in splits[name].pairs()} for name in ("train", "val", "test"))
+    splits = date_splits(dates(seed=3, first_year=2000, last_year=2009, train=8000))
+    train, val, test = ({iso for _, iso in splits[name].rows()} for name in ("train", "val", "test"))
     assert not train & val and not train & test and not val & test
     assert (len(val), len(test)) == (50, 50)
 
 
 def test_training_days_come_once_before_any_comes_again(dates):
-    pairs = list(date_splits(dates(train=5000), seed=3)["train"].pairs())
+    pairs = list(date_splits(dates(seed=3, train=5000))["train"].rows())
     assert len({iso for _, iso in pairs}) == len(pairs) == 5000
 
 
 def test_targets_are_the_iso_dates_of_what_is_written(dates):
-    pairs = list(date_splits(dates(first_year=1990, last_year=1992), seed=1)["train"].pairs())
+    pairs = list(date_splits(dates(first_year=1990, last_year=1992))["train"].rows())
     for written, iso in pairs[:300]:
         year, _, day = iso.split("-")
         assert written in {form.write(date.fromisoformat(iso)) for form in FORMS}
@@ -63,14 +63,21 @@ def test_targets_are_the_iso_dates_of_what_is_written(dates):
 
 def test_held_out_pairs_are_even_over_the_languages(dates):
     for name in ("val", "test"):
-        groups = date_splits(dates(), seed=1)[name].groups
+        groups = date_splits(dates())[name].groups
         assert {language: groups.count(language) for language in SHIPPED} == dict.fromkeys(SHIPPED, 10)
 
 
+def test_without_a_test_set_its_days_are_for_training(dates):
+    splits = date_splits(dates(first_year=2000, last_year=2000, val=66, test=None, train=300))
+    days = {name: {iso for _, iso in splits[name].rows()} for name in splits}
+    assert set(days) == {"train", "val"} and not days["train"] & days["val"]
+    assert len(days["train"]) == 300, "of the 366 days of the year"
+
+
 def test_a_seed_gives_the_same_corpus_and_another_seed_another(dates):
-    one, same, other = (date_splits(dates(), seed) for seed in (1, 1, 2))
+    one, same, other = (date_splits(dates(seed=seed)) for seed in (1, 1, 2))
     for name in one:
-        assert list(one[name].pairs()) == list(same[name].pairs()) != list(other[name].pairs())
+        assert list(one[name].rows()) == list(same[name].rows()) != list(other[name].rows())
         assert one[name].fingerprint == same[name].fingerprint != other[name].fingerprint
 
 
@@ -92,7 +99,7 @@ def test_a_seed_gives_the_same_corpus_and_another_seed_another(dates):
 )
 def test_a_form_with_two_readings_or_none_is_refused_with_its_address(dates, language, pattern, rule):
     with pytest.raises(ConfigError, match=rule) as error:
-        date_splits(dates(patterns={language: [pattern]}), seed=1)
+        dates(patterns={language: [pattern]})
     (problem,) = error.value.problems
     assert problem.address.startswith(f"data.patterns.{language}") and problem.help
 
@@ -104,10 +111,11 @@ def test_a_form_with_two_readings_or_none_is_refused_with_its_address(dates, lan
         {"patterns": {"en": []}},
         {"first_year": 900},
         {"first_year": 2100},
+        {"seed": -1},
         {"train": 0},
         {"val": 80_000},
     ],
 )
 def test_numbers_that_give_no_corpus_are_refused(dates, changes):
     with pytest.raises(ConfigError):
-        date_splits(dates(**changes), seed=1)
+        dates(**changes)

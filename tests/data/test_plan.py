@@ -15,11 +15,14 @@ CORPORA = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1
 
 
 def plan_of(lengths, *, seed=1, epoch=0, step_tokens=64, batch_tokens=64):
-    return epoch_plan(*lengths, seed=seed, epoch=epoch, step_tokens=step_tokens, batch_tokens=batch_tokens)
+    widths_NC = np.stack(lengths, 1) + 1
+    return epoch_plan(
+        widths_NC, widths_NC[:, -1], seed=seed, epoch=epoch, step_tokens=step_tokens, batch_tokens=batch_tokens
+    )
 
 
 def steps_of(plan):
-    return [step.pairs_N.tolist() for step in plan]
+    return [step.rows_N.tolist() for step in plan]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def test_every_pair_is_in_one_step_and_steps_count_their_target_tokens(lengths, 
     plan = plan_of(lengths, step_tokens=step_tokens, epoch=epoch)
     assert sorted(pair for step in steps_of(plan) for pair in step) == list(range(len(lengths[0])))
     for step in plan:
-        assert step.tokens == sum(int(lengths[1][pair]) + 1 for pair in step.pairs_N)
+        assert step.tokens == sum(int(lengths[1][pair]) + 1 for pair in step.rows_N)
         assert 0 < step.tokens <= step_tokens + 31
 
 
@@ -51,13 +54,32 @@ def test_shares_are_disjoint_cover_the_step_and_keep_under_the_cap(lengths, cap,
                 widest = max(int(lengths[0][pair]) for pair in batch) + max(int(lengths[1][pair]) for pair in batch) + 2
                 assert len(batch) * widest <= cap
             seen += [] if step.idle(rank, world) else [int(pair) for batch in share for pair in batch]
-        assert sorted(seen) == sorted(step.pairs_N.tolist())
+        assert sorted(seen) == sorted(step.rows_N.tolist())
+
+
+@given(CORPORA, st.integers(31, 200), st.integers(1, 6), st.integers(1, 6))
+@settings(max_examples=40, deadline=None)
+def test_every_rank_has_as_many_steps_of_as_many_tokens_whatever_the_cap(lengths, step_tokens, one, other):
+    """A step is at least one micro-batch of every rank, and the same rows whatever the world and the cap."""
+    plans = [plan_of(lengths, step_tokens=step_tokens, batch_tokens=cap) for cap in (62, 400)]
+    for few, many in zip(*plans, strict=True):
+        assert few.tokens == many.tokens and few.rows_N.tolist() == many.rows_N.tolist()
+        for world in (one, other):
+            rows = [
+                int(row)
+                for rank in range(world)
+                for batch in few.share(rank, world)
+                for row in batch
+                if not few.idle(rank, world)
+            ]
+            assert sorted(rows) == sorted(many.rows_N.tolist())
+            assert all(few.share(rank, world) for rank in range(world))
 
 
 def test_a_rank_without_pairs_is_idle_and_gets_one_pair():
     (step,) = plan_of((np.array([3, 4], np.int32), np.array([5, 6], np.int32)))
     assert [step.idle(rank, 3) for rank in range(3)] == [False, False, True]
-    assert [batch.tolist() for batch in step.share(2, 3)] == [[step.pairs_N[0]]]
+    assert [batch.tolist() for batch in step.share(2, 3)] == [[step.rows_N[0]]]
 
 
 def test_a_pair_above_the_cap_is_a_micro_batch_of_its_own():
@@ -96,6 +118,6 @@ def test_sorting_in_pools_leaves_little_padding(corpus):
 
 
 def test_steps_come_in_random_order_of_length(corpus):
-    means = [float(corpus[1][step.pairs_N].mean()) for step in plan_of(corpus, step_tokens=1000)]
+    means = [float(corpus[1][step.rows_N].mean()) for step in plan_of(corpus, step_tokens=1000)]
     rising = sum(left < right for left, right in pairwise(means)) / (len(means) - 1)
     assert 0.35 < rising < 0.65

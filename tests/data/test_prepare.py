@@ -4,13 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
+from string import ascii_lowercase
 
 import pytest
 import yaml
 
+from tests.data.conftest import read_data
 from tfm_blocks.data import prepare as prepare_module
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.data.settings import read_data
 from tfm_blocks.errors import ConfigError, DataError
 
 MULTI30K = os.environ.get("TFM_BLOCKS_MULTI30K")
@@ -18,21 +20,29 @@ MULTI30K = os.environ.get("TFM_BLOCKS_MULTI30K")
 
 def told(settings, vocab=300):
     lines = []
-    return prepare(settings, vocab, 1, lines.append), lines
+    return prepare(settings, vocab, lines.append), lines
 
 
 def test_dates_come_with_a_language_for_each_held_out_pair(dates, tmp_path):
     data, lines = told(dates(cache=str(tmp_path)), vocab=2000)
     assert (len(data.train), len(data.val), len(data.test)) == (2000, 50, 50)
     assert set(data.test.groups) == {"en", "de", "fr", "es", "it"} and len(data.test.groups) == 50
-    assert data.test.references[0].count("-") == 2
+    assert data.test.text["tgt"][0].count("-") == 2
     assert any(f"{data.tokenizer.size:,} pieces, 2,000 asked for" in line for line in lines)
 
 
 def test_text_comes_back_as_written_and_has_no_groups(text, sentences):
     data, _ = told(text())
-    assert list(data.val.sources) == sentences["src"] and list(data.test.references) == sentences["tgt"]
+    assert list(data.val.text["src"]) == sentences["src"] and list(data.test.text["tgt"]) == sentences["tgt"]
     assert data.val.groups == ()
+
+
+def test_a_split_that_is_not_there_is_neither_read_nor_reported(text, tmp_path):
+    settings = text(test=None)
+    (tmp_path / "test.src").unlink()
+    data, lines = told(settings)
+    assert data.test is None and data.last_scored == ("val", data.val)
+    assert not any(" test pairs" in line for line in lines)
 
 
 def test_skipped_training_pairs_are_counted_aloud_and_held_out_lines_all_stay(text):
@@ -41,8 +51,15 @@ def test_skipped_training_pairs_are_counted_aloud_and_held_out_lines_all_stay(te
     data, lines = told(text(files))
     assert "data: 1 train pairs (skipped: 2 with a blank side, 1 longer than 60 tokens)" in lines
     assert "data: 4 val pairs" in lines
-    assert list(zip(data.val.sources, data.val.references, strict=True)) == list(zip(src, tgt, strict=True))
+    assert list(zip(data.val.text["src"], data.val.text["tgt"], strict=True)) == list(zip(src, tgt, strict=True))
     assert told(text(files))[1] == lines, "a second run, from the cache, says the same"
+
+
+def test_lines_without_an_end_are_skipped_in_training_and_cut_where_they_are_held_out(text):
+    src, tgt = ["".join(Random(1).choices(ascii_lowercase, k=1_000_000)), "a dog"], ["lang", "ein hund"]
+    _, lines = told(text({"train.src": src, "train.tgt": tgt, "val.src": src, "val.tgt": tgt}))
+    assert "data: 1 train pairs (skipped: 1 longer than 60 tokens)" in lines
+    assert "data: 2 val pairs (cut: 1 to 4,096 tokens a side)" in lines
 
 
 def test_a_second_run_trains_no_tokenizer_and_encodes_nothing(text, monkeypatch):
@@ -60,7 +77,7 @@ def test_a_second_run_trains_no_tokenizer_and_encodes_nothing(text, monkeypatch)
 def test_changed_text_is_read_anew(text):
     told(text())
     data, _ = told(text({"val.src": ["other", "words", "here"]}))
-    assert list(data.val.sources) == ["other", "words", "here"]
+    assert list(data.val.text["src"]) == ["other", "words", "here"]
 
 
 def test_a_mistake_in_the_test_files_is_told_before_anything_is_learned(text, tmp_path):
@@ -71,7 +88,7 @@ def test_a_mistake_in_the_test_files_is_told_before_anything_is_learned(text, tm
 
 @pytest.mark.parametrize("content", [[], ["", " "], ["word " * 90]])
 def test_a_training_text_without_a_usable_pair_is_an_error(text, content):
-    with pytest.raises(DataError, match=r"data\.train: holds no pair to use"):
+    with pytest.raises(DataError, match=r"data\.train: holds nothing to use"):
         told(text({"train.src": content, "train.tgt": content}))
 
 
@@ -91,11 +108,11 @@ def test_two_processes_prepare_the_same_at_once(conf, tmp_path):
     code = f"""
 import yaml
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.data.settings import read_data
+from tfm_blocks.data.settings import DatesSettings
 mapping = yaml.safe_load(open({str(conf / "dates.yaml")!r}))
 changes = dict(train=3000, val=50, test=50, cache={str(tmp_path)!r})
-data = prepare(read_data(mapping | changes), 1000, 1)
-print(data.train.sources[17], data.train.src_ids(17).tolist())
+data = prepare(DatesSettings(**mapping | changes), 1000)
+print(data.train.text["src"][17], data.train.ids("src", 17).tolist())
 """
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [process.communicate()[0] for process in running]
@@ -114,3 +131,22 @@ def test_multi30k_is_read_whole(name, conf, tmp_path):
     data, lines = told(read_data(mapping | {"dir": str(Path(MULTI30K)), "cache": str(tmp_path)}), vocab=10_000)
     assert (len(data.train), len(data.val), len(data.test)) == (29_000, 1014, 1000), lines
     assert data.tokenizer.size == 10_000
+
+
+def test_of_each_split_the_first_rows_are_read_and_nothing_after_them(text, sentences, tmp_path):
+    whole, _ = told(text())
+    settings = text().model_copy(update={"first": 2})
+    for split in ("train", "val", "test"):
+        for side in ("src", "tgt"):
+            path = tmp_path / f"{split}.{side}"
+            path.write_bytes(path.read_bytes() + b"\xff not UTF-8, far below\n")
+    data, _ = told(settings)
+    for split in ("train", "val", "test"):
+        few, all_of_them = getattr(data, split), getattr(whole, split)
+        assert len(few) == 2 < len(all_of_them)
+        assert list(few.text["src"]) == list(all_of_them.text["src"])[:2]
+
+
+def test_dates_keep_their_languages_where_only_the_first_are_read(dates):
+    data, _ = told(dates().model_copy(update={"first": 7}))
+    assert len(data.val) == len(data.val.groups) == 7

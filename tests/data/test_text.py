@@ -4,12 +4,12 @@ import gzip
 
 import pytest
 
-from tfm_blocks.data.text import text_splits
+from tfm_blocks.data.text import find_splits
 from tfm_blocks.errors import ConfigError, DataError
 
 
 def train_pairs(settings):
-    return list(text_splits(settings)["train"].pairs())
+    return list(find_splits(settings)["train"].rows())
 
 
 def train(src, tgt):
@@ -43,20 +43,20 @@ def test_every_missing_file_is_named_with_its_key(text, tmp_path):
     (tmp_path / "train.tgt").unlink()
     (tmp_path / "val.src").unlink()
     with pytest.raises(ConfigError) as error:
-        text_splits(settings)
+        find_splits(settings)
     assert [problem.address for problem in error.value.problems] == ["data.train.tgt", "data.val.src"]
     assert str(tmp_path / "train.tgt") in str(error.value) and "test.src" in error.value.problems[0].help
 
 
 def test_a_missing_folder_is_told(text, tmp_path):
     with pytest.raises(ConfigError, match=r"no folder .*nowhere either: write data\.dir=PATH"):
-        text_splits(text(dir=str(tmp_path / "nowhere")))
+        find_splits(text(dir=str(tmp_path / "nowhere")))
 
 
 @pytest.mark.parametrize(("src", "tgt", "counts"), [(["a"] * 5, ["b"] * 3, "5 3"), (["a"] * 3, ["b"] * 5, "3 5")])
 def test_unequal_line_counts_are_an_error_with_both_counts(text, src, tgt, counts):
     first, second = counts.split()
-    with pytest.raises(DataError, match=rf"data\.train: .* has {first} lines and .* has {second}"):
+    with pytest.raises(DataError, match=rf"data\.train: .* has {first} and .* has {second} lines"):
         train_pairs(text(train(src, tgt)))
 
 
@@ -81,5 +81,5 @@ def test_plain_text_called_gz_is_an_error(text, tmp_path):
 
 
 def test_the_fingerprint_follows_the_content(text):
-    one, same, other = (text_splits(text(files))["train"].fingerprint for files in ({}, {}, train(["a"], ["b"])))
+    one, same, other = (find_splits(text(files))["train"].fingerprint for files in ({}, {}, train(["a"], ["b"])))
     assert one == same != other

@@ -1,8 +1,11 @@
 """The tokenizer gives back what it read."""
 
 import json
+import random
+import string
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -64,6 +67,23 @@ def test_the_size_is_at_most_what_was_asked_and_holds_every_id(tokenizer):
 
 def test_pieces_are_learned_from_the_text(tokenizer):
     assert len(tokenizer.encode("Dienstag")) < len("Dienstag")
+
+
+def test_a_word_of_a_million_letters_takes_seconds_and_comes_back():
+    word = "".join(random.Random(1).choices(string.ascii_lowercase, k=1_000_000))
+    begin = time.process_time()
+    tokenizer = Tokenizer.train([*LINES, word], 2000)
+    assert tokenizer.decode(tokenizer.encode(word)) == word
+    assert time.process_time() - begin < 30
+
+
+def test_words_of_a_thousand_letters_are_learned_whole():
+    word = "ab" * 512
+    assert len(Tokenizer.train([word] * 2, 300).encode(word)) == 1
+
+
+def test_the_bound_on_words_leaves_no_trace_in_the_file(tokenizer):
+    assert json.loads(tokenizer.text)["pre_tokenizer"]["type"] == "ByteLevel"
 
 
 def test_the_same_lines_give_the_same_tokenizer_in_another_process(tokenizer):

@@ -67,7 +67,7 @@ def test_a_wrong_value_is_told_with_its_rule(override, rule):
 
 
 def test_an_arg_from_the_command_line_that_nothing_takes_is_an_error():
-    assert "no block of this model takes 'r'" in only(["model.args.r=3"]).rule
+    assert "no block takes 'r' from here" in only(["model.args.r=3"]).rule
 
 
 def test_an_inherited_arg_that_nothing_takes_is_not():
@@ -76,7 +76,7 @@ def test_an_inherited_arg_that_nothing_takes_is_not():
 
 def test_same_calls_the_module_of_an_earlier_block_and_owns_nothing():
     node = next(node for node in spec_of([]).nodes if node.address == "tgt_emb")
-    assert (node.owner, node.reads) == ("src_emb", {"x": "tgt"})
+    assert (node.owner, node.reads) == ("src_emb", {"x": ("tgt",)})
 
 
 def test_same_of_a_stack_is_refused():
@@ -98,4 +98,4 @@ def test_pre_norm_ends_the_outermost_stacks_with_a_norm():
     addresses = [node.address for node in spec_of(["layers=2"], "prenorm").nodes]
     assert "encoder.last" in addresses and "decoder.last" in addresses
     cross = next(node for node in spec_of(["layers=2"], "prenorm").nodes if node.address == "decoder.0.cross")
-    assert cross.reads["kv"] == "encoder.last"
+    assert cross.reads["kv"] == ("encoder.last",)

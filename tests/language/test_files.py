@@ -46,11 +46,19 @@ def refused(tmp_path, text, header=HEADER):
         ("x: " + "y" * 70_000 + "\n", "at most 64 KB", None),
         ("just text\n", "must be a mapping", None),
         (b"\xff\xfe\x00", "is not UTF-8", 1),
+        ("defaults: [base, _self_]\nmodel: [1, 2]\n", "model: is a list in one file and a mapping in another", 3),
+        ("defaults: [base, _self_]\nmodel:\n  graph: [1]\n", "model.graph: is a list", 4),
+        (f"heads: {'9' * 5000}\n", "an integer of 5000 characters", 2),
+        (f"heads: 0x{'f' * 5000}\n", "an integer of 5002 characters", 2),
+        (f"model: {{graph: {{{'9' * 500}: 1}}}}\n", "an integer of 500 characters", 2),
+        ("[1, 2]: 3\n", "has a list or a mapping as a key", 2),
+        ("layers: 2\nmodel: {graph: {encoder: {repeat: ${layers}}}}\n", 'quote it: "${layers}"', 3),
+        ("layers: 2\nmodel: {args: {x: '${layers}', y: [${layers}, 3]}}\n", 'quote it: "${layers}"', 3),
     ],
 )
 def test_a_file_that_is_no_plain_model_file_is_refused_with_its_line(tmp_path, text, rule, line):
     told = refused(tmp_path, text)
-    assert rule in told
+    assert rule in told and len(told) < 2000
     assert f"mine.yaml:{line}" in told if line else "mine.yaml" in told
 
 
@@ -75,3 +83,22 @@ def test_parents_are_sought_beside_the_file_first(tmp_path):
     (tmp_path / "prenorm.yaml").write_text(HEADER + "defaults: [tiny, _self_]\nheads: 2\n")
     (tmp_path / "mine.yaml").write_text(HEADER + "defaults: [prenorm, _self_]\n")
     assert compose_model(str(tmp_path / "mine.yaml")).mapping["heads"] == 2
+
+
+def test_a_parent_is_read_once_and_a_second_inheritance_refused(tmp_path):
+    (tmp_path / "mine0.yaml").write_text(HEADER + "defaults: [tiny, _self_]\n")
+    for level in range(1, 30):
+        parent = f"mine{level - 1}"
+        (tmp_path / f"mine{level}.yaml").write_text(HEADER + f"defaults: [{parent}, {parent}, _self_]\n")
+    with pytest.raises(ConfigError, match="mine0 is inherited twice"):
+        compose_model(str(tmp_path / "mine29.yaml"))
+
+
+def test_two_parents_of_one_origin_are_refused_since_the_second_would_undo_the_first(tmp_path):
+    (tmp_path / "narrow.yaml").write_text(HEADER + "defaults: [tiny, _self_]\nheads: 2\n")
+    (tmp_path / "deep.yaml").write_text(HEADER + "defaults: [tiny, _self_]\nlayers: 8\n")
+    assert "tiny is inherited twice" in refused(tmp_path, "defaults: [narrow, deep, _self_]\n")
+    (tmp_path / "deep.yaml").write_text(HEADER + "layers: 8\n")
+    (tmp_path / "mine.yaml").write_text(HEADER + "defaults: [narrow, deep, _self_]\n")
+    mapping = compose_model(str(tmp_path / "mine.yaml")).mapping
+    assert (mapping["heads"], mapping["layers"]) == (2, 8)

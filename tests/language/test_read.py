@@ -4,6 +4,7 @@ import pytest
 
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
+from tfm_blocks.language.placing import place
 from tfm_blocks.network.build import check_model
 
 
@@ -51,14 +52,44 @@ def test_null_removes_an_inherited_node_and_an_absent_key():
     assert "encoder.0.attn" in addresses and "encoder.0.ffn" not in addresses
 
 
+def encoder_layer(added):
+    """The nodes of a layer of tiny's encoder, in running order, with overrides of it."""
+    composed = compose_model("tiny", ["layers=1", *(f"model.graph.encoder.layer.{text}" for text in added)])
+    spec = check_model(composed.model, composed.sources)
+    return [node.address.split(".")[-1] for node in spec.nodes if node.address.startswith("encoder.")]
+
+
 @pytest.mark.parametrize(
     ("where", "expected"), [("before: attn", ["extra", "attn", "ffn"]), ("after: attn", ["attn", "extra", "ffn"])]
 )
 def test_before_and_after_place_a_node_that_a_child_adds(where, expected):
-    composed = compose_model("tiny", ["layers=1", f"model.graph.encoder.layer.extra={{block: ffn, {where}}}"])
-    spec = check_model(composed.model, composed.sources)
-    encoder = [node.address.split(".")[-1] for node in spec.nodes if node.address.startswith("encoder.")]
-    assert encoder == expected
+    assert encoder_layer([f"extra={{block: ffn, {where}}}"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [
+        (["a={block: ffn, before: b}", "b={block: ffn, before: ffn}"], ["attn", "a", "b", "ffn"]),
+        (["a={block: ffn, after: b}", "b={block: ffn, before: attn}"], ["b", "a", "attn", "ffn"]),
+        (["a={block: ffn, after: attn}", "b={block: ffn, after: attn}"], ["attn", "a", "b", "ffn"]),
+        (["a={block: ffn, before: ffn}", "b={block: ffn, before: ffn}"], ["attn", "a", "b", "ffn"]),
+        (["a={block: ffn, after: ffn}", "attn.after=a"], ["ffn", "a", "attn"]),
+    ],
+)
+def test_a_node_stays_beside_its_neighbour_wherever_that_is_placed(added, expected):
+    assert encoder_layer(added) == expected
+
+
+def test_nodes_that_are_placed_beside_each_other_alone_are_refused():
+    layer = "model.graph.encoder.layer"
+    problem = only([f"{layer}.a={{block: ffn, before: b}}", f"{layer}.b={{block: ffn, after: a}}"])
+    assert problem.address == "model.graph.encoder.layer.a.before"
+    assert problem.rule == "a and b are placed beside each other, and none beside another node"
+
+
+def test_thousands_of_nodes_can_be_placed_each_beside_the_next():
+    found = {f"n{number}": {"after": f"n{number + 1}"} for number in range(5000)} | {"n5000": {}}
+    assert place(found, (), lambda *problem: pytest.fail(str(problem))) == list(found)[::-1]
 
 
 def test_before_and_after_on_one_node_is_an_error():

@@ -4,6 +4,7 @@ import pytest
 
 from tests.language.test_expand import spec_of
 from tests.language.test_read import only, problems
+from tfm_blocks.language.spec import show
 
 
 def test_heads_that_do_not_divide_the_width_are_told_with_origin_and_way_out():
@@ -31,13 +32,13 @@ def test_a_repeated_layer_that_changes_the_width_is_refused():
 
 def test_vectors_where_ids_belong_are_told_with_both_shapes():
     problem = only(["model.graph.src_pos={block: embedding, in: src_emb}"])
-    assert problem.rule == "x of embedding has 2 axes (B N), but src_emb is B S 128"
+    assert problem.rule == "x of embedding reads token ids, but src_emb is B S 128"
 
 
 def test_widths_follow_from_what_a_node_reads():
     spec = spec_of(["layers=1", "d_model=64"])
-    assert {node.shape for node in spec.nodes if node.address.startswith("decoder")} == {("B", "T", 64)}
-    assert spec.sink.shape == ("B", "T", 10000)
+    assert {show(node.shape) for node in spec.nodes if node.address.startswith("decoder")} == {"B T 64"}
+    assert show(spec.sink.shape) == "B T 10000"
 
 
 def test_same_at_another_width_is_refused():
@@ -60,7 +61,7 @@ def test_a_mask_on_cross_attention_is_refused():
 
 @pytest.mark.parametrize("override", ["model.graph.logits=null"])
 def test_a_graph_that_does_not_end_position_by_position_is_refused(override):
-    assert "each position by itself" in only([override]).rule
+    assert "each position of tgt by itself" in only([override]).rule
 
 
 def test_tying_matrices_of_two_sizes_is_refused():

@@ -1,11 +1,10 @@
-"""The network: numbers of parameters, masks, trunk and head, compilation, against torch's own layers."""
+"""The network: numbers of parameters, masks, trunk and head, compilation."""
 
 import pytest
 import torch
 from torch import nn
 
 import tfm_blocks as tfm
-from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY, block
 
 
@@ -68,50 +67,6 @@ def test_a_positionwise_block_of_two_inputs_gets_both_whatever_is_padding(monkey
     alone = network(src=src_BS, tgt=tgt_BT)
     padded = network(src=nn.functional.pad(src_BS, (0, 2)), tgt=tgt_BT)
     torch.testing.assert_close(alone, padded, rtol=1e-4, atol=1e-5)
-
-
-def copy_attention(own: nn.Module, torchs: nn.MultiheadAttention) -> None:
-    torchs.in_proj_weight.copy_(own.qkv.weight if hasattr(own, "qkv") else torch.cat([own.q.weight, own.kv.weight]))
-    torchs.in_proj_bias.copy_(own.qkv.bias if hasattr(own, "qkv") else torch.cat([own.q.bias, own.kv.bias]))
-    torchs.out_proj.load_state_dict(own.out.state_dict())
-
-
-@torch.no_grad()
-def as_torch(network: Network, norm_first: bool) -> nn.Transformer:
-    """torch's own Transformer with the weights of ours, final norms where pre-norm has them."""
-    reference = nn.Transformer(16, 2, 2, 2, 24, 0.0, batch_first=True, norm_first=norm_first).eval()
-    for stack, layers in (("encoder", reference.encoder.layers), ("decoder", reference.decoder.layers)):
-        for index, layer in enumerate(layers):
-            own = network[stack][str(index)]
-            names = ["attn", "ffn"] if stack == "encoder" else ["self", "cross", "ffn"]
-            copy_attention(own[names[0]].block, layer.self_attn)
-            if stack == "decoder":
-                copy_attention(own["cross"].block, layer.multihead_attn)
-            layer.linear1.load_state_dict(own["ffn"].block.inner.state_dict())
-            layer.linear2.load_state_dict(own["ffn"].block.out.state_dict())
-            for position, name in enumerate(names, 1):
-                steps = own[name].pre if norm_first else own[name].post
-                getattr(layer, f"norm{position}").load_state_dict(steps["norm"].state_dict())
-        half = getattr(reference, stack)
-        half.norm = network[stack]["last"]["norm"] if norm_first else None
-    return reference
-
-
-@pytest.mark.parametrize(("model", "norm_first"), [("tiny", False), ("prenorm", True)])
-@torch.no_grad()
-def test_the_stacks_equal_torchs_transformer_with_the_same_weights(model, norm_first):
-    network = small(model)
-    src_BS, tgt_BT = torch.randint(4, 30, (3, 7)), torch.randint(4, 30, (3, 5))
-    src_BS[1, 4:] = 0
-    pad_BS = src_BS == 0
-    src_BSD, tgt_BTD = (
-        network[f"{side}_pos"].block(network["src_emb"].block(ids)) for side, ids in (("src", src_BS), ("tgt", tgt_BT))
-    )
-    future_TT = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
-    expected = as_torch(network, norm_first)(
-        src_BSD, tgt_BTD, tgt_mask=future_TT, src_key_padding_mask=pad_BS, memory_key_padding_mask=pad_BS
-    )
-    torch.testing.assert_close(network.trunk(src=src_BS, tgt=tgt_BT), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_trunk_and_head_make_the_whole():

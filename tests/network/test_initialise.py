@@ -45,3 +45,14 @@ def test_each_of_q_k_v_starts_by_its_own_fan():
 def test_scaled_embeddings_have_unit_variance():
     model = tfm.build("tiny", layers=1, vocab=2000)
     assert abs(model["src_emb"].block(torch.arange(2000)[None]).std().item() - 1) < 0.01
+
+
+def test_with_deepnorm_experts_start_smaller_by_the_factor_of_the_other_branches_and_their_router_does_not():
+    layer = "model.graph.encoder.layer.ffn"
+    shape = {f"{layer}.block": "moe", f"{layer}.experts": 3, "layers": 2, "d_model": 12, "vocab": 20}
+    deep, post = (tfm.build("tiny", **shape, **{"model.add_norm": one}).state_dict() for one in ("deepnorm", "post"))
+    factor = deep["encoder.1.attn.block.out.weight"][0, 0] / post["encoder.1.attn.block.out.weight"][0, 0]
+    assert factor < 0.9
+    for name, expected in (("experts.inner", factor), ("experts.out", factor), ("router.map", 1)):
+        address = f"encoder.1.ffn.block.{name}.weight"
+        torch.testing.assert_close(deep[address], post[address] * expected)

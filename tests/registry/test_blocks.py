@@ -84,3 +84,87 @@ def test_a_name_taken_by_another_class_fails_at_import():
 def test_every_shipped_block_has_a_source_and_a_description():
     for info in REGISTRY.blocks.values():
         assert info.source and info.cls.__doc__, info.name
+
+
+def test_a_class_called_like_a_built_in_ones_does_not_take_its_place():
+    """Classes are told apart by their modules, not by their names alone."""
+
+    class Attention(nn.Module):
+        def forward(self, x_BTD):
+            return x_BTD
+
+    Attention.__qualname__ = "Attention"
+    with pytest.raises(TypeError, match=r"'attention' is registered already, by tfm_blocks.blocks.attention.Attention"):
+        block("attention", "x: B T D -> B T D", source="none")(Attention)
+
+
+def test_the_same_class_of_a_module_that_is_imported_again_takes_its_own_place():
+    first, again = (type("Mine", (Fine,), {"__module__": "mine"}) for _ in range(2))
+    declared(first)
+    declared(again)
+    assert REGISTRY.blocks["under_test"].cls is again
+
+
+def test_a_class_without_a_constructor_takes_nothing():
+    class Plain(nn.Module):
+        def forward(self, x_BTD):
+            return x_BTD
+
+    declared(Plain)
+    assert REGISTRY.blocks["under_test"].sizes == () and not REGISTRY.blocks["under_test"].arguments
+
+
+class Pooling(nn.Module):
+    def forward(self, x_BTD, kv_BSE):
+        return x_BTD + kv_BSE.mean((1, 2), keepdim=True)
+
+
+def test_a_sequence_that_is_not_in_the_output_needs_sees():
+    signature = "x: B T D, kv: B S E -> B T D"
+    with pytest.raises(TypeError, match="the output has no axis S, so sees must say what it sees of kv"):
+        declared(Pooling, signature)
+    declared(Pooling, signature, sees={"kv": "all"})
+
+
+def test_ids_are_a_sequence_too():
+    class Looking(nn.Module):
+        def forward(self, x_BTD, ids_BS):
+            return x_BTD + ids_BS.sum()
+
+    with pytest.raises(TypeError, match="the output has no axis S, so sees must say what it sees of ids"):
+        declared(Looking, "x: B T D, ids: ids B S -> B T D")
+
+
+@pytest.mark.parametrize(
+    ("forward", "rule"),
+    [
+        (lambda self, y_BTD: y_BTD, "forward takes y_BTD, but its ports are x"),
+        (lambda self: None, "forward takes nothing, but its ports are x"),
+        (lambda self, x_BTD, z_BTD: x_BTD, "forward takes x_BTD, z_BTD, but its ports are x"),
+    ],
+)
+def test_a_forward_that_does_not_name_its_ports_fails_at_import(forward, rule):
+    class Unnamed(nn.Module):
+        pass
+
+    Unnamed.forward = forward
+    with pytest.raises(TypeError, match=rule):
+        declared(Unnamed)
+
+
+@pytest.mark.parametrize(
+    ("signature", "rule"),
+    [
+        ("xs[]: B T D+, y: B T E -> B T D+, E", "the only second output is loss"),
+        ("x: B T D+ -> B T D+", "only a port of several tensors"),
+        ("X: B T D -> B T D", "is not 'name: AXES'"),
+    ],
+)
+def test_a_signature_that_is_none_fails_at_import(signature, rule):
+    with pytest.raises(TypeError, match=rule):
+        declared(Fine, signature)
+
+
+def test_a_category_that_is_none_fails_at_import():
+    with pytest.raises(TypeError, match="there is no category 'norms'"):
+        declared(category="norms")

@@ -1,16 +1,22 @@
 """A model on disk comes back as it was, or says what is wrong with it."""
 
 import json
+import os
+import stat
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import tfm_blocks as tfm
+from tests.plugged import PLUGGED
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import RunError
+from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.runs.average import mean_weights
 from tfm_blocks.runs.folder import claim_folder
-from tfm_blocks.runs.model import read_network, weights_of, write_model, write_weights
+from tfm_blocks.runs.model import read_network, weights_of, write_model, write_tensors, write_weights
 
 KNOBS = {"layers": 1, "vocab": 40, "d_model": 16, "d_ff": 8, "heads": 2}
 
@@ -33,6 +39,24 @@ def test_a_tied_weight_is_stored_once_at_its_source(folder):
     names = load_file(folder / "weights.safetensors")
     assert "src_emb.block.weight" in names
     assert not any(name.startswith(("logits", "tgt_emb")) for name in names)
+
+
+@pytest.fixture
+def umask():
+    """Sets the umask of this process, and afterwards the one before."""
+    before = os.umask(0)
+    os.umask(before)
+    yield os.umask
+    os.umask(before)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are others elsewhere")
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_weights_have_the_permissions_of_the_umask_each_time_they_are_written(tmp_path, umask, mask, mode):
+    umask(mask)
+    for _ in range(2):
+        write_weights(tmp_path, {"x": torch.zeros(3)})
+        assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()] == [mode]
 
 
 def damage_json(folder):
@@ -112,3 +136,48 @@ def test_a_damaged_or_foreign_folder_is_told(folder, damage, told):
 
 def test_no_run_writes_into_anothers_folder(tmp_path):
     assert [claim_folder(tmp_path, "x").name for _ in range(3)] == ["x", "x-2", "x-3"]
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """The folder of a model with a persistent buffer of integers, and its network."""
+    monkeypatch.setattr(REGISTRY, "blocks", {**REGISTRY.blocks, **PLUGGED})
+    graph = {"node": {"block": "counted", "in": "x"}, "out": {"block": "linear", "d_out": 3}}
+    model = {"inputs": {"x": "B T 4"}, "graph": graph}
+    network = build_network(check_model(model), seed=1).eval()
+    network["node"].block.rising += 5
+    write_model(tmp_path, model, [])
+    return tmp_path, network
+
+
+def test_persistent_buffers_come_back_and_others_are_made_anew(counted):
+    folder, network = counted
+    write_weights(folder, weights_of(network))
+    assert set(load_file(folder / "weights.safetensors")) == {
+        "node.block.rising", "out.block.weight", "out.block.bias",
+    }  # fmt: skip
+    read = read_network(folder)
+    assert torch.equal(read.get_buffer("node.block.rising"), torch.arange(4) + 5)
+    x_BTD = torch.randn(2, 3, 4)
+    assert torch.equal(read(x=x_BTD), network(x=x_BTD))
+
+
+def test_a_buffer_of_another_kind_is_damaged(counted):
+    folder, network = counted
+    tensors = weights_of(network)
+    write_weights(folder, {**tensors, "node.block.rising": tensors["node.block.rising"].float()})
+    with pytest.raises(RunError, match=r"node.block.rising is damaged"):
+        read_network(folder)
+
+
+def test_the_mean_of_weights_leaves_counts_as_the_newest_file_has_them(counted):
+    folder, network = counted
+    files = [folder / "a.safetensors", folder / "b.safetensors"]
+    for file in files:
+        write_tensors(file, weights_of(network))
+        network["node"].block.rising += 3
+        with torch.no_grad():
+            network["out"].block.bias += 1
+    mean = mean_weights(files)
+    assert torch.equal(mean["node.block.rising"], torch.arange(4) + 8)
+    torch.testing.assert_close(mean["out.block.bias"], torch.full((3,), 0.5))

@@ -5,23 +5,27 @@ from itertools import islice
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.data.prepare import Prepared, prepare
-from tfm_blocks.data.settings import DataSettings
-from tfm_blocks.training.data import EvalStream, StepBatches, TrainStream, plan_of
-from tfm_blocks.training.processes import Ranks
+from tfm_blocks.data.layout import Sides
+from tfm_blocks.data.plan import Ranks
+from tfm_blocks.data.prepare import prepare
+from tfm_blocks.training.data import EvalStream, Feed, StepBatches, TimedLoader, TrainStream
 from tfm_blocks.training.settings import read_run
 
 
 @pytest.fixture
-def read(small: Callable[..., Composed]) -> tuple[Prepared, DataSettings]:
+def read(small: Callable[..., Composed]) -> tuple[Feed, Feed]:
+    """What is read of the training and of the validation set."""
     settings = read_run(small("data.train=60", "data.val=7").mapping)
-    return prepare(settings.data, 300, 1, tell=lambda text: None), settings.data
+    prepared = prepare(settings.data, 300, tell=lambda text: None)
+    layout = Sides(["src"])
+    return Feed(prepared.train, layout, settings.data), Feed(prepared.val, layout, settings.data)
 
 
-def stream(read: tuple[Prepared, DataSettings], start: int, ranks: Ranks, steps: int) -> list[StepBatches]:
-    return list(islice(TrainStream(read[0].train, read[1], seed=5, start=start, ranks=ranks), steps))
+def stream(read: tuple[Feed, Feed], start: int, ranks: Ranks, steps: int) -> list[StepBatches]:
+    return list(islice(TrainStream(read[0], seed=5, start=start, ranks=ranks), steps))
 
 
 def rows(batches: StepBatches) -> list[tuple[int, ...]]:
@@ -31,27 +35,60 @@ def rows(batches: StepBatches) -> list[tuple[int, ...]]:
     )
 
 
-def test_a_stream_that_starts_later_gives_the_same_steps_across_epochs(read: tuple[Prepared, DataSettings]) -> None:
+def test_a_stream_that_starts_later_gives_the_same_steps_across_epochs(read: tuple[Feed, Feed]) -> None:
     whole = stream(read, 0, Ranks(), 11)
-    assert len(plan_of(read[0].train, read[1], 5, 0)) < 4
+    assert len(read[0].plan(seed=5, epoch=0)) < 4
     for start in range(8):
         for early, late in zip(whole[start:], stream(read, start, Ranks(), 11 - start), strict=True):
             assert early.tokens == late.tokens
             for one, other in zip(early.batches, late.batches, strict=True):
-                assert torch.equal(one.src_BS, other.src_BS) and torch.equal(one.labels_BT, other.labels_BT)
+                assert torch.equal(one.labels_BT, other.labels_BT)
+                assert all(torch.equal(one.inputs[name], other.inputs[name]) for name in ("src", "tgt"))
 
 
-def test_an_epoch_has_every_pair_once_and_the_next_has_another_order(read: tuple[Prepared, DataSettings]) -> None:
-    length = len(plan_of(read[0].train, read[1], 5, 0))
+def test_an_epoch_has_every_pair_once_and_the_next_has_another_order(read: tuple[Feed, Feed]) -> None:
+    length = len(read[0].plan(seed=5, epoch=0))
     first, second = (stream(read, start, Ranks(), length) for start in (0, length))
-    expected = sorted((*read[0].train.tgt_ids(pair).tolist(), 2) for pair in range(60))
+    expected = sorted((*read[0].corpus.ids("tgt", pair).tolist(), 2) for pair in range(60))
     assert sorted(row for step in first for row in rows(step)) == expected
     assert sorted(row for step in second for row in rows(step)) == expected
     assert [rows(step) for step in first] != [rows(step) for step in second]
 
 
+def test_a_run_that_goes_on_makes_no_plan_of_a_past_epoch(
+    read: tuple[Feed, Feed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = stream(read, 0, Ranks(), 11)
+    made = []
+    plan = Feed.plan
+    monkeypatch.setattr(
+        Feed, "plan", lambda feed, *, seed, epoch: (made.append(epoch), plan(feed, seed=seed, epoch=epoch))[1]
+    )
+    for start in range(1, 9):
+        made.clear()
+        cursor = whole[start - 1].cursor
+        rest = TrainStream(read[0], seed=5, start=start, ranks=Ranks(), cursor=cursor)
+        (found,) = islice(rest, 1)
+        assert found.rows == whole[start].rows and found.cursor == whole[start].cursor
+        assert min(made) == cursor.epoch and len(made) <= 2
+    assert whole[8].cursor.epoch >= 2
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_give_the_steps_in_their_order(read: tuple[Feed, Feed], workers: int) -> None:
+    alone = stream(read, 2, Ranks(), 7)
+    loader = TimedLoader(TrainStream(read[0], seed=5, start=2, ranks=Ranks()), batch_size=None, num_workers=workers)
+    found = list(islice(loader, 7))
+    assert [step.rows for step in found] == [step.rows for step in alone]
+    assert [step.cursor for step in found] == [step.cursor for step in alone]
+    assert all(step.waited > 0 for step in found)
+    held_out = DataLoader(EvalStream(read[1], Ranks()), batch_size=None, num_workers=workers)
+    expected = [batch.labels_BT.tolist() for batch in EvalStream(read[1], Ranks())]
+    assert [batch.labels_BT.tolist() for batch in held_out] == expected
+
+
 @pytest.mark.parametrize("world", [2, 3, 64])
-def test_ranks_share_each_step_without_overlap(read: tuple[Prepared, DataSettings], world: int) -> None:
+def test_ranks_share_each_step_without_overlap(read: tuple[Feed, Feed], world: int) -> None:
     alone = stream(read, 0, Ranks(), 4)
     shares = [stream(read, 0, Ranks(rank, world), 4) for rank in range(world)]
     for place, step in enumerate(alone):
@@ -61,9 +98,9 @@ def test_ranks_share_each_step_without_overlap(read: tuple[Prepared, DataSetting
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
-def test_evaluation_reads_every_pair_once(read: tuple[Prepared, DataSettings], world: int) -> None:
+def test_evaluation_reads_every_pair_once(read: tuple[Feed, Feed], world: int) -> None:
     found = []
     for rank in range(world):
-        batches = list(EvalStream(read[0].val, read[1], Ranks(rank, world)))
+        batches = list(EvalStream(read[1], Ranks(rank, world)))
         found += rows(StepBatches(0, batches))
-    assert sorted(found) == sorted((*read[0].val.tgt_ids(pair).tolist(), 2) for pair in range(7))
+    assert sorted(found) == sorted((*read[1].corpus.ids("tgt", pair).tolist(), 2) for pair in range(7))

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
+import math
+import os
 from collections.abc import Callable
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +14,31 @@ import torch.nn.functional as F
 from lightning.pytorch import Trainer
 
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.data.layout import layout_of
+from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
+from tfm_blocks.language.spec import names
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.training.data import RunData, TrainStream
-from tfm_blocks.training.module import DivergedError, TrainingModule
-from tfm_blocks.training.processes import Ranks
+from tfm_blocks.training.data import Feed, RunData, TrainStream
+from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import read_run
+from tfm_blocks.training.skipped import SKIPPED, DivergedError, SkippedSteps
 
 Made = tuple[TrainingModule, RunData]
 
 
-def make(composed: Composed) -> Made:
+def make(composed: Composed, ranks: Ranks = Ranks()) -> Made:  # noqa: B008
     settings = read_run(composed.mapping)
     load_plugins(settings.plugins)
-    prepared = prepare(settings.data, 300, 1, tell=lambda text: None)
+    prepared = prepare(settings.data, 300, tell=lambda text: None)
     network = build_network(check_model(composed.with_vocab(prepared.tokenizer.size).model), seed=1)
-    module = TrainingModule(network, prepared, settings, Ranks())
-    return module, RunData(prepared, settings.data, seed=1, ranks=Ranks())
+    skipped = SkippedSteps(
+        Path(os.environ["TFM_BLOCKS_CACHE"]) / SKIPPED, prepared.train, settings.trainer.patience_nan
+    )
+    module = TrainingModule(network, prepared, settings, ranks, skipped)
+    layout = layout_of(prepared.train.columns, names(network.spec.sources))
+    return module, RunData(prepared, layout, settings.data, seed=1, ranks=Ranks())
 
 
 def trainer(steps: int) -> Trainer:
@@ -38,14 +48,18 @@ def trainer(steps: int) -> Trainer:
     )
 
 
+def feed_of(data: RunData) -> Feed:
+    return Feed(data.prepared.train, data.layout, data.settings)
+
+
 def naive_step(made: Made, network: torch.nn.Module) -> torch.Tensor:
     """The mean loss of the first step, pair by pair without padding, by torch's cross entropy."""
     data = made[1]
-    stream = TrainStream(data.prepared.train, data.settings, seed=1, start=0, ranks=Ranks())
+    stream = TrainStream(feed_of(data), seed=1, start=0, ranks=Ranks())
     (step,) = islice(stream, 1)
     total = torch.zeros(())
     for batch in step.batches:
-        for src_S, tgt_T, labels_T in zip(batch.src_BS, batch.tgt_BT, batch.labels_BT, strict=True):
+        for src_S, tgt_T, labels_T in zip(batch.inputs["src"], batch.inputs["tgt"], batch.labels_BT, strict=True):
             kept = labels_T != 0
             logits_TV = network(src=src_S[src_S != 0][None], tgt=tgt_T[kept][None])[0]
             total = total + F.cross_entropy(logits_TV, labels_T[kept], label_smoothing=0.1, reduction="sum")
@@ -65,6 +79,54 @@ def test_a_step_moves_the_weights_by_the_gradient_of_the_mean_loss_over_all_micr
         torch.testing.assert_close(new, old - gradient / (gradient.abs() + 1.0), rtol=1e-4, atol=1e-6)
 
 
+def test_experts_of_an_encoder_learn_the_same_however_a_step_is_split(small: Callable[..., Composed]) -> None:
+    """Their loss counts by the targets of each source, which are of many lengths."""
+    mixture = "++model.graph.encoder.layer.ffn={block: moe, experts: 4, d_ff: 8, balance: 1.0}"
+    weights = []
+    for cap in ("data.batch_tokens=150", "data.batch_tokens=4000"):
+        module, data = make(small(mixture, cap, "optimizer.eps=1.0", "schedule.warmup=1", "schedule.peak=1.0"))
+        module.network.double()
+        trainer(1).fit(module, datamodule=data)
+        weights.append([parameter.detach() for parameter in module.network.parameters()])
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def padded(rows: list[list[int]]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+
+
+def plain_loop(made: Made, network: torch.nn.Module, steps: int, *, peak: float, warmup: int, clip: float) -> None:
+    """Trains `network` on the planned pairs, a step at once, with nothing but torch."""
+    corpus, optimizer = made[1].prepared.train, torch.optim.Adam(network.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    plans = chain.from_iterable(feed_of(made[1]).plan(seed=1, epoch=epoch) for epoch in count())
+    for number, plan in enumerate(islice(plans, steps), 1):
+        sources, targets = ([corpus.ids(name, pair).tolist() for pair in plan.rows_N] for name in ("src", "tgt"))
+        logits_BTV = network(src=padded([[*ids, 2] for ids in sources]), tgt=padded([[1, *ids] for ids in targets]))
+        labels_BT = padded([[*ids, 2] for ids in targets])
+        optimizer.zero_grad()
+        F.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=0, label_smoothing=0.1).backward()
+        norm = torch.cat([one.grad.flatten() for one in network.parameters() if one.grad is not None]).norm()
+        for parameter in network.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= max(1.0, norm.item() / clip)
+        optimizer.param_groups[0]["lr"] = peak * min(number / warmup, (warmup / number) ** 0.5)
+        optimizer.step()
+
+
+def test_twenty_steps_leave_the_weights_of_a_plain_loop(small: Callable[..., Composed]) -> None:
+    """In float64, since Adam enlarges what a gradient of zero has in rounding errors."""
+    composed = small("data.batch_tokens=200", "trainer.clip=0.5", "schedule.peak=5e-3", "schedule.warmup=4")
+    made, reference = make(composed), make(composed)[0].network.double()
+    begin = [parameter.detach().clone() for parameter in reference.parameters()]
+    made[0].network.double()
+    trainer(20).fit(made[0], datamodule=made[1])
+    plain_loop(made, reference, 20, peak=5e-3, warmup=4, clip=0.5)
+    for new, expected, old in zip(made[0].network.parameters(), reference.parameters(), begin, strict=True):
+        torch.testing.assert_close(new, expected, rtol=0, atol=1e-6)
+        assert (new - old).abs().max() > 1e-3
+
+
 def test_clipping_bounds_the_whole_gradient_and_logs_its_norm_before(small: Callable[..., Composed]) -> None:
     free, data = make(small("trainer.log_every=1"))
     trainer(1).fit(free, datamodule=data)
@@ -73,22 +135,71 @@ def test_clipping_bounds_the_whole_gradient_and_logs_its_norm_before(small: Call
     assert clipped.latest["train/gradient_norm"] == free.latest["train/gradient_norm"] > 0.01
     squares = [(one.grad**2).sum() for one in clipped.network.parameters() if one.grad is not None]
     assert torch.stack(squares).sum().sqrt().item() == pytest.approx(0.01, rel=1e-3)
+    assert clipped.latest["train/gradient_norm_clipped"] == pytest.approx(0.01, rel=1e-3)
+    assert free.latest["train/gradient_norm_clipped"] == free.latest["train/gradient_norm"]
 
 
-def test_a_gradient_that_is_no_number_stops_the_run_with_the_weights_of_the_step_before(
+def test_the_tokens_that_a_run_has_read_are_those_of_the_plan(small: Callable[..., Composed]) -> None:
+    module, data = make(small("trainer.log_every=1"))
+    trainer(9).fit(module, datamodule=data)  # an epoch has fewer steps
+    plans = [feed_of(data).plan(seed=1, epoch=epoch) for epoch in range(9)]
+    assert len(plans[0]) < 9
+    assert module.latest["train/tokens"] == sum(step.tokens for step in islice(chain.from_iterable(plans), 9))
+
+
+def test_perplexity_in_training_is_that_of_the_loss_without_smoothing(small: Callable[..., Composed]) -> None:
+    module, data = make(small("trainer.log_every=1", "label_smoothing=0"))
+    trainer(2).fit(module, datamodule=data)
+    assert module.latest["train/perplexity"] == pytest.approx(math.exp(module.latest["train/loss"]), rel=1e-5)
+    smoothed, data = make(small("trainer.log_every=1"))
+    trainer(1).fit(smoothed, datamodule=data)
+    plain, data = make(small("trainer.log_every=1", "label_smoothing=0"))
+    trainer(1).fit(plain, datamodule=data)
+    assert smoothed.latest["train/perplexity"] == pytest.approx(plain.latest["train/perplexity"], rel=1e-5)
+
+
+def harmed(small: Callable[..., Composed], monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Made:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    load_plugins(["faulty"])
+    return make(small("plugins=[faulty]", "trainer.log_every=1", *overrides))
+
+
+def poison(*steps: int) -> str:
+    """These steps of a run, counted from 1, have a loss that is not a number."""
+    return f"++model.graph.bad={{block: faulty, harm: poison, sound: 0, steps: {'-'.join(map(str, steps))}-, after: src_pos}}"
+
+
+def test_steps_whose_gradient_is_no_number_are_skipped_and_their_lines_are_written_down(
     small: Callable[..., Composed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    load_plugins(["faulty"])
-    harmed, data = make(
-        small("plugins=[faulty]", "++model.graph.bad={block: faulty, harm: poison, sound: 2, after: src_pos}")
-    )
-    with pytest.raises(DivergedError, match="diverged after 2 steps: loss nan") as caught:
-        trainer(6).fit(harmed, datamodule=data)
+    """The weights, and Adam's count of steps, are those of a run that took the other steps alone."""
+    monkeypatch.chdir(os.environ["TFM_BLOCKS_CACHE"].rpartition("/")[0])
+    module, data = harmed(small, monkeypatch, "trainer.patience_nan=3", poison(2, 3, 5))
+    run = trainer(6)
+    run.fit(module, datamodule=data)
+    assert module.latest["train/skipped"] == 3
+    steps = {int(value["step"]) for value in run.optimizers[0].state_dict()["state"].values()}
+    assert steps == {3}
+    lines = [json.loads(line) for line in module.skipped.path.read_text().splitlines()]  # type: ignore[union-attr]
+    assert {line["step"] for line in lines} == {2, 3, 5}
+    plan = feed_of(data).plan(seed=1, epoch=0)
+    second = [line["row"] for line in lines if line["step"] == 2]
+    assert second == plan[1].rows_N.tolist()
+    assert lines[0]["src"] == data.prepared.train.text["src"][second[0]]
+    with torch.no_grad():
+        assert all(parameter.isfinite().all() for parameter in module.network.parameters())
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_run_with_the_weights_of_the_step_before(
+    small: Callable[..., Composed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, data = harmed(small, monkeypatch, "trainer.patience_nan=2", poison(3, 4))
+    with pytest.raises(DivergedError, match="diverged after 2 steps: the loss or the gradient of 2 steps") as caught:
+        trainer(6).fit(module, datamodule=data)
     assert caught.value.exit_status == 3
     sound, data = make(small())
     trainer(2).fit(sound, datamodule=data)
-    for one, other in zip(harmed.network.parameters(), sound.network.parameters(), strict=True):
+    for one, other in zip(module.network.parameters(), sound.network.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
@@ -97,7 +208,7 @@ def test_validation_scores_are_those_of_all_pairs_one_by_one(small: Callable[...
     Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).validate(module, data, verbose=False)
     losses, right, tokens = 0.0, 0, 0
     for pair in range(len(data.prepared.val)):
-        src, tgt = (ids(pair).tolist() for ids in (data.prepared.val.src_ids, data.prepared.val.tgt_ids))
+        src, tgt = (data.prepared.val.ids(name, pair).tolist() for name in ("src", "tgt"))
         with torch.no_grad():
             logits_TV = module.network(src=torch.tensor([[*src, 2]]), tgt=torch.tensor([[1, *tgt]]))[0]
         labels_T = torch.tensor([*tgt, 2])
@@ -117,3 +228,55 @@ def test_dropout_of_a_step_does_not_depend_on_what_was_drawn_before(small: Calla
         trainer(3).fit(module, datamodule=data)
         weights.append([parameter.detach().clone() for parameter in module.network.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_has_the_weights_of_one_without_a_stop(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    whole, data = make(small("dropout=0.3"))
+    trainer(5).fit(whole, datamodule=data)
+    early, data = make(small("dropout=0.3"))
+    stopped = trainer(2)
+    stopped.fit(early, datamodule=data)
+    stopped.save_checkpoint(tmp_path / "last.ckpt")
+    resumed, data = make(small("dropout=0.3"))
+    trainer(5).fit(resumed, datamodule=data, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    for one, other in zip(whole.network.parameters(), resumed.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_ranks_draw_different_dropout_and_differ_in_nothing_else(
+    small: Callable[..., Composed], dropout: float
+) -> None:
+    weights = []
+    for rank in range(2):
+        module, data = make(small(f"dropout={dropout}"), Ranks(rank, 2))
+        trainer(1).fit(module, datamodule=data)  # the data are rank 0's of one
+        weights.append([parameter.detach() for parameter in module.network.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True)) == (dropout == 0)
+
+
+@pytest.mark.slow
+def test_a_compiled_trunk_has_the_same_losses(small: Callable[..., Composed]) -> None:
+    """With micro-batches of many shapes."""
+    losses = []
+    for compiled in (False, True):
+        module, data = make(small(f"trainer.compile={compiled}", "trainer.log_every=1", "data.batch_tokens=200"))
+        found: list[float] = []
+        log = module._log
+        module._log = lambda scores, split, found=found, log=log: (found.append(scores["loss"]), log(scores, split))  # type: ignore[assignment,misc]
+        trainer(6).fit(module, datamodule=data)
+        losses.append(found)
+    assert len(losses[0]) == 6
+    assert losses[1] == pytest.approx(losses[0], abs=1e-3)
+
+
+def test_layers_that_are_computed_again_leave_the_same_weights(small: Callable[..., Composed]) -> None:
+    weights = []
+    for again in ("false", "true"):
+        module, data = make(small(f"trainer.activation_checkpointing={again}", "dropout=0.3", "layers=2"))
+        trainer(4).fit(module, datamodule=data)
+        weights.append([parameter.detach() for parameter in module.network.parameters()])
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from tfm_blocks.training.optimizer import build_optimizer
-from tfm_blocks.training.settings import OptimizerSettings
+from tfm_blocks.training.settings import AdamSettings, AdamWSettings, OptimizerSettings
 
 
 def settings(name: Literal["adam", "adamw"], decay: float) -> OptimizerSettings:
-    return OptimizerSettings(name=name, betas=[0.9, 0.98], eps=1e-9, weight_decay=decay)
+    cls = AdamSettings if name == "adam" else AdamWSettings
+    return cls.model_validate({"name": name, "betas": [0.9, 0.98], "eps": 1e-9, "weight_decay": decay})
 
 
 def test_adam_takes_the_steps_of_kingma_and_ba() -> None:

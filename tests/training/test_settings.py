@@ -1,12 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import reduce
+from typing import Any
 
 import pytest
+import yaml
 
+from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.training.settings import InverseSqrtSettings, LinearSettings, NoamSettings, read_run
+from tfm_blocks.training.schedule import InverseSqrtSettings, LinearSettings, NoamSettings
+from tfm_blocks.training.settings import RunSettings, read_run
 
 
 def test_the_default_config_reads_and_noam_takes_the_models_width(small: Callable[..., Composed]) -> None:
@@ -29,6 +37,47 @@ def test_numbers_with_an_exponent_are_numbers(small: Callable[..., Composed]) ->
     assert settings.optimizer.eps == 1e-9
 
 
+def test_all_that_is_wrong_in_any_group_is_told_together(small: Callable[..., Composed]) -> None:
+    groups = ["data=text", "data.dir=x", "data.max_length=0", "optimizer.eps=-1", "+optimizer.lr=1", "schedule=linear"]
+    rest = ["schedule.warmup=9", "trainer.steps=6", "trainer.average=3", "trainer.clip=0", "+logger.tensorbord={}"]
+    with pytest.raises(ConfigError) as caught:
+        read_run(small(*groups, *rest, "seed=-1", "plugins=mine", "label_smoothing=1").mapping)
+    assert {problem.address for problem in caught.value.problems} == {
+        "seed", "label_smoothing", "plugins", "data.max_length", "data.train", "data.val", "data.test",
+        "optimizer.eps", "optimizer.lr", "schedule.warmup", "trainer.average", "trainer.clip", "logger.tensorbord",
+    }  # fmt: skip
+    assert all(problem.help for problem in caught.value.problems)
+
+
+VALUES = [None, True, -1, 0, 10**30, 2.5, math.nan, "", "x" * 1000, [], ["{}"], {}, {"lr": 1}, {3: 4}, {None: [0]}]
+
+
+def paths(mapping: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for key, value in mapping.items():
+        yield (key,)
+        yield from ((key, *rest) for rest in (paths(value) if isinstance(value, dict) else ()))
+
+
+@pytest.mark.parametrize("data", ["dates", "text"])
+def test_whatever_a_value_is_it_is_read_or_refused_with_a_way_out(small: Callable[..., Composed], data: str) -> None:
+    mapping = {key: value for key, value in small().mapping.items() if key in RunSettings.model_fields}
+    if data == "text":
+        mapping["data"] = yaml.safe_load((CONF / "data" / "text.yaml").read_text()) | {"dir": "x"}
+    for path in [*paths(mapping), *((*group, "new") for group in paths(mapping))]:
+        for value in VALUES:
+            changed = deepcopy(mapping)
+            around = reduce(lambda part, key: part[key] if isinstance(part, dict) else {}, path[:-1], changed)
+            if not isinstance(around, dict):
+                continue
+            around[path[-1]] = value
+            try:
+                read_run(changed)
+            except ConfigError as error:
+                for problem in error.problems:
+                    assert problem.address.startswith(path[0]) and problem.help, (path, value, problem)
+                    assert len(str(problem)) < 600
+
+
 @pytest.mark.parametrize(
     ("override", "address"),
     [
@@ -39,6 +88,8 @@ def test_numbers_with_an_exponent_are_numbers(small: Callable[..., Composed]) ->
         ("trainer.average=3", "trainer.average"),
         ("trainer.test_beam=0", "trainer.test_beam"),
         ("trainer.test_alpha=-1", "trainer.test_alpha"),
+        ("trainer.test_beam=5000", "trainer.test_beam"),
+        ("trainer.test_patient=true", "trainer.test_patient"),
         ("trainer.precision=fp8", "trainer.precision"),
         ("label_smoothing=1.5", "label_smoothing"),
         ("schedule.name=cosine", "schedule.name"),
@@ -50,3 +101,33 @@ def test_what_cannot_be_is_refused_at_its_address(small: Callable[..., Composed]
     with pytest.raises(ConfigError) as caught:
         read_run(small(override).mapping)
     assert [problem.address for problem in caught.value.problems] == [address]
+
+
+@pytest.mark.parametrize(
+    ("override", "address"), [("trainer.ema=0.9", "trainer.ema"), ("trainer.compile=true", "trainer.compile")]
+)
+def test_what_needs_the_whole_weights_is_refused_where_they_are_shared_out(
+    small: Callable[..., Composed], override: str, address: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"needs the whole weights(?s:.*)trainer\.strategy=ddp") as caught:
+        read_run(small(override, "trainer.strategy=fsdp2").mapping)
+    assert [problem.address for problem in caught.value.problems] == [address]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_a_logger_whose_library_is_missing_is_refused_with_the_command_that_installs_it(
+    small: Callable[..., Composed], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    config = small(f"logger=[csv,{name}]").mapping
+    assert read_run(config).logger.csv is not None
+    monkeypatch.setitem(sys.modules, name, None)  # as Python marks what cannot be imported
+    with pytest.raises(ConfigError, match=rf"logger\.{name}: needs a library(?s:.*)pip install 'tfm-blocks\[{name}\]'"):
+        read_run(config)
+
+
+def test_a_folder_that_was_begun_when_there_was_one_logger_is_read(small: Callable[..., Composed]) -> None:
+    config = small().mapping
+    old = {"name": "wandb", "project": "old", "entity": None}
+    logger = read_run({**config, "logger": old}).logger
+    assert logger.wandb is not None and logger.wandb.project == "old" and logger.csv is None
+    assert read_run({**config, "logger": {"name": "csv"}}).logger.wandb is None

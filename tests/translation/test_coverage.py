@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 
+import tfm_blocks as tfm
 from tests.conftest import sentences
-from tfm_blocks.blocks.attention import Attention
 from tfm_blocks.errors import RunError
-from tfm_blocks.network.attention import attention_weights
+from tfm_blocks.network.attention_maps import attention_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Search
+from tfm_blocks.translation.translator import Translator
 
 
 def coverage(translator, text, ids):
@@ -54,7 +55,8 @@ def test_what_coverage_cannot_be(wrong):
         Search(**wrong)
 
 
-def test_a_model_without_cross_attention_that_shows_its_weights_is_told(translator, monkeypatch):
-    monkeypatch.delattr(Attention, "weights")
+def test_a_model_without_cross_attention_is_refused(translator):
+    network = tfm.build("decoder_only", layers=1, d_model=16, d_ff=16, heads=2, vocab=translator.tokenizer.size)
+    translator = Translator(network, translator.tokenizer)
     with pytest.raises(RunError, match="a coverage penalty needs a node that looks from the target at the source"):
         translator.translate(["Haus"], beam=2, coverage=0.2)

@@ -65,6 +65,15 @@ def test_the_paired_test_tells_a_better_run_from_an_equal_one():
     assert [one.p for one in equal] == [1, 1, 1]
 
 
+def test_two_runs_of_the_same_score_have_p_1_whatever_they_say():
+    references = sentences(40, 7)
+    _, found = compare(["x"] * 40, ["y"] * 40, references, metrics("13a", tokenised=False))
+    assert found[0].value == 0 and [one.p for one in found] == [1, 1, 1]
+    shouted = [text.upper() for text in references]
+    lower_p = compare(["x"] * 40, shouted, references, metrics("13a", tokenised=False))[1]
+    assert lower_p[1].value > 0 and lower_p[1].p < 0.01
+
+
 def test_a_run_is_not_compared_with_itself_and_long_lines_are_cut_as_in_translate(translator, tmp_path, capsys):
     save(translator, tmp_path / "run")
     for name in ("src", "ref"):
@@ -73,7 +82,7 @@ def test_a_run_is_not_compared_with_itself_and_long_lines_are_cut_as_in_translat
     with pytest.raises(SystemExit):
         main([*asked, "--against", str(tmp_path / "run" / "..") + "/run/"])
     assert "--against: must be another run" in capsys.readouterr().err
-    main([*asked, "--max-tokens", "10"])
+    main([*asked, "--max-tokens", "10", "--beam", "2", "--patient"])
     shown = capsys.readouterr()
     assert "src:1: the line has" in shown.err and "1 line" in shown.out
     with pytest.raises(SystemExit):

@@ -5,11 +5,14 @@ import math
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import tfm_blocks as tfm
+from tfm_blocks.blocks.parts.state import Room, State
+from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.translation.beam import beam_search, gnmt, plain
 from tfm_blocks.translation.sampling import chooser
-from tfm_blocks.translation.search import BOS, CHUNK, EOS, PAD, Bounds, largest, one_by_one
+from tfm_blocks.translation.search import BOS, CHUNK, EOS, PAD, Bounds, NotFiniteError, largest, one_by_one
 from tfm_blocks.translation.settings import Sampling
 
 
@@ -81,6 +84,43 @@ def test_scores_are_those_of_a_forward_pass_and_come_best_first(beam, made):
             assert math.isclose(one.log_p, log_p_of(made, src_S, [*one.ids, EOS][: one.length]), abs_tol=1e-4)
 
 
+@pytest.fixture
+def running_sum(monkeypatch):
+    """A block whose past is one row a hypothesis, which a search has to move."""
+    monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
+
+    @block("running_sum", "x: B T D -> B T D", branch=True, sees={"x": "past"}, source="a test")
+    class RunningSum(nn.Module):
+        """y_t = x_t + y_(t-1) / 2."""
+
+        def __init__(self, D: int) -> None:
+            super().__init__()
+            self.width = D
+
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            state, steps = self.start(room=Room(len(x_BTD), 0, x_BTD)), []
+            for x_B1D in x_BTD.split(1, dim=1):
+                y_B1D, state = self.step(x_B1D, state)
+                steps.append(y_B1D)
+            return torch.cat(steps, 1)
+
+        def start(self, *, room: Room) -> State:
+            return State(moving={"y": room.like.new_zeros(room.rows, 1, self.width)})
+
+        def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
+            state.moving["y"] = x_R1D + state.moving["y"] / 2
+            return state.moving["y"], state
+
+
+@pytest.mark.parametrize("beam", [2, 5])
+def test_what_a_recurrent_block_remembers_goes_with_its_hypothesis(running_sum, beam):
+    made, put = network(**{"model.graph.decoder.layer.self": "{block: running_sum, mask: null}"}), sources()
+    for row, hypotheses in enumerate(beam_search(made, put, bounds([8] * 5), beam=beam, penalty=gnmt(0.6), nbest=beam)):
+        src_S = put["src"][row][put["src"][row] != PAD]
+        for one in hypotheses:
+            assert math.isclose(one.log_p, log_p_of(made, src_S, [*one.ids, EOS][: one.length]), abs_tol=1e-4)
+
+
 @pytest.mark.parametrize("beam", [1, 3])
 def test_the_fewest_and_the_most_tokens_are_kept(beam):
     made, put = network(), sources()
@@ -100,6 +140,18 @@ def test_a_translation_begins_with_its_prefix_and_goes_on_as_the_model_says(beam
         src_S = put["src"][row][put["src"][row] != PAD]
         (one,) = forced[row]
         assert math.isclose(one.log_p, log_p_of(made, src_S, [*one.ids, EOS][: one.length]), abs_tol=1e-4)
+
+
+@torch.no_grad()
+def test_a_beam_tells_logits_that_are_not_finite_for_any_of_its_hypotheses():
+    made, put = (
+        network(40, **{"model.graph.tgt_emb": "{same: null, block: embedding}", "model.graph.logits.tie": None}),
+        sources(),
+    )
+    second_best = beam_search(made, put, bounds([3] * 5), beam=3, penalty=gnmt(0.6), nbest=2)[0][1].ids[0]
+    made["tgt_emb"].block.weight[second_best] = torch.nan
+    with pytest.raises(NotFiniteError):
+        beam_search(made, put, bounds([3] * 5), beam=3, penalty=gnmt(0.6))
 
 
 def test_a_sentence_draws_the_same_in_any_batch():

@@ -9,25 +9,27 @@ from pathlib import Path
 
 import pytest
 
+import tfm_blocks as tfm
 from tests.conftest import save, sentences
 from tfm_blocks.errors import DataError
+from tfm_blocks.translation.fitting import fitting
 from tfm_blocks.translation.settings import Search
-from tfm_blocks.translation.stream import Stream, chunks
-from tfm_blocks.translation.translator import GREEDY
+from tfm_blocks.translation.stream import BREAKING, Translating, chunks, stream
+from tfm_blocks.translation.translator import GREEDY, Translator
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(translator, data, *, prefix=None, search=GREEDY, **settings):
-    settings = {"batch_tokens": 500, "strict": False, "scores": False} | settings
+def run(translator, data, *, prefix=None, search=GREEDY, strict=False, scores=False):
     target, told = StringIO(), []
     source, put = os.pipe()
     os.write(put, data)
     os.close(put)
     with os.fdopen(source, "rb") as file:
         try:
-            stream = Stream(translator=translator, search=search, **settings)
-            stream.run(chunks(file, "stdin"), target, prefix, told.append)
+            work = Translating(translator, search, 500, strict)
+            read = chunks(file, "stdin", strict=strict)
+            stream(work, read, target, prefix=prefix, scores=scores, tell=told.append)
         except DataError as error:
             return target.getvalue(), str(error)
     return target.getvalue(), told
@@ -40,9 +42,14 @@ def test_every_line_has_its_line_in_order_and_the_last_needs_no_end(translator):
     assert told[-1] == 22
 
 
-@pytest.mark.parametrize(("data", "line"), [(b"Haus\nam Fluss\n\xff\nund\n", 3), (b"\xef\xbb\xbfHaus\n\xc3\n", 2)])
-def test_lines_before_one_that_is_not_utf8_are_translated(translator, data, line):
-    found, error = run(translator, data)
+@pytest.mark.parametrize(("data", "line"), [(b"Haus\nam Fluss\n\xff\nund\n", 3), (b"\xef\xbb\xbfHaus\n\xc3", 2)])
+def test_a_line_that_is_not_utf8_has_an_empty_line_or_is_refused(translator, data, line, capsys):
+    found, told = run(translator, data)
+    texts = [text.decode("utf-8-sig", errors="replace") for text in data.rstrip(b"\n").split(b"\n")]
+    texts[line - 1] = ""
+    assert found.split("\n") == [*translator.translate(texts), ""] and told[-1] == len(texts)
+    assert f"warning: stdin:{line}: the line is not UTF-8" in capsys.readouterr().err
+    found, error = run(translator, data, strict=True)
     assert found.count("\n") == line - 1 and found.split("\n")[0] == translator.translate(["Haus"])[0]
     assert f"stdin:{line}" in error
 
@@ -54,6 +61,28 @@ def test_a_long_line_is_cut_with_a_warning_or_refused(translator, capsys):
     assert "warning: stdin:1: the line has" in capsys.readouterr().err
     _, error = run(translator, data, search=Search(max_tokens=10), strict=True)
     assert "the most is 10" in error and "--max-tokens" in error
+
+
+def test_a_line_beyond_the_known_positions_is_cut_to_them_or_refused(translator, capsys):
+    position = "{block: learned_position, max_length: 6}"
+    knobs = {"layers": 1, "d_model": 16, "vocab": translator.tokenizer.size, "model.graph.src_pos": position}
+    short = Translator(tfm.build("tiny", **knobs).eval(), translator.tokenizer)
+    texts = ["am", "ein kleines Haus steht am Fluss und davor", "Haus"]
+    data, ids = "\n".join(texts).encode(), translator.tokenizer.encode(texts[1])
+    found, _ = run(short, data)
+    wanted = short.translate([texts[0], translator.tokenizer.decode(ids[:5]), texts[2]])
+    assert found.split("\n") == [*(BREAKING.sub(" ", text) for text in wanted), ""]
+    assert f"warning: stdin:2: the line has {len(ids)} tokens, and the most is 5" in capsys.readouterr().err
+    _, error = run(short, data, strict=True)
+    assert "stdin:2" in error and "split the line" in error
+
+
+def test_a_line_is_cut_between_characters(translator):
+    """Part of a character would come back as another one, of more tokens."""
+    tokens = len(translator.tokenizer.encode("Haus"))
+    for most in range(tokens + 1, tokens + 8):
+        ((cut,),) = fitting([["Haus" + "€" * 9]], translator, Search(max_tokens=most), "stdin", strict=False)
+        assert cut == "Haus" + "€" * ((most - tokens) // 3)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +154,7 @@ def until(terminal, end):
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_lines(translator, tmp_path):
     """100,000 lines; what is kept of a line would add up to megabytes."""
     save(translator, tmp_path / "run")

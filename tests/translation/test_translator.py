@@ -1,5 +1,6 @@
 """Translating: order, blanks, batches; against a loop that runs the whole forward for every token."""
 
+import copy
 import math
 
 import pytest
@@ -77,7 +78,10 @@ def test_prefixes_begin_their_translations(translator):
     [
         ({"beam": 0}, "beam"),
         ({"beam": 2.0}, "beam"),
+        ({"beam": 257}, "beam"),
         ({"beam": 2, "nbest": 3}, "nbest"),
+        ({"patient": True}, "patient"),
+        ({"beam": 2, "patient": 1}, "patient"),
         ({"alpha": -1.0}, "alpha"),
         ({"alpha": 1000.0}, "alpha"),
         ({"beam": 2, "coverage": math.inf}, "coverage"),
@@ -103,7 +107,10 @@ def test_a_draw_from_nothing_is_refused(wrong):
 def test_sentences_may_come_from_a_generator_but_must_be_texts(translator):
     texts = ["Haus", "am Fluss"]
     assert translator.translate(text for text in texts) == translator.translate(texts)
-    for wrong, told in (("Haus", "not one string"), (["Haus", None], "number 2 is NoneType")):
+    for wrong, told in (
+        ("Haus", "not one string"),
+        (["Haus", None], "the texts of sentence 2 are texts, but number 1 is NoneType"),
+    ):
         with pytest.raises(TypeError, match=told):
             translator.translate(wrong)
     with pytest.raises(ValueError, match="search"):
@@ -145,12 +152,14 @@ def test_a_model_with_other_inputs_is_refused_with_the_reason(translator):
         **{
             "layers": 1,
             "vocab": 40,
-            "model.graph.src_emb.in": "img",
-            "model.inputs.img": "B P",
+            "model.graph.src_emb": "{block: linear, in: img, d_out: d_model}",
+            "model.graph.tgt_emb": "{same: null, block: embedding}",
+            "model.graph.logits.tie": "tgt_emb",
+            "model.inputs.img": "B P 7",
             "model.inputs.src": None,
         },
     )
-    with pytest.raises(RunError, match="the model reads img, tgt"):
+    with pytest.raises(RunError, match="the input img holds vectors"):
         Translator(network, translator.tokenizer)
 
 
@@ -166,6 +175,36 @@ def test_a_sentence_beyond_the_known_positions_is_told_by_its_number(translator)
     assert len(short.translate(["am"])) == 1
     with pytest.raises(DataError, match=r"sentence 2: has .* tokens with eos, and the model knows 6 positions"):
         short.translate(["am", "ein kleines Haus steht am Fluss und zwei Kinder spielen davor"])
+
+
+@pytest.fixture
+def untied(translator):
+    """A translator whose source embedding is its own, so that what is wrong there reaches one sentence alone."""
+    graph = {"model.graph.tgt_emb": "{same: null, block: embedding}", "model.graph.logits.tie": None}
+    made = tfm.build("tiny", layers=1, d_model=16, vocab=translator.tokenizer.size, **graph)
+    return Translator(made.eval(), translator.tokenizer)
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "plain", "sampling"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@torch.no_grad()
+def test_a_sentence_whose_logits_are_not_finite_is_told(untied, search, wrong):
+    texts = ["am Fluss", "zwei Kinder", "ein Haus"]
+    (*_, id) = untied.tokenizer.encode(texts[1])
+    untied.network["src_emb"].block.weight[id] = wrong
+    with pytest.raises(RunError, match=r"sentence 12: the model's logits are not finite"):
+        untied.search(texts, search, first_line=11)
+    assert len(untied.search([texts[0], texts[2]], search)) == 2
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "plain", "sampling"])
+@torch.no_grad()
+def test_weights_that_overflow_are_told(translator, search):
+    broken = copy.deepcopy(translator)
+    norms = [one for one in broken.network.modules() if hasattr(one, "normalized_shape")]
+    norms[-1].weight *= 1e38
+    with pytest.raises(RunError, match=r"sentence \d: the model's logits are not finite"):
+        broken.search(["ein Haus", "am Fluss"], search)
 
 
 @pytest.mark.parametrize("device", ["foo", "meta"])

@@ -2,40 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from tfm_blocks.blocks.dropout import Dropout
-from tfm_blocks.blocks.linear import Linear
-from tfm_blocks.registry.blocks import block
-from tfm_blocks.registry.values import Rate
+from tfm_blocks.blocks.parts.dropout import Dropout
+from tfm_blocks.blocks.parts.linear import Linear
+from tfm_blocks.registry.blocks import REGISTRY, block
+from tfm_blocks.registry.values import Activation, Part, Rate
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+RELU = Part("relu")
+SILU = Part("silu")
+WIDTH = {"d_ff >= 1": "the inner width is at least 1"}
 
 
 @block(
     "ffn",
     "x: B T D -> B T D",
     branch=True,
-    where={"d_ff >= 1": "the inner width is at least 1"},
+    where=WIDTH,
     source="Vaswani et al. 2017, section 3.3",
 )
 class FeedForward(nn.Module):
-    """f(x W1 + b1) W2 + b2: x_BTD -> x_BTD through the inner width F = `d_ff`; f is the paper's ReLU, or GELU."""
+    """f(x W1 + b1) W2 + b2: x_BTD -> x_BTD through the inner width F = `d_ff`; f is the activation."""
 
     def __init__(
-        self, D: int, *, d_ff: int, activation: Literal["relu", "gelu"] = "relu", activation_dropout: Rate = 0.0
+        self, D: int, *, d_ff: int, activation: Activation = RELU, activation_dropout: Rate = 0.0, bias: bool = True
     ) -> None:
         super().__init__()
-        self.inner = Linear(D, d_ff)
-        self.out = Linear(d_ff, D)
-        self.activation = ACTIVATIONS[activation]
+        self.inner = Linear(D, d_ff, bias=bias, shrinks=(0,))
+        self.out = Linear(d_ff, D, bias=bias, shrinks=(0,))
+        self.activation: nn.Module = REGISTRY.make(activation, d_ff)
         self.dropout = Dropout(activation_dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTF = self.dropout(self.activation(self.inner(x_BTD)))
         out_BTD: Tensor = self.out(x_BTF)
+        return out_BTD
+
+
+@block(
+    "gated_ffn",
+    "x: B T D -> B T D",
+    branch=True,
+    where=WIDTH,
+    source="Shazeer 2020, equations 5 and 6",
+)
+class GatedFeedForward(nn.Module):
+    """(f(x W1 + b1) ⊙ (x V + c)) W2 + b2: x_BTD -> x_BTD through the inner width F = `d_ff`.
+
+    The activation f names the member of the family: sigmoid is GLU, relu ReGLU, gelu GEGLU, silu SwiGLU. W1 and V are
+    the halves of one map, in this order. There are three maps where `ffn` has two: two thirds of its `d_ff` give as
+    many weights.
+    """
+
+    def __init__(
+        self, D: int, *, d_ff: int, activation: Activation = SILU, activation_dropout: Rate = 0.0, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.inner = Linear(D, 2 * d_ff, parts=2, bias=bias, shrinks=(1,))
+        self.out = Linear(d_ff, D, bias=bias, shrinks=(0,))
+        self.activation: nn.Module = REGISTRY.make(activation, d_ff)
+        self.dropout = Dropout(activation_dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        gate_BTF, x_BTF = self.inner(x_BTD).chunk(2, -1)
+        out_BTD: Tensor = self.out(self.dropout(self.activation(gate_BTF) * x_BTF))
         return out_BTD

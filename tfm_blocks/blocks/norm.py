@@ -2,27 +2,167 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional as F
 
 from tfm_blocks.registry.blocks import block
+
+SQUARES = {"eps >= 0": "a mean of squares is not below 0"}
+LENGTH = {"eps > 0": "a vector of zeros is divided by eps"}
 
 
 @block(
     "layernorm",
     "x: B T D -> B T D",
-    norm=True,
+    category="norm",
     where={"eps >= 0": "the variance is not below 0"},
     source="Ba et al. 2016, equation 4",
 )
 class LayerNorm(nn.LayerNorm):
     """(x - mean) / √(variance + eps) · gain + bias, over the width: x_BTD -> x_BTD. Gains start at 1, biases at 0."""
 
-    def __init__(self, D: int, *, eps: float = 1e-5) -> None:
-        super().__init__(D, eps=eps)
+    def __init__(self, D: int, *, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__(D, eps=eps, bias=bias)
 
     def initialise(self, name: str, generator: Generator) -> None:
-        """Fills the parameter `name`."""
         nn.init.constant_(self.get_parameter(name), 1.0 if name == "weight" else 0.0)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return super().forward(x_BTD)
+
+
+@block(
+    "rmsnorm",
+    "x: B T D -> B T D",
+    category="norm",
+    where=SQUARES,
+    source="Zhang and Sennrich 2019, equation 4",
+)
+class RMSNorm(nn.RMSNorm):
+    """x / √(mean of x² + eps) · gain, over the width: x_BTD -> x_BTD. Gains start at 1."""
+
+    def __init__(self, D: int, *, eps: float = 1e-6) -> None:
+        super().__init__(D, eps=eps)
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.ones_(self.get_parameter(name))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return _divide_by_rms(x_BTD, self.weight, self.eps or 0.0)
+
+
+def _divide_by_rms(x_BTD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
+    """In the precision of the gain: autocast leaves a bfloat16 x as it is, and the fused kernel takes no mixture."""
+    return F.rms_norm(x_BTD.to(gain_D.dtype), gain_D.shape, gain_D, eps).to(x_BTD.dtype)
+
+
+@block(
+    "unit_offset_rmsnorm",
+    "x: B T D -> B T D",
+    category="norm",
+    where=SQUARES,
+    source="Gemma Team 2024, the normalisation of the published weights",
+)
+class UnitOffsetRMSNorm(nn.Module):
+    """x / √(mean of x² + eps) · (1 + gain), over the width: x_BTD -> x_BTD.
+
+    Gains start at 0, so that weight decay draws the factor to 1.
+    """
+
+    def __init__(self, D: int, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(D))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return _divide_by_rms(x_BTD, 1 + self.weight, self.eps)
+
+
+@block(
+    "l2norm",
+    "x: B T D -> B T D",
+    category="norm",
+    where=LENGTH,
+    source="Tucci, Bayesuvius, chapter on transformers, add & normalize",
+)
+class L2Norm(nn.Module):
+    """x / max(‖x‖₂, eps), over the width: x_BTD -> x_BTD of length 1, without parameters."""
+
+    def __init__(self, *, eps: float = 1e-12) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.normalize(x_BTD, dim=-1, eps=self.eps)
+
+
+@block(
+    "centred_l2norm",
+    "x: B T D -> B T D",
+    category="norm",
+    where=LENGTH,
+    source="Tucci, Bayesuvius, chapter on transformers, add & normalize with the mean subtracted",
+)
+class CentredL2Norm(L2Norm):
+    """(x - mean) / max(‖x - mean‖₂, eps), over the width: x_BTD -> x_BTD of mean 0 and length 1, without parameters."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return super().forward(x_BTD - x_BTD.mean(-1, keepdim=True))
+
+
+@block(
+    "scalenorm",
+    "x: B T D -> B T D",
+    category="norm",
+    where=LENGTH,
+    source="Nguyen and Salazar 2019, ScaleNorm",
+)
+class ScaleNorm(nn.Module):
+    """gain · x / max(‖x‖₂, eps), over the width: x_BTD -> x_BTD, with one gain in all. It starts at √D."""
+
+    def __init__(self, D: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.start = math.sqrt(D)
+        self.gain = nn.Parameter(torch.empty(()))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.constant_(self.gain, self.start)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.normalize(x_BTD, dim=-1, eps=self.eps) * self.gain
+
+
+@block(
+    "dyt",
+    "x: B T D -> B T D",
+    category="norm",
+    where={"alpha > 0": "a slope of 0 would end all signals"},
+    source="Zhu et al. 2025, section 4, dynamic tanh",
+)
+class DynamicTanh(nn.Module):
+    """gain · tanh(α x) + bias, in the place of a norm: x_BTD -> x_BTD, with one α in all.
+
+    α starts at `alpha`, gains at 1, biases at 0.
+    """
+
+    def __init__(self, D: int, *, alpha: float = 0.5, bias: bool = True) -> None:
+        super().__init__()
+        self.start = alpha
+        self.alpha = nn.Parameter(torch.empty(()))
+        self.weight = nn.Parameter(torch.empty(D))
+        self.bias = nn.Parameter(torch.empty(D)) if bias else None
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        starts = {"alpha": self.start, "weight": 1.0, "bias": 0.0}
+        nn.init.constant_(self.get_parameter(name), starts[name])
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        y_BTD = torch.tanh(self.alpha * x_BTD) * self.weight
+        return y_BTD if self.bias is None else y_BTD + self.bias

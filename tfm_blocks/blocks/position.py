@@ -1,16 +1,17 @@
-"""Word order, added to embeddings."""
+"""Word order, added to embeddings, or to queries and keys."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.blocks.dropout import Dropout
-from tfm_blocks.blocks.linear import normal_
-from tfm_blocks.blocks.state import Room, State
+from tfm_blocks.blocks.parts.dropout import Dropout
+from tfm_blocks.blocks.parts.linear import normal_
+from tfm_blocks.blocks.parts.state import Room, State
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 
@@ -34,6 +35,10 @@ class Position(nn.Module, ABC):
         """Nothing to remember but the position."""
         return State()
 
+    def prefill(self, x_BND: Tensor, state: State) -> tuple[Tensor, State]:
+        """The first positions."""
+        return self.forward(x_BND), state
+
     def step(self, x_BND: Tensor, state: State) -> tuple[Tensor, State]:
         """The next positions."""
         return self.dropout(x_BND + self.table(state.position, x_BND)), state
@@ -42,21 +47,40 @@ class Position(nn.Module, ABC):
 @block(
     "sinusoidal",
     "x: B N D -> B N D",
+    category="position",
     source="Vaswani et al. 2017, section 3.5",
     where={"D % 2 == 0": "sines and cosines come in pairs"},
 )
 class Sinusoidal(Position):
-    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same; PE(pos + h) is a rotation of PE(pos)."""
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same; PE(pos + h) is a rotation of PE(pos).
 
-    def __init__(self, D: int, *, dropout: Rate = 0.0) -> None:
+    With `layout: halves` all sines come first, then all cosines, as in the paper's own code. As the `position` of an
+    attention it is added to queries and keys only, each as wide as all their heads; there is no dropout on it there.
+    """
+
+    def __init__(self, D: int, *, layout: Literal["pairs", "halves"] = "pairs", dropout: Rate = 0.0) -> None:
         super().__init__(dropout)
+        self.layout = layout
 
     def table(self, first: int, x_BND: Tensor) -> Tensor:
         N, D = x_BND.shape[1:]
         positions_N = torch.arange(first, first + N, dtype=torch.float32, device=x_BND.device)
-        even_I = torch.arange(0, D, 2, dtype=torch.float32, device=x_BND.device)
+        return self._sines(positions_N, D).to(x_BND.dtype)
+
+    def turn(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
+        """The queries or keys of all heads, side by side, with the sines of their positions: x_BHNK -> x_BHNK."""
+        _, H, _, K = x_BHNK.shape
+        if H * K % 2:
+            raise ValueError(f"sines and cosines come in pairs, but the heads have {H * K} numbers together")
+        table_ND = self._sines(positions_N.float(), H * K).to(x_BHNK.dtype)
+        return x_BHNK + torch.unflatten(table_ND, 1, (H, K)).transpose(0, 1)
+
+    def _sines(self, positions_N: Tensor, D: int) -> Tensor:
+        even_I = torch.arange(0, D, 2, dtype=torch.float32, device=positions_N.device)
         angles_NI = positions_N[:, None] * torch.exp(even_I * (-math.log(10000.0) / D))
-        return torch.stack((angles_NI.sin(), angles_NI.cos()), dim=2).reshape(N, D).to(x_BND.dtype)
+        if self.layout == "halves":
+            return torch.cat((angles_NI.sin(), angles_NI.cos()), dim=1)
+        return torch.stack((angles_NI.sin(), angles_NI.cos()), dim=2).reshape(len(positions_N), D)
 
 
 @block(
@@ -74,7 +98,6 @@ class LearnedPosition(Position):
         self.weight = nn.Parameter(torch.empty(max_length, D))
 
     def initialise(self, name: str, generator: Generator) -> None:
-        """Fills the weight."""
         normal_(self.weight, self.weight.shape[1], generator)
 
     def table(self, first: int, x_BND: Tensor) -> Tensor:
@@ -82,3 +105,16 @@ class LearnedPosition(Position):
         if first + N > known:
             raise ValueError(f"learned_position knows {known} positions, but the sequence has {first + N}")
         return self.weight[first : first + N]
+
+
+@block("none", "x: B N D -> B N D", source="Haviv et al. 2022: a causal decoder learns the order by itself")
+class NoPosition(nn.Module):
+    """x, with the dropout that position blocks have: x_BND -> x_BND."""
+
+    def __init__(self, *, dropout: Rate = 0.0) -> None:
+        super().__init__()
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        out_BND: Tensor = self.dropout(x_BND)
+        return out_BND

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from tfm_blocks.blocks.attention import merge_heads, one_hot_values, split_heads
-from tfm_blocks.blocks.banded import banded_attention
-from tfm_blocks.blocks.dot_product import past_attention
-from tfm_blocks.blocks.linear import Linear
-from tfm_blocks.blocks.state import Room, State
+from tfm_blocks.blocks.parts.banded import banded_attention
+from tfm_blocks.blocks.parts.heads import one_hot_values, widths
+from tfm_blocks.blocks.parts.multi_head import SOFTMAX, MultiHead
+from tfm_blocks.blocks.parts.order import Span
+from tfm_blocks.blocks.parts.state import State
 from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.values import Position, Rate, Scores
+
+WHERE = {
+    "heads >= 1": "there is at least one head",
+    "D % heads == 0 unless d_head": "the width must split evenly into heads",
+    "d_head >= 1": "a head has a width",
+    "kv_heads >= 1": "there is at least one head of keys and values",
+    "heads % kv_heads == 0": "as many heads of queries share each head of keys and values",
+    "r >= 1": "a position sees at least itself",
+}
 
 
 @block(
@@ -19,51 +31,134 @@ from tfm_blocks.registry.blocks import block
     "x: B T D -> B T D",
     branch=True,
     sees={"x": "mask"},
+    where=WHERE,
+    source="Vaswani et al. 2017, section 4",
+)
+class RestrictedAttention(MultiHead):
+    """Self-attention in which each position sees `r` neighbours, itself included: x_BTD -> x_BTD, cost O(n·r·d).
+
+    Half of them lie on either side, r // 2 before and (r - 1) // 2 after; with `mask: causal` all r - 1 lie before. Its
+    parameters are those of `attention`, so that weights can be taken over, and so are its other arguments.
+    """
+
+    def __init__(
+        self,
+        D: int,
+        *,
+        heads: int,
+        r: int,
+        kv_heads: int | None = None,
+        d_head: int | None = None,
+        mask: Literal["causal"] | None = None,
+        position: Position | None = None,
+        scores: Scores = SOFTMAX,
+        bias: bool = True,
+        attention_dropout: Rate = 0.0,
+    ) -> None:
+        sizes = widths(D, heads, kv_heads, d_head)
+        super().__init__(
+            D, None, sizes, mask=mask, dropout=attention_dropout, bias=bias, position=position, scores=scores
+        )
+        self.most = r
+
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
+        q_BHTK, k_BGTK, v_BGTK = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
+        return self.finish(self.attend_near(q_BHTK, k_BGTK, v_BGTK, keep_BT), x_BTD)
+
+    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
+        """How much each head of each position looks at what: w_BHTT, 0 outside the band; a row adds up to 1."""
+        q_BHTK, k_BGTK, _ = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
+        w_BHTT = self.attend_near(q_BHTK, k_BGTK, one_hot_values(k_BGTK), keep_BT)
+        return w_BHTT if self.scores.whole else w_BHTT / w_BHTT.sum(3, keepdim=True)
+
+    def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
+        """y_BHTK, of each position from its neighbours."""
+        assert self.most is not None
+        return banded_attention(
+            q_BHTK,
+            k_BGTK,
+            v_BGTK,
+            keep_BT,
+            r=self.most,
+            causal=self.causal,
+            dropout=self.dropout if self.training else 0.0,
+            scores=self.scores,
+            bias=self.of_distance if self.biases else None,
+        )
+
+    def of_distance(self, distance_TS: Tensor) -> Tensor:
+        """The bias of scores between neighbours so many places apart: bias_HTS."""
+        bias_HTS: Tensor = self.position.of_distance(distance_TS)
+        return bias_HTS
+
+    def prefill(self, x_BPD: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
+        """The first P target positions at once: x_BPD -> x_BPD."""
+        q_BHPK, k_BGPK, v_BGPK = self.self_heads(x_BPD, Span(0, x_BPD.shape[1]))
+        state.fill(k=k_BGPK, v=v_BGPK)
+        keep_BP = torch.ones(x_BPD.shape[:2], dtype=torch.bool, device=x_BPD.device)
+        return self.finish(self.attend_near(q_BHPK, k_BGPK, v_BGPK, keep_BP), x_BPD), state
+
+
+@block(
+    "dilated_attention",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "mask"},
     where={
         "heads >= 1": "there is at least one head",
         "D % heads == 0": "the width must split evenly into heads",
         "r >= 1": "a position sees at least itself",
+        "dilation >= 1": "neighbours are at least 1 apart",
     },
-    source="Vaswani et al. 2017, section 4",
+    source="Beltagy et al. 2020 (Longformer), section 3.1, dilated sliding window",
 )
-class RestrictedAttention(nn.Module):
-    """Self-attention in which each position sees `r` neighbours, itself included: x_BTD -> x_BTD, cost O(n·r·d).
+class DilatedAttention(RestrictedAttention):
+    """`restricted_attention` to every `dilation`-th position: x_BTD -> x_BTD, cost O(n·r·d), reach r · dilation.
 
-    Half of them lie on either side, r // 2 before and (r - 1) // 2 after; with `mask: causal` all r - 1 lie before. Its
-    parameters are those of `attention`, so that weights can be taken over.
+    Its r neighbours, itself included, lie `dilation` apart: r // 2 before and (r - 1) // 2 after, or with
+    `mask: causal` all r - 1 before.
     """
 
     def __init__(
-        self, D: int, *, heads: int, r: int, mask: Literal["causal"] | None = None, attention_dropout: float = 0.0
+        self,
+        D: int,
+        *,
+        heads: int,
+        r: int,
+        dilation: int = 2,
+        mask: Literal["causal"] | None = None,
+        position: Position | None = None,
+        scores: Scores = SOFTMAX,
+        bias: bool = True,
+        attention_dropout: Rate = 0.0,
     ) -> None:
-        super().__init__()
-        self.heads = heads
-        self.r = r
-        self.causal = mask == "causal"
-        self.dropout = attention_dropout
-        self.qkv = Linear(D, 3 * D, parts=3)
-        self.out = Linear(D, D)
+        super().__init__(
+            D,
+            heads=heads,
+            r=r,
+            mask=mask,
+            position=position,
+            scores=scores,
+            bias=bias,
+            attention_dropout=attention_dropout,
+        )
+        self.every = dilation
 
-    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
-        q_BHTK, k_BHTK, v_BHTK = split_heads(self.qkv(x_BTD), self.heads, 3)
-        out_BTD: Tensor = self.out(merge_heads(self._attend(q_BHTK, k_BHTK, v_BHTK, keep_BT)))
-        return out_BTD
+    def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
+        apart, T = self.every, keep_BT.shape[1]
+        q, k, v = (_apart(one, apart) for one in (q_BHTK, k_BGTK, v_BGTK))
+        missing = -T % apart
+        keep = torch.unflatten(F.pad(keep_BT, (0, missing)), 1, (-1, apart)).transpose(1, 2).flatten(0, 1)
+        y = super().attend_near(q, k, v, keep)
+        return torch.unflatten(y, 0, (-1, apart)).permute(0, 2, 3, 1, 4).flatten(2, 3)[:, :, :T]
 
-    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
-        """How much each head of each position looks at what: w_BHTT, 0 outside the band; a row adds up to 1."""
-        q_BHTK, k_BHTK, _ = split_heads(self.qkv(x_BTD), self.heads, 3)
-        return self._attend(q_BHTK, k_BHTK, one_hot_values(k_BHTK), keep_BT)
+    def of_distance(self, distance_TS: Tensor) -> Tensor:
+        bias_HTS: Tensor = self.position.of_distance(distance_TS * self.every)
+        return bias_HTS
 
-    def _attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, keep_BT: Tensor) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        return banded_attention(q_BHTK, k_BHTK, v_BHTK, keep_BT, r=self.r, causal=self.causal, dropout=dropout)
 
-    def start(self, *, room: Room) -> State:
-        """Room for keys and values of the target."""
-        return State(caches={name: room.cache(self.heads, self.out.in_features // self.heads) for name in "kv"})
-
-    def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more target position, which sees the last r: x_R1D -> x_R1D."""
-        q_k_v_BHMK = split_heads(self.qkv(state.abreast(x_R1D)), self.heads, 3)
-        y_BHMK = past_attention(*q_k_v_BHMK, state=state, most=self.r)
-        return self.out(merge_heads(y_BHMK)).view_as(x_R1D), state
+def _apart(x_BHTK: Tensor, apart: int) -> Tensor:
+    """Every so many positions as a sequence of their own, one below the other: x_BHTK -> x_(B·apart)HNK."""
+    missing = -x_BHTK.shape[2] % apart
+    padded = F.pad(x_BHTK, (0, 0, 0, missing))
+    return torch.unflatten(padded, 2, (-1, apart)).permute(0, 3, 1, 2, 4).flatten(0, 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from tfm_blocks.blocks.linear import Linear
+from tfm_blocks.blocks.parts.linear import Linear
 from tfm_blocks.registry.blocks import block
 
 
@@ -16,10 +17,27 @@ from tfm_blocks.registry.blocks import block
     where={"vocab >= 1": "there is at least one token"},
 )
 class Unembed(Linear):
-    """x W^T without a bias: x_BND -> logits_BNV. With `tie`, W is the embedding's matrix."""
+    """x W^T: x_BND -> logits_BNV. With `tie`, W is the embedding's matrix; with `out_bias` a token has a bias too."""
 
-    def __init__(self, D: int, *, vocab: int) -> None:
-        super().__init__(D, vocab, bias=False)
+    def __init__(self, D: int, *, vocab: int, out_bias: bool = False) -> None:
+        super().__init__(D, vocab, bias=out_bias)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         return super().forward(x_BND)
+
+
+@block(
+    "tanh_cap",
+    "x: B N D -> B N D",
+    where={"cap > 0": "logits are cut to a range around 0"},
+    source="Gemma Team 2024 (Gemma 2), section 2, logit soft-capping",
+)
+class TanhCap(nn.Module):
+    """cap · tanh(x / cap), so that no logit passes `cap`: x_BND -> x_BND."""
+
+    def __init__(self, *, cap: float = 30.0) -> None:
+        super().__init__()
+        self.cap = cap
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return torch.tanh(x_BND / self.cap) * self.cap

@@ -6,32 +6,35 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from tfm_blocks.cli import models, runs
-from tfm_blocks.errors import TfmError
+from tfm_blocks import __version__
+from tfm_blocks.cli import compare, completion, dashboard, evaluate, models, runs, translate
+from tfm_blocks.cli.exit_status import run_command
+from tfm_blocks.cli.train import train
+from tfm_blocks.launch.memory import limit_primitive_caches
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one command; leaves with 0, with 2 for a wrong config, with 1 for any other mistake of the user's."""
+    if "_ARGCOMPLETE" in os.environ:
+        completion.complete(_parser())
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["train"]:  # its options are Hydra's
+        command = [sys.executable, "-m", "tfm_blocks", "train"]
+        status = train(arguments[1:], program="tfm train", command=command)
+    else:
+        status = run_command(lambda: _run(arguments))
+    if status:
+        sys.exit(status)
+
+
+def _run(argv: Sequence[str]) -> None:
     arguments = _parse(argv)
-    if arguments.plugins:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        arguments.run(arguments)
-    except TfmError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_status)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:  # a full disk, a file that may not be written
-        print(f"error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    limit_primitive_caches()
+    arguments.run(arguments)
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Overrides may stand before and after options."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
@@ -43,8 +46,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("tfm", description="Look at models, check them, and use trained ones.")
+    parser = argparse.ArgumentParser("tfm", description="Train models, look at them, check them, and use them.")
+    parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for room in (models, runs):
+    commands.add_parser("train", help="train a run, or with -m a sweep; tfm train --help tells how")
+    for room in (models, translate, evaluate, runs, compare, dashboard, completion):
         room.add_commands(commands)
     return parser

@@ -1,4 +1,4 @@
-"""Commands on models: check, show, blocks."""
+"""Commands on models: check, show, models, blocks, schema."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfm_blocks.cli.options import add_plugins
+from tfm_blocks.cli.options import add_plugins, count
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
     from tfm_blocks.compose.resolve import Composed
+    from tfm_blocks.language.sources import Sources
+    from tfm_blocks.language.spec import Spec
 
 
 def add_commands(commands: Commands) -> None:
@@ -20,31 +23,113 @@ def add_commands(commands: Commands) -> None:
         ("show", _show, "the nodes of a model, with shapes and parameters"),
     ):
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("model", metavar="MODEL", help="a name under conf/model/, or a path to a YAML file")
+        run_too = ", or a run folder" if name == "show" else ""
+        what = f"a name under conf/model/, a path to a YAML file{run_too}"
+        command.add_argument("model", metavar="MODEL", help=what)
         command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="heads=4, model.add_norm=pre")
         command.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a model/ in it")
         add_plugins(command)
         command.set_defaults(run=run)
+        if name == "check":
+            what = "check every combination of values given as a,b,c"
+            command.add_argument("-m", "--multirun", action="store_true", help=what)
+        else:
+            for side in ("src", "tgt"):
+                command.add_argument(f"--{side}", type=count, metavar="N", help=f"tokens of {side}, for the cost (32)")
+            what = "tokens of another input, for the cost"
+            command.add_argument("--length", type=_length, action="append", default=[], metavar="NAME=N", help=what)
+            command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    models = commands.add_parser("models", help="the models that there are", description="the models that there are")
+    models.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a model/ in it")
+    models.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    models.set_defaults(run=_models)
     blocks = commands.add_parser("blocks", help="the registered blocks", description="the registered blocks")
     blocks.add_argument("name", nargs="?", metavar="NAME", help="all about one block")
+    blocks.add_argument("--markdown", action="store_true", help="print the page docs/blocks.md")
     add_plugins(blocks)
     blocks.set_defaults(run=_blocks)
+    schema = commands.add_parser("schema", help="the JSON schema of a model file", description="for editors of YAML")
+    schema.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
+    add_plugins(schema)
+    schema.set_defaults(run=_schema)
 
 
 def _check(arguments: argparse.Namespace) -> None:
     from tfm_blocks.network.build import check_model
 
+    if arguments.multirun:
+        _check_several(arguments)
+        return
     composed = _composed(arguments)
     spec = check_model(composed.model, composed.sources)
     print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
 
 
-def _show(arguments: argparse.Namespace) -> None:
+def _check_several(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.compose.model import compose_model
+    from tfm_blocks.compose.sweep import combinations, parts_of
+    from tfm_blocks.launch.sweeps.check import check_jobs, refuse_wrong
     from tfm_blocks.network.build import check_model
+    from tfm_blocks.registry.plugins import load_plugins
+    from tfm_blocks.report.jobs import show_jobs
+
+    load_plugins(arguments.plugins)
+    jobs = combinations(parts_of([f"model={arguments.model}", *arguments.overrides], arguments.config_dir))
+
+    def compose(job: list[str]) -> Composed:
+        return compose_model(job[0].partition("=")[2], job[1:], arguments.config_dir)
+
+    found = check_jobs(jobs, compose, lambda composed: check_model(composed.model, composed.sources))
+    show_jobs([(job.overrides, job.parameters, job.problems) for job in found])
+    refuse_wrong(found)
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.language.spec import names
     from tfm_blocks.report.show import show_model
 
-    composed = _composed(arguments)
-    show_model(check_model(composed.model, composed.sources), arguments.model)
+    spec, sources = _model(arguments)
+    lengths = {**dict(arguments.length), **{name: vars(arguments)[name] for name in ("src", "tgt")}}
+    asked = {name: length for name, length in lengths.items() if length is not None}
+    for name in asked:
+        if name not in names(spec.inputs):
+            help = suggest(name, names(spec.inputs))
+            raise ConfigError(Problem(f"--{name}", f"the model has no input {name!r}", help=help))
+    show_model(spec, arguments.model, sources, asked, as_json=arguments.json)
+
+
+def _model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
+    """The model, and where its nodes are written. Of a run it is what was trained; how the run stands is told too."""
+    from tfm_blocks.language.sources import Sources
+    from tfm_blocks.network.build import check_model
+
+    folder = Path(arguments.model)
+    if not folder.is_dir():
+        composed = _composed(arguments)
+        return check_model(composed.model, composed.sources), composed.sources
+    from tfm_blocks.report.runs import show_run
+    from tfm_blocks.runs.listing import read_entry
+    from tfm_blocks.runs.model import read_spec
+
+    if arguments.overrides:
+        rule = f"has its settings, and none can be changed: {shown(arguments.overrides[0])}"
+        raise ConfigError(Problem(arguments.model, rule, help="show the model by its name, with what differs"))
+    spec = read_spec(folder, arguments.plugins)
+    if not arguments.json:
+        show_run(read_entry(folder))
+    return spec, Sources()
+
+
+def _models(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.compose.catalogue import list_models
+    from tfm_blocks.report.catalogue import print_models_json, show_models
+
+    (print_models_json if arguments.json else show_models)(list_models(arguments.config_dir))
+
+
+def _length(text: str) -> tuple[str, int]:
+    name, _, length = text.partition("=")
+    return name, count(length)
 
 
 def _composed(arguments: argparse.Namespace) -> Composed:
@@ -58,11 +143,30 @@ def _composed(arguments: argparse.Namespace) -> Composed:
 
 def _blocks(arguments: argparse.Namespace) -> None:
     import tfm_blocks.blocks  # noqa: F401  registers them
+    from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
-    from tfm_blocks.report.blocks import show_block, show_blocks
+    from tfm_blocks.report.blocks import markdown, show_block, show_blocks
 
     load_plugins(arguments.plugins)
-    if arguments.name:
+    if arguments.markdown:
+        print(markdown(REGISTRY.blocks.values()), end="")
+    elif arguments.name:
         show_block(arguments.name)
     else:
         show_blocks()
+
+
+def _schema(arguments: argparse.Namespace) -> None:
+    import json
+
+    import tfm_blocks.blocks  # noqa: F401  registers them
+    from tfm_blocks.language.schema import schema
+    from tfm_blocks.registry.blocks import REGISTRY
+    from tfm_blocks.registry.plugins import load_plugins
+
+    load_plugins(arguments.plugins)
+    text = json.dumps(schema(REGISTRY), indent=1, ensure_ascii=False)
+    if arguments.path:
+        arguments.path.write_text(f"{text}\n", "utf-8")
+    else:
+        print(text)

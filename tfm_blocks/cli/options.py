@@ -6,9 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from tfm_blocks.errors import shown
 from tfm_blocks.translation.settings import LengthPenalty, Search
 
+LONGEST_COUNT = 18  # digits: what fits into 64 bits
+
 if TYPE_CHECKING:
+    from tfm_blocks.translation.translator import Translator
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -23,10 +28,28 @@ def add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", type=Path, metavar="RUN", help="a run folder, such as runs/NAME")
 
 
+def add_checkpoint(command: argparse.ArgumentParser) -> None:
+    """--checkpoint."""
+    help = "the weights of a validation, also of a run that is not done: last, best or a step"
+    command.add_argument("--checkpoint", metavar="WHICH", help=help)
+
+
+def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Translator:
+    """What the command line names; or another `run`, with its finished weights. Raises RunError."""
+    from tfm_blocks.translation.translator import Translator
+
+    checkpoint = arguments.checkpoint if run is None else None
+    options = {"device": arguments.device, "plugins": arguments.plugins, "checkpoint": checkpoint}
+    return Translator.load(run or arguments.folder, **options)
+
+
 def add_search(command: argparse.ArgumentParser) -> None:
     """How to look for translations, and where to compute them."""
     command.add_argument(
         "--beam", type=count, default=Search.beam, metavar="K", help="hypotheses a sentence; 1: greedy"
+    )
+    command.add_argument(
+        "--patient", action="store_true", help="search on while an unfinished hypothesis can still win; takes longer"
     )
     command.add_argument(
         "--alpha", type=float, default=Search.alpha, help="exponent of the length penalty (%(default)s)"
@@ -43,15 +66,17 @@ def add_search(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of a line and of its translation (1024)",
     )
-    command.add_argument("--strict", action="store_true", help="refuse a line above --max-tokens, which else is cut")
+    command.add_argument("--strict", action="store_true", help="refuse a line that is too long, or not UTF-8")
     command.add_argument("--batch-tokens", type=count, default=4096, metavar="N", help="tokens at a time (4096)")
     command.add_argument("--device", default="cpu", help="cpu, cuda, … (cpu)")
-    command.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the computation (fp32)")
+    precision = "of the computation (fp32); with bf16 another batch gives a few lines another translation"
+    command.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help=precision)
     add_plugins(command)
 
 
 def count(text: str) -> int:
     """The type of a number above 0. Raises ArgumentTypeError."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, but is {text!r}")
+    if not text.isdecimal() or len(text) > LONGEST_COUNT or not int(text):
+        rule = f"must be a whole number above 0 of at most {LONGEST_COUNT} digits, but is {shown(text)}"
+        raise argparse.ArgumentTypeError(rule)
     return int(text)

@@ -14,19 +14,38 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.compose.folders import CONF, config_folders, options, read_experiment, read_yaml, root_keys
-from tfm_blocks.compose.overrides import first_of_sweep, parse_overrides, refuse_sweeps, values
-from tfm_blocks.errors import ConfigError, Problem, suggest
-from tfm_blocks.language.files import model_chain
+from tfm_blocks.compose.folders import (
+    CONF,
+    EVERYWHERE,
+    config_folders,
+    options,
+    options_in,
+    read_experiment,
+    read_yaml,
+    root_keys,
+)
+from tfm_blocks.compose.overrides import first_of_sweep, parse_overrides, reason_of, refuse_sweeps, values
+from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
+from tfm_blocks.language.chain import model_chain
+from tfm_blocks.registry.foreign_keys import advice
 
-VALUED = frozenset("--config-path -cp --config-name -cn --config-dir -cd --package -p --info -i --cfg -c".split())  # noqa: SIM905
-FIXED = frozenset("--config-path -cp --config-name -cn".split())  # noqa: SIM905
-OPTIONAL = frozenset({"experiment"})
+LONG = {
+    "-c": "--cfg", "-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-h": "--help",
+    "-i": "--info", "-m": "--multirun", "-p": "--package", "-r": "--run", "-sc": "--shell-completion",
+}  # fmt: skip
+VALUED = frozenset({"--config-path", "--config-name", "--config-dir", "--package", "--info", "--cfg"})
+FIXED = frozenset({"--config-path", "--config-name"})
+PRINTING = frozenset({"--cfg", "--info", "--hydra-help", "--shell-completion"})
+ACTIONS = frozenset({"--run", "--multirun", "--cfg", "--info", "--shell-completion"})
+OF_A_SWEEP = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
+OPTIONAL = EVERYWHERE
+SEVERAL = frozenset({"logger"})  # groups of which a run can have several: logger=[wandb,tensorboard]
+OPEN = frozenset({"data.train", "data.val", "data.test"})  # files by the name of an input
 
 
 @dataclass(frozen=True)
 class Line:
-    """Options with their values, and overrides."""
+    """Options by their long names, with their values, and overrides."""
 
     flags: Mapping[str, str]
     texts: Sequence[str]
@@ -34,24 +53,37 @@ class Line:
     @property
     def own(self) -> Path | None:
         """The folder of --config-dir."""
-        folder = self.flags.get("--config-dir") or self.flags.get("-cd")
+        folder = self.flags.get("--config-dir")
         return Path(folder) if folder else None
 
 
-def prepare(arguments: Sequence[str]) -> list[str]:
+def job_options(arguments: Sequence[str]) -> list[str]:
+    """What each job of a sweep gets beside its own overrides: the folder of --config-dir and overrides of Hydra's."""
+    line = split(arguments)
+    folder = ["--config-dir", str(line.own.resolve())] if line.own else []
+    return folder + [text for text in line.texts if key_of(text).startswith(("hydra.", "hydra/"))]
+
+
+def key_of(text: str) -> str:
+    """The key or the group of an override."""
+    return text.partition("=")[0].lstrip("+~")
+
+
+def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     """The command line for Hydra. Model files are read as plain YAML, and names of options and keys are known ones.
 
-    Overrides of `model.*` become `++model.*`, so that a node can be added without ceremony. Raises ConfigError.
+    Overrides of `model.*` become `++model.*`, so that a node can be added without ceremony; so do those of a split's
+    files. Raises ConfigError.
     """
     line = split(arguments)
-    if not {"--shell-completion", "-sc", "--hydra-help"}.isdisjoint(line.flags):
+    if not {"--shell-completion", "--hydra-help"}.isdisjoint(line.flags):
         return list(arguments)
-    for flag in sorted(FIXED & line.flags.keys()):
-        raise ConfigError(Problem(flag, "a run has one main config, conf/train.yaml", help="write --config-dir FOLDER"))
+    _expect_options(line.flags)
     folders = config_folders(line.own)
     read = dict(zip(line.texts, parse_overrides(line.texts), strict=True))
     overrides = [override for override in read.values() if not _chooses_nothing(override)]
-    if {"-m", "--multirun"}.isdisjoint(line.flags):
+    _refuse_another_sweep(overrides)
+    if "--multirun" not in line.flags:
         refuse_sweeps(overrides, help="add -m to run each of them")
     chosen = _choices(overrides, folders)
     models = _models(chosen, folders)
@@ -61,7 +93,7 @@ def prepare(arguments: Sequence[str]) -> list[str]:
         for model in models:
             _composes(overrides, {group: names[0] for group, names in chosen.items()} | {"model": model}, line.own)
     return [
-        _plus(read[argument].input_line or "") if argument in read else argument
+        with_plus(read[argument].input_line or "") if argument in read else argument
         for argument in arguments
         if argument not in read or read[argument] in overrides
     ]
@@ -73,6 +105,7 @@ def split(arguments: Sequence[str]) -> Line:
     rest = iter(arguments)
     for argument in rest:
         name, equals, value = argument.partition("=")
+        name = LONG.get(name, name)
         if argument.startswith("-"):
             flags[name] = next(rest, "") if name in VALUED and not equals else value
         else:
@@ -80,11 +113,34 @@ def split(arguments: Sequence[str]) -> Line:
     return Line(flags, texts)
 
 
-def composed(overrides: list[str], own: Path | None) -> DictConfig:
-    """train.yaml with its groups and `overrides`, and without Hydra's own settings. Raises what Hydra raises."""
+def _expect_options(flags: Mapping[str, str]) -> None:
+    """Raises ConfigError for options that go against each other."""
+    for flag in sorted(FIXED & flags.keys()):
+        raise ConfigError(Problem(flag, "a run has one main config, conf/train.yaml", help="write --config-dir FOLDER"))
+    actions = sorted(ACTIONS & flags.keys())
+    if len(actions) > 1:
+        help = "leave out all but one, and with --cfg give each key one value"
+        raise ConfigError(Problem("command line", f"{' and '.join(actions)} do not go together", help=help))
+    if "--resolve" in flags and "--cfg" not in flags:
+        raise ConfigError(Problem("--resolve", "tells how --cfg prints the config", help="add --cfg job"))
+
+
+def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
+    """Raises ConfigError for what is said to Hydra's own sweepers and launchers, which run no sweep here."""
+    found = [one for one in overrides if one.key_or_group.startswith(OF_A_SWEEP)]
+    if found:
+        rule = "tfm-blocks runs sweeps itself, each job in processes of its own: {}"
+        help = "write -m with the keys of sweep, such as sweep.parallel=2 or sweep=optuna; --help lists them"
+        raise ConfigError(
+            [Problem(one.key_or_group, rule.format(cut(one.input_line or "")), help=help) for one in found]
+        )
+
+
+def composed(overrides: list[str], own: Path | None, *, hydra: bool = False) -> DictConfig:
+    """train.yaml with its groups and `overrides`; `hydra` adds Hydra's own settings. Raises what Hydra raises."""
     search = [f"hydra.searchpath=[file://{own.resolve()}]"] if own else []
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
-        return compose("train", overrides + search)
+        return compose("train", overrides + search, return_hydra_config=hydra)
 
 
 def _chooses_nothing(override: Override) -> bool:
@@ -92,8 +148,10 @@ def _chooses_nothing(override: Override) -> bool:
     return override.key_or_group in OPTIONAL and not override.is_sweep_override() and override.value() is None
 
 
-def _plus(text: str) -> str:
-    return f"++{text}" if text.startswith("model.") else text
+def with_plus(text: str) -> str:
+    """An override that Hydra lets add keys, where the keys are names that people choose."""
+    names = text.partition("=")[0].split(".")
+    return f"++{text}" if (names[0] == "model" and len(names) > 1) or ".".join(names[:2]) in OPEN else text
 
 
 def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, list[str]]:
@@ -105,23 +163,35 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
         if not known:
             continue
         names = ["null"] if override.is_delete() else values(override, list(known))
-        for name in names:
+        singles = [name for choice in names for name in _options_of(group, choice, override)]
+        for name in singles:
             if name == "null" and group not in OPTIONAL:
                 help = suggest("", known)
-                raise ConfigError(Problem(group, f"a run cannot do without: {override.input_line}", help=help))
+                raise ConfigError(
+                    Problem(group, f"a run cannot do without: {cut(override.input_line or '')}", help=help)
+                )
             if name != "null" and name not in known:
                 raise ConfigError(_no_option(group, name, override, known))
         chosen[group] = [name for name in names if name != "null"]
-        for name in chosen[group] if group != "model" else ():
-            (read_experiment if group == "experiment" else read_yaml)(known[name])
+        for name in singles if group != "model" else ():
+            if name != "null":
+                (read_experiment if group in EVERYWHERE else read_yaml)(known[name])
     return {group: names for group, names in chosen.items() if names}
+
+
+def _options_of(group: str, choice: str, override: Override) -> list[str]:
+    """What a choice names: of SEVERAL groups more than one at once. Raises ConfigError."""
+    if choice.startswith("[") and group not in SEVERAL:
+        rule = f"is one at a time: {cut(override.input_line or '')}"
+        raise ConfigError(Problem(group, rule, help=f"write {group}=NAME, or {group}=a,b with -m to try each"))
+    return options_in(choice)
 
 
 def _no_option(group: str, name: str, override: Override, known: Mapping[str, Path]) -> Problem:
     help = suggest(name, known)
     if name.endswith((".yaml", ".yml")):
         help = f"put the file into FOLDER/{group}/ and write --config-dir FOLDER {group}={Path(name).stem}"
-    return Problem(group, f"there is no {group} called {name!r}: {override.input_line}", help=help)
+    return Problem(group, f"there is no {group} called {shown(name)}: {cut(override.input_line or '')}", help=help)
 
 
 def _models(chosen: Mapping[str, Sequence[str]], folders: list[Path]) -> Sequence[str]:
@@ -145,20 +215,23 @@ def _model_of(mapping: Mapping[str, Any]) -> str | None:
 def _composes(overrides: Sequence[Override], choices: Mapping[str, str], own: Path | None) -> None:
     """Hydra takes the overrides. Raises ConfigError with the keys that it could have been, or with Hydra's reason."""
     groups = [f"{group}={choice}" for group, choice in choices.items()]
-    rest = [_plus(first_of_sweep(override)) for override in overrides if override.key_or_group not in choices]
+    rest = [with_plus(first_of_sweep(override)) for override in overrides if override.key_or_group not in choices]
     try:
         composed([*groups, *rest], own)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        problem = Problem(
-            "command line", str(error).splitlines()[0], help="python train.py --help tells keys and groups"
-        )
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        yaml.YAMLError,
+        ValueError,
+    ) as error:  # ValueError: an integer's digits
+        problem = Problem("command line", reason_of(error), help="--help tells keys and groups")
         raise ConfigError(_unknown_keys(overrides, groups, own) or problem) from None
 
 
 def _unknown_keys(overrides: Sequence[Override], groups: list[str], own: Path | None) -> list[Problem]:
     try:
         config = composed(groups, own)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError):
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError):
         return []  # the groups alone do not compose: no key is to blame
     return [
         problem
@@ -173,7 +246,7 @@ def _unknown(key: str, config: Any, text: str) -> list[Problem]:
     for part in key.split("."):
         if not isinstance(config, DictConfig) or part not in config.keys():  # noqa: SIM118  `in` hides what is ???
             known = [".".join([*walked, str(name)]) for name in config] if isinstance(config, DictConfig) else []
-            return [Problem(key, f"no such key: {text}", help=suggest(key, known))]
+            return [Problem(key, f"no such key: {cut(text)}", help=advice(key) or suggest(key, known))]
         config = config._get_node(part)
         walked.append(part)
     return []

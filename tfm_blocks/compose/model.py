@@ -11,10 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tfm_blocks.compose.folders import config_folders, root_keys
-from tfm_blocks.compose.overrides import parse_overrides, refuse_sweeps
+from tfm_blocks.compose.overrides import parse_overrides, reason_of, refuse_sweeps
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
-from tfm_blocks.errors import ConfigError, Problem, suggest
-from tfm_blocks.language.files import model_chain
+from tfm_blocks.errors import ConfigError, Problem, cut, suggest
+from tfm_blocks.language.chain import model_chain
 from tfm_blocks.language.sources import Sources
 
 
@@ -41,8 +41,10 @@ def _apply(override: Override, merged: DictConfig, sources: Sources) -> None:
         raise ConfigError(sources.problem(path, rule, help=f"write {override.key_or_group}=null"))
     if path[0] not in merged:
         known = [str(key) for key in merged]
-        raise ConfigError(Problem(path[0], f"no such knob: {override.input_line}", help=suggest(path[0], known)))
+        raise ConfigError(
+            Problem(path[0], f"no such knob: {cut(override.input_line or '')}", help=suggest(path[0], known))
+        )
     try:
         OmegaConf.update(merged, override.key_or_group, override.value(), merge=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(sources.problem(path, str(error).splitlines()[0])) from None
+        raise ConfigError(sources.problem(path, reason_of(error), help="write what the file has there")) from None

@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, cut
+from tfm_blocks.language.files import LONGEST_INTEGER
+
+LONGEST_KEY = 200
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
     """A value that is not in the grammar is text: `d_ff=2*(d_model+1)`, `data.dir=/my texts`.
 
-    Raises ConfigError with one problem for each text that is no override even so.
+    Raises ConfigError with one problem for each text that is no override even so, and for each key that is set twice.
     """
-    overrides, problems = [], []
+    overrides: dict[str, Override] = {}
+    problems = []
     for text in texts:
         override = _parse(text) or _parse(_quoted(text))
-        if override and not override.is_interval_sweep():
-            overrides.append(override)
-        else:
+        key = override.get_key_element().lstrip("+~") if override else text.partition("=")[0]
+        if override is None:
             help = "write key=value, or key=a,b with -m"
-            problems.append(Problem(text.partition("=")[0] or text, f"is no override: {text}", help=help))
+            problems.append(Problem(key or text, f"is no override: {cut(text)}", help=help))
+        elif len(key) > LONGEST_KEY:  # Hydra looks for a folder of that name
+            problems.append(
+                Problem(cut(key), f"has more than {LONGEST_KEY} characters", help="write a key of the config")
+            )
+        elif _is_endless(override):
+            rule = f"has an integer of more than {LONGEST_INTEGER} digits: {cut(text)}"
+            problems.append(Problem(key, rule, help=f"write one of at most {LONGEST_INTEGER}"))
+        elif key in overrides:
+            rule = f"is set twice: {cut(overrides[key].input_line or '')} and {cut(text)}"
+            problems.append(Problem(key, rule, help="leave one of them out"))
+        else:
+            overrides[key] = override
     if problems:
         raise ConfigError(problems)
-    return overrides
+    return list(overrides.values())
 
 
 def _parse(text: str) -> Override | None:
     try:
         return OverridesParser.create().parse_override(text)
-    except HydraException:
+    except (HydraException, ValueError, RecursionError):  # ValueError: an integer of more digits than Python reads
         return None
+
+
+def _is_endless(override: Override) -> bool:
+    """Has an integer that no message and no file could hold; as text, where Python does not read so many digits."""
+    return bool(re.search(rf"\d{{{LONGEST_INTEGER + 1}}}", override.input_line or ""))
 
 
 def _quoted(text: str) -> str:
@@ -46,21 +68,41 @@ def refuse_sweeps(overrides: Sequence[Override], help: str) -> None:
     found = [override for override in overrides if override.is_sweep_override()]
     if found:
         rule = "{} names several values"
-        raise ConfigError([Problem(one.key_or_group, rule.format(one.input_line), help=help) for one in found])
+        raise ConfigError(
+            [Problem(one.key_or_group, rule.format(cut(one.input_line or "")), help=help) for one in found]
+        )
+
+
+def reason_of(error: BaseException) -> str:
+    """What Hydra and OmegaConf say, without the lines on their own types."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    kept = lines[:2] if lines[0].endswith(":") else lines[:1]
+    if isinstance(error.__cause__, OmegaConfBaseException) and len(kept) == 1:
+        kept.append(reason_of(error.__cause__))
+    reason = ": ".join(line.rstrip(":") for line in kept).replace(" ++model", " model")
+    return reason.replace("Cannot merge DictConfig with ListConfig", "a list and a mapping cannot be merged")
 
 
 def values(override: Override, options: Sequence[str]) -> list[str]:
-    """What an override chooses of a group with these options; of a sweep, all its values."""
+    """What an override chooses of a group with these options; of a sweep, all its values. A list is one of them."""
     value: object = override.value()
     if isinstance(value, Glob):
         return value.filter(list(options))
     found = override.sweep_iterator() if override.is_sweep_override() else [value]
-    return ["null" if one is None else str(one) for one in found]
+    return [_choice(one) for one in found]
+
+
+def _choice(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_choice, value))}]"
+    return "null" if value is None else str(value)
 
 
 def first_of_sweep(override: Override) -> str:
     """The text of the override with the first of its values."""
     text = override.input_line or ""
+    if override.is_interval_sweep():
+        return f"{text.partition('=')[0]}={override.value().start}"  # type: ignore[union-attr]
     if not override.is_sweep_override() or isinstance(override.value(), Glob):
         return text
     return f"{text.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"

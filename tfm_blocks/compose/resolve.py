@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from tfm_blocks.errors import ConfigError, Problem, suggest
+from tfm_blocks.compose.overrides import reason_of
+from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.files import ModelFile
 from tfm_blocks.language.sources import Sources, knobs_read
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A resolved config: plain dicts, lists and scalars, and where each was written."""
+    """A resolved config: plain dicts, lists and scalars, and where each was written.
+
+    `choices` is the option of each group that was chosen, as {"model": "base"}.
+    """
 
     mapping: dict[str, Any]
     sources: Sources
     raw: DictConfig
     chain: tuple[ModelFile, ...]
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def model(self) -> dict[str, Any]:
@@ -38,7 +43,14 @@ class Composed:
         raw = self.raw.copy()
         with open_dict(raw):
             raw["vocab"] = size
-        return resolve(raw, self.sources, self.chain)
+        return replace(resolve(raw, self.sources, self.chain), choices=self.choices)
+
+    def with_values(self, values: Mapping[str, Any]) -> Composed:
+        """The same config with other values of these keys, such as `trainer.steps`."""
+        raw = self.raw.copy()
+        for key, value in values.items():
+            OmegaConf.update(raw, key, value, merge=False, force_add=True)
+        return replace(resolve(raw, self.sources, self.chain), choices=self.choices)
 
 
 def chain_sources(chain: Sequence[ModelFile], overrides: Iterable[str]) -> Sources:
@@ -48,7 +60,9 @@ def chain_sources(chain: Sequence[ModelFile], overrides: Iterable[str]) -> Sourc
         sources.add_file(file.shown, file.text, chosen=file is chain[-1])
     for text in overrides:
         key = text.partition("=")[0]
-        sources.overrides[tuple(key.lstrip("+~").split("."))] = text.removeprefix("++")  # `prepare` has put it there
+        sources.overrides[tuple(key.lstrip("+~").split("."))] = text.removeprefix(
+            "++"
+        )  # `prepare_arguments` has put it there
     return sources
 
 
@@ -65,7 +79,9 @@ def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) ->
         raise ConfigError(sources.problem(path, "must be given", help=f"write {error.full_key}=…")) from None
     except OmegaConfBaseException as error:
         path = tuple(str(getattr(error, "full_key", "") or "").split("."))
-        raise ConfigError(sources.problem(path, str(error).splitlines()[0])) from None
+        raise ConfigError(
+            sources.problem(path, reason_of(error), help="write a value, or the name of a knob in ${…}")
+        ) from None
     return Composed(cast(dict[str, Any], mapping), sources, config, tuple(chain))
 
 
@@ -74,7 +90,7 @@ def _leads_nowhere(error: InterpolationKeyError, raw: dict[str, Any], sources: S
     written = sources.written.get(path)
     name = str(error.msg).split("'")[1] if "'" in str(error.msg) else str(error.msg)
     knobs = [key for key, value in raw.items() if not isinstance(value, (dict, list))]
-    rule = f"{written.text if written else 'its value'} leads nowhere: there is no key {name!r}"
+    rule = f"{cut(written.text) if written else 'its value'} leads nowhere: there is no key {shown(name)}"
     return ConfigError(sources.problem(path, rule, help=suggest(name, knobs)))
 
 
@@ -89,5 +105,8 @@ def _unread_knobs(raw: dict[str, Any], sources: Sources, chain: Sequence[ModelFi
     ]
     if unread:
         raise ConfigError(
-            [sources.problem((key,), f"nothing reads the knob {key!r}", help=f"use it as ${{{key}}}") for key in unread]
+            [
+                sources.problem((key,), f"nothing reads the knob {shown(key)}", help=f"use it as ${{{key}}}")
+                for key in unread
+            ]
         )

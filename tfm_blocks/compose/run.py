@@ -5,19 +5,37 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from tfm_blocks.compose.folders import options, read_yaml, root_keys
+from tfm_blocks.compose.folders import EVERYWHERE, group_files, in_order, root_keys
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
-from tfm_blocks.errors import ConfigError, suggest
-from tfm_blocks.language.files import ModelFile, model_chain, shown_path
+from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
+from tfm_blocks.language.chain import model_chain
+from tfm_blocks.language.files import ModelFile, shown_path
 from tfm_blocks.language.sources import Sources
 
 LONGEST_NAME = 100
+RESUME = "write resume=runs/NAME, the folder that training named"
+TAKEN = (
+    "trainer.steps",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.cluster",
+    "trainer.strategy",
+    "trainer.accelerator",
+    "trainer.workers",
+    "trainer.patience_nan",
+    "trainer.log_every",
+    "trainer.checkpoint_every",
+    "trainer.checkpoint_minutes",
+    "trainer.checkpoint_keep",
+    "data.batch_tokens",
+)  # none of them changes what a step does to the weights, but for rounding
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
 
@@ -29,24 +47,93 @@ def compose_run(config: DictConfig) -> Composed:
     chain = model_chain(choices["model"], [folder / "model" for folder in folders], root_keys())
     overrides = task_overrides()
     sources = chain_sources(chain, [text for text in overrides if text.partition("=")[0] not in choices])
-    for group in sorted(choices.keys() - {"model"}):
+    for group in in_order(choices.keys() - {"model"}):
         _add_group(group, choices[group], folders, sources)
     _known_keys(config, sources, chain)
-    composed = resolve(config, sources, chain)
+    config = _without_sweep(config, overrides, sources)
+    own = {group: choice for group, choice in choices.items() if "/" not in group and group != "sweep"}  # hydra/NAME
+    composed = replace(resolve(config, sources, chain), choices=own)
     composed.mapping["name"] = _name(composed, choices, overrides)
     return composed
 
 
+def _without_sweep(config: DictConfig, overrides: Sequence[str], sources: Sources) -> DictConfig:
+    """What a run is does not depend on how a sweep is run; only whose it is stays, as `sweep_name`."""
+    keys = [key for text in overrides if (key := text.partition("=")[0].lstrip("+")).split(".")[0] == "sweep"]
+    alone = [key for key in keys if key != "sweep.name"]
+    if alone:
+        rule = "says how a sweep is run, and this is a single run"
+        raise ConfigError([Problem(key, rule, help="add -m, or leave it out") for key in alone])
+    config, name = config.copy(), config.sweep.name
+    with open_dict(config):
+        del config["sweep"]
+        if name is not None:
+            config["sweep_name"] = expect_name("sweep.name", name, sources)
+    return config
+
+
+def resumed_run(config: DictConfig) -> Path | None:
+    """The run folder that `resume=` names, or None. Raises ConfigError."""
+    if config.resume is None:
+        return None
+    if not isinstance(config.resume, str) or not config.resume:
+        raise ConfigError(Problem("resume", f"must be a run folder, but is {shown(config.resume)}", help=RESUME))
+    return Path(config.resume)
+
+
+def is_to_verify(config: DictConfig) -> bool:
+    """Whether `verify=resume` asks for a proof and not for a run. Raises ConfigError for any other value."""
+    if config.verify not in (None, "resume"):
+        rule = f"must be resume, but is {shown(config.verify)}"
+        raise ConfigError(Problem("verify", rule, help="write verify=resume, or leave it out"))
+    return config.verify is not None
+
+
+def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str, text: str) -> Composed:
+    """The recorded config of a run, with what the command line may change of it.
+
+    `text` is that of the file `where` it stands. Raises ConfigError for what would make another experiment of it.
+    """
+    mapping: dict[str, Any] = {**recorded, "trainer": dict(recorded["trainer"]), "data": dict(recorded["data"])}
+    problems = []
+    sources = Sources()
+    sources.add_file(where, text, chosen=True)
+    for override in task_overrides():
+        key = override.partition("=")[0].lstrip("+~")
+        if key in TAKEN:
+            group, name = key.split(".")
+            mapping[group][name] = OmegaConf.select(config, key)
+            sources.overrides[(group, name)] = override
+        elif key != "resume" and not _is_recorded(config, key, recorded):
+            rule = f"a resumed run keeps what it was begun with: {cut(override)}"
+            problems.append(Problem(key, rule, help=f"leave it out; a resume takes {', '.join(TAKEN)}"))
+    given = OmegaConf.to_container(config)["plugins"]  # type: ignore[index, call-overload]
+    if given != recorded["plugins"]:
+        rule = f"the run uses {shown(recorded['plugins'])}, and the command line names {shown(given)}"
+        problems.append(Problem("plugins", rule, help=f"write plugins=[{','.join(recorded['plugins'])}]"))
+    if problems:
+        raise ConfigError(problems)
+    return Composed(mapping, sources, OmegaConf.create(mapping), ())
+
+
+def _is_recorded(config: DictConfig, key: str, recorded: Mapping[str, Any]) -> bool:
+    """Whether the override of a single value says what the run was begun with."""
+    found: Any = recorded
+    for part in key.split("."):
+        if not isinstance(found, dict) or part not in found:
+            return False
+        found = found[part]
+    typed = OmegaConf.select(config, key)
+    if isinstance(typed, (DictConfig, ListConfig)):
+        typed = OmegaConf.to_container(typed)
+    return bool(found == typed)
+
+
 def _add_group(group: str, choice: str, folders: list[Path], sources: Sources) -> None:
     """The places of an option's values; those of what it inherits first."""
-    path = options(group, folders).get(choice)
-    if path is None:  # a group of Hydra's own
-        return
-    for parent in read_yaml(path).get("defaults", []):
-        if isinstance(parent, str) and parent != "_self_":
-            _add_group(group, parent, folders, sources)
-    experiment = group == "experiment"
-    sources.add_file(shown_path(path), path.read_text("utf-8"), () if experiment else (group,), chosen=experiment)
+    experiment = group in EVERYWHERE
+    for path in group_files(group, choice, folders):
+        sources.add_file(shown_path(path), path.read_text("utf-8"), () if experiment else (group,), chosen=experiment)
 
 
 def task_overrides() -> list[str]:
@@ -70,11 +157,14 @@ def _known_keys(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]
 
 def _name(composed: Composed, choices: Mapping[str, str], overrides: Sequence[str]) -> str:
     given = composed.mapping["name"]
-    if given is None:
-        return run_name(choices, overrides)
+    return run_name(choices, overrides) if given is None else expect_name("name", given, composed.sources)
+
+
+def expect_name(key: str, given: object, sources: Sources) -> str:
+    """Raises ConfigError where it is no name for a folder."""
     if not _NAME.fullmatch(str(given)):
-        rule = f"must be a folder's name of up to {LONGEST_NAME} letters, digits, _ - ., but is {given!r}"
-        raise ConfigError(composed.sources.problem(("name",), rule, help="write name=my-first-run"))
+        rule = f"must be a folder's name of up to {LONGEST_NAME} letters, digits, _ - ., but is {shown(given)}"
+        raise ConfigError(sources.problem(tuple(key.split(".")), rule, help=f"write {key}=my-first-run"))
     return str(given)
 
 
@@ -86,7 +176,7 @@ def run_name(choices: Mapping[str, str], overrides: Sequence[str]) -> str:
         key, _, value = text.partition("=")
         if key in choices and key not in told:
             parts.append(value)
-        elif key not in ("name", *told) and "/" not in value:  # a path would say where, not what
+        elif key not in ("name", "sweep.name", *told) and "/" not in value:  # a path would say where, not what
             parts.append(key.lstrip("+~").rpartition(".")[2] + value)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", "-".join(parts))
     if len(name) <= LONGEST_NAME:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -15,33 +16,39 @@ import platformdirs
 from tfm_blocks.errors import ConfigError, Problem
 
 SUMS = "sums.json"
+NOTHING_KEPT = "none"
 TRIES = 20
 HELP = "write data.cache=PATH, or set TFM_BLOCKS_CACHE"
 
 
 def cache_folder(setting: str | None) -> Path:
-    """`data.cache`, else $TFM_BLOCKS_CACHE, else the user's cache folder."""
+    """`data.cache`, else $TFM_BLOCKS_CACHE, else the user's cache folder; of `none` one that ends with the process."""
+    if setting == NOTHING_KEPT:
+        folder = Path(tempfile.mkdtemp(prefix="tfm-blocks-cache-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
     chosen = setting or os.environ.get("TFM_BLOCKS_CACHE")
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("tfm-blocks"))
 
 
 def key_of(*parts: object) -> str:
-    """A name for what `parts`, plain JSON, decide."""
+    """A folder name that is the same for the same `parts`, which must be plain JSON."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 
-def cached(folder: Path, build: Callable[[Path], None]) -> Path:
-    """A folder with what `build` writes, from the cache where it is there undamaged. Raises ConfigError if unwritable.
+def find_or_build(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Returns a folder with what `build` writes. A cached folder is taken where its checksums hold.
 
-    Any number of processes may ask at once: each builds aside and renames, and the first one stays. Nothing in place is
-    changed or removed, since another process may be reading it: a damaged folder's successor gets the next number.
+    Any number of processes may call this at once: each builds in a temporary folder and renames it, and the first one
+    stays. Finished folders are never changed or removed, since another process may be reading them: the replacement of
+    a damaged folder gets the next number. Raises ConfigError where the cache cannot be written.
     """
     try:
         for number in range(TRIES):
             place = folder.with_name(f"{folder.name}-{number}")
             if not place.exists():
                 _build_aside(place, build)
-            if _sound(place):
+            if _is_undamaged(place):
                 return place
     except OSError as error:
         rule = f"the cache {folder.parent} cannot be used: {error.strerror}"
@@ -63,7 +70,7 @@ def _build_aside(place: Path, build: Callable[[Path], None]) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _sound(place: Path) -> bool:
+def _is_undamaged(place: Path) -> bool:
     try:
         sums = json.loads((place / SUMS).read_text())
         return all(_digest(place / name) == digest for name, digest in sums.items())

@@ -1,4 +1,4 @@
-"""Which pairs make which optimizer step: one plan per epoch, the same on every rank."""
+"""Which rows of a corpus make which optimizer step: one plan per epoch, the same on every rank."""
 
 from __future__ import annotations
 
@@ -15,54 +15,60 @@ MOST, HALF = (1 << BITS) - 1, 1 << BITS - 1
 POOL = 50  # steps whose pairs are sorted together: more means less padding and a less random order
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """Which one this process is, of the processes that train together."""
+
+    rank: int = 0
+    world: int = 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanStep:
-    """The pairs of one optimizer step, by length, and how many target tokens they have, eos included."""
+    """The rows of one optimizer step, sorted by length, their widths in each input. They predict `tokens` tokens."""
 
     tokens: int
-    pairs_N: Ints
-    src_widths_N: Lengths
-    tgt_widths_N: Lengths
+    rows_N: Ints
+    widths_NC: Lengths
     batch_tokens: int
 
     def share(self, rank: int, world: int) -> list[Ints]:
-        """The micro-batches of this rank: indices of pairs, at most `batch_tokens` padded tokens of both sides each.
+        """The micro-batches of a rank: indices of rows, at most `batch_tokens` padded tokens of all inputs each.
 
-        The ranks together hold every pair of the step once. An idle rank gets the first, for `collate(empty=True)`.
-        A pair that is over the cap by itself, which only an uncut val or test split has, is a micro-batch of its own.
+        The ranks together hold every row of the step once. An idle rank gets the first, which is to weigh nothing.
+        A row that is over the cap by itself, which only an uncut val or test split has, is a micro-batch of its own.
         """
-        rows = slice(0, 1) if self.idle(rank, world) else slice(rank, None, world)
-        pairs_N = self.pairs_N[rows]
-        ends = _cuts(self.src_widths_N[rows].tolist(), self.tgt_widths_N[rows].tolist(), self.batch_tokens)
-        return np.split(pairs_N, list(ends))
+        mine = slice(0, 1) if self.idle(rank, world) else slice(rank, None, world)
+        return np.split(self.rows_N[mine], list(_find_cuts(self.widths_NC[mine].tolist(), self.batch_tokens)))
 
     def idle(self, rank: int, world: int) -> bool:
-        """Whether the step has no pair for this rank."""
-        return rank >= min(world, len(self.pairs_N))
+        """Whether the step has fewer rows than ranks, and none for this one."""
+        return rank >= min(world, len(self.rows_N))
 
 
-def _cuts(src_widths: list[int], tgt_widths: list[int], cap: int) -> Iterator[int]:
-    """Where the next row would put the rectangle of both sides over the cap."""
-    start, src, tgt = 0, 0, 0
-    for row, (new_src, new_tgt) in enumerate(zip(src_widths, tgt_widths, strict=True)):
-        src, tgt = max(src, new_src), max(tgt, new_tgt)
-        if row > start and (row + 1 - start) * (src + tgt) > cap:
+def _find_cuts(widths: list[list[int]], cap: int) -> Iterator[int]:
+    """Yields the rows that begin a new micro-batch, because the padded batch with them would exceed the cap."""
+    start, widest = 0, widths[0]
+    for row, new in enumerate(widths):
+        widest = list(map(max, widest, new))
+        if row > start and (row + 1 - start) * sum(widest) > cap:
             yield row
-            start, src, tgt = row, new_src, new_tgt
+            start, widest = row, new
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """The steps of an epoch, in training order: len(plan), plan[k], iteration. Each pair is in exactly one step.
+    """A sequence of the steps of an epoch, in training order. Each row is in exactly one step.
 
-    `pairs_N` holds the pairs step by step, `bounds_K1` where the steps begin and the last ends, `order_K` their order.
+    `rows_N` holds the rows step by step; step k has those from `bounds_K1[k]` to `bounds_K1[k + 1]`, and `order_K` is
+    the order in which steps are trained.
     """
 
-    pairs_N: Ints
+    rows_N: Ints
     bounds_K1: Ints
     order_K: Ints
-    src_lengths_N: Lengths
-    tgt_lengths_N: Lengths
+    widths_NC: Lengths
+    labels_N: Lengths
     batch_tokens: int
 
     def __len__(self) -> int:
@@ -70,13 +76,11 @@ class EpochPlan:
 
     def __getitem__(self, step: int) -> PlanStep:
         place = self.order_K[step]
-        pairs_N = self.pairs_N[self.bounds_K1[place] : self.bounds_K1[place + 1]]
-        src_widths_N, tgt_widths_N = self.src_lengths_N[pairs_N] + 1, self.tgt_lengths_N[pairs_N] + 1
+        rows_N = self.rows_N[self.bounds_K1[place] : self.bounds_K1[place + 1]]
         return PlanStep(
-            tokens=int(tgt_widths_N.sum()),
-            pairs_N=pairs_N,
-            src_widths_N=src_widths_N,
-            tgt_widths_N=tgt_widths_N,
+            tokens=int(self.labels_N[rows_N].sum()),
+            rows_N=rows_N,
+            widths_NC=self.widths_NC[rows_N],
             batch_tokens=self.batch_tokens,
         )
 
@@ -85,49 +89,51 @@ class EpochPlan:
 
 
 def epoch_plan(
-    src_lengths_N: Lengths, tgt_lengths_N: Lengths, *, seed: int, epoch: int, step_tokens: int, batch_tokens: int
+    widths_NC: Lengths, labels_N: Lengths, *, seed: int, epoch: int, step_tokens: int, batch_tokens: int
 ) -> EpochPlan:
-    """The plan of `epoch`, from lengths without bos and eos: as few steps as `step_tokens` allows, all of one size.
+    """The plan of `epoch`: as few steps as `step_tokens` allows, all of one size.
 
-    Pairs are shuffled, sorted by length within pools of many steps, cut into steps, and the steps shuffled.
-    `batch_tokens` cuts steps into micro-batches; it never changes which pairs a step has.
+    `widths_NC` are the tokens of every row in each input, the target last; `labels_N` how many it predicts. Rows are
+    shuffled, sorted by length within pools of many steps, cut into steps, and the steps shuffled. `batch_tokens` cuts
+    steps into micro-batches; it never changes which rows a step has.
     """
     random = np.random.PCG64(np.random.SeedSequence((seed, epoch)))
-    pairs_N = _shuffled(len(src_lengths_N), random)
-    pairs_N = pairs_N[_by_length(src_lengths_N[pairs_N], tgt_lengths_N[pairs_N], POOL * step_tokens)]
-    ends_N = np.cumsum(tgt_lengths_N[pairs_N] + 1, dtype=np.int64)
+    rows_N = _permute(len(labels_N), random)
+    rows_N = rows_N[_sort_by_length(widths_NC[rows_N], labels_N[rows_N], POOL * step_tokens)]
+    ends_N = np.cumsum(labels_N[rows_N], dtype=np.int64)
     total = int(ends_N[-1])
-    middles_N = ends_N - (tgt_lengths_N[pairs_N] + 1) // 2
+    middles_N = ends_N - labels_N[rows_N] // 2
     step_N = (middles_N - 1) * -(-total // step_tokens) // total
     bounds_K1 = np.flatnonzero(np.diff(step_N, prepend=-1, append=step_N[-1] + 1))
     return EpochPlan(
-        pairs_N=pairs_N,
+        rows_N=rows_N,
         bounds_K1=bounds_K1,
-        order_K=_shuffled(len(bounds_K1) - 1, random),
-        src_lengths_N=src_lengths_N,
-        tgt_lengths_N=tgt_lengths_N,
+        order_K=_permute(len(bounds_K1) - 1, random),
+        widths_NC=widths_NC,
+        labels_N=labels_N,
         batch_tokens=batch_tokens,
     )
 
 
-def _shuffled(count: int, random: np.random.PCG64) -> Ints:
-    """A permutation. NumPy promises to keep the raw numbers for ever; of Generator.permutation it does not."""
+def _permute(count: int, random: np.random.PCG64) -> Ints:
+    """A random order. NumPy promises that raw numbers never change, and promises nothing of Generator.permutation."""
     return np.argsort(random.random_raw(count), kind="stable")
 
 
-def _by_length(src_lengths_N: Lengths, tgt_lengths_N: Lengths, pool_tokens: int) -> Ints:
-    """The order that sorts each pool by the longer side, then by which side it is and by how much.
+def _sort_by_length(widths_NC: Lengths, labels_N: Lengths, pool_tokens: int) -> Ints:
+    """The order that sorts each pool by the longer side, sources or target, then by how much longer it is, and which.
 
-    Both run back and forth, so neighbours are alike where one length or pool ends and the next begins: on Multi30k 96 %
-    of a micro-batch is no padding, and 92 % when sorted by target, then source.
+    Both keys rise and fall by turns, so neighbours are alike where one length or pool ends and the next begins: on
+    Multi30k 96 % of a micro-batch is no padding, and 92 % when sorted by target, then source.
     """
-    pool_N = np.cumsum(tgt_lengths_N + 1, dtype=np.int64) // pool_tokens
-    longer_N = np.minimum(np.maximum(src_lengths_N, tgt_lengths_N), MOST).astype(np.int64)
-    lean_N = np.clip(src_lengths_N - tgt_lengths_N, -HALF, HALF - 1) + HALF
-    key_N = longer_N << BITS | _turning(lean_N, MOST, longer_N)
-    return np.argsort(pool_N << 2 * BITS | _turning(key_N, (1 << 2 * BITS) - 1, pool_N), kind="stable")
+    pool_N = np.cumsum(labels_N, dtype=np.int64) // pool_tokens
+    sources_N, target_N = widths_NC[:, :-1].sum(1), widths_NC[:, -1]
+    longer_N = np.minimum(np.maximum(sources_N, target_N) - 1, MOST).astype(np.int64)
+    lean_N = np.clip(sources_N - target_N, -HALF, HALF - 1) + HALF
+    key_N = longer_N << BITS | _zigzag(lean_N, MOST, longer_N)
+    return np.argsort(pool_N << 2 * BITS | _zigzag(key_N, (1 << 2 * BITS) - 1, pool_N), kind="stable")
 
 
-def _turning(value_N: Ints, most: int, level_N: Ints) -> Ints:
-    """Values from 0 to `most`, counted from above at odd levels."""
+def _zigzag(value_N: Ints, most: int, level_N: Ints) -> Ints:
+    """The values at even levels; at odd levels `most` minus the value, so that levels alternate in direction."""
     return np.where(level_N % 2, most - value_N, value_N)

@@ -1,4 +1,4 @@
-"""From the settings to what training reads: a tokenizer and three encoded corpora."""
+"""From the settings to what training reads: a tokenizer and the encoded corpora."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
 
-from tfm_blocks.data.cache import cache_folder, cached, key_of
-from tfm_blocks.data.corpus import Corpus, write_corpus
+from tfm_blocks.data.cache import cache_folder, find_or_build, key_of
+from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
 from tfm_blocks.data.dates import date_splits
-from tfm_blocks.data.settings import DataSettings, DatesSettings
-from tfm_blocks.data.text import text_splits
+from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings
+from tfm_blocks.data.text import find_splits
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Problem
 
-FORMAT = 1  # of a cached corpus; a change of the format takes another number
-SAMPLE = 1_000_000  # pairs that the tokenizer learns from at most: more cost memory and change little
+FORMAT = 2  # of a cached corpus; a change of the format takes another number
+SAMPLE = 1_000_000  # rows that the tokenizer learns from at most: more cost memory and change little
 
 
 class Split(Protocol):
-    """Pairs of text that can be read again and again; `address` is its key in the config."""
+    """Rows of text that can be read again and again, a text for each column; `address` is its key in the config."""
 
     @property
     def address(self) -> str: ...
@@ -30,34 +30,76 @@ class Split(Protocol):
     @property
     def groups(self) -> Sequence[str]: ...
 
-    def pairs(self) -> Iterator[tuple[str, str]]: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    def rows(self) -> Iterator[tuple[str, ...]]: ...
 
     @property
     def fingerprint(self) -> str: ...
 
 
+@dataclass(frozen=True)
+class FirstRows:
+    """Of a split its first `count` rows."""
+
+    split: Split
+    count: int
+
+    @property
+    def address(self) -> str:
+        return self.split.address
+
+    @property
+    def groups(self) -> Sequence[str]:
+        return self.split.groups[: self.count]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.split.columns
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """What stands after them is not read, so its mistakes are not found."""
+        return islice(self.split.rows(), self.count)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.split.fingerprint} {self.count}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a run reads."""
+    """What a run reads; not every run has a test set."""
 
     tokenizer: Tokenizer
     train: Corpus
     val: Corpus
-    test: Corpus
+    test: Corpus | None = None
+
+    @property
+    def last_scored(self) -> tuple[str, Corpus]:
+        """The split that the finished model is scored on, and its name: the test set, else the validation set."""
+        return ("test", self.test) if self.test is not None else ("val", self.val)
 
 
-def prepare(settings: DataSettings, vocab: int, seed: int, tell: Callable[[str], None] = print) -> Prepared:
+def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = print) -> Prepared:
     """Tokenizer and corpora, from the cache where they are there; `tell` hears what was left out.
 
-    Of train, pairs with a blank side or above max_length are skipped; val and test keep every line, since a score is
-    over all of them. Raises ConfigError and DataError.
+    Of train, rows with a blank column or above max_length are skipped; val and test keep every line, since a score is
+    over all of them, but no more than LONGEST tokens of it. Plain text is packed; of it blank lines are skipped.
+    Raises ConfigError and DataError.
     """
-    splits = date_splits(settings, seed) if isinstance(settings, DatesSettings) else text_splits(settings)
+    splits: Mapping[str, Split] = (
+        date_splits(settings) if isinstance(settings, DatesSettings) else find_splits(settings)
+    )
+    if settings.first:
+        splits = {name: FirstRows(split, settings.first) for name, split in splits.items()}
     cache = cache_folder(settings.cache)
     tokenizer = _tokenizer(cache / "tokenizers", splits, vocab)
     corpora = {
-        name: _corpus(cache / "corpora", splits[name], tokenizer, settings.max_length if name == "train" else None)
+        name: _corpus(cache / "corpora", splits[name], tokenizer, settings, training=name == "train")
         for name in ("val", "test", "train")  # the small ones first: a mistake in them is told before the long work
+        if name in splits
     }
     for name in splits:
         tell(_report(name, corpora[name], settings))
@@ -67,31 +109,43 @@ def prepare(settings: DataSettings, vocab: int, seed: int, tell: Callable[[str],
 
 
 def _tokenizer(cache: Path, splits: Mapping[str, Split], vocab: int) -> Tokenizer:
-    """Learned from the training text of both sides: from every Nth pair where there are more than SAMPLE."""
+    """Learned from the training text of all columns: from every Nth row where there are more than SAMPLE."""
 
     def build(folder: Path) -> None:
         # all text is read once for its errors, before the long work
-        sizes = {name: sum(1 for _ in split.pairs()) for name, split in splits.items()}
-        pairs = islice(splits["train"].pairs(), 0, None, max(1, -(-sizes["train"] // SAMPLE)))
-        Tokenizer.train(chain.from_iterable(pairs), vocab).save(folder / "tokenizer.json")
+        sizes = {name: sum(1 for _ in split.rows()) for name, split in splits.items()}
+        rows = islice(splits["train"].rows(), 0, None, max(1, -(-sizes["train"] // SAMPLE)))
+        Tokenizer.train(chain.from_iterable(rows), vocab).save(folder / "tokenizer.json")
 
     key = key_of(FORMAT, version("tokenizers"), SAMPLE, vocab, splits["train"].fingerprint)
-    return Tokenizer.load(cached(cache / key, build) / "tokenizer.json")
+    return Tokenizer.load(find_or_build(cache / key, build) / "tokenizer.json")
 
 
-def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, max_length: int | None) -> Corpus:
+def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: DataSettings, *, training: bool) -> Corpus:
+    context = settings.context if isinstance(settings, LmSettings) else None
+    max_length = None if isinstance(settings, LmSettings) or not training else settings.max_length
+
     def build(folder: Path) -> None:
-        write_corpus(folder, split.pairs(), tokenizer, max_length=max_length)
+        if context is not None:
+            write_packed(folder, split.columns[0], (line for (line,) in split.rows()), tokenizer, context=context)
+        else:
+            write_corpus(folder, split.columns, split.rows(), tokenizer, max_length=max_length)
         if not (folder / "ids.bin").stat().st_size:
-            help = "its text is empty, or every pair is longer than data.max_length"
-            raise DataError(Problem(split.address, "holds no pair to use", help=help))
+            help = "its text is empty, or every row is longer than data.max_length"
+            raise DataError(Problem(split.address, "holds nothing to use", help=help))
 
-    key = key_of(FORMAT, split.fingerprint, tokenizer.text, max_length)
-    return Corpus(cached(cache / key, build), tokenizer, split.groups)
+    key = key_of(FORMAT, split.columns, split.fingerprint, tokenizer.text, max_length, context)
+    return Corpus(find_or_build(cache / key, build), tokenizer, split.groups)
 
 
 def _report(name: str, corpus: Corpus, settings: DataSettings) -> str:
     """`data: 28,990 train pairs (skipped: 3 with a blank side, 7 longer than 128 tokens)`."""
-    reasons = {"blank": "with a blank side", "long": f"longer than {settings.max_length} tokens"}
+    if isinstance(settings, LmSettings):
+        what, reasons = f"{name} rows of {settings.context} tokens", {"blank": "blank lines"}
+    else:
+        what = f"{name} {'pairs' if len(corpus.columns) == 2 else 'rows'}"
+        reasons = {"blank": "with a blank side", "long": f"longer than {settings.max_length} tokens"}
     skipped = [f"{count:,} {reasons[reason]}" for reason, count in corpus.skipped.items() if count]
-    return f"data: {len(corpus):,} {name} pairs" + (f" (skipped: {', '.join(skipped)})" if skipped else "")
+    cut = f"cut: {corpus.cut:,} to {LONGEST:,} tokens a side" if corpus.cut else ""
+    note = f"skipped: {', '.join(skipped)}" if skipped else cut  # held-out rows are never skipped, others never cut
+    return f"data: {len(corpus):,} {what}" + (f" ({note})" if note else "")

@@ -1,4 +1,4 @@
-"""Line-aligned text files, plain or gzipped: line N of one side translates line N of the other.
+"""Line-aligned text files, plain or gzipped: line N of one column belongs to line N of the others.
 
 Only \\n and \\r\\n end a line; a byte order mark at the start is dropped; the last line needs no end.
 A wrong file is an error: missing (ConfigError), not UTF-8, a damaged .gz, unequal numbers of lines (DataError).
@@ -9,68 +9,80 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 
-from tfm_blocks.data.settings import TextSettings
+from tfm_blocks.data.settings import LmSettings, TextSettings
 from tfm_blocks.errors import ConfigError, DataError, Place, Problem
+from tfm_blocks.language.spec import TARGET
 
 UTF8_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class TextPairs:
-    """The two files of a split; `address` is its key in the config."""
+class TextFiles:
+    """The files of a split by column. `address` is the split's key in the config."""
 
     address: str
-    src: Path
-    tgt: Path
+    files: Mapping[str, Path]
     groups: Sequence[str] = ()
 
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """Each line of both files, read as it is asked for. Raises DataError."""
-        pairs = zip_longest(read_lines(self.src, f"{self.address}.src"), read_lines(self.tgt, f"{self.address}.tgt"))
-        for number, (src, tgt) in enumerate(pairs):
-            if src is None or tgt is None:
-                raise self._unequal(number, 1 + sum(1 for _ in pairs))
-            yield src, tgt
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.files)
 
-    def _unequal(self, both: int, more: int) -> DataError:
-        """`both` lines pair up, then one side has `more`."""
-        src = sum(1 for _ in read_lines(self.src, f"{self.address}.src"))
-        counts = (both + more, both) if src > both else (both, both + more)
-        rule = f"line N must translate line N, but {self.src} has {counts[0]:,} lines and {self.tgt} has {counts[1]:,}"
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """Yields line N of every file, without reading ahead. Raises DataError."""
+        rows = zip_longest(*(read_lines(path, f"{self.address}.{name}") for name, path in self.files.items()))
+        for number, row in enumerate(rows):
+            if None in row:
+                raise self._unequal_lines(number)
+            yield row
+
+    def _unequal_lines(self, number: int) -> DataError:
+        """The error where a file has only `number` lines and another has more."""
+        counts = {path: sum(1 for _ in read_lines(path, self.address)) for path in self.files.values()}
+        listed = " and ".join(f"{path} has {count:,}" for path, count in counts.items())
+        rule = f"line N of one belongs to line N of the others, but {listed} lines"
         return DataError(Problem(self.address, rule, help="the files come from two versions, or one was cut"))
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of both files' bytes."""
+        """The SHA-256 of each file."""
         digests = []
-        for path in (self.src, self.tgt):
+        for path in self.files.values():
             with path.open("rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
         return "-".join(digests)
 
 
-def text_splits(settings: TextSettings) -> dict[str, TextPairs]:
-    """train, val and test. Raises ConfigError that lists every file that is not there."""
+def find_splits(settings: TextSettings | LmSettings) -> dict[str, TextFiles]:
+    """The splits train, val and, unless it is null, test. Raises ConfigError that lists all missing files."""
     folder = Path(settings.dir).expanduser()
-    splits = {
-        name: TextPairs(f"data.{name}", folder / columns.src, folder / columns.tgt)
-        for name, columns in (("train", settings.train), ("val", settings.val), ("test", settings.test))
-    }
+    asked = {"train": settings.train, "val": settings.val, "test": settings.test}
+    splits = {name: _files(f"data.{name}", folder, given) for name, given in asked.items() if given is not None}
     problems = [
-        Problem(f"{split.address}.{side}", f"there is no file {path}", help=_file_help(folder))
+        Problem(_address(split, name), f"there is no file {path}", help=_file_help(folder))
         for split in splits.values()
-        for side, path in (("src", split.src), ("tgt", split.tgt))
+        for name, path in split.files.items()
         if not path.is_file()
     ]
     if problems:
         raise ConfigError(problems)
     return splits
+
+
+def _files(address: str, folder: Path, given: Mapping[str, str] | str) -> TextFiles:
+    files = {TARGET: given} if isinstance(given, str) else given
+    return TextFiles(address, {name: folder / file for name, file in files.items()})
+
+
+def _address(split: TextFiles, name: str) -> str:
+    return split.address if len(split.files) == 1 else f"{split.address}.{name}"
 
 
 def _file_help(folder: Path) -> str:
@@ -81,7 +93,7 @@ def _file_help(folder: Path) -> str:
 
 
 def read_lines(path: Path, address: str) -> Iterator[str]:
-    """The lines without their ends. Raises DataError with file and line."""
+    """Yields the lines without their line ends. Raises DataError with file and line."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

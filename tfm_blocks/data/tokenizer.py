@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Pieces
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tfm_blocks.errors import ConfigError, Problem, RunError
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 SMALLEST = len(SPECIAL) + 256  # one piece for each byte
+LONGEST = 1024  # bytes of a word that pieces are learned from: the rest counts as another word
 
 
 class Tokenizer:
@@ -34,13 +35,17 @@ class Tokenizer:
     def train(cls, lines: Iterable[str], vocab: int) -> Tokenizer:
         """Learns at most `vocab` pieces, specials included; pieces that occur once are not learned.
 
-        The same lines give the same pieces. Raises ConfigError where `vocab` cannot hold the specials and all bytes.
+        The same lines give the same pieces. Each merge that is learned runs through all of every word that it occurs
+        in, so longer words are cut at LONGEST bytes for learning; `encode` cuts nothing, since its time is linear.
+        Raises ConfigError where `vocab` cannot hold the specials and all bytes.
         """
         if vocab < SMALLEST:
             rule = f"must hold {len(SPECIAL)} special tokens and 256 bytes, but is {vocab}"
             raise ConfigError(Problem("vocab", rule, help=f"write vocab={SMALLEST} or more"))
         pieces = Pieces(models.BPE())
-        pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        bounded = pre_tokenizers.Split(Regex(f".{{{LONGEST}}}"), "isolated")
+        pieces.pre_tokenizer = pre_tokenizers.Sequence([words, bounded])
         pieces.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab,
@@ -50,6 +55,7 @@ class Tokenizer:
             show_progress=False,
         )
         pieces.train_from_iterator(lines, trainer)
+        pieces.pre_tokenizer = words
         del trainer
         _return_freed_memory()
         return cls(pieces)
@@ -58,6 +64,11 @@ class Tokenizer:
     def size(self) -> int:
         """The number of ids, at most the `vocab` that was asked for."""
         return self._pieces.get_vocab_size()
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """The id of each piece, as it is stored."""
+        return self._pieces.get_vocab()
 
     @property
     def text(self) -> str:

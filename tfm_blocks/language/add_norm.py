@@ -6,50 +6,95 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tfm_blocks.errors import suggest
+from tfm_blocks.errors import shown, suggest
+from tfm_blocks.language.spec import Path
 
-STEPS = ("dropout", "add", "norm")
+STEPS = ("dropout", "add", "norm", "scale", "gain", "droppath")
+VALUED = {"scale": "scale: 0.5", "gain": "gain: 0.0", "droppath": "droppath: 0.1"}
+
+
+@dataclass(frozen=True)
+class WrittenStep:
+    """A step as it is written: its kind, its raw number, and where."""
+
+    kind: str
+    value: Any = None
+    per_channel: bool = False
+    path: Path = ()
+
+
+def _steps(*kinds: str) -> tuple[WrittenStep, ...]:
+    return tuple(WrittenStep(kind) for kind in kinds)
 
 
 @dataclass(frozen=True)
 class AddNorm:
-    """`pre` acts on a branch's first input, `post` on its output, `last` once after the outermost stack."""
+    """`pre` acts on a branch's first input, `post` on its output, `last` once after the outermost stack.
 
-    pre: tuple[str, ...] = ()
-    post: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
+    With `deep` the factor of `add` and the starting weights of the branches follow from the depths.
+    """
+
+    pre: tuple[WrittenStep, ...] = ()
+    post: tuple[WrittenStep, ...] = ()
+    last: tuple[WrittenStep, ...] = ()
+    deep: bool = False
 
 
+NORM, ADD, DROPOUT = _steps("norm", "add", "dropout")
 PRESETS = {
-    "post": AddNorm(post=("dropout", "add", "norm")),
-    "pre": AddNorm(pre=("norm",), post=("dropout", "add"), last=("norm",)),
+    "post": AddNorm(post=(DROPOUT, ADD, NORM)),
+    "pre": AddNorm(pre=(NORM,), post=(DROPOUT, ADD), last=(NORM,)),
+    "sandwich": AddNorm(pre=(NORM,), post=(NORM, DROPOUT, ADD), last=(NORM,)),
+    "branch": AddNorm(post=(NORM, DROPOUT, ADD), last=(NORM,)),
+    "deepnorm": AddNorm(post=(DROPOUT, ADD, NORM), deep=True),
+    "rezero": AddNorm(post=(DROPOUT, WrittenStep("gain", 0.0), ADD)),
+    "layerscale": AddNorm(pre=(NORM,), post=(DROPOUT, WrittenStep("gain", 1e-4, per_channel=True), ADD), last=(NORM,)),
     "none": AddNorm(),
 }
 
 
-def read_add_norm(value: Any, inherited: AddNorm) -> AddNorm:
-    """A preset's name, or a mapping whose lists replace the inherited ones. Raises ValueError with a sentence."""
+def read_add_norm(value: Any, inherited: AddNorm, path: Path) -> AddNorm:
+    """A preset's name, or a mapping whose lists replace the inherited ones, at `path`. Raises ValueError."""
     if isinstance(value, str):
         if value not in PRESETS:
-            raise ValueError(f"{value!r} is no preset of add & norm; {suggest(value, PRESETS)}")
+            raise ValueError(f"{shown(value)} is no preset of add & norm; {suggest(value, PRESETS)}")
         return PRESETS[value]
     if not isinstance(value, Mapping):
-        raise ValueError(f"must be a preset ({', '.join(PRESETS)}) or a mapping of pre, post, last, but is {value!r}")
-    unknown = sorted(set(value) - {"pre", "post", "last"})
-    if unknown:
-        raise ValueError(f"has no key {unknown[0]!r}; {suggest(str(unknown[0]), ['pre', 'post', 'last'])}")
-    lists = {when: _read_steps(when, steps) for when, steps in value.items() if steps is not None}
-    return replace(inherited, **lists)
+        raise ValueError(
+            f"must be a preset ({', '.join(PRESETS)}) or a mapping of pre, post, last, but is {shown(value)}"
+        )
+    for key in value:
+        if key not in ("pre", "post", "last"):
+            raise ValueError(f"has no key {shown(key)}; {suggest(str(key), ['pre', 'post', 'last'])}")
+    lists = {when: _read_steps(when, steps, path) for when, steps in value.items() if steps is not None}
+    deep = inherited.deep and "post" not in lists
+    return replace(inherited, deep=deep, **lists)
 
 
-def _read_steps(when: str, steps: Any) -> tuple[str, ...]:
+def _read_steps(when: str, steps: Any, path: Path) -> tuple[WrittenStep, ...]:
     if not isinstance(steps, list):
-        raise ValueError(f"{when} must be a list of steps ({', '.join(STEPS)}), but is {steps!r}")
-    for step in steps:
-        if step not in STEPS:
-            raise ValueError(f"{when} has the unknown step {step!r}; {suggest(str(step), STEPS)}")
-    if len(set(steps)) < len(steps):
-        raise ValueError(f"{when} has a step twice: {steps}")
-    if "add" in steps and when != "post":
+        raise ValueError(f"{when} must be a list of steps ({', '.join(STEPS)}), but is {shown(steps)}")
+    found = [replace(_read_step(when, step), path=path) for step in steps]
+    kinds = [step.kind for step in found]
+    if len(set(kinds)) < len(kinds):
+        raise ValueError(f"{when} has a step twice: {', '.join(kinds)}")
+    if "add" in kinds and when != "post":
         raise ValueError(f"{when} cannot add: the residual is added to a branch's output, in post")
-    return tuple(steps)
+    return tuple(found)
+
+
+def _read_step(when: str, step: Any) -> WrittenStep:
+    """`norm`, `{scale: 0.5}`, `{add: 2.0}` or `{gain: 1e-4, per: channel}`."""
+    if not isinstance(step, Mapping):
+        if step not in STEPS:
+            raise ValueError(f"{when} has the unknown step {shown(step)}; {suggest(str(step), STEPS)}")
+        if step in VALUED:
+            raise ValueError(f"{when} has the step {step} without its number: write {{{VALUED[step]}}}")
+        return WrittenStep(step)
+    kinds = [key for key in step if key != "per"]
+    if len(kinds) != 1 or kinds[0] not in (*VALUED, "add"):
+        raise ValueError(f"{when} has {shown(dict(step))}: a step with a number is one of {', '.join(VALUED)}, add")
+    (kind,) = kinds
+    if "per" in step and (kind != "gain" or step["per"] not in ("channel", "branch")):
+        raise ValueError(f"{when} has {shown(dict(step))}: only a gain is per channel or per branch")
+    return WrittenStep(kind, step[kind], step.get("per") == "channel")

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tfm_blocks.errors import suggest
+from tfm_blocks.errors import shown, suggest
 from tfm_blocks.language.spec import Path
+from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.expression import Number, evaluate
-from tfm_blocks.registry.values import Kind, convert
+from tfm_blocks.registry.values import Kind, Part, convert, example
 
 
 class ArgumentError(ValueError):
-    """A sentence about the value at `path`."""
+    """A sentence about the value at `path`, and a way out."""
 
-    def __init__(self, path: Path, rule: str) -> None:
+    def __init__(self, path: Path, rule: str, help: str) -> None:
         super().__init__(rule)
         self.path = path
+        self.help = help
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,23 @@ class Given:
     path: Path
 
 
+@dataclass(frozen=True)
 class Args:
-    """The args in scope. Inner ones hide outer ones; `i` and `n` are the innermost repeat's index and count."""
+    """The args in scope. Inner ones hide outer ones.
 
-    def __init__(self, given: Mapping[str, Given], used: set[Path]) -> None:
-        self.given = given
-        self.used = used
+    `index` holds `i` and `n` of the innermost repeat, which arithmetic alone can name; in a layer that shares its
+    weights it holds only `n`. `used` collects the paths of the args that something took.
+    """
 
-    def inner(self, values: Mapping[str, Any], path: Path, index: int, count: int) -> Args:
-        """The scope of one layer."""
-        own = {name: Given(value, (*path, name)) for name, value in values.items() if value is not None}
-        repeat = {"i": Given(index, path), "n": Given(count, path)}
-        return Args({**self.given, **repeat, **own}, self.used)
+    registry: Registry
+    given: Mapping[str, Given]
+    used: set[Path]
+    index: Mapping[str, int]
+
+    def inner(self, values: Mapping[str, Any], path: Path, index: Mapping[str, int] | None = None) -> Args:
+        """The scope of a layer or a parallel whose args are `values`, at `path`."""
+        own = {name: Given(value, (*path, "args", name)) for name, value in values.items()}
+        return replace(self, given={**self.given, **own}, index=self.index if index is None else index)
 
     def find(self, name: str) -> Given | None:
         """The arg of this name, counted as used."""
@@ -48,31 +55,75 @@ class Args:
             self.used.add(found.path)
         return found
 
+    def of_block(
+        self, info: BlockInfo, own: Mapping[str, Any], path: Path, problems: list[ArgumentError]
+    ) -> dict[str, Any]:
+        """Every argument of a block, converted; what is wrong is added to `problems`."""
+        values = {}
+        for name, argument in info.arguments.items():
+            given = Given(own[name], (*path, name)) if own.get(name) is not None else self.find(name)
+            try:
+                if given is not None:
+                    values[name] = self.convert(given, argument.kind)
+                elif not argument.required:
+                    values[name] = argument.default
+                else:
+                    rule = f"{info.name} needs the argument {name} ({argument.kind})"
+                    problems.append(ArgumentError(path, rule, f"write {name} on the node or in model.args"))
+            except ArgumentError as error:
+                problems.append(error)
+        return values
+
     def convert(self, given: Given, kind: Kind) -> Any:
         """The given value as its kind, arithmetic evaluated. Raises ArgumentError."""
+        if kind.category and given.value is not None:
+            return self.part(given, kind.category)
         value = given.value
         try:
-            if kind.numeric and isinstance(value, str):
-                value = self._number(value, ())
-            elif kind.name == "int" and isinstance(value, int):
-                self._number(str(value), ())
+            if kind.numeric and (isinstance(value, str) or type(value) is int):
+                value = self.number(value)
             return convert(value, kind)
-        except ArgumentError:
-            raise
         except ValueError as error:
-            raise ArgumentError(given.path, f"{given.path[-1]} {error}") from None
+            raise ArgumentError(given.path, f"{given.path[-1]} {error}", example(kind)) from None
 
-    def _number(self, text: str, open_names: tuple[str, ...]) -> Number:
+    def part(self, given: Given, category: str) -> Part:
+        """The value of a category: a name, or {block: NAME} with arguments. Raises ArgumentError."""
+        mapping = given.value if isinstance(given.value, Mapping) else {"block": given.value}
+        name, known = mapping.get("block"), self.registry.members(category)
+        if not isinstance(name, str) or name not in known:
+            rule = f"no {category} is called {shown(name)}"
+            raise ArgumentError(given.path, rule, suggest(str(name), known))
+        info = self.registry.blocks[name]
+        for key in mapping:
+            if key != "block" and key not in info.arguments:
+                help = suggest(str(key), info.arguments) or f"{name} takes none"
+                raise ArgumentError((*given.path, str(key)), f"{name} has no argument {shown(key)}", help)
+        problems: list[ArgumentError] = []
+        values = self.of_block(info, mapping, given.path, problems)
+        if problems:
+            raise problems[0]
+        return Part(name, values)
+
+    def number(self, value: str | int) -> Number:
+        """The value of arithmetic. Raises ValueError with a sentence that follows 'X'."""
+        return self._number(value, ())
+
+    def _number(self, value: str | int | float, open_names: tuple[str, ...]) -> Number:
         def lookup(name: str) -> Number:
+            if name in self.index:
+                return self.index[name]
             if name in open_names:
                 raise ValueError(f"refers to itself: {' → '.join((*open_names, name))}")
             found = self.find(name)
             if found is None:
-                raise ValueError(f"needs the unknown arg {name!r}; {suggest(name, self.given)}")
-            if isinstance(found.value, str):
-                return self._number(found.value, (*open_names, name))
-            if isinstance(found.value, bool) or not isinstance(found.value, (int, float)):
-                raise ValueError(f"counts with {name}, which is {found.value!r} and no number")
-            return found.value
+                raise ValueError(f"needs the unknown arg {name!r}{self._unknown(name)}")
+            if isinstance(found.value, bool) or not isinstance(found.value, (int, float, str)):
+                raise ValueError(f"counts with {name}, which is {shown(found.value)} and no number")
+            return self._number(found.value, (*open_names, name))
 
-        return evaluate(text, lookup)
+        return evaluate(value, lookup)
+
+    def _unknown(self, name: str) -> str:
+        if name in ("i", "n"):
+            return "; i and n belong to layers that are repeated and do not share their weights"
+        return f"; {suggest(name, self.given)}" if self.given else ""

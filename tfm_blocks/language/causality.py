@@ -1,51 +1,90 @@
-"""Pass 4: no output position sees a later target token."""
+"""Pass 4: no output position sees a later target token, and every position of the target can be decoded by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import Node
+from tfm_blocks.language.spec import TARGET, Axis, Input, Node
+from tfm_blocks.language.tree import MODEL
 from tfm_blocks.registry.blocks import Registry
 
-TARGET = "tgt"
 _ORDER = {"nothing": 0, "past": 1, "all": 2}
 
 
 class Sight:
     """Gives nodes what they see of the target and collects `problems`."""
 
-    def __init__(self, registry: Registry, sources: Sources) -> None:
+    def __init__(self, registry: Registry, sources: Sources, inputs: Sequence[Input]) -> None:
         self.registry = registry
         self.sources = sources
+        self.target = next((one for one in inputs if one.name == TARGET), None)
+        self.inputs = inputs
         self.problems: list[Problem] = []
 
     def nodes(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
-        """The nodes with `sees` filled in. The sink must be position-wise and see the past only."""
+        """The nodes with `sees` filled in. With a target, the sink is position-wise and sees the past only."""
         seen = {TARGET: "past"}
-        done = [self._node(node, seen) for node in nodes]
-        sink = done[-1]
-        if sink.block is None or not self.registry.blocks[sink.block].positionwise or sink.pre or sink.post:
-            rule = "the last node must treat each position by itself, without add & norm"
-            self._problem(sink, rule, "end the graph with an unembed")
-        culprits = [node for node in done if node.sees == "all"]
-        if sink.sees == "all":
+        done = tuple(self._node(node, seen) for node in nodes)
+        if self.target:
+            self._check_target(self.target, done)
+        return done
+
+    def head(self, nodes: Sequence[Node]) -> int:
+        """How many nodes at the end treat each position by itself, each reading the vectors of the one before alone."""
+        count = 0
+        for node in reversed(nodes):
+            if not self._positionwise(node) or (count and nodes[-count].read != (node.address,)):
+                break
+            count += 1
+        for place in range(len(nodes) - count, len(nodes) - 1):
+            readers = [node.address for node in nodes if nodes[place].address in (*node.read, node.residual)]
+            if len(set(readers)) > 1:
+                return len(nodes) - 1 - place
+        return count
+
+    def _positionwise(self, node: Node) -> bool:
+        info = self.registry.blocks[node.block] if node.block else None
+        return info is not None and info.alone and len(node.read) == 1 and not node.stack
+
+    def _check_target(self, target: Input, nodes: Sequence[Node]) -> None:
+        if not target.tokens:
+            rule = f"{TARGET} is predicted token by token, so it holds token ids"
+            self._refuse((*MODEL, "inputs", TARGET), rule, f"write {TARGET}: B T")
+            return
+        axis = target.shape[1]
+        for one in self.inputs:
+            if one.name != TARGET and axis in one.shape:
+                rule = f"lies on the axis of {TARGET}, of which every token but the first is predicted"
+                self._refuse((*MODEL, "inputs", one.name), rule, "give it an axis of its own")
+        for node in nodes:
+            if any(isinstance(size, Axis) and size.joined and TARGET in size.inputs for size in node.shape):
+                rule = f"lays {TARGET} end to end with another sequence, which cannot be decoded token by token"
+                self._refuse(node.path, rule, "let the target look at it instead: {block: attention, kv: …}")
+        sink = nodes[-1]
+        if not self._positionwise(sink) or sink.pre or sink.post or axis not in sink.shape:
+            rule = f"the last node must treat each position of {TARGET} by itself, without add & norm"
+            self._refuse(sink.path, rule, "end the graph with an unembed")
+        culprit = next((node for node in nodes if node.sees == "all"), None)
+        if sink.sees == "all" and culprit:
             rule = "here an output position sees later target tokens, so that the model would copy instead of predict"
-            self._problem(culprits[0], rule, "write mask: causal on it")
-        return tuple(done)
+            self._refuse(culprit.path, rule, "write mask: causal on it")
 
     def _node(self, node: Node, seen: dict[str, str]) -> Node:
         info = self.registry.blocks[node.block] if node.block else None
-        best = "nothing"
-        for port, address in node.reads.items():
-            of_input = seen.get(address, "nothing")
+        best = seen.get(node.residual, "nothing") if any(step.kind == "add" for step in node.post) else "nothing"
+        for port, addresses in node.reads.items():
             sight = info.sight(port, node.reads, node.arguments) if info else "itself"
-            reached = "all" if of_input != "nothing" and sight == "all" else of_input
-            best = max(best, reached, key=_ORDER.__getitem__)
+            for address in addresses:
+                of_input = seen.get(address, "nothing")
+                reached = "all" if of_input != "nothing" and sight == "all" else of_input
+                best = max(best, reached, key=_ORDER.__getitem__)
         seen[node.address] = best
         return replace(node, sees=best)  # type: ignore[arg-type]
 
-    def _problem(self, node: Node, rule: str, help: str) -> None:
-        self.problems.append(self.sources.problem(node.path, rule, help=help))
+    def _refuse(self, path: tuple[str, ...], rule: str, help: str) -> None:
+        problem = self.sources.problem(path, rule, help=help)
+        if problem not in self.problems:
+            self.problems.append(problem)

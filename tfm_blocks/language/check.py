@@ -7,7 +7,9 @@ from typing import Any
 
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.causality import Sight
+from tfm_blocks.language.depths import with_depths
 from tfm_blocks.language.expand import Expander
+from tfm_blocks.language.inputs import with_masks
 from tfm_blocks.language.read import Reader
 from tfm_blocks.language.shapes import Shaper
 from tfm_blocks.language.sources import Sources
@@ -24,14 +26,15 @@ def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None 
     expander = Expander(registry, sources)
     expander.model(tree)
     _raise(expander.problems)
-    shaper = Shaper(registry, sources, tree.inputs)
+    inputs = with_masks(tree.inputs)
+    shaper = Shaper(registry, sources, inputs)
     shaped = shaper.nodes(expander.nodes.values())
     shaper.layers(expander.layers)
     _raise(shaper.problems)
-    sight = Sight(registry, sources)
+    sight = Sight(registry, sources, inputs)
     nodes = sight.nodes(shaped)
     _raise(sight.problems)
-    return Spec(tree.inputs, nodes, model)
+    return Spec(inputs, with_depths(nodes, expander.stacks), model, sight.head(nodes))
 
 
 def _raise(problems: Sequence[Problem]) -> None:

@@ -2,59 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any
 
-from tfm_blocks.errors import Problem, suggest
+from tfm_blocks.errors import Problem
 from tfm_blocks.language.add_norm import AddNorm, read_add_norm
 from tfm_blocks.language.arguments import Args, ArgumentError, Given
-from tfm_blocks.language.read import MODEL, BlockTree, LayerTree, ModelTree, SameTree, Tree
+from tfm_blocks.language.references import Reference, Scope, Seen, UnknownNameError, layers_of
+from tfm_blocks.language.repeat import Layer, expand_layers, expand_parallel
+from tfm_blocks.language.same import expand_same
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path, Step
+from tfm_blocks.language.steps import read_steps
+from tfm_blocks.language.tree import MODEL, BlockTree, LayerTree, ModelTree, ParallelTree, SameTree, Tree
+from tfm_blocks.language.wiring import unread, unused
 from tfm_blocks.registry.blocks import BlockInfo, Registry
-from tfm_blocks.registry.values import Kind, example
+from tfm_blocks.registry.signature import Port
 
 MOST_NODES = 10_000
-MOST_REPEATS = 1_000
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One expanded layer: the address that it reads and the address of its output."""
-
-    path: Path
-    entry: str
-    exit: str
-    repeats: int
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Names of a graph to addresses, then outwards."""
-
-    names: dict[str, str]
-    outer: Scope | None = None
-
-    def find(self, name: str) -> str | None:
-        """The address, or None."""
-        return self.names.get(name) or (self.outer.find(name) if self.outer else None)
-
-    def known(self) -> list[str]:
-        """Every name that can be read here."""
-        return [*self.names, *(self.outer.known() if self.outer else [])]
+NOTHING = "?"  # what a node reads that has nothing to read, so that the problem is not found again further on
 
 
 @dataclass(frozen=True)
 class Around:
-    """What a graph inherits: scope, args, add & norm, the address it lives at and what its first node reads."""
+    """What a graph inherits, and where its nodes and their weights live.
+
+    `entry` is what the next node reads by default; `index` holds `i` and `n` for references; `stack` is the address of
+    the outermost stack.
+    """
 
     scope: Scope
     args: Args
     add_norm: AddNorm
-    address: str
-    entry: str
-    depth: int
+    address: str = ""
+    owner: str = ""
+    entry: str = ""
+    stack: str = ""
+    index: Mapping[str, int] | None = None
+
+    def within(self, name: str) -> Around:
+        """The same, at the address of a node."""
+        address, owner = (f"{one}.{name}".lstrip(".") for one in (self.address, self.owner))
+        return replace(self, address=address, owner=owner)
 
 
 class TooLargeError(Exception):
@@ -62,222 +52,185 @@ class TooLargeError(Exception):
 
 
 class Expander:
-    """Expands a tree into `nodes` in running order and collects `problems`."""
+    """Expands a tree into `nodes` in running order and collects `problems`. `stacks` counts the outermost layers."""
 
     def __init__(self, registry: Registry, sources: Sources) -> None:
         self.registry = registry
         self.sources = sources
         self.nodes: dict[str, Node] = {}
         self.layers: list[Layer] = []
+        self.stacks: dict[str, int] = {}
         self.problems: list[Problem] = []
 
     def model(self, tree: ModelTree) -> None:
         """Expands the whole model; the last node of the graph is the sink."""
-        path = (*MODEL, "args")
-        given = {name: Given(value, (*path, name)) for name, value in tree.args.items() if value is not None}
-        used: set[Path] = set()
-        scope = Scope({put.name: put.name for put in tree.inputs})
-        add_norm = self._add_norm(tree.add_norm, MODEL, AddNorm())
+        args = Args(self.registry, {}, set(), {}).inner(tree.args, MODEL)
+        scope = Scope({one.name: Seen(one.name) for one in tree.inputs})
+        around = Around(scope, args, self.add_norm(tree.add_norm, MODEL, AddNorm()))
         try:
-            sink = self._graph(tree.graph, Around(scope, Args(given, used), add_norm, "", "", 0))
-            if not self.problems:
-                self._wiring(tree, sink)
+            sink = self.graph(tree.graph, around)
         except TooLargeError:
-            self._problem((*MODEL, "graph"), f"expands to more than {MOST_NODES} nodes", help="repeat fewer layers")
-        self._unused(given, used)
+            self.problem((*MODEL, "graph"), f"expands to more than {MOST_NODES} nodes", "repeat fewer layers")
+            return
+        if not self.problems:
+            self.problems += unread(tree, self.nodes, sink, self.sources)
+        if not self.problems:
+            self.problems += unused(tree, args.used, self.nodes, self.sources)
 
-    def _graph(self, graph: tuple[Tree, ...], around: Around) -> str:
+    def graph(self, graph: Sequence[Tree], around: Around) -> str:
         """Expands the nodes one after the other; returns the address of the last output."""
         scope = Scope({}, around.scope)
         before = around.entry
         for tree in graph:
-            inside = replace(around, scope=scope, entry=before)
-            address = f"{around.address}.{tree.name}".lstrip(".")
-            before = self._node(tree, address, inside)
-            scope.names[tree.name] = before
-            if len(self.nodes) > MOST_NODES:
-                raise TooLargeError
+            scope.names[tree.name] = self.node(tree, replace(around, scope=scope, entry=before))
+            before = scope.names[tree.name].output
         return before
 
-    def _node(self, tree: Tree, address: str, around: Around) -> str:
-        reads = self._reads(tree, around)
+    def node(self, tree: Tree, around: Around) -> Seen:
+        """Expands one node, at its address within `around`."""
+        if len(self.nodes) > MOST_NODES:
+            raise TooLargeError
+        here = around.within(tree.name)
         match tree:
             case BlockTree():
-                self.nodes[address] = self._block(tree, address, reads, around)
+                self.nodes[here.address] = self._block(tree, here)
+                return Seen(here.address, block=True)
             case SameTree():
-                self.nodes[address] = self._same(tree, address, reads, around)
+                self.nodes[here.address] = expand_same(self, tree, here)
+                return Seen(here.address, block=True)
             case LayerTree():
-                return self._stack(tree, address, reads, around)
+                return expand_layers(self, tree, here)
+            case ParallelTree():
+                return Seen(expand_parallel(self, tree, here))
+        raise AssertionError(tree)
+
+    def entry_of(self, tree: Tree, here: Around) -> str:
+        """What a layer or a parallel reads."""
+        return self._addresses(tree, "in", Port("in", ()), here)[0]
+
+    def _addresses(self, tree: Tree, key: str, port: Port, here: Around) -> tuple[str, ...]:
+        """What a port reads, which `key` writes; the node before where the first port is left out."""
+        path = (*tree.path, key)
+        if key not in tree.reads:
+            if not here.entry:
+                known = here.scope.known()
+                self.problem(
+                    tree.path,
+                    "the first node has nothing before it to read",
+                    f"in: {known[0]}" if known else "name an input under model.inputs",
+                )
+            return (here.entry or NOTHING,)
+        found = [address for item in tree.reads[key] for address in self.one(item, path, here)]
+        if len(found) > 1 and not port.many:
+            rule = f"{port.name} reads one tensor, but is {len(found)}: {', '.join(found[:3])}, …"
+            self.problem(path, rule, "mix them: {block: weighted_sum, in: …}")
+        return tuple(found) or (here.entry or NOTHING,)
+
+    def one(self, item: Reference | BlockTree, path: Path, here: Around) -> list[str]:
+        """The addresses that a reference names, or that of an inline node; none where it is wrong."""
+        if isinstance(item, BlockTree):
+            return [self.node(item, here).output]
+        try:
+            seen = here.scope.find(item.name)
+            if not item.layer:
+                return [seen.output]
+            numbers = replace(here.args, index=here.index or {})
+            return [self._layer_output(seen, layer) for layer in layers_of(item, seen, numbers.number)]
+        except ValueError as error:
+            help = (
+                error.help
+                if isinstance(error, UnknownNameError)
+                else "encoder.0 is the first layer, encoder.-1 the last"
+            )
+            self.problem(path, str(error), help)
+            return []
+
+    def _layer_output(self, seen: Seen, layer: int) -> str:
+        """What is seen of a layer from outside: its output after the steps at the end of the stack."""
+        if seen.last is None or layer == len(seen.layers) - 1:
+            return seen.output if layer == len(seen.layers) - 1 else seen.layers[layer]
+        address = f"{seen.last.removesuffix('last')}{layer}.last"
+        exit = seen.layers[layer]
+        self.nodes[address] = replace(self.nodes[seen.last], address=address, reads={"x": (exit,)}, residual=exit)
         return address
 
-    def _reads(self, tree: Tree, around: Around) -> dict[str, str]:
-        reads = {}
-        if "in" not in tree.reads:
-            if not around.entry:
-                known = around.scope.known()
-                self._problem(
-                    tree.path, "the first node has nothing before it to read", help=f"in: {known[0]}" if known else ""
-                )
-            reads["in"] = around.entry
-        for port, name in tree.reads.items():
-            reads[port] = self._find(name, (*tree.path, port), around) or around.entry
+    def _block(self, tree: BlockTree, here: Around) -> Node:
+        info = tree.info
+        reads = self.ports(tree, info, here)
+        add_norm = self.add_norm(tree.add_norm, tree.path, here.add_norm if info.branch else AddNorm())
+        return Node(
+            here.address,
+            tree.path,
+            here.owner,
+            info.name,
+            reads,
+            residual=next(iter(reads.values()))[0],
+            arguments=self.arguments(info, tree.arguments, tree.path, here.args),
+            pre=self.steps(add_norm.pre, tree.path, here.args),
+            post=self.steps(add_norm.post, tree.path, here.args),
+            tie=self._tie(tree, here) if here.owner == here.address else None,
+            stack=here.stack,
+            deep=add_norm.deep,
+        )
+
+    def ports(self, tree: Tree, info: BlockInfo, here: Around) -> dict[str, tuple[str, ...]]:
+        """What every port reads, in the order of the signature."""
+        first, *others = info.signature.ports
+        reads = {first.name: self._addresses(tree, "in", first, here)}
+        for port in others:
+            if port.name in tree.reads:
+                reads[port.name] = self._addresses(tree, port.name, port, here)
+            elif not port.optional:
+                self.problem(tree.path, f"{info.name} needs the input {port.name}", f"{port.name}: a node or an input")
         return reads
 
-    def _find(self, name: str, path: Path, around: Around) -> str | None:
-        address = around.scope.find(name)
-        if address is None:
-            rule = f"{name!r} is neither an input nor an earlier node that can be read here"
-            self._problem(path, rule, help=suggest(name, around.scope.known()))
-        return address
+    def _tie(self, tree: BlockTree, here: Around) -> str | None:
+        if tree.tie is None:
+            return None
+        path = (*tree.path, "tie")
+        found = self.one(tree.tie, path, here)
+        node = self.nodes.get(found[0]) if found else None
+        if found and not (node and node.block and self.registry.blocks[node.block].tieable):
+            tieable = [name for name, info in self.registry.blocks.items() if info.tieable]
+            rule = f"{str(tree.tie)!r} has no parameter that can be tied"
+            self.problem(path, rule, f"tie to a node of the block {' or '.join(tieable)}")
+        return node.owner if node else None
 
-    def _block(self, tree: BlockTree, address: str, reads: dict[str, str], around: Around) -> Node:
-        info = tree.info
-        ports = {info.signature.ports[0].name: reads["in"]}
-        for port in info.signature.ports[1:]:
-            if port.name in reads:
-                ports[port.name] = reads[port.name]
-            elif not port.optional:
-                self._problem(
-                    tree.path, f"{info.name} needs the input {port.name}", help=f"{port.name}: a node or an input"
-                )
-        add_norm = self._add_norm(tree.add_norm, tree.path, around.add_norm if info.branch else AddNorm())
-        pre, post = (self._steps(when, tree.path, around.args) for when in (add_norm.pre, add_norm.post))
-        tie = self._tie(tree, around)
-        values = self._arguments(tree, around.args)
-        return Node(address, tree.path, address, info.name, ports, values, {}, (), pre, post, tie)
-
-    def _arguments(self, tree: BlockTree, args: Args) -> dict[str, Any]:
-        values = {}
-        for name, argument in tree.info.arguments.items():
-            own = tree.arguments.get(name)
-            given = Given(own, (*tree.path, name)) if own is not None else args.find(name)
-            if given is None and argument.required:
-                known = f"write {name} on the node or in model.args"
-                self._problem(tree.path, f"{tree.info.name} needs the argument {name} ({argument.kind})", help=known)
-            elif given is None:
-                values[name] = argument.default
-            else:
-                values[name] = self._value(given, argument.kind, args)
+    def arguments(self, info: BlockInfo, own: Mapping[str, Any], path: Path, args: Args) -> dict[str, Any]:
+        """The values of a block's arguments."""
+        problems: list[ArgumentError] = []
+        values = args.of_block(info, own, path, problems)
+        for error in problems:
+            self.problem(error.path, str(error), error.help)
         return values
 
-    def _value(self, given: Given, kind: Kind, args: Args) -> Any:
+    def value(self, given: Given, args: Args, kind: Any) -> Any:
+        """A single value; None where it is wrong."""
         try:
             return args.convert(given, kind)
         except ArgumentError as error:
-            self._problem(error.path, str(error), help=example(kind))
+            self.problem(error.path, str(error), error.help)
             return None
 
-    def _tie(self, tree: BlockTree, around: Around) -> str | None:
-        address = self._find(tree.tie, (*tree.path, "tie"), around) if tree.tie else None
-        node = self.nodes.get(address or "")
-        if address and not (node and node.block and self.registry.blocks[node.block].tieable):
-            rule = f"{tree.tie!r} has no parameter that can be tied"
-            tieable = [name for name, info in self.registry.blocks.items() if info.tieable]
-            self._problem((*tree.path, "tie"), rule, help=f"tie to a node of the block {' or '.join(tieable)}")
-        return node.owner if node else None
+    def steps(self, written: Sequence[Any], path: Path, args: Args) -> tuple[Step, ...]:
+        """Steps of add & norm with their numbers."""
+        problems: list[ArgumentError] = []
+        steps = read_steps(written, path, args, problems)
+        for error in problems:
+            self.problem(error.path, str(error), error.help)
+        return steps
 
-    def _same(self, tree: SameTree, address: str, reads: dict[str, str], around: Around) -> Node:
-        found = self._find(tree.of, (*tree.path, "same"), around)
-        origin = self.nodes.get(found or "")
-        if origin is None or origin.block is None or origin.path[-1] != tree.of:
-            if found:
-                rule = f"{tree.of!r} is no block: same calls the module of an earlier block again"
-                self._problem((*tree.path, "same"), rule)
-            return Node(address, tree.path, address, None, {}, {}, {}, ())
-        info = self.registry.blocks[origin.block]
-        ports = {info.signature.ports[0].name: reads.pop("in")}
-        allowed = [port.name for port in info.signature.ports[1:]]
-        for port in reads:
-            if port not in allowed:
-                self._problem(
-                    (*tree.path, port),
-                    f"unknown key {port!r}: same takes inputs only",
-                    help=suggest(port, ["in", *allowed]),
-                )
-        for port in origin.reads.keys() - ports.keys() - reads.keys():
-            self._problem(
-                tree.path, f"{info.name} needs the input {port}, as at {tree.of}", help=f"{port}: a node or an input"
-            )
-        return replace(origin, address=address, path=tree.path, reads={**ports, **reads})
-
-    def _stack(self, tree: LayerTree, address: str, reads: dict[str, str], around: Around) -> str:
-        count = self._repeats(tree, around.args)
-        add_norm = self._add_norm(tree.add_norm, tree.path, around.add_norm)
-        entry = reads["in"]
-        for index in range(count):
-            args = around.args.inner(tree.args, (*tree.path, "args"), index, count)
-            inside = Around(around.scope, args, add_norm, f"{address}.{index}", entry, around.depth + 1)
-            exit = self._graph(tree.graph, inside)
-            self.layers.append(Layer(tree.path, entry, exit, count))
-            entry = exit
-        return self._last(tree, address, entry, add_norm, around) if add_norm.last and not around.depth else entry
-
-    def _last(self, tree: LayerTree, address: str, entry: str, add_norm: AddNorm, around: Around) -> str:
-        steps = self._steps(add_norm.last, tree.path, around.args)
-        last = f"{address}.last"
-        self.nodes[last] = Node(last, tree.path, last, None, {"x": entry}, {}, {}, (), (), steps)
-        return last
-
-    def _repeats(self, tree: LayerTree, args: Args) -> int:
-        count = self._value(Given(tree.repeat, (*tree.path, "repeat")), Kind("int"), args)
-        if count is not None and not 1 <= count <= MOST_REPEATS:
-            self._problem((*tree.path, "repeat"), f"repeat is between 1 and {MOST_REPEATS}, but is {count}")
-            return 1
-        return count or 1
-
-    def _steps(self, kinds: tuple[str, ...], path: Path, args: Args) -> tuple[Step, ...]:
-        return tuple(self._step(cast(Literal["dropout", "add", "norm"], kind), path, args) for kind in kinds)
-
-    def _step(self, kind: Literal["dropout", "add", "norm"], path: Path, args: Args) -> Step:
-        if kind == "add":
-            return Step(kind)
-        if kind == "dropout":
-            given = args.find("dropout")
-            return Step(kind, rate=self._value(given, Kind("rate"), args) or 0.0 if given else 0.0)
-        given = args.find("norm") or Given("layernorm", path)
-        info = self.registry.blocks.get(str(given.value))
-        if info is None or not info.norm:
-            self._problem(
-                given.path, f"no norm is called {given.value!r}", help=suggest(str(given.value), self.registry.norms())
-            )
-            return Step(kind)
-        return Step(kind, info.name, self._norm_arguments(info, args))
-
-    def _norm_arguments(self, info: BlockInfo, args: Args) -> dict[str, Any]:
-        found = {name: (args.find(name), argument) for name, argument in info.arguments.items()}
-        return {
-            name: self._value(given, argument.kind, args) if given else argument.default
-            for name, (given, argument) in found.items()
-        }
-
-    def _add_norm(self, value: Any, path: Path, inherited: AddNorm) -> AddNorm:
+    def add_norm(self, value: Any, path: Path, inherited: AddNorm) -> AddNorm:
+        """What the key `add_norm` makes of the inherited one."""
         try:
-            return inherited if value is None else read_add_norm(value, inherited)
+            return inherited if value is None else read_add_norm(value, inherited, (*path, "add_norm"))
         except ValueError as error:
-            self._problem((*path, "add_norm"), f"add_norm {error}" if isinstance(value, dict) else str(error))
+            rule = f"add_norm {error}" if not isinstance(value, str) else str(error)
+            self.problem((*path, "add_norm"), rule, "add_norm: post, or {pre: [norm], post: [dropout, add]}")
             return inherited
 
-    def _wiring(self, tree: ModelTree, sink: str) -> None:
-        read = {address for node in self.nodes.values() for address in node.reads.values()}
-        for put in tree.inputs:
-            if put.name not in read:
-                self._problem(
-                    (*MODEL, "inputs", put.name),
-                    "no node reads this input",
-                    help=f"in: {put.name}, or {put.name}: null",
-                )
-        for address, node in self.nodes.items():
-            if address not in read and address != sink:
-                rule = f"nothing reads the output of {node.path[-1]}"
-                self._problem(node.path, rule, help="read it somewhere, or remove it with null")
-
-    def _unused(self, given: Mapping[str, Given], used: set[Path]) -> None:
-        for name, arg in given.items():
-            if arg.path not in used and self.sources.set_here(arg.path) and not self.problems:
-                taken = {argument for node in self.nodes.values() for argument in node.arguments} - {name}
-                self._problem(arg.path, f"no block of this model takes {name!r} from here", help=suggest(name, taken))
-
-    def _problem(self, path: Path, rule: str, *, help: str = "") -> None:
+    def problem(self, path: Path, rule: str, help: str) -> None:
+        """Adds a problem, once."""
         problem = self.sources.problem(path, rule, help=help)
         if problem not in self.problems:
             self.problems.append(problem)

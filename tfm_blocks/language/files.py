@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tfm_blocks.errors import ConfigError, Place, Problem, suggest
+from tfm_blocks.errors import ConfigError, Place, Problem, cut, shown, suggest
 
 HEADER = "# @package _global_"
 LARGEST = 64 * 1024
 DEEPEST = 32
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+LONGEST_INTEGER = 100
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 _KNOB = re.compile(r"\$\{[A-Za-z_]\w*\}")
 _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
 _DIRECTIVE = re.compile(r"\s*#\s*@")
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'|#.*")
+_UNQUOTED = re.compile(r"\$\{[^{}]*\}?")
 
 
 @dataclass(frozen=True)
@@ -31,71 +34,43 @@ class ModelFile:
     parents: tuple[str, ...]
 
 
-def model_chain(name: str, folders: Sequence[Path], root_keys: Collection[str] = ()) -> list[ModelFile]:
-    """The files of model `name` (or of a path to a YAML file), what is inherited first.
-
-    Parents are sought beside the file, then in `folders`; `root_keys` are names that no knob may have. ConfigError.
-    """
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise ConfigError(Problem("model", f"there is no file {name}"))
-        return _chain(path, [path.parent, *folders], root_keys, ())
-    return _chain(_find(name, folders), list(folders), root_keys, ())
-
-
-def models_in(folders: Sequence[Path]) -> list[str]:
-    """The names of the models in `folders`."""
-    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-
-
-def _find(name: str, folders: Sequence[Path], place: Place | None = None) -> Path:
-    for folder in folders:
-        path = folder / f"{name}.yaml"
-        if _NAME.fullmatch(name) and path.is_file():
-            return path
-    raise ConfigError(Problem("model", f"no model is called {name!r}", place, help=suggest(name, models_in(folders))))
-
-
-def _chain(path: Path, folders: list[Path], root_keys: Collection[str], children: tuple[Path, ...]) -> list[ModelFile]:
-    file = read_model_file(path, root_keys)
-    chain = []
-    for parent in file.parents:
-        place = Place(file.shown)
-        inherited = _find(parent, folders, place)
-        if inherited.resolve() in (*children, path.resolve()):
-            raise ConfigError(Problem("defaults", f"{parent} inherits itself", place))
-        chain += _chain(inherited, folders, root_keys, (*children, path.resolve()))
-    return [*chain, file]
-
-
 def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
     """Reads one file as plain YAML. Raises ConfigError with the reason where it is not a plain model file."""
-    shown = shown_path(path)
+    file = shown_path(path)
     raw = path.read_bytes()[: LARGEST + 1]
     if len(raw) > LARGEST:
-        raise _refuse(shown, f"a model file has at most {LARGEST // 1024} KB")
+        raise _refuse(
+            file, f"a model file has at most {LARGEST // 1024} KB", help="let it inherit: it says what differs"
+        )
     try:
         text = raw.decode("utf-8")
-        _inspect(text, shown)
+        _inspect(text, file)
         mapping = yaml.safe_load(text)
     except UnicodeDecodeError as error:
-        raise _refuse(shown, "is not UTF-8 text", raw[: error.start].count(b"\n") + 1) from None
+        raise _refuse(file, "is not UTF-8 text", raw[: error.start].count(b"\n") + 1, "save it as UTF-8") from None
     except yaml.MarkedYAMLError as error:
         line = getattr(error.problem_mark, "line", 0) + 1
-        raise _refuse(shown, f"is not YAML: {error.problem}", line) from None
+        raise _refuse(file, f"is not YAML: {error.problem}", line, yaml_help(text, line)) from None
     except yaml.YAMLError as error:
-        raise _refuse(shown, f"is not YAML: {str(error).splitlines()[0]}") from None
-    except ValueError as error:  # digits beyond Python's limit, dates that are none
-        raise _refuse(shown, f"has a value that cannot be read: {error}") from None
+        help = "save it as plain text, without control characters"
+        raise _refuse(file, f"is not YAML: {str(error).splitlines()[0]}", help=help) from None
+    except ValueError as error:  # dates that are none
+        raise _refuse(file, f"has a value that cannot be read: {error}", help="put it in quotes") from None
     for number, line in enumerate(text.splitlines(), 1):
         if _DIRECTIVE.match(line) and line != HEADER:
-            raise _refuse(shown, f"has the directive {line.strip()!r}", number, f"the only one is {HEADER}")
+            raise _refuse(file, f"has the directive {shown(line.strip())}", number, f"the only one is {HEADER}")
     if HEADER not in text[:512].splitlines():
-        raise _refuse(shown, "lacks its first line", help=f"begin the file with {HEADER}")
+        raise _refuse(file, "lacks its first line", help=f"begin the file with {HEADER}")
     if not isinstance(mapping, dict):
-        raise _refuse(shown, "must be a mapping of knobs and the key model")
-    return ModelFile(shown, text, mapping, _root(mapping, shown, text, root_keys))
+        raise _refuse(file, "must be a mapping of knobs and the key model", help="write heads: 8, model: {…}")
+    return ModelFile(file, text, mapping, _root(mapping, file, text, root_keys))
+
+
+def yaml_help(text: str, line: int) -> str:
+    """What helps against an error of YAML's in that line: a `${knob}` in braces or brackets is put in quotes."""
+    row = text.splitlines()[line - 1] if 0 < line <= len(text.splitlines()) else ""
+    found = _UNQUOTED.search(_QUOTED.sub("", row))
+    return f'quote it: "{cut(found[0])}"' if found else "brackets, quotes and indentation must be as YAML wants them"
 
 
 def shown_path(path: Path) -> str:
@@ -106,52 +81,58 @@ def shown_path(path: Path) -> str:
         return str(path)
 
 
-def _inspect(text: str, shown: str) -> None:
+def _inspect(text: str, file: str) -> None:
     """Walks the parser's events; nothing is built from them, so that an alias bomb or deep nesting costs nothing."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         line = event.start_mark.line + 1 if event.start_mark else None
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise _refuse(shown, "uses a YAML alias or anchor", line, "write the value out, or make it a knob: ${knob}")
+            raise _refuse(file, "uses a YAML alias or anchor", line, "write the value out, or make it a knob: ${knob}")
         tag = getattr(event, "tag", None)
         if tag:
-            raise _refuse(shown, f"uses the YAML tag {tag}", line, "model files hold plain values only")
+            raise _refuse(file, f"uses the YAML tag {tag}", line, "model files hold plain values only")
         if isinstance(event, yaml.ScalarEvent) and "${" in _KNOB.sub("", event.value, count=1):
-            rule = f"has {event.value[:80]!r}, which is more than one ${{knob}}: a resolver or an expression"
-            raise _refuse(shown, rule, line, "a value holds one ${knob} at most; arithmetic belongs into model.args")
+            rule = f"has {shown(event.value)}, which is more than one ${{knob}}: a resolver or an expression"
+            raise _refuse(file, rule, line, "a value holds one ${knob} at most; arithmetic belongs into model.args")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise _refuse(shown, f"nests deeper than {DEEPEST}", line)
-    _plain(yaml.compose(text, Loader=yaml.SafeLoader), shown)
+            raise _refuse(file, f"nests deeper than {DEEPEST}", line, "write inner layers as nodes beside each other")
+    _plain(yaml.compose(text, Loader=yaml.SafeLoader), file)
 
 
-def _plain(node: yaml.Node | None, shown: str) -> None:
+def _plain(node: yaml.Node | None, file: str) -> None:
     """Values are plain, keys are strings, and each stands once: YAML itself would keep the last in silence."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _plain(item, shown)
-    if isinstance(node, yaml.ScalarNode) and node.tag not in _SCALARS:
-        kind = node.tag.rpartition(":")[2]
-        raise _refuse(
-            shown,
-            f"has the {kind} {node.value!r}",
-            node.start_mark.line + 1,
-            "text that looks like one is put in quotes",
-        )
+            _plain(item, file)
+    if isinstance(node, yaml.ScalarNode):
+        _plain_scalar(node, file)
     seen: set[str] = set()
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode) or key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int"):
-            raise _refuse(
-                shown, f"has a key that YAML does not read as a name: {key.value!r}", line, "put it in quotes"
-            )
+        if not isinstance(key, yaml.ScalarNode):
+            raise _refuse(file, "has a list or a mapping as a key", line, "a key is a name")
+        if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int"):
+            rule = f"has a key that YAML does not read as a name: {shown(key.value)}"
+            raise _refuse(file, rule, line, "put it in quotes")
+        _plain_scalar(key, file)
         if key.value in seen:
-            raise _refuse(shown, f"has the key {key.value!r} twice", line)
+            raise _refuse(file, f"has the key {shown(key.value)} twice", line, "remove one of them")
         seen.add(key.value)
-        _plain(value, shown)
+        _plain(value, file)
 
 
-def _root(mapping: dict[str, Any], shown: str, text: str, root_keys: Collection[str]) -> tuple[str, ...]:
+def _plain_scalar(node: yaml.ScalarNode, file: str) -> None:
+    line = node.start_mark.line + 1
+    kind = node.tag.rpartition(":")[2]
+    if node.tag not in _SCALARS:
+        raise _refuse(file, f"has the {kind} {shown(node.value)}", line, "text that looks like one is put in quotes")
+    if kind == "int" and len(node.value) > LONGEST_INTEGER:
+        rule = f"has an integer of {len(node.value)} characters: {cut(node.value)}"
+        raise _refuse(file, rule, line, f"write one of at most {LONGEST_INTEGER}")
+
+
+def _root(mapping: dict[str, Any], file: str, text: str, root_keys: Collection[str]) -> tuple[str, ...]:
     for key, value in mapping.items():
         line = next((at for at, row in enumerate(text.splitlines(), 1) if row.startswith(f"{key}:")), None)
         if key in ("defaults", "model"):
@@ -159,23 +140,25 @@ def _root(mapping: dict[str, Any], shown: str, text: str, root_keys: Collection[
         if isinstance(value, (dict, list)):
             help = suggest(str(key), ["defaults", "model"])
             raise _refuse(
-                shown, f"has the root key {key!r}, which is neither defaults, model nor a single value", line, help
+                file, f"has the root key {shown(key)}, which is neither defaults, model nor a single value", line, help
             )
         if key in root_keys or not str(key).isidentifier() or str(key).startswith("_"):
             help = "give the knob a name of its own"
-            raise _refuse(shown, f"cannot set {key!r}: a model file has knobs of its own only", line, help)
-    return _parents(mapping.get("defaults") or [], shown)
+            raise _refuse(file, f"cannot set {shown(key)}: a model file has knobs of its own only", line, help)
+    return _parents(mapping.get("defaults") or [], file)
 
 
-def _parents(defaults: Any, shown: str) -> tuple[str, ...]:
+def _parents(defaults: Any, file: str) -> tuple[str, ...]:
     names = defaults if isinstance(defaults, list) else [defaults]
     for name in names:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _refuse(shown, f"defaults lists names of models, but has {name!r}", help="defaults: [base, _self_]")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise _refuse(
+                file, f"defaults lists names of models, but has {shown(name)}", help="defaults: [base, _self_]"
+            )
     if "_self_" in names and names[-1] != "_self_":
-        raise _refuse(shown, "has _self_ before a parent: a model changes what it inherits", help="put _self_ last")
+        raise _refuse(file, "has _self_ before a parent: a model changes what it inherits", help="put _self_ last")
     return tuple(name for name in names if name != "_self_")
 
 
-def _refuse(shown: str, rule: str, line: int | None = None, help: str = "") -> ConfigError:
-    return ConfigError(Problem(shown, rule, Place(shown, line), help=help))
+def _refuse(file: str, rule: str, line: int | None = None, help: str = "") -> ConfigError:
+    return ConfigError(Problem(file, rule, Place(file, line), help=help))

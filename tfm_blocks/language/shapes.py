@@ -6,13 +6,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tfm_blocks.errors import Problem
-from tfm_blocks.language.expand import Layer
-from tfm_blocks.language.read import MODEL
+from tfm_blocks.language.repeat import Layer
+from tfm_blocks.language.rules import broken, broken_parts
 from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import Axis, Input, Node, Shape
+from tfm_blocks.language.spec import Axis, Input, Node, Shape, Size, Step, show
 from tfm_blocks.registry.blocks import BlockInfo, Registry
-from tfm_blocks.registry.expression import Number, evaluate, names_in
-from tfm_blocks.registry.signature import is_letter
+from tfm_blocks.registry.signature import Port, is_letter
+
+
+class ShapeError(ValueError):
+    """A sentence on what does not fit, and a way out."""
+
+    def __init__(self, rule: str, help: str) -> None:
+        super().__init__(rule)
+        self.help = help
 
 
 class Shaper:
@@ -21,16 +28,25 @@ class Shaper:
     def __init__(self, registry: Registry, sources: Sources, inputs: Iterable[Input]) -> None:
         self.registry = registry
         self.sources = sources
-        self.shapes: dict[str, Shape] = {put.name: put.shape for put in inputs}
-        self.axes: dict[str, Mapping[str, Axis]] = {}
+        self.shapes: dict[str, Shape] = {}
+        self.ids: set[str] = set()
+        self.axes: dict[str, Mapping[str, Size]] = {}
         self.problems: list[Problem] = []
+        for one in inputs:
+            self.shapes[one.name] = one.shape
+            if one.tokens:
+                self.ids.add(one.name)
 
     def nodes(self, nodes: Iterable[Node]) -> list[Node]:
-        """The nodes with `axes` and `shape` filled in."""
+        """The nodes with `axes`, `shape` and the widths of their steps filled in."""
         shaped = []
         for node in nodes:
-            if all(read in self.shapes for read in node.reads.values()):
-                known = self._node(node)
+            if all(read in self.shapes for read in (*node.read, node.residual)):
+                try:
+                    known = self._node(node)
+                except ShapeError as error:
+                    self._problem(self.sources.problem(node.path, str(error), help=error.help))
+                    continue
                 if known:
                     self.shapes[node.address] = known.shape
                     shaped.append(known)
@@ -42,119 +58,136 @@ class Shaper:
             entry, exit = self.shapes.get(layer.entry), self.shapes.get(layer.exit)
             if layer.repeats > 1 and entry and exit and entry != exit:
                 rule = f"a repeated layer keeps the shape, but this makes {show(exit)} of {show(entry)}"
-                self._problem(Problem(".".join(layer.path), rule, self.sources.place(layer.path)))
+                help = "end it with a node that gives the shape back, such as {block: linear, d_out: …}"
+                self._problem(self.sources.problem(layer.path, rule, help=help))
 
     def _node(self, node: Node) -> Node | None:
-        entry = self.shapes[next(iter(node.reads.values()))]
+        entry = self.shapes[node.entry]
         if node.block is None:
-            return replace(node, shape=entry, axes=dict(zip("BTD", entry, strict=False)))
+            done = replace(node, shape=entry, post=self._steps(node.post, entry, node.entry))
+            return None if self._breaks_rules(broken_parts(done, self.registry, self.sources)) else done
         info = self.registry.blocks[node.block]
         axes = self._bind(node, info)
-        if axes is None or not self._rules(node, info, axes) or not self._shared_sizes(node, info, axes):
+        if self._breaks_rules(broken(node, info, {**axes, **node.arguments}, self.sources)):
             return None
+        self._fits_owner(node, info, axes)
         self.axes[node.address] = axes
-        shape = tuple(self._axis(axis, axes, node) for axis in info.signature.output)
+        shape = tuple(axes[axis] if is_letter(axis) else int(node.arguments[axis]) for axis in info.signature.output)
+        self._residual(node, shape)
+        pre, post = self._steps(node.pre, entry, node.entry), self._steps(node.post, shape, node.address)
+        done = replace(node, axes=axes, shape=shape, pre=pre, post=post)
+        return None if self._breaks_rules(broken_parts(done, self.registry, self.sources)) else done
+
+    def _breaks_rules(self, problems: Iterable[Problem]) -> bool:
+        found = list(problems)
+        for problem in found:
+            self._problem(problem)
+        return bool(found)
+
+    def _residual(self, node: Node, shape: Shape) -> None:
+        entry = self.shapes[node.residual]
         if any(step.kind == "add" for step in node.post) and shape != entry:
             rule = f"its output {show(shape)} cannot be added to its input {show(entry)}: a residual keeps the shape"
-            self._problem(
-                self.sources.problem(node.path, rule, help="give it the width of its input, or add_norm: none")
-            )
-            return None
-        return replace(node, axes=axes, shape=shape)
+            raise ShapeError(rule, "give it the width of its input, or add_norm: none")
 
-    def _axis(self, axis: str, axes: Mapping[str, Axis], node: Node) -> Axis:
-        return axes[axis] if is_letter(axis) else int(node.arguments[axis])
+    def _steps(self, steps: tuple[Step, ...], shape: Shape, address: str) -> tuple[Step, ...]:
+        """The steps with the width of what they act on."""
+        width = shape[-1]
+        if address in self.ids or not isinstance(width, int):
+            if steps:
+                raise ShapeError(f"add & norm acts on vectors, but {address} is {show(shape)}", "write add_norm: none")
+            return ()
+        return tuple(replace(step, width=width) for step in steps)
 
-    def _bind(self, node: Node, info: BlockInfo) -> dict[str, Axis] | None:
-        axes: dict[str, Axis] = {}
+    def _bind(self, node: Node, info: BlockInfo) -> dict[str, Size]:
+        axes: dict[str, Size] = {}
         bound_by: dict[str, str] = {}
         for port in info.signature.ports:
-            if port.name not in node.reads:
-                continue
-            shape = self.shapes[node.reads[port.name]]
-            if len(shape) != len(port.axes):
-                wanted = f"{len(port.axes)} axes ({' '.join(port.axes)})"
-                self._reject(node, f"{port.name} of {info.name} has {wanted}, but {self._read(node, port.name)}")
-                return None
-            for axis, actual in zip(port.axes, shape, strict=True):
+            if port.name in node.reads:
+                self._bind_port(node, info, port, axes, bound_by)
+        return axes
+
+    def _bind_port(
+        self, node: Node, info: BlockInfo, port: Port, axes: dict[str, Size], bound_by: dict[str, str]
+    ) -> None:
+        parts: dict[str, list[Size]] = {}
+        for address in node.reads[port.name]:
+            shape = self.shapes[address]
+            self._fits(info, port, address)
+            for place, (axis, actual) in enumerate(zip(port.axes, shape, strict=True)):
+                if is_letter(axis):
+                    self._fits_letter(info, axis, actual, first=place == 0, address=address)
+                if axis in port.sums:
+                    parts.setdefault(axis, []).append(actual)
+                    continue
                 expected = axes.setdefault(axis, actual) if is_letter(axis) else node.arguments[axis]
                 if expected != actual:
                     by = f" by {bound_by[axis]}" if axis in bound_by else ""
-                    self._reject(node, f"{axis} is {expected}{by}, but {actual} where {self._read(node, port.name)}")
-                    return None
-                bound_by.setdefault(axis, port.name)
-        return axes if self._sizes(node, info, axes) else None
+                    rule = f"{axis} is {expected}{by}, but {actual} where {self._known(address)}"
+                    raise ShapeError(rule, _other_size(expected, actual))
+                bound_by.setdefault(axis, address)
+        for axis, sizes in parts.items():
+            axes[axis] = _sum(sizes)
+        if port.count:
+            axes[port.count] = len(node.reads[port.name])
 
-    def _sizes(self, node: Node, info: BlockInfo, axes: Mapping[str, Axis]) -> bool:
-        for letter in info.sizes:
-            if isinstance(axes.get(letter), str):
-                rule = (
-                    f"{letter} of {info.name} is a width, but what it reads has the sequence axis {axes[letter]} there"
-                )
-                self._reject(node, f"{rule}: {self._read(node, info.signature.ports[0].name)}")
-                return False
-        return True
+    def _fits(self, info: BlockInfo, port: Port, address: str) -> None:
+        """The tensor at `address` has the axes of the port, and is of ids where those are wanted."""
+        if port.ids != (address in self.ids):
+            wanted = "token ids" if port.ids else "vectors"
+            help = "read an input of token ids" if port.ids else "read them through an embedding"
+            raise ShapeError(f"{port.name} of {info.name} reads {wanted}, but {self._known(address)}", help)
+        if len(self.shapes[address]) != len(port.axes):
+            wanted = f"{len(port.axes)} axes ({' '.join(port.axes)})"
+            raise ShapeError(
+                f"{port.name} of {info.name} has {wanted}, but {self._known(address)}",
+                f"tfm blocks {info.name} has more",
+            )
 
-    def _shared_sizes(self, node: Node, info: BlockInfo, axes: Mapping[str, Axis]) -> bool:
-        """A `same` node fits the weights that it uses."""
+    def _fits_letter(self, info: BlockInfo, letter: str, actual: Size, *, first: bool, address: str) -> None:
+        """The batch comes first; a width is no sequence, whose positions would be seen unnoticed; a mask needs one."""
+        kind = "the batch" if first else "a sequence" if letter in info.signature.sequences else "a width"
+        sequence = isinstance(actual, Axis) and bool(actual.inputs)
+        fits = {
+            "the batch": isinstance(actual, Axis) and not actual.inputs,
+            "a sequence": sequence or letter not in (*info.keeps, *info.trailing),
+            "a width": isinstance(actual, int),
+        }
+        if not fits[kind]:
+            rule = f"{letter} of {info.name} is {kind}, but has {actual} where {self._known(address)}"
+            raise ShapeError(rule, "in B N D, B is the batch, N a sequence, and D the width of its vectors")
+
+    def _fits_owner(self, node: Node, info: BlockInfo, axes: Mapping[str, Size]) -> None:
+        """A node that shares weights fits them."""
         owner = self.axes.get(node.owner, axes)
         for letter in info.sizes:
             if axes.get(letter) != owner.get(letter):
                 widths = f"{letter} is {axes.get(letter)} here, but {owner.get(letter)} at {node.owner}"
-                self._reject(node, f"the module of {node.owner} does not fit: {widths}")
-                return False
-        return True
+                help = "give both the same widths, or write a block with weights of its own"
+                raise ShapeError(f"the module of {node.owner} does not fit: {widths}", help)
 
-    def _rules(self, node: Node, info: BlockInfo, axes: Mapping[str, Axis]) -> bool:
-        values = {**axes, **node.arguments}
-        held = True
-        for rule, sentence in info.where.items():
-            names = names_in(rule)
-            if any(not isinstance(values.get(name), int | float) for name in names):
-                continue
-            if not _holds(rule, values):
-                self._broken(node, info, rule, sentence, values)
-                held = False
-        return held
-
-    def _broken(self, node: Node, info: BlockInfo, rule: str, sentence: str, values: Mapping[str, Axis]) -> None:
-        names = names_in(rule)
-        read = next(iter(node.reads.values()))
-        told = [f"{name} = {values[name]}" + (f" (the width of {read})" if is_letter(name) else "") for name in names]
-        arguments = [name for name in names if name in info.arguments]
-        blame, help = None, ""
-        for name in arguments:
-            own = (*node.path, name)
-            blame = own if own in self.sources.written or own in self.sources.overrides else (*MODEL, "args", name)
-            fits = [value for value in range(1, 1025) if _holds(rule, {**values, name: value})]
-            help = f"{name} can be {', '.join(map(str, fits[:8]))}{', …' if len(fits) > 8 else ''}" if fits else ""
-        text = f"{sentence} ({rule}), but {', '.join(told)}"
-        self._problem(self.sources.problem(node.path, text, blame=blame, help=help))
-
-    def _read(self, node: Node, port: str) -> str:
-        address = node.reads[port]
-        return f"{address} is {show(self.shapes[address])}"
-
-    def _reject(self, node: Node, rule: str) -> None:
-        self._problem(self.sources.problem(node.path, rule))
+    def _known(self, address: str) -> str:
+        kind = " of token ids" if address in self.ids else ""
+        return f"{address} is {show(self.shapes[address])}{kind}"
 
     def _problem(self, problem: Problem) -> None:
         if (problem.address, problem.place) not in {(known.address, known.place) for known in self.problems}:
             self.problems.append(problem)
 
 
-def show(shape: Shape) -> str:
-    """`B T 512`."""
-    return " ".join(map(str, shape))
+def _other_size(*sizes: Size) -> str:
+    """A way out where two sizes differ."""
+    if any(isinstance(size, Axis) for size in sizes):
+        return "attention reads another sequence: {block: attention, kv: …}"
+    return "a block linear gives another width: {block: linear, d_out: …}"
 
 
-def _holds(rule: str, values: Mapping[str, Axis]) -> bool:
-    try:
-        return bool(evaluate(rule, lambda name: _number(values[name])))
-    except ValueError:
-        return False
-
-
-def _number(value: Axis) -> Number:
-    assert isinstance(value, (int, float))
-    return value
+def _sum(sizes: list[Size]) -> Size:
+    """Widths add up; sequences are laid end to end."""
+    widths = [size for size in sizes if isinstance(size, int)]
+    if len(widths) == len(sizes):
+        return sum(widths)
+    axes = [size for size in sizes if isinstance(size, Axis)]
+    if widths or any(not axis.inputs for axis in axes):
+        raise ShapeError(f"cannot lay {' and '.join(map(str, sizes))} end to end", "join tensors of like axes")
+    return Axis("+".join(map(str, axes)), tuple(one for axis in axes for one in axis.inputs))

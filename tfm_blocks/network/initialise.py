@@ -7,12 +7,15 @@ import hashlib
 import torch
 from torch import nn
 
+from tfm_blocks.blocks.parts.protocols import Initialises, Resets, Shrinks
+from tfm_blocks.network.graph import Network
 
-def initialise(network: nn.Module, seed: int) -> None:
+
+def initialise(network: Network, seed: int) -> None:
     """Fills every parameter; two networks share the values of the parameters that they have in common.
 
     A module that owns parameters has `initialise(name, generator)`; one from elsewhere may have `reset_parameters()`
-    instead. Raises TypeError for a module that has neither.
+    instead. Buffers keep what their module made them. Raises TypeError for a module that has neither.
     """
     done: set[int] = set()
     with torch.no_grad():
@@ -21,20 +24,37 @@ def initialise(network: nn.Module, seed: int) -> None:
                 if id(parameter) not in done:
                     _fill(module, name, seed)
                     done.add(id(parameter))
+        for call in (*network.calls, *network.head_calls):
+            if call.node.shrink != 1 and not call.node.shares:
+                _shrink(call.block, call.node.shrink)
 
 
 def _fill(module: nn.Module, address: str, seed: int) -> None:
     number = address_seed(seed, address)
-    if hasattr(module, "initialise"):
-        module.initialise(address.rpartition(".")[2], torch.Generator().manual_seed(number))  # type: ignore[operator]
-    elif hasattr(module, "reset_parameters"):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number)
-            module.reset_parameters()  # type: ignore[operator]
+    if isinstance(module, Initialises):
+        module.initialise(address.rpartition(".")[2], torch.Generator().manual_seed(number))
+    elif isinstance(module, Resets):
+        _reset(module, address.rpartition(".")[2], number)
     else:
         raise TypeError(
             f"{type(module).__name__} at {address} says nowhere how it starts: give it initialise(name, generator)"
         )
+
+
+def _reset(module: nn.Module, name: str, number: int) -> None:
+    """Fills one parameter: `reset_parameters` fills all of them, so the others get back what they had."""
+    others = {key: value.clone() for key, value in module.named_parameters(recurse=False) if key != name}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number)
+        module.reset_parameters()  # type: ignore[operator]
+    for key, value in others.items():
+        module.get_parameter(key).copy_(value)
+
+
+def _shrink(block: nn.Module, factor: float) -> None:
+    for module in block.modules():
+        if isinstance(module, Shrinks):
+            module.shrink(factor)
 
 
 def address_seed(seed: int, address: str) -> int:

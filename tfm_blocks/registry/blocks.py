@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast, get_type_hints
 
-from tfm_blocks.registry.expression import names_in
+from tfm_blocks.registry.expression import names_in, split_rule
 from tfm_blocks.registry.signature import Signature, is_letter, parse_signature
-from tfm_blocks.registry.values import Kind, convert, kind_of
+from tfm_blocks.registry.values import Kind, Part, convert, kind_of
 
 GRAMMAR = frozenset(
     ["block", "same", "layer", "repeat", "in", "tie", "args", "add_norm", "at", "before", "after", "parallel", "join"]
 )
+CATEGORIES = ("norm", "activation", "join", "position", "scores")
 REQUIRED = inspect.Parameter.empty
 
 Cls = TypeVar("Cls", bound=type)
@@ -35,13 +35,15 @@ class Argument:
         return self.default is REQUIRED
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockInfo:
     """All that the language knows of a block.
 
-    `sizes` are the letters that the constructor takes, `keeps` the letters whose keep mask `forward` takes, `tieable`
-    the parameter that `tie` shares. `sees` tells what an output position sees of others: a port, or `kv|x` for kv and
-    else x, to 'past', 'all' or the name of the argument that decides. Of other ports it sees its own position.
+    `sizes` are the letters that the constructor takes, `keeps` the letters whose keep mask `forward` takes, `trailing`
+    those of which it asks whether padding comes last,
+    `parameters` the names that `forward` gives to the ports, `tieable` the parameter that `tie` shares. `sees` tells
+    what an output position sees of others: a port, or `kv|x` for kv and else x, to 'past', 'all' or the name of the
+    argument that decides. Of other ports it sees its own position.
     """
 
     name: str
@@ -50,8 +52,10 @@ class BlockInfo:
     arguments: Mapping[str, Argument]
     sizes: tuple[str, ...]
     keeps: tuple[str, ...]
+    trailing: tuple[str, ...]
+    parameters: Mapping[str, str]
     branch: bool
-    norm: bool
+    category: str
     sees: Mapping[str, str]
     where: Mapping[str, str]
     tieable: str | None
@@ -68,9 +72,24 @@ class BlockInfo:
         return "itself"
 
     @property
+    def stepped(self) -> bool:
+        """Remembers the positions before the present one, so it has `start` and `step`."""
+        return hasattr(self.cls, "step")
+
+    @property
     def positionwise(self) -> bool:
         """An output position depends on its input position alone, wherever in the sequence it stands."""
-        return not self.sees and not hasattr(self.cls, "step")
+        return not self.sees and not self.stepped and not self._merges_sequences
+
+    @property
+    def alone(self) -> bool:
+        """Position-wise, from vectors, with nothing but the output: a position needs nothing but its vector."""
+        signature = self.signature
+        return self.positionwise and not (self.keeps or self.trailing or signature.loss or signature.ports[0].ids)
+
+    @property
+    def _merges_sequences(self) -> bool:
+        return any(port.sums & self.signature.sequences for port in self.signature.ports)
 
 
 @dataclass
@@ -81,21 +100,24 @@ class Registry:
     reserved: set[str] = field(default_factory=set)
 
     def add(self, info: BlockInfo) -> None:
-        """Raises TypeError on a name taken by another class."""
+        """Raises TypeError on a name taken by another class; the same class of a module imported again replaces it."""
         taken = self.blocks.get(info.name)
-        if taken and taken.cls.__qualname__ != info.cls.__qualname__:
-            raise TypeError(
-                f"block {info.name!r} is registered already, by {taken.cls.__module__}.{taken.cls.__qualname__}"
-            )
+        if taken and _full_name(taken.cls) != _full_name(info.cls):
+            raise TypeError(f"block {info.name!r} is registered already, by {_full_name(taken.cls)}")
         self.blocks[info.name] = info
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Names that no node may have, because the module that holds the nodes has attributes of these names."""
+        """Names that no node may have, because the modules that hold the nodes have attributes of these names."""
         self.reserved.update(name for name in names if not name.startswith("_"))
 
-    def norms(self) -> list[str]:
-        """The names that the arg `norm` can have."""
-        return [name for name, info in self.blocks.items() if info.norm]
+    def members(self, category: str) -> list[str]:
+        """The names of the blocks of a category."""
+        return [name for name, info in self.blocks.items() if info.category == category]
+
+    def make(self, part: Part, *sizes: int) -> Any:
+        """The module of a part, with as many of `sizes` as its constructor takes."""
+        info = self.blocks[part.block]
+        return info.cls(*sizes[: len(info.sizes)], **part.arguments)
 
 
 REGISTRY = Registry()
@@ -107,7 +129,7 @@ def block(
     *,
     source: str,
     branch: bool = False,
-    norm: bool = False,
+    category: str = "",
     sees: Mapping[str, str] | None = None,
     where: Mapping[str, str] | None = None,
     tieable: str | None = None,
@@ -115,42 +137,57 @@ def block(
     """Registers an `nn.Module` class as the block `name`.
 
     Its positional constructor parameters are letters of the signature, injected as sizes (None where only an absent
-    port would bind them); its keyword-only parameters are the YAML arguments, their annotations the types. Keyword-only
-    `keep_BT` parameters of `forward` receive the keep mask of axis T. A block that mixes positions has `sees`, and
-    `start` and `step` for incremental decoding. Raises TypeError at import on a declaration that breaks these rules.
+    port would bind them); its keyword-only parameters are the YAML arguments, their annotations the types. The
+    positional parameters of `forward` are called like the ports, with their axes behind: `x_BTD`. Its keyword-only
+    `keep_BT` parameters receive the keep mask of axis T, `trailing_T` whether padding comes last on it. A block that
+    looks at other positions of a port has it in `sees`, and `start` and `step` where those are positions of its output.
+    A rule of `where` may end in `unless ARGUMENT`: where that is set, nothing is asked.
+    Raises TypeError at import on a declaration that breaks these rules.
     """
 
     def register(cls: Cls) -> Cls:
         parsed = parse_signature(signature)
         sizes, arguments = _constructor(name, cls)
         info = BlockInfo(
-            name,
-            cls,
-            parsed,
-            arguments,
-            sizes,
-            _keeps(cls),
-            branch,
-            norm,
-            dict(sees or {}),
-            dict(where or {}),
-            tieable,
-            source,
+            name=name,
+            cls=cls,
+            signature=parsed,
+            arguments=arguments,
+            sizes=sizes,
+            keeps=_letters(cls, "keep_B"),
+            trailing=_letters(cls, "trailing_"),
+            parameters=_parameters(name, cls, parsed),
+            branch=branch,
+            category=category,
+            sees=dict(sees or {}),
+            where=dict(where or {}),
+            tieable=tieable,
+            source=source,
         )
-        _check(info)
+        _check_names(info)
+        _check_sight(info)
+        for argument in arguments.values():
+            if not argument.required:
+                convert(argument.default, argument.kind)
         REGISTRY.add(info)
         return cls
 
     return register
 
 
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def _constructor(name: str, cls: type) -> tuple[tuple[str, ...], dict[str, Argument]]:
-    parameters = list(inspect.signature(cls).parameters.values())
-    init: Any = vars(cls).get("__init__", cls.__init__)  # type: ignore[misc]
-    hints = get_type_hints(init, vars(sys.modules[cls.__module__]), include_extras=True)
+    owner = next(one for one in cls.__mro__ if "__init__" in vars(one))
+    if owner.__module__ == "torch.nn.modules.module":  # torch's own: the class has no constructor
+        return (), {}
+    init: Any = vars(owner)["__init__"]
+    hints = get_type_hints(init, include_extras=True)
     sizes: list[str] = []
     arguments = {}
-    for parameter in parameters:
+    for parameter in list(inspect.signature(cls).parameters.values()):
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             raise TypeError(f"block {name!r}: the constructor takes *{parameter.name}; arguments must be named")
         if parameter.name not in hints:
@@ -162,28 +199,63 @@ def _constructor(name: str, cls: type) -> tuple[tuple[str, ...], dict[str, Argum
     return tuple(sizes), arguments
 
 
-def _keeps(cls: type) -> tuple[str, ...]:
+def _letters(cls: type, prefix: str) -> tuple[str, ...]:
+    """The letters that `forward` has keyword-only parameters for."""
     forward = inspect.signature(cls.forward)  # type: ignore[attr-defined]
-    return tuple(name.removeprefix("keep_B") for name in forward.parameters if name.startswith("keep_B"))
+    names = [one.name for one in forward.parameters.values() if one.kind is one.KEYWORD_ONLY]
+    return tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
-def _check(info: BlockInfo) -> None:
+def _parameters(name: str, cls: type, signature: Signature) -> dict[str, str]:
+    """What `forward` calls each port: its name, or its name with the axes behind, in the order of the signature."""
+    taken = [
+        parameter.name
+        for parameter in inspect.signature(cls.forward).parameters.values()  # type: ignore[attr-defined]
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ][1:]
+    ports = [port.name for port in signature.ports]
+    if len(taken) != len(ports) or any(
+        one != port and not one.startswith(f"{port}_") for one, port in zip(taken, ports, strict=True)
+    ):
+        raise TypeError(
+            f"block {name!r}: forward takes {', '.join(taken) or 'nothing'}, but its ports are {', '.join(ports)}: "
+            "call each parameter like its port, with its axes behind, as x_BTD"
+        )
+    return dict(zip(ports, taken, strict=True))
+
+
+def _check_names(info: BlockInfo) -> None:
     letters, arguments = info.signature.letters, info.arguments
     ports = {port.name for port in info.signature.ports}
     clashes = (ports & set(arguments)) | ((ports | set(arguments)) & GRAMMAR)
     named = {axis for port in info.signature.ports for axis in port.axes} | set(info.signature.output)
     unknown = {axis for axis in named if not is_letter(axis)} - set(arguments)
-    unknown |= (set(info.sizes) | set(info.keeps)) - letters
-    unknown |= {name for rule in info.where for name in names_in(rule)} - letters - set(arguments)
+    unknown |= (set(info.sizes) | set(info.keeps) | set(info.trailing)) - letters
+    named_in_rules = {name for rule in info.where for part in split_rule(rule) for name in names_in(part)}
+    unknown |= named_in_rules - letters - set(arguments)
     unknown |= {port for key in info.sees for port in key.split("|")} - ports
+    unknown |= set(info.sees.values()) - {"past", "all"} - set(arguments)
+    if info.category and info.category not in CATEGORIES:
+        raise TypeError(f"block {info.name!r}: there is no category {info.category!r}: {', '.join(CATEGORIES)}")
     if clashes:
         raise TypeError(
             f"block {info.name!r}: {sorted(clashes)} name two things at once (ports, arguments, grammar words)"
         )
     if unknown:
         raise TypeError(f"block {info.name!r}: {sorted(unknown)} are neither letters of the signature nor arguments")
-    if info.sees and not (hasattr(info.cls, "start") and hasattr(info.cls, "step")):
+
+
+def _check_sight(info: BlockInfo) -> None:
+    """Every sequence that a block takes in is seen at the output's own position, or `sees` says of it what is seen."""
+    signature = info.signature
+    seen = {port for key in info.sees for port in key.split("|")}
+    for port in signature.ports:
+        unaligned = (port.letters & signature.sequences) - set(signature.output) - port.sums
+        if unaligned and port.name not in seen:
+            raise TypeError(
+                f"block {info.name!r}: the output has no axis {', '.join(sorted(unaligned))}, so sees must say what it "
+                f"sees of {port.name}: 'all', 'past' or the name of an argument"
+            )
+    remembers = any(signature.port(port).letters & signature.sequences & set(signature.output) for port in seen)
+    if remembers and not (hasattr(info.cls, "start") and hasattr(info.cls, "step")):
         raise TypeError(f"block {info.name!r} mixes positions: it needs start and step, to decode incrementally")
-    for argument in arguments.values():
-        if not argument.required:
-            convert(argument.default, argument.kind)

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from tfm_blocks.errors import shown
+
 LONGEST = 80
 LARGEST = 2**40
 Number = int | float
@@ -28,17 +30,23 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
-def evaluate(text: str, lookup: Callable[[str], Number]) -> Number:
+def evaluate(value: str | Number, lookup: Callable[[str], Number]) -> Number:
     """Value of an expression of numbers, names, `+ - * / // %` and parentheses; names are asked of `lookup`.
 
-    A single comparison gives a bool, for the `where` rules of blocks. Raises ValueError with a sentence.
+    A single comparison gives a bool, for the `where` rules of blocks. A number is its own value. Raises ValueError with
+    a sentence.
     """
-    return _value(_parse(text), lookup)
+    return _value(_parse(value), lookup) if isinstance(value, str) else _bounded(value)
 
 
 def names_in(text: str) -> list[str]:
     """The names that an expression reads, in order of appearance."""
     return list(dict.fromkeys(node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name)))
+
+
+def split_rule(rule: str) -> tuple[str, ...]:
+    """The comparison of a `where` rule, and the argument that it does not hold for where it ends in `unless NAME`."""
+    return tuple(rule.split(" unless "))
 
 
 def _parse(text: str) -> ast.expr:
@@ -47,7 +55,7 @@ def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError(f"{text!r} is neither a number nor arithmetic") from None
+        raise ValueError(f"{shown(text)} is neither a number nor arithmetic") from None
 
 
 def _value(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
@@ -76,5 +84,5 @@ def _apply(operate: Callable[[Number, Number], Number], left: Number, right: Num
 
 def _bounded(number: Number) -> Number:
     if isinstance(number, int) and abs(number) > LARGEST:
-        raise ValueError(f"integers go up to 2^40, but this is {number}")
+        raise ValueError(f"integers go up to 2^40, but this is {shown(number)}")
     return number

@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, shown
 
 GROUP = "tfm_blocks.blocks"
 
 
 def load_plugins(modules: Sequence[str]) -> None:
-    """Imports every installed entry point of the group, then `modules`; ConfigError where one cannot be imported."""
+    """Imports every installed entry point of the group, then `modules`; ConfigError where one cannot be imported.
+
+    `modules` are sought in the current folder first, whatever the command that loads them.
+    """
     for entry in entry_points(group=GROUP):
         _import(entry.module)
+    folder = str(Path.cwd())
+    if modules and folder not in sys.path:
+        sys.path.insert(0, folder)
     for module in modules:
         _import(module)
 
 
 def _import(module: str) -> None:
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module):
-        raise ConfigError(Problem("plugins", f"{module!r} is not the name of a Python module"))
+        help = "write the name that Python imports it by, such as my_blocks"
+        raise ConfigError(Problem("plugins", f"{shown(module)} is not the name of a Python module", help=help))
     try:
         importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
             Problem(
                 "plugins",
-                f"the module {module!r} cannot be imported: {error}",
-                help="install it, or put its folder on PYTHONPATH",
+                f"the module {shown(module)} cannot be imported: {error}",
+                help="install it, or put it into this folder, or its folder on PYTHONPATH",
             )
         ) from error
     except Exception as error:
-        rule = f"the module {module!r} fails when it is imported: {type(error).__name__}: {error}"
+        rule = f"the module {shown(module)} fails when it is imported: {type(error).__name__}: {error}"
         raise ConfigError(Problem("plugins", rule, help=f"python -c 'import {module}' shows where")) from error

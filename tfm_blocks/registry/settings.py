@@ -1,69 +1,159 @@
-"""A plain mapping from the config becomes a frozen dataclass, or a list of everything that is wrong with it."""
+"""Parts of a run's config as frozen models, and all that is wrong with a config as problems in our words."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from tfm_blocks.errors import ConfigError, Problem, suggest
-from tfm_blocks.registry.values import convert, example, kind_of
+from tfm_blocks.registry.foreign_keys import advice
 
-Settings = TypeVar("Settings")
+SHOWN = 80  # characters of a wrong value
+
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Above0 = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-def read_settings(cls: type[Settings], mapping: Mapping[str, Any], address: str) -> Settings:
-    """An instance of the dataclass `cls`; its annotations are the types, its defaults the defaults.
+class Settings(BaseModel):
+    """Settings that belong together: unknown keys are refused, and values are not converted, except an int to a float.
 
-    Raises ConfigError with one problem for each unknown, missing or wrongly typed key, addressed `address.key`; the
-    address of the root is "".
+    A rule between settings is a validator of the one to blame, which is declared after those that the rule compares it
+    with and looks in `info.data` which of them are valid. So it can be told together with what is wrong elsewhere.
     """
-    problems: list[Problem] = []
-    found = _read(cls, mapping, address, problems)
-    if problems:
-        raise ConfigError(problems)
-    return cls(**found)
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def _read(cls: type[Any], mapping: Any, address: str, problems: list[Problem]) -> dict[str, Any]:
-    if not isinstance(mapping, Mapping):
-        problems.append(Problem(address, f"must be a mapping of settings, but is {mapping!r}"))
-        return {}
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    for key in mapping.keys() - fields.keys():
-        problems.append(Problem(_below(address, key), "no such setting", help=suggest(str(key), fields)))
-    hints = get_type_hints(cls, include_extras=True)
-    found = {}
-    for name, field in fields.items():
-        if name in mapping:
-            found[name] = _convert(mapping[name], hints[name], _below(address, name), problems)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            where = _below(address, name)
-            problems.append(Problem(where, "is missing", help=f"write {where}=…"))
-    return found
+class RuleError(ValueError):
+    """What a validator raises: a rule that the value breaks, as a sentence that follows the address, and a way out."""
+
+    def __init__(self, rule: str, help: str) -> None:
+        super().__init__(rule)
+        self.help = help
 
 
-def _below(address: str, key: object) -> str:
-    return f"{address}.{key}" if address else str(key)
+Read = TypeVar("Read", bound=Settings)
 
 
-def _convert(value: Any, annotation: Any, address: str, problems: list[Problem]) -> Any:
-    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        before = len(problems)
-        inner = _read(annotation, value, address, problems)
-        return annotation(**inner) if len(problems) == before else None
-    if get_origin(annotation) is dict:
-        return _convert_dict(value, get_args(annotation)[1], address, problems)
-    kind = kind_of(annotation)
+def read_settings(cls: type[Read], mapping: Mapping[str, Any]) -> Read:
+    """An instance of `cls`. Raises ConfigError with one problem for each value that is missing, unknown or wrong."""
     try:
-        return convert(value, kind)
-    except ValueError as error:
-        problems.append(Problem(address, str(error), help=example(kind)))
-        return None
+        return cls.model_validate(mapping)
+    except ValidationError as error:
+        raise ConfigError([_problem(cls, one) for one in error.errors(include_url=False)]) from None
 
 
-def _convert_dict(value: Any, annotation: Any, address: str, problems: list[Problem]) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        problems.append(Problem(address, f"must be a mapping, but is {value!r}"))
-        return {}
-    return {str(key): _convert(item, annotation, f"{address}.{key}", problems) for key, item in value.items()}
+class Wording(NamedTuple):
+    """Filled in with the numbers of pydantic's error, with `value`, `address`, and `or_null` where null is allowed."""
+
+    rule: str
+    help: str
+
+
+_MAPPING = Wording("must be a mapping{or_null}, but is {value}", "write its keys below it, or {address}={{key: value}}")
+WORDINGS = {
+    "missing": Wording("is missing", "write {address}=…"),
+    "int_type": Wording("must be an int{or_null}, but is {value}", "write a whole number, such as 4"),
+    "float_type": Wording("must be a float{or_null}, but is {value}", "write a number, such as 0.1"),
+    "finite_number": Wording("must be a finite number, but is {value}", "write a number, such as 0.1"),
+    "bool_type": Wording("must be a bool{or_null}, but is {value}", "write true or false"),
+    "string_type": Wording("must be a str{or_null}, but is {value}", "write text in quotes"),
+    "list_type": Wording("must be a list{or_null}, but is {value}", "write {address}=[a,b]"),
+    "dict_type": _MAPPING,
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
+    "greater_than_equal": Wording("must be at least {ge:g}, but is {value}", "write {address}={ge:g} or more"),
+    "less_than_equal": Wording("must be at most {le:g}, but is {value}", "write {address}={le:g} or less"),
+    "greater_than": Wording("must be above {gt:g}, but is {value}", "write {address}=… with a number above {gt:g}"),
+    "less_than": Wording("must be below {lt:g}, but is {value}", "write {address}=… with a number below {lt:g}"),
+    "too_short": Wording("must hold at least {min_length}, but holds {actual_length}: {value}", "add to it"),
+    "too_long": Wording("must hold at most {max_length}, but holds {actual_length}: {value}", "shorten it"),
+}
+UNKNOWN_KEY = ("extra_forbidden", "invalid_key")
+
+
+def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in UNKNOWN_KEY:
+        return _unknown_key(cls, error["loc"])
+    keys, annotation = _follow(cls, error["loc"])
+    address, broken = ".".join(keys), context.get("error")
+    if isinstance(broken, RuleError):
+        return Problem(address, str(broken), help=broken.help)
+    if kind == "literal_error":
+        return _no_choice(address, error["input"], _names(annotation))
+    if kind.startswith("union_tag"):
+        tag = context["discriminator"].strip("'")
+        return _no_choice(f"{address}.{tag}", context.get("tag"), _tags(annotation))
+    if kind not in WORDINGS:
+        return Problem(address, error["msg"])
+    or_null = " or null" if type(None) in get_args(annotation) else ""
+    context |= {"address": address, "value": _shown(error["input"]), "or_null": or_null}
+    return Problem(address, WORDINGS[kind].rule.format(**context), help=WORDINGS[kind].help.format(**context))
+
+
+def _unknown_key(cls: type[Settings], location: Sequence[str | int]) -> Problem:
+    *around, key = location
+    keys, annotation = _follow(cls, around)
+    address = ".".join([*keys, str(key)])
+    known = [name for member in _members(annotation) for name in _fields(member)]
+    return Problem(address, "no such setting", help=advice(address) or suggest(str(key), known) or "leave it out")
+
+
+def _no_choice(address: str, value: object, options: Sequence[str]) -> Problem:
+    rule = "is missing" if value is None else f"must be one of {', '.join(options)}, but is {_shown(value)}"
+    return Problem(address, rule, help=suggest(str(value), options))
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def _follow(annotation: Any, location: Sequence[str | int]) -> tuple[list[str], Any]:
+    """The keys of the config that `location` goes along, and the annotation there.
+
+    A location of pydantic's also names the member of a discriminated union, and ends in [key] where a key is wrong; the
+    place in a list is left out, since only a whole list can be written on the command line.
+    """
+    keys = []
+    for part in location:
+        members = _members(annotation)
+        if len(members) > 1:
+            annotation = next(member for member in members if part in _tags(member))
+        elif part != "[key]":
+            keys += [str(part)] if isinstance(part, str) else []
+            annotation = _fields(members[0]).get(str(part)) or get_args(members[0])[-1]
+    return keys, annotation
+
+
+def _members(annotation: Any) -> list[Any]:
+    """What a value may be, null left out."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [one for part in get_args(annotation) if part is not type(None) for one in _members(part)]
+    return [annotation]
+
+
+def _fields(annotation: Any) -> dict[str, Any]:
+    """The annotations of a model's fields; of anything else nothing."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {name: field.annotation for name, field in annotation.model_fields.items()}
+    return {}
+
+
+def _names(annotation: Any) -> list[str]:
+    """The values of a Literal, null left out; of anything else nothing."""
+    return [name for one in _members(annotation) if get_origin(one) is Literal for name in get_args(one)]
+
+
+def _tags(union: Any) -> list[str]:
+    """What tells the models of a union apart: in each of them the one Literal."""
+    return [tag for model in _members(union) for field in _fields(model).values() for tag in _names(field)]

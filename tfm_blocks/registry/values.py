@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import types
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from tfm_blocks.errors import shown
 
 Rate = Annotated[float, "from 0 to below 1"]
 """A share from 0 to below 1, as of dropout."""
@@ -14,13 +17,38 @@ PLAIN: dict[Any, str] = {int: "int", float: "float", Rate: "rate", bool: "bool",
 
 
 @dataclass(frozen=True)
+class Part:
+    """A registered block with its arguments, as plain data: a value of a category, or a step of add & norm."""
+
+    block: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.block
+
+
+Norm = Annotated[Part, "norm"]
+"""A block of the category `norm`, such as layernorm."""
+
+Activation = Annotated[Part, "activation"]
+"""A block of the category `activation`, such as relu."""
+
+Position = Annotated[Part, "position"]
+"""A block of the category `position`, such as rotary: it acts on queries and keys, or on their scores."""
+
+Scores = Annotated[Part, "scores"]
+"""A block of the category `scores`, such as softmax: it makes attention weights of products of queries and keys."""
+
+
+@dataclass(frozen=True)
 class Kind:
-    """One of `int float rate bool str list`, or the names of a Literal; `optional` where None is allowed."""
+    """One of `int float rate bool str list`, names of a Literal, or a category; `optional` where None is allowed."""
 
     name: str
     options: tuple[str, ...] = ()
     optional: bool = False
     element: Kind | None = None
+    category: str = ""
 
     @property
     def numeric(self) -> bool:
@@ -28,7 +56,7 @@ class Kind:
         return self.name in ("int", "float", "rate")
 
     def __str__(self) -> str:
-        shown = " | ".join(self.options) if self.options else self.name
+        shown = " | ".join(self.options) if self.options else self.category or self.name
         if self.element:
             shown = f"list of {self.element}"
         return f"{shown} | null" if self.optional else shown
@@ -40,15 +68,18 @@ def kind_of(annotation: Any) -> Kind:
         rest = [part for part in get_args(annotation) if part is not type(None)]
         if len(rest) == 1 and len(get_args(annotation)) == 2:
             inner = kind_of(rest[0])
-            return Kind(inner.name, inner.options, True, inner.element)
+            return Kind(inner.name, inner.options, True, inner.element, inner.category)
     if get_origin(annotation) is Literal and all(isinstance(option, str) for option in get_args(annotation)):
         return Kind("str", get_args(annotation))
     if get_origin(annotation) is list:
         return Kind("list", element=kind_of(get_args(annotation)[0]))
+    if get_origin(annotation) is Annotated and get_args(annotation)[0] is Part:
+        return Kind("part", category=get_args(annotation)[1])
     if annotation in PLAIN:
         return Kind(PLAIN[annotation])
     raise TypeError(
-        f"{annotation!r} is not int, float, bool, str, a Literal of strings, a list of these, or one of them | None"
+        f"{annotation!r} is not int, float, bool, str, a Literal of strings, a list of these, a category such as Norm, "
+        "or one of them | None"
     )
 
 
@@ -58,17 +89,23 @@ def convert(value: Any, kind: Kind) -> Any:
         return None
     if kind.options:
         if value not in kind.options or not isinstance(value, str):
-            raise ValueError(f"must be one of {', '.join(kind.options)}, but is {value!r}")
+            null = ", or null" if kind.optional else ""
+            raise ValueError(f"must be one of {', '.join(kind.options)}{null}, but is {shown(value)}")
         return value
     if kind.element and isinstance(value, list):
         return [convert(item, kind.element) for item in value]
     if kind.name in ("float", "rate") and type(value) in (int, float):
         return _rate(float(value)) if kind.name == "rate" else _finite(float(value))
+    if kind.category and isinstance(value, Part):
+        return value
     if kind.name in ("int", "bool", "str") and type(value).__name__ == kind.name:
         return value
-    if kind.name == "int" and isinstance(value, float) and value.is_integer():
-        raise ValueError(f"must be an int, but is {value!r}: write {int(value)}, or // where it is a division")
-    raise ValueError(f"must be {_article(str(kind))}, but is {value!r}")
+    if kind.name == "int" and isinstance(value, float):
+        whole = (
+            f"write {int(value)}, or // where it is a division" if value.is_integer() else "// divides and rounds down"
+        )
+        raise ValueError(f"must be an int, but is {value!r}: {whole}")
+    raise ValueError(f"must be {_article(str(kind))}, but is {shown(value)}")
 
 
 def example(kind: Kind) -> str:
@@ -78,10 +115,12 @@ def example(kind: Kind) -> str:
         "float": "a number, such as 0.1",
         "rate": "a number, such as 0.1",
         "bool": "true or false",
+        "str": "text in quotes",
+        "part": f"the name of a block of the category {kind.category}, or {{block: NAME}} with its arguments",
     }
     if kind.options:
-        return f"write {' or '.join(kind.options)}"
-    return f"write {examples.get(kind.name, 'text in quotes' if kind.name == 'str' else 'a list: [a, b]')}"
+        return f"write {' or '.join(kind.options)}{' or null' if kind.optional else ''}"
+    return f"write {examples.get(kind.name, 'a list: [a, b]')}"
 
 
 def _finite(value: float) -> float:

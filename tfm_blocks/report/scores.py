@@ -10,6 +10,7 @@ from rich.table import Table
 
 from tfm_blocks.report.screen import screen
 from tfm_blocks.translation.evaluate import Score
+from tfm_blocks.translation.perplexity import Perplexity
 
 
 def show_scores(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
@@ -32,3 +33,21 @@ def print_json(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
     """Prints everything that the table shows, unrounded."""
     found = {name: [asdict(one) for one in scores] for name, scores in systems.items()}
     print(json.dumps({"lines": lines, "runs": found}, indent=1, ensure_ascii=False))
+
+
+def show_perplexity(found: Perplexity, run: str, *, as_json: bool) -> None:
+    """Prints the perplexity of a text."""
+    values = {
+        "perplexity per token": found.per_token,
+        "perplexity per word": found.per_word,
+        "bits per byte": found.bits_per_byte,
+    }
+    if as_json:
+        sizes = {"tokens": found.tokens, "words": found.words, "bytes": found.bytes}
+        print(
+            json.dumps({"run": run, **{name.replace(" ", "_"): one for name, one in values.items()}, **sizes}, indent=1)
+        )
+        return
+    for name, value in values.items():
+        print(f"{name}: {value:.4f}")
+    print(f"{found.tokens:,} tokens, {found.words:,} words, {found.bytes:,} bytes, ends of lines included")

@@ -1,4 +1,4 @@
-"""Where reports are printed."""
+"""The consoles on which commands print."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-WIDE = 160
+WIDE = 200
 
 
 def screen() -> Console:
-    """The terminal at its width; a pipe or a file at 160 columns, so that nothing in it is folded."""
+    """The terminal at its width; a pipe or a file at 200 columns, so that nothing in it is folded."""
     console = Console(highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDE)
 
 
+def clock(seconds: float) -> str:
+    """`1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int], object]]:
-    """Shows on stderr how many are done and for how long, where stderr is a terminal and nobody types on stdin."""
+    """Shows a count of finished lines and the time on stderr, if it is a terminal and stdin is none.
+
+    Yields a function that sets the count.
+    """
     console = Console(stderr=True)
     if not console.is_terminal or sys.stdin.isatty():
         yield lambda done: None

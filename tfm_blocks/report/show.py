@@ -1,62 +1,164 @@
-"""`tfm show`: the nodes of a model in running order, with what they read, their shapes and parameters."""
+"""`tfm show`: the nodes of a model in running order, with what they read, their shapes, parameters and cost."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
 from rich.table import Table
 
-from tfm_blocks.language.spec import Node, Spec
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import Node, Spec, Step, show
 from tfm_blocks.network.build import network_without_values
+from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.network.graph import Network
+from tfm_blocks.report.complexity import complexity, complexity_table
 from tfm_blocks.report.screen import screen
+from tfm_blocks.report.sheet import Cell, Sheet
+
+LENGTH = 32  # tokens of an input whose length nobody chose
 
 
-def show_model(spec: Spec, name: str) -> None:
-    """Prints the table; of the layers of a stack, the first stands for all that are like it."""
+@dataclass(frozen=True)
+class Row:
+    """What is shown of a node. `parameters` are its own: 0 where it shares or ties them."""
+
+    node: Node
+    block: str
+    parameters: int
+    multiply_adds: int
+    file: str
+
+
+def show_model(spec: Spec, name: str, sources: Sources, lengths: Mapping[str, int], *, as_json: bool) -> None:
+    """Prints the nodes; `lengths` are the tokens of inputs by name, for the cost of one row."""
     network = network_without_values(spec)
-    table = Table("node", "block", "reads", "shape", "parameters", title=f"model {name}", title_justify="left")
-    table.columns[4].justify = "right"
-    repeats = _repeats(spec)
+    sizes = axis_lengths(spec, lengths, LENGTH)
+    rows = _rows(spec, network, sources, multiply_adds(network, sizes))
+    total = sum(parameter.numel() for parameter in network.parameters())
+    if as_json:
+        print(json.dumps(_record(rows, name, total, sizes), indent=1, ensure_ascii=False))
+    else:
+        _print(rows, name, total, sizes)
+
+
+def nodes_sheet(spec: Spec, name: str) -> Sheet:
+    """The nodes of a model, those of a stack that are alike once; its last row has the sums."""
+    network = network_without_values(spec)
+    sizes = axis_lengths(spec, {}, LENGTH)
+    rows = _rows(spec, network, Sources(), multiply_adds(network, sizes))
+    total, cost = sum(one.numel() for one in network.parameters()), sum(row.multiply_adds for row in rows)
+    lengths = ", ".join(f"{axis} = {length}" for axis, length in sizes.items())
+    last = [
+        Cell(f"all, with {lengths}"),
+        Cell(""),
+        Cell(""),
+        Cell(""),
+        Cell(f"{total:,}", total),
+        Cell(f"{cost:,}", cost),
+    ]
+    columns = ("node", "block", "reads", "shape", "parameters", "multiply-adds")
+    return Sheet(name, columns, [*map(_cells, _alike(rows)), last], 4)
+
+
+def _cells(group: list[Row]) -> list[Cell]:
+    row, *others = group
+    texts = _texts(row, others)
+    numbers = (Cell(texts[4], row.parameters), Cell(texts[5], row.multiply_adds))
+    return [*map(Cell, texts[:4]), *numbers]
+
+
+def _rows(spec: Spec, network: Network, sources: Sources, costs: Mapping[str, int]) -> list[Row]:
+    rows = []
     for node in spec.nodes:
-        if ".".join(_layerless(node)) in repeats and not _first(node):
-            continue
-        times = repeats.get(".".join(_layerless(node)), 1)
-        count = f"{_parameters(node, network):,}" + (f" × {times}" if times > 1 else "")
-        shape = " ".join(map(str, node.shape))
-        table.add_row(node.address, _form(node), ", ".join(node.reads.values()), shape, "–" if node.shares else count)
+        place = sources.place(node.path)
+        file = f"{place.file}:{place.line}" if place else ""
+        rows.append(Row(node, _form(node), _parameters(node, network), costs[node.address], file))
+    return rows
+
+
+def _print(rows: list[Row], name: str, total: int, sizes: Mapping[str, int]) -> None:
+    """Of the layers of a stack, the first stands for all that are like it."""
+    columns = ("node", "block", "reads", "shape", "parameters", "multiply-adds", "file")
+    table = Table(*columns, title=f"model {name}", title_justify="left")
+    for column in table.columns[4:6]:
+        column.justify = "right"
+    groups = _alike(rows)
+    for row, *others in groups:
+        table.add_row(*_texts(row, others), row.file)
     console = screen()
     console.print(table)
-    total = sum(parameter.numel() for parameter in network.parameters())
     console.print(f"{total:,} parameters, tied and shared ones counted once")
+    lengths = ", ".join(f"{axis} = {length}" for axis, length in sizes.items())
+    console.print(f"{sum(row.multiply_adds for row in rows):,} multiply-adds for one row with {lengths}")
+    growth = complexity_table(group[0].node for group in groups)
+    if growth:
+        console.print(growth)
 
 
-def _layerless(node: Node) -> list[str]:
-    return [part for part in node.address.split(".") if not part.isdigit()]
+def _texts(row: Row, others: list[Row]) -> tuple[str, ...]:
+    """A row that stands for others too."""
+    owners = sum(not other.node.shares for other in others) + 1
+    parameters = "–" if row.node.shares else f"{row.parameters:,}{_times(owners)}"
+    cost = f"{row.multiply_adds:,}{_times(1 + len(others))}"
+    return row.node.address, row.block, ", ".join(row.node.read), show(row.node.shape), parameters, cost
 
 
-def _first(node: Node) -> bool:
-    return all(part == "0" for part in node.address.split(".") if part.isdigit())
+def _record(rows: list[Row], name: str, total: int, sizes: Mapping[str, int]) -> dict[str, object]:
+    nodes = [
+        {
+            "address": row.node.address,
+            "block": row.node.block,
+            "form": row.block,
+            "reads": {port: list(addresses) for port, addresses in row.node.reads.items()},
+            "arguments": {key: str(value) if value is not None else None for key, value in row.node.arguments.items()},
+            "shape": show(row.node.shape),
+            "parameters": row.parameters,
+            "multiply_adds": row.multiply_adds,
+            "complexity": asdict(known) if (known := complexity(row.node)) else None,
+            "file": row.file,
+        }
+        for row in rows
+    ]
+    cost = sum(row.multiply_adds for row in rows)
+    return {"model": name, "parameters": total, "multiply_adds": cost, "lengths": dict(sizes), "nodes": nodes}
 
 
-def _repeats(spec: Spec) -> dict[str, int]:
-    """How many layers have a node alike in all but the address."""
-    alike: dict[str, set[str]] = {}
-    counts: dict[str, int] = {}
-    for node in spec.nodes:
-        key = ".".join(_layerless(node))
-        alike.setdefault(key, set()).add(str((node.block, node.shape, node.arguments, node.pre, node.post)))
-        counts[key] = counts.get(key, 0) + 1
-    return {key: count for key, count in counts.items() if count > 1 and len(alike[key]) == 1}
+def _times(count: int) -> str:
+    return f" × {count}" if count > 1 else ""
+
+
+def _alike(rows: list[Row]) -> list[list[Row]]:
+    """The nodes of a stack that are alike in all but the layer, together, in the order of the first of each."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        node = row.node
+        place = ".".join("i" if part.isdigit() else part for part in node.address.split("."))
+        groups.setdefault(str((place, _steps(node), node.shape, node.arguments)), []).append(row)
+    return list(groups.values())
 
 
 def _form(node: Node) -> str:
-    steps = " ".join(step.kind for step in node.post)
-    if node.block is None:
-        return steps
-    before = " ".join(step.kind for step in node.pre)
-    around = " → ".join(part for part in (before, node.block, steps) if part)
-    return f"{around} (same as {node.owner})" if node.shares else around
+    return f"{_steps(node)} (same as {node.owner})" if node.shares else _steps(node)
+
+
+def _steps(node: Node) -> str:
+    """The block between the steps before and after it."""
+    parts = (" ".join(map(_step, node.pre)), node.block or "", " ".join(map(_step, node.post)))
+    return " → ".join(part for part in parts if part)
+
+
+def _step(step: Step) -> str:
+    if step.kind in ("dropout", "norm") or (step.kind == "add" and step.value == 1):
+        return step.kind
+    return f"{step.kind} {step.value:g}"
 
 
 def _parameters(node: Node, network: Network) -> int:
-    own = network.get_submodule(node.owner).parameters()
-    return 0 if node.tie else sum(parameter.numel() for parameter in own)
+    if node.shares or node.tie:
+        return 0
+    module = network.get_submodule(node.owner)
+    parts = [*(["pre"] if node.pre else []), "block", "post"] if node.block else [""]
+    own = [module.get_submodule(part) for part in parts]
+    return sum(parameter.numel() for part in own for parameter in part.parameters())

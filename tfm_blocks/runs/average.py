@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.runs.folder import CHECKPOINTS, MODEL, STATUS, TOKENIZER, claim_folder, expect_folder, write_json
+from tfm_blocks.runs.folder import (
+    CHECKPOINTS,
+    MODEL,
+    STATUS,
+    TOKENIZER,
+    claim_folder,
+    expect_folder,
+    step_files,
+    write_json,
+)
 from tfm_blocks.runs.model import read_tensors, write_weights
-
-
-def step_file(folder: Path, step: int) -> Path:
-    """Where the weights after `step` are kept."""
-    return folder / f"step-{step:08d}.safetensors"
-
-
-def step_files(folder: Path) -> list[Path]:
-    """What is kept, by step."""
-    return sorted(folder.glob("step-*.safetensors"))
 
 
 def average(run: Path, last: int) -> Path:
@@ -45,13 +44,21 @@ def average(run: Path, last: int) -> Path:
 
 
 def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of each tensor over files of one model, in float32. Raises RunError for files of different ones."""
+    """The mean of each tensor over files of one model, in float32; what counts in integers is the newest file's.
+
+    Raises RunError for files of different models.
+    """
     *others, newest = files
-    sums = {name: tensor.double() for name, tensor in read_tensors(newest).items()}
+    found = read_tensors(newest)
+    sums = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in found.items()}
     for path in others:
         tensors = read_tensors(path)
         if {name: one.shape for name, one in tensors.items()} != {name: one.shape for name, one in sums.items()}:
             raise RunError(Problem(str(path), f"has other weights than {newest.name}", help="restore it"))
         for name, tensor in tensors.items():
-            sums[name] += tensor
-    return {name: (tensor / len(files)).to(torch.float32) for name, tensor in sums.items()}
+            if tensor.is_floating_point():
+                sums[name] += tensor
+    return {
+        name: (total / len(files)).to(torch.float32) if total.is_floating_point() else total
+        for name, total in sums.items()
+    }

@@ -2,26 +2,121 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from tfm_blocks.errors import Place, Problem, RunError
+import yaml
+
+from tfm_blocks.errors import Place, Problem, RunError, cut
 
 MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
 WEIGHTS = "weights.safetensors"
 STATUS = "status.json"
 CONFIG = "config.yaml"
+RUN = "run.json"
+METRICS = "metrics.csv"
+TRANSLATIONS = "translations.jsonl"
+SWEEP = "sweep.json"  # in the folder of a sweep: its jobs
 CHECKPOINTS = "checkpoints"
+BEST = "best.safetensors"  # of the checkpoints: the weights of the lowest validation loss
+UNFINISHED = {
+    "running": "its training is still running",
+    "interrupted": "its training was killed",
+    "stopped": "its training was stopped before its end",
+    "preempted": "its training was stopped before its end, and can be resumed",
+    "failed": "its training failed",
+    "diverged": "its training diverged",
+    "done": "the training has finished, but the file is lost",
+    "averaged": "the average was made, but the file is lost",
+}
 
 
 def expect_folder(run: Path) -> None:
     """Raises RunError where there is no folder."""
-    if not run.is_dir():
-        rule = "is a file, not a run folder" if run.exists() else "there is no such run folder"
-        raise RunError(Problem(str(run), rule, help="write the folder that training named, such as runs/NAME"))
+    rule = "there is no such run folder"
+    with suppress(OSError):  # of a name that is too long
+        if run.is_dir():
+            return
+        rule = "is a file, not a run folder" if run.exists() else rule
+    raise RunError(Problem(cut(str(run)), rule, help="write the folder that training named, such as runs/NAME"))
+
+
+def step_file(checkpoints: Path, step: int) -> Path:
+    """Where the weights after `step` are kept."""
+    return checkpoints / f"step-{step:08d}.safetensors"
+
+
+def step_files(checkpoints: Path) -> list[Path]:
+    """What is kept, by step."""
+    return sorted(checkpoints.glob("step-*.safetensors"))
+
+
+def expect_finished(run: Path) -> None:
+    """Raises RunError where a run has no weights yet: what became of it, and what can be done.
+
+    A run that was done, and trains for longer, has weights: that they are those of before is told on stderr.
+    """
+    state, reason = state_of(run)
+    became = UNFINISHED.get(state, "the training did not finish") + (f" ({cut(reason)})" if reason else "")
+    if not (run / WEIGHTS).is_file():
+        raise RunError(Problem(str(run), f"has no {WEIGHTS}: {became}", help=_way_out(run, state)))
+    if state in UNFINISHED and state not in ("done", "averaged"):
+        print(f"warning: {run}: {became}; its weights are those of before", file=sys.stderr)
+
+
+def state_of(run: Path) -> tuple[str, str]:
+    """The state of a run and its reason, as status.json has them; empty where it does not.
+
+    A run that is "running" without a process is "interrupted".
+    """
+    try:
+        status = read_json(run / STATUS)
+    except RunError:
+        return "", ""
+    state = str(status.get("state", ""))
+    if state == "running" and not is_held(run):
+        state = "interrupted"
+    return state, str(status.get("reason", ""))
+
+
+def kept_weights(run: Path, which: str) -> Path:
+    """The file of the `last` validation's weights, of the `best`, or of those after a step. Raises RunError."""
+    kept = step_files(run / CHECKPOINTS)
+    found = {str(step_of(path)): path for path in kept} | ({"last": kept[-1]} if kept else {})
+    if (run / CHECKPOINTS / BEST).is_file():
+        found["best"] = run / CHECKPOINTS / BEST
+    if which not in found:
+        rule = f"has no weights {cut(which)!r}" if found else "has no weights of a validation"
+        help = (
+            f"it has {', '.join(found)}" if found else "wait for its first validation, or train with keep_last above 0"
+        )
+        raise RunError(Problem(str(run), rule, help=help))
+    return found[which]
+
+
+def step_of(path: Path) -> int:
+    """After which step the weights in a file of `step_files` are."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def _way_out(run: Path, state: str) -> str:
+    kept = step_files(run / CHECKPOINTS)
+    ways = {
+        "running": "wait for its end",
+        "done": "restore it",
+        "preempted": f"python train.py resume={run} goes on with it",
+    }
+    if kept:
+        offer = f"tfm translate {run} --checkpoint last uses its weights after step {step_of(kept[-1]):,}"
+        return f"{ways[state]}, or: {offer}" if state in ways else offer
+    return ways.get(state, "no weights were kept before that: train it again")
 
 
 def claim_folder(root: Path, name: str) -> Path:
@@ -38,11 +133,54 @@ def claim_folder(root: Path, name: str) -> Path:
             return folder
 
 
+@contextmanager
+def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Keeps a folder for this process, whose end, however it comes, lets go of it.
+
+    Raises RunError where another process has it, unless it is to `wait` for that one.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            rule = "is being trained by another process"
+            raise RunError(Problem(str(folder), rule, help="wait for its end, or stop it")) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process trains in the folder."""
+    try:
+        with hold(folder):
+            return False
+    except RunError:
+        return True
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Writes the file whole or not at all."""
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    settle(part, path)
+
+
+def settle(part: Path, path: Path) -> None:
+    """Moves a finished file to its place, where it is whole even after a loss of power."""
+    _sync(part)
     part.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """The disk has what was written to the file; of a folder, its names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -56,3 +194,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunError(Problem(str(path), "is damaged: it holds no JSON object", Place(str(path))))
     return cast(dict[str, Any], value)
+
+
+def trained_context(run: Path) -> int | None:
+    """The tokens that a model of plain text read at a time in training, where config.yaml says."""
+    try:
+        config = yaml.safe_load((run / CONFIG).read_text("utf-8"))
+        context = config["data"]["context"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return None
+    return context if isinstance(context, int) else None

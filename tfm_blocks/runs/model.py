@@ -11,18 +11,39 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tfm_blocks.errors import ConfigError, Place, Problem, RunError, suggest
+from tfm_blocks.errors import ConfigError, Place, Problem, RunError, shown, suggest
+from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_folder, read_json, write_json
+from tfm_blocks.runs.folder import (
+    MODEL,
+    WEIGHTS,
+    expect_finished,
+    expect_folder,
+    kept_weights,
+    read_json,
+    settle,
+    write_json,
+)
 
 FORMAT = 1
 
 
-def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str]) -> None:
-    """`model.json`: the resolved model mapping and the plug-in modules that its blocks come from."""
-    write_json(folder / MODEL, {"format": FORMAT, "model": model, "plugins": list(plugins)})
+def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:
+    """`model.json`: the resolved model mapping, the plug-in modules that its blocks come from, and the columns of the
+    text that it was trained on.
+    """
+    record = {"format": FORMAT, "model": model, "plugins": list(plugins), "columns": list(columns)}
+    write_json(folder / MODEL, record)
+
+
+def read_columns(folder: Path) -> tuple[str, ...]:
+    """The columns of the text that the model was trained on, where its folder says. Raises RunError."""
+    columns = read_json(folder / MODEL).get("columns", [])
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        raise RunError(Problem(str(folder / MODEL), "is damaged: columns must be a list of names"))
+    return tuple(columns)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -31,59 +52,80 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A safetensors file, whole or not at all."""
+    """A safetensors file, whole or not at all, with the permissions that every new file gets. Raises RunError."""
     part = path.with_name(path.name + ".part")
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, part)
-    part.replace(path)
+    part.unlink(missing_ok=True)
+    part.touch()
+    mode = part.stat().st_mode  # safetensors makes its files unreadable to others, whatever the umask
+    try:
+        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, part)
+    except SafetensorError as error:
+        part.unlink(missing_ok=True)
+        raise RunError(Problem(str(path), f"cannot be written: {error}", help="make room on the disk")) from None
+    part.chmod(mode)
+    settle(part, path)
 
 
 def weights_of(network: Network) -> dict[str, Tensor]:
-    """Parameters by address; a tied or shared one once, at its source."""
-    return {name: parameter.detach() for name, parameter in network.named_parameters()}
+    """Parameters and persistent buffers by address; a tied or shared one once, at its source."""
+    kept = network.state_dict().keys()
+    buffers = {name: buffer for name, buffer in network.named_buffers() if name in kept}
+    return {name: tensor.detach() for name, tensor in (*network.named_parameters(), *buffers.items())}
 
 
 def expect_weights(network: Network, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Raises RunError unless names and shapes are exactly the network's, and the values finite numbers."""
-    own = dict(network.named_parameters())
+    """Raises RunError unless names, shapes and kinds are exactly the network's, and the values finite numbers."""
+    own = weights_of(network)
     missing, extra = own.keys() - tensors.keys(), tensors.keys() - own.keys()
     for name in sorted(missing):
         raise RunError(Problem(where, f"has no weights for {name}", help=suggest(name, extra)))
     for name in sorted(extra):
         raise RunError(Problem(where, f"has weights for {name}, which the model lacks"))
-    for name, parameter in own.items():
-        if parameter.shape != tensors[name].shape:
-            shapes = f"{list(tensors[name].shape)}, but the model has {list(parameter.shape)}"
+    for name, tensor in own.items():
+        if tensor.shape != tensors[name].shape:
+            shapes = f"{list(tensors[name].shape)}, but the model has {list(tensor.shape)}"
             raise RunError(Problem(where, f"{name} has the shape {shapes}"))
-        if not tensors[name].is_floating_point() or not tensors[name].isfinite().all():
+        if tensor.is_floating_point() != tensors[name].is_floating_point() or not tensors[name].isfinite().all():
             raise RunError(Problem(where, f"{name} is damaged: it does not hold finite numbers"))
 
 
-def read_network(folder: Path, plugins: Sequence[str] = ()) -> Network:
-    """The trained network of a run folder, in evaluation mode, on the processor. Raises RunError."""
-    expect_folder(folder)
-    record = read_json(folder / MODEL)
-    where = str(folder / MODEL)
-    if record.get("format") != FORMAT:
-        rule = f"has the format {record.get('format')!r}, and this version reads {FORMAT}"
-        raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it, or a newer one"))
-    _need(record.get("plugins"), plugins, where)
-    load_plugins(plugins)
-    try:
-        spec = check_model(record.get("model") or {})
-    except ConfigError as error:
-        raise RunError([Problem(where, f"{problem.address}: {problem.rule}") for problem in error.problems]) from None
-    tensors = read_tensors(folder / WEIGHTS)
-    expect_weights(network_without_values(spec), tensors, str(folder / WEIGHTS))  # before anything is allocated
+def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | None = None) -> Network:
+    """The trained network of a run folder, in evaluation mode, on the processor. Raises RunError.
+
+    With `checkpoint` its weights are those of a validation, as `kept_weights` names them.
+    """
+    spec = read_spec(folder, plugins)
+    if checkpoint is None:
+        expect_finished(folder)
+    path = folder / WEIGHTS if checkpoint is None else kept_weights(folder, checkpoint)
+    tensors = read_tensors(path)
+    expect_weights(network_without_values(spec), tensors, str(path))  # before anything is allocated
     network = build_network(spec, seed=0)
     fill(network, tensors)
     return network.eval()
 
 
+def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
+    """The model of a run folder, checked. Raises RunError."""
+    expect_folder(folder)
+    record = read_json(folder / MODEL)
+    where = str(folder / MODEL)
+    if record.get("format") != FORMAT:
+        rule = f"has the format {shown(record.get('format'))}, and this version reads {FORMAT}"
+        raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it, or a newer one"))
+    _need(record.get("plugins"), plugins, where)
+    load_plugins(plugins)
+    try:
+        return check_model(record.get("model") or {})
+    except ConfigError as error:
+        raise RunError([Problem(where, f"{problem.address}: {problem.rule}") for problem in error.problems]) from None
+
+
 @torch.no_grad()
 def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Gives every parameter the values of the tensor of its name."""
-    for name, parameter in network.named_parameters():
-        parameter.copy_(tensors[name])
+    """Gives every parameter and persistent buffer the values of the tensor of its name."""
+    for name, tensor in weights_of(network).items():
+        tensor.copy_(tensors[name])
 
 
 def _need(recorded: Any, given: Sequence[str], where: str) -> None:
@@ -92,16 +134,12 @@ def _need(recorded: Any, given: Sequence[str], where: str) -> None:
         raise RunError(Problem(where, "is damaged: plugins must be a list of module names"))
     for module in recorded:
         if module not in given:
-            rule = f"the model uses blocks of the plug-in {module!r}"
+            rule = f"the model uses blocks of the plug-in {shown(module)}"
             raise RunError(Problem(where, rule, help=f"name it: --plugins {module}, or plugins=[{module!r}] in Python"))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file by name. Raises RunError."""
-    if not path.is_file():
-        raise RunError(
-            Problem(str(path), "the file is missing: the training did not finish", help="train it to the end")
-        )
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

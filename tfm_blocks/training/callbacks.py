@@ -1,35 +1,35 @@
-"""What a run does beside training: it keeps weights and shows how far it is."""
+"""Callbacks that keep weights, log pictures of attention, and show progress."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tfm_blocks.network.attention import attention_nodes
-from tfm_blocks.report.attention import png
-from tfm_blocks.runs.average import step_file, step_files
+from tfm_blocks.language.spec import TARGET
+from tfm_blocks.network.attention_maps import attention_nodes
+from tfm_blocks.report.attention_page import png
+from tfm_blocks.runs.folder import BEST, step_file, step_files
 from tfm_blocks.runs.model import weights_of, write_tensors
-from tfm_blocks.training.loggers import WandbLogger
+from tfm_blocks.training.loggers import RunLogger
 from tfm_blocks.training.module import TrainingModule
-from tfm_blocks.translation.attention import attention_of
+from tfm_blocks.training.sharding import whole
+from tfm_blocks.translation.sentence_attention import attention_of
 
-LAST = "last.ckpt"
-BEST = "best.ckpt"
 SHORT = 24  # tokens of a sentence whose attention is pictured: the labels of eight heads of them still fit a screen
 
 
 class KeepWeights(Callback):
-    """Each validation leaves `last.ckpt`, all that is needed to go on, and the lowest loss `best.ckpt`, weights only.
+    """Writes `best.safetensors` after a validation of the lowest loss so far.
 
-    The loss decides, not BLEU: it is over the whole validation set, and a few sentences' BLEU is noise. The weights of
-    the last `keep_last` validations stay too, to be averaged.
+    The loss decides and not BLEU, because the loss is over the whole validation set and BLEU only over a few sentences.
+    The weights of the last `keep_last` validations are kept for averaging.
     """
 
     def __init__(self, folder: Path, keep_last: int) -> None:
@@ -39,15 +39,20 @@ class KeepWeights(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
+        if pl_module.abandoned:
+            return
         loss = pl_module.latest["val/loss"]
-        if loss < self.best_loss:
-            self.best_loss = loss
-            trainer.save_checkpoint(self.folder / BEST, weights_only=True)
-        if trainer.is_global_zero and self.keep_last:
-            write_tensors(step_file(self.folder, trainer.global_step), weights_of(pl_module.network))
+        best = loss < self.best_loss
+        self.best_loss = min(loss, self.best_loss)
+        weights = whole(weights_of(pl_module.network))
+        if not trainer.is_global_zero:
+            return
+        if best:
+            write_tensors(self.folder / BEST, weights)
+        if self.keep_last:
+            write_tensors(step_file(self.folder, trainer.global_step), weights)
             for path in step_files(self.folder)[: -self.keep_last]:
                 path.unlink()
-        trainer.save_checkpoint(self.folder / LAST)  # after which all ranks go on: what rank 0 wrote is there for all
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_loss": self.best_loss}
@@ -57,33 +62,42 @@ class KeepWeights(Callback):
 
 
 class LogAttention(Callback):
-    """Each validation logs pictures of the attention between two validation sentences and their references.
+    """Logs pictures of the attention between two validation sentences and their references, after each validation.
 
-    They are the first that are short on both sides, so that all validations show the same and a picture takes no longer
-    than a moment; a model without attention, or a corpus without short sentences, has none.
+    It takes the first two pairs that are short on both sides, so that all validations show the same pairs and drawing
+    is quick. It logs nothing for a model without attention or a corpus without short pairs.
     """
 
-    def __init__(self, logger: WandbLogger) -> None:
-        self.logger = logger
+    def __init__(self, loggers: Sequence[RunLogger]) -> None:
+        self.loggers = loggers
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
-        if not attention_nodes(pl_module.network):
+        if pl_module.abandoned or not attention_nodes(pl_module.network):
             return
         corpus = pl_module.prepared.val
-        short = (np.maximum(corpus.src_lengths_N, corpus.tgt_lengths_N) <= SHORT).nonzero()[0][:2]
+        short = (corpus.lengths_NC.max(1) <= SHORT).nonzero()[0][:2]
         pictures = {}
-        for number, pair in enumerate(short, 1):
-            looked = attention_of(pl_module.translator, corpus.sources[pair], corpus.references[pair])
+        for number, place in enumerate(short.tolist(), 1):
+            (row,) = corpus.rows(slice(place, place + 1))
+            target = row.pop(TARGET)
+            sources = {name: row[name] for name in pl_module.translator.sources}
+            looked = attention_of(pl_module.translator, sources, target)
             pictures[f"attention/{number}"] = png(looked)
-        self.logger.log_pictures(pictures, trainer.global_step)
+        for logger in self.loggers:
+            logger.log_pictures(pictures, trainer.global_step)
 
 
 class ShowProgress(Callback):
-    """A bar on a terminal; elsewhere a line each validation. Samples are shown in both."""
+    """Shows a progress bar on a terminal, and prints a line and the samples at each validation.
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    Elsewhere it also prints a line when it has said nothing for `silence` seconds.
+    """
+
+    def __init__(self, console: Console, silence: float = 60.0) -> None:
+        self.console, self.silence = console, silence
+        self.said = time.monotonic()
+        self.begun, self.first = time.perf_counter(), 0
         self.bar: Progress | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -110,19 +124,26 @@ class ShowProgress(Callback):
         assert isinstance(pl_module, TrainingModule)
         if self.bar:
             self.bar.update(self.task, completed=trainer.global_step, news=train_news(pl_module.latest))
+        elif time.monotonic() - self.said >= self.silence:
+            self._print(f"step {trainer.global_step}/{trainer.max_steps}  {self._pace(trainer, pl_module)}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
-        left = (time.perf_counter() - self.begun) / max(trainer.global_step - self.first, 1)
-        seconds = left * (trainer.max_steps - trainer.global_step)
+        if pl_module.abandoned:
+            return
         line = f"step {trainer.global_step}/{trainer.max_steps}  {score_news(pl_module.latest, 'val')}"
         if not self.bar:
-            line += f"  {train_news(pl_module.latest)}  {seconds:.0f} s left"
+            line += f"  {self._pace(trainer, pl_module)}"
         self._print(line)
         for source, output, reference in pl_module.samples:
             self._print(f"  {source}\n    -> {output}" + ("" if output == reference else f"\n     = {reference}"))
 
+    def _pace(self, trainer: Trainer, module: TrainingModule) -> str:
+        left = (time.perf_counter() - self.begun) / max(trainer.global_step - self.first, 1)
+        return f"{train_news(module.latest)}  {left * (trainer.max_steps - trainer.global_step):.0f} s left".strip()
+
     def _print(self, text: str) -> None:
+        self.said = time.monotonic()
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -138,15 +159,15 @@ class ShowProgress(Callback):
 
 
 def train_news(latest: dict[str, float]) -> str:
-    """Loss, learning rate and pace, as the last log had them."""
+    """Loss, learning rate and pace of the last log, or "" before the first."""
     if "train/loss" not in latest:
         return ""
     loss, rate, pace = (latest[f"train/{name}"] for name in ("loss", "lr", "tokens_per_second"))
-    return f"loss {loss:.3f}  lr {rate:.2e}  {pace:,.0f} tokens/s"
+    skipped = int(latest.get("train/skipped", 0))
+    return f"loss {loss:.3f}  lr {rate:.2e}  {pace:,.0f} tokens/s" + (f"  {skipped} skipped" if skipped else "")
 
 
 def score_news(latest: dict[str, float], split: str) -> str:
-    """The scores of a split in one line."""
     forms = {
         "loss": "loss {:.3f}",
         "perplexity": "perplexity {:.2f}",

@@ -2,87 +2,199 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import count
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import count, islice
+from typing import Any
 
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from tfm_blocks.data.collate import Batch, collate
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.plan import EpochPlan, PlanStep, epoch_plan
+from tfm_blocks.data.layout import PAD, Batch, Layout
+from tfm_blocks.data.plan import EpochPlan, PlanStep, Ranks, epoch_plan
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import DataSettings
-from tfm_blocks.training.processes import Ranks
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A corpus as a model reads it, in steps and micro-batches of the sizes that the settings say."""
+
+    corpus: Corpus
+    layout: Layout
+    settings: DataSettings
+
+    def plan(self, *, seed: int, epoch: int) -> EpochPlan:
+        """The plan of one epoch."""
+        return epoch_plan(
+            self.layout.widths_NC(self.corpus),
+            self.layout.labels_N(self.corpus),
+            seed=seed,
+            epoch=epoch,
+            step_tokens=self.settings.step_tokens,
+            batch_tokens=self.settings.batch_tokens,
+        )
+
+    def batches(self, step: PlanStep, ranks: Ranks) -> list[Batch]:
+        """The micro-batches of a step that a rank reads."""
+        idle = step.idle(ranks.rank, ranks.world)
+        return [self.layout.batch(self.corpus, rows_B, empty=idle) for rows_B in step.share(ranks.rank, ranks.world)]
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where a run reads: in `epoch`, whose first step was the run's step `begun`."""
+
+    epoch: int = 0
+    begun: int = 0
 
 
 @dataclass(frozen=True)
 class StepBatches:
-    """One optimizer step as a rank reads it: its micro-batches, and the target tokens of the step over all ranks."""
+    """One optimizer step as a rank reads it: its micro-batches, and the target tokens of the step over all ranks.
+
+    `rows` are the rows of the corpus that the ranks together read; `waited` the seconds until the batches were there.
+    """
 
     tokens: int
     batches: list[Batch]
+    cursor: Cursor = Cursor()
+    rows: Sequence[int] = ()
+    waited: float = 0.0
 
+    @property
+    def own_tokens(self) -> int:
+        """The target tokens that this rank reads."""
+        return sum(len(batch.kept_N) for batch in self.batches)
 
-def batches_of(corpus: Corpus, step: PlanStep, ranks: Ranks) -> list[Batch]:
-    """This rank's micro-batches of a step."""
-    idle = step.idle(ranks.rank, ranks.world)
-    return [collate(corpus, pairs_B, empty=idle) for pairs_B in step.share(ranks.rank, ranks.world)]
+    @property
+    def padding(self) -> tuple[int, int]:
+        """How many of the token ids that the rank reads are padding, and how many it reads, over all inputs."""
+        inputs = [ids for batch in self.batches for ids in batch.inputs.values()]
+        return sum(int((ids == PAD).sum()) for ids in inputs), sum(ids.numel() for ids in inputs)
+
+    def pin_memory(self) -> StepBatches:
+        """In pages that an accelerator can read by itself; called by torch's loader."""
+        return replace(self, batches=[batch.pin_memory() for batch in self.batches])
 
 
 class TrainStream(IterableDataset[StepBatches]):
-    """Step `start` of the run and all that follow. The cursor is the count of steps: nothing else needs saving."""
+    """Step `start` of the run and all that follow.
 
-    def __init__(self, corpus: Corpus, settings: DataSettings, *, seed: int, start: int, ranks: Ranks) -> None:
-        self.corpus, self.settings, self.seed, self.start, self.ranks = corpus, settings, seed, start, ranks
+    `cursor` is that of an epoch no later than that step's: the plans of those before it are not made again. Each of
+    several workers of a loader, which takes from them in turn, gives its part of the steps.
+    """
+
+    def __init__(self, feed: Feed, *, seed: int, start: int, ranks: Ranks, cursor: Cursor = Cursor()) -> None:
+        self.feed, self.seed, self.start, self.ranks, self.cursor = feed, seed, start, ranks, cursor
 
     def __iter__(self) -> Iterator[StepBatches]:
-        skip = self.start
-        for epoch in count():
-            plan = plan_of(self.corpus, self.settings, self.seed, epoch)
+        worker, workers = _worker()
+        skip, begun = self.start - self.cursor.begun, self.cursor.begun
+        for epoch in count(self.cursor.epoch):
+            plan = self.feed.plan(seed=self.seed, epoch=epoch)
             for place in range(min(skip, len(plan)), len(plan)):
-                yield StepBatches(plan[place].tokens, batches_of(self.corpus, plan[place], self.ranks))
+                if (begun + place - self.start) % workers == worker:
+                    yield self._step(plan[place], Cursor(epoch, begun))
             skip -= min(skip, len(plan))
+            begun += len(plan)
+
+    def _step(self, step: PlanStep, cursor: Cursor) -> StepBatches:
+        return StepBatches(step.tokens, self.feed.batches(step, self.ranks), cursor, step.rows_N.tolist())
 
 
 class EvalStream(IterableDataset[Batch]):
-    """This rank's share of a whole corpus, once."""
+    """What a rank reads of a whole corpus, once."""
 
-    def __init__(self, corpus: Corpus, settings: DataSettings, ranks: Ranks) -> None:
-        self.corpus, self.settings, self.ranks = corpus, settings, ranks
+    def __init__(self, feed: Feed, ranks: Ranks) -> None:
+        self.feed, self.ranks = feed, ranks
 
     def __iter__(self) -> Iterator[Batch]:
-        for step in plan_of(self.corpus, self.settings, seed=0, epoch=0):
-            yield from batches_of(self.corpus, step, self.ranks)
+        worker, workers = _worker()
+        batches = (batch for step in self.feed.plan(seed=0, epoch=0) for batch in self.feed.batches(step, self.ranks))
+        return islice(batches, worker, None, workers)
 
 
-def plan_of(corpus: Corpus, settings: DataSettings, seed: int, epoch: int) -> EpochPlan:
-    """The plan of one epoch over a corpus."""
-    return epoch_plan(
-        corpus.src_lengths_N,
-        corpus.tgt_lengths_N,
-        seed=seed,
-        epoch=epoch,
-        step_tokens=settings.step_tokens,
-        batch_tokens=settings.batch_tokens,
-    )
+def _worker() -> tuple[int, int]:
+    """Which of how many of a loader's workers this process is."""
+    info = get_worker_info()
+    return (info.id, info.num_workers) if info else (0, 1)
+
+
+class TimedLoader(DataLoader[StepBatches]):
+    """A loader that tells each step how long it was waited for."""
+
+    def __iter__(self) -> Iterator[StepBatches]:  # type: ignore[override]
+        rest = super().__iter__()
+        while True:
+            begun = time.perf_counter()
+            step = next(rest)
+            yield replace(step, waited=time.perf_counter() - begun)
 
 
 class RunData(LightningDataModule):
-    """Loaders over what was prepared. Training goes on at the trainer's step: a resumed run repeats nothing."""
+    """Loaders over what was prepared; the test's is over the validation set where there is no test set.
 
-    def __init__(self, prepared: Prepared, settings: DataSettings, *, seed: int, ranks: Ranks) -> None:
+    Training goes on at the trainer's step: a resumed run repeats nothing. `workers` are processes that make batches
+    ahead of their use; `pinned` batches go to an accelerator while it computes.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        layout: Layout,
+        settings: DataSettings,
+        *,
+        seed: int,
+        ranks: Ranks,
+        workers: int = 0,
+        pinned: bool = False,
+    ) -> None:
         super().__init__()
-        self.prepared, self.settings, self.seed, self.ranks = prepared, settings, seed, ranks
+        self.prepared, self.layout, self.settings, self.seed, self.ranks = prepared, layout, settings, seed, ranks
+        self.cursor = Cursor()
+        self._options: dict[str, Any] = {"batch_size": None, "num_workers": workers, "pin_memory": pinned}
+        self._options |= {"worker_init_fn": _leave_signals_to_the_parent}
+        if workers:
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # a warning at each fork; workers only read ids
+            self._options["multiprocessing_context"] = "fork"  # a rank was spawned, and so would be its workers
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Notes where training reads."""
+        if isinstance(batch, StepBatches):
+            self.cursor = batch.cursor
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self.cursor)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.cursor = Cursor(**state_dict)
 
     def train_dataloader(self) -> DataLoader[StepBatches]:
         start = self.trainer.global_step if self.trainer else 0
-        stream = TrainStream(self.prepared.train, self.settings, seed=self.seed, start=start, ranks=self.ranks)
-        return DataLoader(stream, batch_size=None)
+        stream = TrainStream(
+            self._feed(self.prepared.train), seed=self.seed, start=start, ranks=self.ranks, cursor=self.cursor
+        )
+        return TimedLoader(stream, **self._options)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(EvalStream(self.prepared.val, self.settings, self.ranks), batch_size=None)
+        return DataLoader(EvalStream(self._feed(self.prepared.val), self.ranks), **self._options)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(EvalStream(self.prepared.test, self.settings, self.ranks), batch_size=None)
+        _, corpus = self.prepared.last_scored
+        return DataLoader(EvalStream(self._feed(corpus), self.ranks), **self._options)
+
+    def _feed(self, corpus: Corpus) -> Feed:
+        return Feed(corpus, self.layout, self.settings)
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """A signal to all processes of a run stops none that makes batches: the run ends them when it has agreed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)

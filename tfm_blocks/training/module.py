@@ -1,86 +1,125 @@
-"""What happens in an optimizer step, and how a model is scored."""
+"""What happens in an optimizer step, and what is scored when."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.distributed
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
-from tfm_blocks.data.collate import Batch
 from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.layout import Batch
+from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
-from tfm_blocks.errors import Problem, TfmError
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.modules import losses_of
+from tfm_blocks.runs.metrics import SECONDS, TOKENS
+from tfm_blocks.training.clock import Clock
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.loggers import RunLogger
-from tfm_blocks.training.loss import chunk_size, smoothed_loss
-from tfm_blocks.training.metrics import Pace, token_scores, translation_scores
+from tfm_blocks.training.metrics import Pace, StepSums
+from tfm_blocks.training.objective import Objective, backward_scale
 from tfm_blocks.training.optimizer import build_optimizer
-from tfm_blocks.training.processes import Ranks
-from tfm_blocks.training.schedule import build_schedule
+from tfm_blocks.training.scoring import Scorer
 from tfm_blocks.training.settings import RunSettings
+from tfm_blocks.training.sharding import SharedOut, whole
+from tfm_blocks.training.skipped import SkippedSteps, diverged
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
-
-
-class DivergedError(TfmError):
-    """The loss or its gradient is not finite; the weights are still those of the step before."""
-
-    exit_status = 3
 
 
 class TrainingModule(LightningModule):
     """A network in training: one item of the loader is one optimizer step.
 
-    `latest` holds the newest of every metric, `outputs` the newest translations of the split that was scored last.
+    A step waits for the device only where a row of metrics is logged. `latest` holds the newest of every metric. Where
+    `asked` says on any rank that the run is to stop, a validation is `abandoned`: it scores nothing.
     """
 
-    def __init__(self, network: Network, prepared: Prepared, settings: RunSettings, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        network: Network,
+        prepared: Prepared,
+        settings: RunSettings,
+        ranks: Ranks,
+        skipped: SkippedSteps,
+        asked: Callable[[], int] = lambda: 0,
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.network, self.prepared, self.settings, self.ranks = network, prepared, settings, ranks
-        self.translator = Translator(network, prepared.tokenizer)
+        self.translator = Translator(network, prepared.tokenizer, prepared.train.columns)
+        network.recomputes = settings.trainer.activation_checkpointing
+        compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
+        self.objective = Objective(network, settings.label_smoothing, compiled)
         self.latest: dict[str, float] = {}
-        self.outputs: list[str] = []
-        self.pace = Pace()
+        self.asked, self.abandoned = asked, False
+        self.skipped, self.losses = skipped, losses_of(network.spec)
+        self.steps, self.pace = StepSums(self.losses), Pace()
+        self.tokens = 0  # that all ranks have read
+        self.clock = Clock()
+        self.scorer = Scorer(self.translator, prepared, ranks, bleu=settings.trainer.bleu)
+
+    def configure_model(self) -> None:
+        """Before there is an optimizer; at each stage of the trainer again."""
+        strategy = self.trainer.strategy
+        if isinstance(strategy, SharedOut):
+            strategy.shard(self.network)
+            self.objective.trunk = self.network.trunk_with_losses
 
     def configure_optimizers(self) -> Any:
-        optimizer = build_optimizer(self.settings.optimizer, self.network)
-        return [optimizer], [build_schedule(self.settings.schedule, optimizer)]
+        return build_optimizer(self.settings.optimizer, self.network)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Only a micro-batch moves, when its turn comes; the many of a step would fill an accelerator."""
         return batch
 
     def on_train_start(self) -> None:
-        self._window = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self.clock = Clock(self.clock.before)
         self.pace.restart()
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """What was counted since the last row of metrics, over all ranks."""
+        self.skipped.look()
+        checkpoint["tokens"], checkpoint["seconds"] = self.tokens, self.clock.seconds
+        checkpoint["counted"] = self.steps.kept() | {"in_row": self.skipped.in_row}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.clock = Clock(checkpoint["seconds"])
+        self.tokens, counted = checkpoint["tokens"], checkpoint["counted"]
+        self.skipped.in_row = counted["in_row"]
+        self.steps.restore(counted, self.ranks.rank)
+
     def training_step(self, step: StepBatches) -> None:
-        """Gradients of all micro-batches, then one step of the optimizer. Raises DivergedError."""
+        """Gradients of all micro-batches, then one step of the optimizer, which leaves all as it was where the
+        gradient is not finite. Raises DivergedError.
+        """
         self._seed_dropout()
-        optimizer, schedule = cast(LightningOptimizer, self.optimizers()), cast(LambdaLR, self.lr_schedulers())
+        optimizer = cast(LightningOptimizer, self.optimizers())
         optimizer.zero_grad()
-        loss = self._accumulate(step)
+        sums = self._accumulate(step)
         limit = self.settings.trainer.clip or math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(self.network.parameters(), limit))
-        rate = float(schedule.get_last_lr()[0])
-        if not math.isfinite(norm + loss):
-            help = f"lower the learning rate (it is {rate:.2e}), warm up longer, or clip: trainer.clip=1.0"
-            raise self._diverged(f"loss {loss:.4g}, gradient norm {norm:.4g}", help)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.network.parameters(), limit))
+        skipped = ~norm.isfinite()
+        optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels
+        rate = self.settings.schedule.rate(self.global_step + 1)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         optimizer.step()
-        schedule.step()
-        self._note(step, loss, norm, rate)
+        self.skipped.note(skipped, self.global_step, step.rows)
+        self.steps.update(sums, step, norm, skipped)
+        self.pace.update(step.own_tokens, step.waited)
+        self.tokens += step.tokens
+        trainer = self.settings.trainer
+        if self.global_step % trainer.log_every == 0 or self.global_step == trainer.steps:
+            self._log_steps(rate)
 
     def _seed_dropout(self) -> None:
         """Dropout depends on nothing but the seed, the step and the rank, so a resumed run draws the same."""
@@ -89,9 +128,12 @@ class TrainingModule(LightningModule):
         if self.device.type == "cuda":
             torch.cuda.manual_seed(int(words[0]))
 
-    def _accumulate(self, step: StepBatches) -> float:
-        """Adds up the gradients; the ranks exchange them in the last micro-batch's backward. This rank's loss."""
-        total = 0.0
+    def _accumulate(self, step: StepBatches) -> Tensor:
+        """Adds up the gradients, which the ranks exchange in the backward of the last micro-batch.
+
+        Gives the sums over the tokens of this rank: of the loss, of -log p, and of what each block adds.
+        """
+        total = torch.zeros(2 + len(self.losses), dtype=torch.float64, device=self.device)
         for batch in step.batches[:-1]:
             with self._no_exchange():
                 total += self._backward(batch, step.tokens)
@@ -101,91 +143,94 @@ class TrainingModule(LightningModule):
         strategy = self.trainer.strategy
         return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
-    def _backward(self, batch: Batch, tokens: int) -> float:
+    def _backward(self, batch: Batch, tokens: int) -> Tensor:
         """The share of the step's mean loss; times the ranks, because their gradients are averaged."""
-        x_ND, labels_N = self._kept(batch)
-        loss = self._loss(x_ND, labels_N)[0]
-        self.manual_backward(loss * (self.ranks.world / tokens))
-        return loss.item()
+        loss, sums = self.objective.loss(batch.to(self.device))
+        self.manual_backward(loss * backward_scale(loss, self.ranks.world / tokens))
+        return sums
 
-    def _kept(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The trunk's output and the labels of the target tokens, padding left out."""
-        src_BS, tgt_BT, labels_BT = (ids.to(self.device) for ids in (batch.src_BS, batch.tgt_BT, batch.labels_BT))
-        x_BTD = self.network.trunk(src=src_BS, tgt=tgt_BT)
-        kept_N = labels_BT.flatten().nonzero()[:, 0]
-        return x_BTD.flatten(0, 1).index_select(0, kept_N), labels_BT.flatten()[kept_N]
-
-    def _loss(self, x_ND: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        head, parameters = self.network.head, self.network.head_parameters()
-        smoothing, chunk = self.settings.label_smoothing, chunk_size(x_ND)
-        return smoothed_loss(head, parameters, x_ND, labels_N, smoothing=smoothing, chunk=chunk)
-
-    def _diverged(self, what: str, help: str) -> DivergedError:
-        return DivergedError(Problem("", f"the run diverged after {self.global_step} steps: {what}", help=help))
-
-    def _note(self, step: StepBatches, loss: float, norm: float, rate: float) -> None:
-        """Logs every few steps the mean loss since the last time."""
-        self.pace.count(step.tokens)
-        self._window += torch.tensor([loss, step.tokens], device=self.device)
-        if self.global_step % self.settings.trainer.log_every and self.global_step < self.settings.trainer.steps:
-            return
-        loss_sum = self._sum_over_ranks(self._window[:1]).item()
-        values = (loss_sum / self._window[1].item(), rate, norm, self.pace.read())
-        self._window.zero_()
-        self._log(dict(zip(("loss", "lr", "gradient_norm", "tokens_per_second"), values, strict=True)), "train")
+    def _log_steps(self, rate: float) -> None:
+        """The means since the last time. Raises DivergedError."""
+        found = self.steps.read()
+        norm, limit = found["gradient_norm"], self.settings.trainer.clip or math.inf
+        clipped = norm * min(1.0, limit / (norm + 1e-6))  # as torch's clip_grad_norm_ scales it
+        found |= {"gradient_norm_clipped": clipped, "lr": rate}
+        self._log(found | self.pace.read(self.ranks.world), "train")
+        self.skipped.look()
 
     def on_validation_epoch_start(self) -> None:
-        self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self.scorer.restart()
 
     def validation_step(self, batch: Batch) -> None:
-        """Adds to the sums: loss, -log p, right tokens, tokens. Logits in float32, where bf16 would make ties."""
-        x_ND, labels_N = self._kept(batch)
-        with torch.autocast(self.device.type, enabled=False):
-            sums = self._loss(x_ND.float(), labels_N)
-        self._totals += torch.stack([*(one.double() for one in sums), torch.tensor(len(labels_N), device=self.device)])
+        """Counts, unless nobody is to see it."""
+        if self._fitting and self.asked():
+            return
+        self.scorer.tokens.update(*self.objective.scores(batch.to(self.device)), len(batch.kept_N))
 
     def on_validation_epoch_end(self) -> None:
-        self._score("val", self.prepared.val, self.settings.trainer.validate_sentences, Search())
+        """All ranks agree whether one of them has been asked to stop."""
+        asked = torch.tensor(float(self.asked()), device=self.device)
+        self.abandoned = self._fitting and bool(self.trainer.strategy.reduce(asked, reduce_op="max"))
+        if self.abandoned:
+            return
+        scores = self._score("val", self.prepared.val, self.settings.trainer.validate_sentences, Search())
+        self._log(scores, "val")
+        self._log_samples("val")
+
+    @property
+    def _fitting(self) -> bool:
+        """A validation between two steps, after which the run can stop; one after training it cannot."""
+        return self.trainer.state.fn == TrainerFn.FITTING
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
 
     def on_test_epoch_end(self) -> None:
-        self._score("test", self.prepared.test, len(self.prepared.test), self.settings.trainer.test_search)
+        """Without a test set the validation set takes its place, but not in its curve: the search is another."""
+        split, corpus = self.prepared.last_scored
+        scores = self._score(split, corpus, len(corpus), self.settings.trainer.test_search)
+        if split == "test":
+            self._log(scores, split)
+            self._log_samples(split)
+        self.latest |= _named(scores, split)
 
-    def _score(self, split: str, corpus: Corpus, sentences: int, search: Search) -> None:
-        """Scores over the whole split; translations of its first sentences."""
-        scores = token_scores(*self._sum_over_ranks(self._totals).tolist())
+    def _score(self, split: str, corpus: Corpus, sentences: int, search: Search) -> dict[str, float]:
+        """Raises DivergedError."""
+        scores = self.scorer.score(corpus, sentences, search, self._search_precision())
         if not math.isfinite(scores["loss"]):
-            raise self._diverged(f"{split} loss {scores['loss']}", "lower the learning rate, or warm up longer")
-        sources, references = corpus.sources[:sentences], corpus.references[:sentences]
-        self.outputs = self._translate(sources, search)
-        if self.outputs:
-            scores |= translation_scores(self.outputs, references, self.settings.trainer.bleu)
-        self._log(scores, split)
-        self.samples = list(zip(sources, self.outputs, references, strict=True))[: self.settings.trainer.samples]
-        for logger in self._run_loggers():
-            logger.log_samples(self.samples, self.global_step)
+            raise diverged(self.global_step, f"{split} loss {scores['loss']}")
         self.pace.restart()
+        return scores
 
-    def _translate(self, sources: Sequence[str], search: Search) -> list[str]:
-        """Each rank translates every world-th."""
-        found = self.translator.search(sources[self.ranks.rank :: self.ranks.world], search)
-        mine = [best[0].text for best in found]
-        if self.ranks.world == 1:
-            return mine
-        parts: list[list[str]] = [[] for _ in range(self.ranks.world)]
-        torch.distributed.all_gather_object(parts, mine)
-        return [parts[place % self.ranks.world][place // self.ranks.world] for place in range(len(sources))]
+    @property
+    def outputs(self) -> list[str]:
+        """The newest translations of the split that was scored last."""
+        return self.scorer.outputs
 
-    def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        return cast(Tensor, self.trainer.strategy.reduce(values.clone(), reduce_op="sum"))
+    @property
+    def samples(self) -> list[tuple[str, str, str]]:
+        """The first of them, as (source, output, reference)."""
+        return self.scorer.samples[: self.settings.trainer.samples]
+
+    def _search_precision(self) -> AbstractContextManager[None]:
+        """On an accelerator a search computes as training does; a processor's is in float32, as `tfm translate` is."""
+        plugin = self.trainer.precision_plugin
+        return plugin.forward_context() if self.device.type == "cuda" else nullcontext()
 
     def _log(self, scores: dict[str, float], split: str) -> None:
-        named = {f"{split}/{name}": value for name, value in scores.items()}
+        """With the tokens read and the time passed, over which runs of unequal batches can be compared."""
+        named = _named(scores, split) | {TOKENS: self.tokens, SECONDS: self.clock.seconds}
         self.latest |= named
         for logger in self._run_loggers():
             logger.log_metrics(named, self.global_step)
 
+    def _log_samples(self, split: str) -> None:
+        for logger in self._run_loggers():
+            logger.log_samples(split, self.samples, self.global_step)
+
     def _run_loggers(self) -> list[RunLogger]:
         return [logger for logger in self.trainer.loggers if isinstance(logger, RunLogger)]
+
+
+def _named(scores: dict[str, float], split: str) -> dict[str, float]:
+    return {f"{split}/{name}": value for name, value in scores.items()}

@@ -1,36 +1,57 @@
-"""The learning rate as a function of the optimizer step, which counts from 1."""
+"""The schedules: each has its settings and owns the learning rate at a step. Optimizer steps count from 1."""
 
 from __future__ import annotations
 
 import math
+from typing import Annotated, Literal
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from pydantic import Field, ValidationInfo, field_validator
 
-from tfm_blocks.training.settings import LinearSettings, NoamSettings, ScheduleSettings
+from tfm_blocks.registry.settings import Above0, Count, RuleError, Settings
 
 
-def noam(step: int, *, d_model: int, warmup: int, scale: float = 1.0) -> float:
+class NoamSettings(Settings):
     """scale · d_model^-0.5 · min(step^-0.5, step · warmup^-1.5): Vaswani et al. 2017, equation 3."""
-    return scale / math.sqrt(d_model) * min(1 / math.sqrt(step), step / math.sqrt(warmup) ** 3)
+
+    name: Literal["noam"]
+    d_model: Count
+    warmup: Count
+    scale: Above0
+
+    def rate(self, step: int) -> float:
+        return self.scale / math.sqrt(self.d_model) * min(1 / math.sqrt(step), step / math.sqrt(self.warmup) ** 3)
 
 
-def inverse_sqrt(step: int, *, peak: float, warmup: int) -> float:
+class InverseSqrtSettings(Settings):
     """Linear from 0 to `peak` in `warmup` steps, then peak · (warmup / step)^0.5."""
-    return peak * min(step / warmup, math.sqrt(warmup / step))
+
+    name: Literal["inverse_sqrt"]
+    peak: Above0
+    warmup: Count
+
+    def rate(self, step: int) -> float:
+        return self.peak * min(step / self.warmup, math.sqrt(self.warmup / step))
 
 
-def linear(step: int, *, peak: float, warmup: int, steps: int) -> float:
+class LinearSettings(Settings):
     """Linear from 0 to `peak` in `warmup` steps, then linear to 0, which it would be after the last of `steps`."""
-    return peak * min(step / warmup, max(0, steps + 1 - step) / (steps + 1 - warmup))
+
+    name: Literal["linear"]
+    peak: Above0
+    steps: Count
+    warmup: Count
+
+    @field_validator("warmup")
+    @classmethod
+    def _ends_with_the_run(cls, warmup: int, info: ValidationInfo) -> int:
+        steps = info.data.get("steps", warmup)
+        if warmup > steps:
+            rule = f"must be at most the {steps} steps of the schedule, but is {warmup}"
+            raise RuleError(rule, "lower it, or train longer: trainer.steps")
+        return warmup
+
+    def rate(self, step: int) -> float:
+        return self.peak * min(step / self.warmup, max(0, self.steps + 1 - step) / (self.steps + 1 - self.warmup))
 
 
-def build_schedule(settings: ScheduleSettings, optimizer: Optimizer) -> LambdaLR:
-    """Sets the learning rate of the first step; each `.step()` that of the next. The optimizer's own lr must be 1."""
-    if isinstance(settings, NoamSettings):
-        sizes = {"d_model": settings.d_model, "warmup": settings.warmup}
-        return LambdaLR(optimizer, lambda done: noam(done + 1, **sizes, scale=settings.scale))
-    peak, warmup = settings.peak, settings.warmup
-    if isinstance(settings, LinearSettings):
-        return LambdaLR(optimizer, lambda done: linear(done + 1, peak=peak, warmup=warmup, steps=settings.steps))
-    return LambdaLR(optimizer, lambda done: inverse_sqrt(done + 1, peak=peak, warmup=warmup))
+ScheduleSettings = Annotated[NoamSettings | InverseSqrtSettings | LinearSettings, Field(discriminator="name")]

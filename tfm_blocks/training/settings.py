@@ -3,169 +3,207 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
 
-from tfm_blocks.data.settings import DataSettings, read_data
-from tfm_blocks.errors import ConfigError, Problem, suggest
-from tfm_blocks.registry.settings import read_settings
-from tfm_blocks.registry.values import Rate
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from tfm_blocks.data.settings import DataSettings
+from tfm_blocks.registry.settings import Above0, Count, CountOrZero, RuleError, Settings, Share, read_settings
+from tfm_blocks.training.schedule import ScheduleSettings
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """Adam, or AdamW whose decay is apart from the gradient. The schedule says the learning rate."""
-
-    name: Literal["adam", "adamw"]
-    betas: list[Rate]
-    eps: float
-    weight_decay: float
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for numbers that torch refuses."""
-        if len(self.betas) != 2:
-            _refuse("optimizer.betas", f"must be two numbers, but is {self.betas}", "write optimizer.betas=[0.9,0.98]")
-        _at_least("optimizer.eps", self.eps, 0)
-        _at_least("optimizer.weight_decay", self.weight_decay, 0)
+AtLeast0 = Annotated[float, Field(ge=0)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoamSettings:
-    """scale · d_model^-0.5 · min(step^-0.5, step · warmup^-1.5)."""
-
-    name: Literal["noam"]
-    d_model: int
-    warmup: int
-    scale: float
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for what the formula has no value for."""
-        _at_least("schedule.d_model", self.d_model, 1)
-        _at_least("schedule.warmup", self.warmup, 1)
-        _above_0("schedule.scale", self.scale)
+class _AdamNumbers(Settings):
+    betas: Annotated[list[Share], Field(min_length=2, max_length=2)]
+    eps: AtLeast0
+    weight_decay: AtLeast0
 
 
-@dataclass(frozen=True, kw_only=True)
-class InverseSqrtSettings:
-    """Linear from 0 to `peak` in `warmup` steps, then peak · (warmup / step)^0.5."""
+class AdamSettings(_AdamNumbers):
+    """Kingma and Ba 2015. The schedule says the learning rate."""
 
-    name: Literal["inverse_sqrt"]
-    peak: float
-    warmup: int
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for what the formula has no value for."""
-        _above_0("schedule.peak", self.peak)
-        _at_least("schedule.warmup", self.warmup, 1)
+    name: Literal["adam"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinearSettings:
-    """Linear from 0 to `peak` in `warmup` steps, then linear to 0 at the end of `steps`."""
+class AdamWSettings(_AdamNumbers):
+    """Adam whose decay is apart from the gradient (Loshchilov and Hutter 2019)."""
 
-    name: Literal["linear"]
-    peak: float
-    warmup: int
-    steps: int
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for what the formula has no value for."""
-        _above_0("schedule.peak", self.peak)
-        _at_least("schedule.warmup", self.warmup, 1)
-        if self.warmup > self.steps:
-            rule = f"must be at most the {self.steps} steps of the schedule, but is {self.warmup}"
-            _refuse("schedule.warmup", rule, "lower it, or train longer: trainer.steps")
+    name: Literal["adamw"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainerSettings:
+class DeviceSettings(Settings):
+    """devices: processes of a node that train together, each on a device of its own; num_nodes: machines.
+
+    cluster: who has started them; local: this package. strategy: whether each holds all that is trained, or a share.
+    The defaults are for folders of runs that were begun before these keys were there.
+    """
+
+    devices: Count
+    accelerator: Literal["auto", "cpu", "cuda"]
+    num_nodes: Count = 1
+    cluster: Literal["auto", "local", "torchrun", "slurm"] = "auto"
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+
+
+class TrainerSettings(DeviceSettings):
     """How long, how often, on what.
 
     steps: optimizer steps. validate_every, log_every: in steps; the last step is always validated.
+    checkpoint_every, checkpoint_minutes: how often there is a checkpoint to resume from; null: not by steps, or not by
+    the clock. checkpoint_keep: how many of them stay.
+    ema: the decay of a moving average of the weights, which is validated, kept and left in their place; null: none.
+    activation_checkpointing: a backward pass computes each layer again, which takes less memory and more time.
+    compile: whether torch compiles the trunk.
     keep_last: the weights of how many validations stay, for `tfm average` and `average`. average: of how many of them
     the mean is scored on the test set and left in the folder; 0: the weights of the lowest validation loss instead.
-    test_beam: the hypotheses of a test sentence's search. test_alpha: the power of its length penalty.
+    test_beam: the hypotheses of a test sentence's search. test_patient: whether it goes on while an unfinished one can
+    still win. test_alpha: the power of its length penalty.
     validate_sentences: of the validation set, how many are translated each time; samples: how many of those are shown.
     clip: largest norm of the whole gradient; null: no clipping. bleu: sacreBLEU's tokenizer.
+    patience_nan: a step whose loss or gradient is not finite is skipped; after so many in a row the run has diverged.
+    workers: processes of each rank that make batches ahead; null: 2 on an accelerator, none on a processor.
     """
 
-    steps: int
-    validate_every: int
-    log_every: int
-    keep_last: int
-    average: int
+    steps: Count
+    validate_every: Count
+    log_every: Count
+    checkpoint_every: Count | None
+    checkpoint_minutes: Above0 | None
+    checkpoint_keep: Count
+    keep_last: CountOrZero
+    average: CountOrZero
+    ema: Share | None = None
     test_beam: int
+    test_patient: bool
     test_alpha: float
-    validate_sentences: int
-    samples: int
+    validate_sentences: CountOrZero
+    samples: CountOrZero
     bleu: BleuTokenizer
-    clip: float | None
-    devices: int
-    accelerator: Literal["auto", "cpu", "cuda"]
+    clip: Above0 | None
+    patience_nan: Count = 10
+    workers: CountOrZero | None = None
+    activation_checkpointing: bool = False
+    compile: bool = False
     precision: Literal["auto", "bf16", "fp32"]
 
-    def __post_init__(self) -> None:
-        """Raises ConfigError for numbers below their least."""
-        least = {
-            "steps": 1,
-            "validate_every": 1,
-            "log_every": 1,
-            "keep_last": 0,
-            "average": 0,
-            "test_beam": 1,
-            "validate_sentences": 0,
-            "samples": 0,
-            "devices": 1,
-        }
-        for name, value in least.items():
-            _at_least(f"trainer.{name}", getattr(self, name), value)
-        kept = min(self.keep_last, -(-self.steps // self.validate_every))
-        if self.average > kept:
-            rule = f"must be at most the {kept} validations whose weights are kept, but is {self.average}"
-            help = "lower it, raise trainer.keep_last, or lower trainer.validate_every"
-            raise ConfigError(Problem("trainer.average", rule, help=help))
+    @field_validator("average")
+    @classmethod
+    def _is_over_what_is_kept(cls, average: int, info: ValidationInfo) -> int:
+        if info.data.keys() >= {"steps", "validate_every", "keep_last"}:
+            kept = min(info.data["keep_last"], -(-info.data["steps"] // info.data["validate_every"]))
+            if average > kept:
+                rule = f"must be at most the {kept} validations whose weights are kept, but is {average}"
+                raise RuleError(rule, "lower it, raise trainer.keep_last, or lower trainer.validate_every")
+        return average
+
+    @field_validator("ema")
+    @classmethod
+    def _is_the_only_mean(cls, ema: float | None, info: ValidationInfo) -> float | None:
+        if ema is not None and info.data.get("average"):
+            rule = f"is {ema}, but trainer.average is {info.data['average']}: a run leaves one mean of its weights"
+            raise RuleError(rule, "write trainer.average=0 or trainer.ema=null")
+        return ema
+
+    @field_validator("ema", "compile")
+    @classmethod
+    def _has_whole_weights(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and info.data.get("strategy") == "fsdp2":
+            rule = f"is {str(value).lower()}, which needs the whole weights, but trainer.strategy is fsdp2"
+            raise RuleError(rule, "write trainer.strategy=ddp")
+        return value
+
+    @field_validator("test_beam", "test_alpha")
+    @classmethod
+    def _can_be_searched_with(cls, value: float, info: ValidationInfo) -> float:
+        name = str(info.field_name).removeprefix("test_")
         try:
-            _ = self.test_search
+            Search(**{name: value})  # type: ignore[arg-type]
         except ValueError as error:
-            _refuse("trainer.test_alpha", str(error), "0.6 is the usual power; a larger one makes translations longer")
-        if self.clip is not None:
-            _above_0("trainer.clip", self.clip)
+            raise RuleError(str(error), f"the usual value is {getattr(Search, name)}") from None
+        return value
+
+    @field_validator("test_patient")
+    @classmethod
+    def _is_a_search_by_beam(cls, patient: bool, info: ValidationInfo) -> bool:
+        if patient and info.data.get("test_beam") == 1:
+            raise RuleError(
+                "is a search by beam, but trainer.test_beam is 1", "raise trainer.test_beam, or write false"
+            )
+        return patient
 
     @property
     def test_search(self) -> Search:
         """How the test set is translated."""
-        return Search(beam=self.test_beam, alpha=self.test_alpha)
+        return Search(beam=self.test_beam, patient=self.test_patient, alpha=self.test_alpha)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WandbSettings:
-    """Weights & Biases, beside metrics.csv."""
+class WandbSettings(Settings):
+    """Weights & Biases, beside metrics.csv.
 
-    name: Literal["wandb"]
+    entity: the team; null: that of the key. group: runs that are shown together. artifact: whether the weights that the
+    run leaves are uploaded.
+    """
+
     project: str
     entity: str | None
+    group: str | None = None
+    job_type: str = "train"
+    tags: list[str] = Field(default_factory=list)
+    artifact: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class CsvSettings:
-    """metrics.csv alone."""
-
-    name: Literal["csv"]
+class CsvSettings(Settings):
+    """metrics.csv, which is always written."""
 
 
-ScheduleSettings = NoamSettings | InverseSqrtSettings | LinearSettings
-LoggerSettings = WandbSettings | CsvSettings
-SCHEDULES: dict[str, type[Any]] = {"noam": NoamSettings, "inverse_sqrt": InverseSqrtSettings, "linear": LinearSettings}
-LOGGERS: dict[str, type[Any]] = {"wandb": WandbSettings, "csv": CsvSettings}
+class TensorboardSettings(Settings):
+    """TensorBoard's event files in the run folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
+class MlflowSettings(Settings):
+    """MLflow. uri: its server or database; null: MLFLOW_TRACKING_URI, else mlflow.db in the current folder."""
+
+    experiment: str
+    uri: str | None
+
+
+class LoggerSettings(Settings):
+    """The loggers of a run, by name."""
+
+    csv: CsvSettings | None = None
+    wandb: WandbSettings | None = None
+    tensorboard: TensorboardSettings | None = None
+    mlflow: MlflowSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_older_runs(cls, given: Any) -> Any:
+        """Folders of runs that were begun when there was one logger, with its name among its settings."""
+        if isinstance(given, Mapping) and isinstance(given.get("name"), str):
+            return {given["name"]: {key: value for key, value in given.items() if key != "name"}}
+        return given
+
+    @field_validator("tensorboard", "mlflow")
+    @classmethod
+    def _has_its_library(cls, settings: Settings | None, info: ValidationInfo) -> Settings | None:
+        if settings and find_spec(str(info.field_name)) is None:
+            rule = f"needs a library that is not installed: {info.field_name}"
+            raise RuleError(rule, f"pip install 'tfm-blocks[{info.field_name}]'")
+        return settings
+
+
+OptimizerSettings = Annotated[AdamSettings | AdamWSettings, Field(discriminator="name")]
+
+
+class RunSettings(Settings):
     """Everything but the model."""
 
-    seed: int
-    label_smoothing: Rate
+    seed: CountOrZero
+    label_smoothing: Share
+    init_from: str | None = None
     plugins: list[str]
     data: DataSettings
     optimizer: OptimizerSettings
@@ -174,45 +212,6 @@ class RunSettings:
     logger: LoggerSettings
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Root:
-    seed: int
-    label_smoothing: Rate
-    plugins: list[str]
-
-    def __post_init__(self) -> None:
-        _at_least("seed", self.seed, 0)
-
-
 def read_run(config: Mapping[str, Any]) -> RunSettings:
-    """The settings in a resolved config. Raises ConfigError."""
-    root = read_settings(_Root, {key: config[key] for key in ("seed", "label_smoothing", "plugins")}, "")
-    return RunSettings(
-        **vars(root),
-        data=read_data(config["data"]),
-        optimizer=read_settings(OptimizerSettings, config["optimizer"], "optimizer"),
-        schedule=_read_kind(SCHEDULES, config["schedule"], "schedule"),
-        trainer=read_settings(TrainerSettings, config["trainer"], "trainer"),
-        logger=_read_kind(LOGGERS, config["logger"], "logger"),
-    )
-
-
-def _read_kind(kinds: Mapping[str, type[Any]], mapping: Mapping[str, Any], address: str) -> Any:
-    name = str(mapping.get("name"))
-    if name not in kinds:
-        raise ConfigError(Problem(f"{address}.name", f"no {address} is called {name!r}", help=suggest(name, kinds)))
-    return read_settings(kinds[name], mapping, address)
-
-
-def _at_least(address: str, value: float, least: float) -> None:
-    if not value >= least:
-        _refuse(address, f"must be at least {least}, but is {value}", f"write {address}={least} or more")
-
-
-def _above_0(address: str, value: float) -> None:
-    if not value > 0:
-        _refuse(address, f"must be above 0, but is {value}", f"write {address}=… with a number above 0")
-
-
-def _refuse(address: str, rule: str, help: str) -> None:
-    raise ConfigError(Problem(address, rule, help=help))
+    """The settings in a resolved config, which also has a model and its knobs. Raises ConfigError with all problems."""
+    return read_settings(RunSettings, {key: config[key] for key in RunSettings.model_fields if key in config})

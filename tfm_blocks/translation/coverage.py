@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.language.causality import TARGET
-from tfm_blocks.network.attention import attention_nodes, attention_weights
+from tfm_blocks.language.spec import TARGET
+from tfm_blocks.network.attention_maps import attention_nodes, attention_weights
 from tfm_blocks.network.graph import Network
 from tfm_blocks.translation.search import BOS, Hypothesis
 

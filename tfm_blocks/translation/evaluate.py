@@ -70,8 +70,8 @@ def compare(
 ) -> tuple[list[Score], list[Score]]:
     """The scores of a baseline and of a system, whose p come from the paired bootstrap test (Koehn 2004).
 
-    sacreBLEU counts only resamples that differ by more than the systems do, so it would give equal outputs the least p
-    of all; theirs is 1.
+    Systems with the same score have p = 1, since no resample differs by less. sacreBLEU counts only resamples that
+    differ by more, which gives two outputs that both have BLEU 0 the least p of all.
     """
     systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("system", list(outputs))]
     pairs = []
@@ -79,7 +79,7 @@ def compare(
         signatures, results = PairedTest(systems, {name: metric}, [list(references)], "bs", RESAMPLES)()
         ((key, signature),) = signatures.items()
         pairs.append([_score(name, one, str(signature)) for one in cast(list[Result], results[key])])
-        if list(baseline) == list(outputs):
+        if pairs[-1][0].value == pairs[-1][1].value:
             pairs[-1][1] = replace(pairs[-1][1], p=1.0)
     return [one for one, _ in pairs], [two for _, two in pairs]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,14 @@ CHUNK = 64  # columns; for the 8 largest of 10,000, half or twice as many took l
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
 """log_p_BV, the position and the sentences_B that the rows are -> ids_B."""
+
+
+class NotFiniteError(ArithmeticError):
+    """The logits of a sentence, counted from 0 in its batch, are not numbers that a softmax can take."""
+
+    def __init__(self, sentence: int) -> None:
+        super().__init__(f"the logits of sentence {sentence} are not finite")
+        self.sentence = sentence
 
 
 @dataclass(frozen=True)
@@ -83,25 +91,63 @@ def largest(x_RMV: Tensor, plus_RM: Tensor, count: int) -> tuple[Tensor, Tensor]
     return values_RC, places_RN.gather(1, found_RC)
 
 
+class Begun(NamedTuple):
+    """A search whose targets have begun: `first` tokens of each are read, and `log_p_B` is what they add up to.
+
+    `x_BD` is what the head makes the next token of.
+    """
+
+    first: int
+    x_BD: Tensor
+    log_p_B: Tensor
+    decoding: incremental.Decoding
+
+
+def begin(network: Network, sources: Mapping[str, Tensor], bounds: Bounds, before_BN: Tensor | None) -> Begun:
+    """Reads at once what stands before the targets, and as much of their prefixes as all of them have.
+
+    `before_BN` is bos, or a prompt with bos at its end; bos where it is left out.
+    """
+    rows, device = len(bounds.longest_B), bounds.longest_B.device
+    if before_BN is None:
+        before_BN = torch.full((rows, 1), BOS, device=device)
+    first = int((bounds.prefix_BP != PAD).sum(1).min()) if bounds.prefix_BP.shape[1] else 0
+    read_BP = torch.cat((before_BN, bounds.prefix_BP[:, :first]), 1)
+    length = before_BN.shape[1] + int(bounds.longest_B.max())
+    x_BPD, decoding = incremental.prefill(network, read_BP, incremental.start(network, sources, length, sentences=rows))
+    log_p_B = torch.zeros(rows, device=device)
+    for position in range(first):
+        logits_BV = network.head(x_BPD[:, before_BN.shape[1] + position - 1]).float()
+        log_p_B += torch.log_softmax(logits_BV, 1).gather(1, bounds.prefix_BP[:, position, None])[:, 0]
+    return Begun(first, x_BPD[:, -1], log_p_B, decoding)
+
+
 @torch.inference_mode()
 def one_by_one(
-    network: Network, sources: Mapping[str, Tensor], bounds: Bounds, choose: Choose = likeliest
+    network: Network,
+    sources: Mapping[str, Tensor],
+    bounds: Bounds,
+    choose: Choose = likeliest,
+    before_BN: Tensor | None = None,
 ) -> list[Hypothesis]:
-    """The token that `choose` takes at every step, until eos or the most tokens: a hypothesis for each sentence."""
+    """The token that `choose` takes at every step, until eos or the most tokens: a hypothesis for each sentence.
+
+    Raises NotFiniteError.
+    """
     length = int(bounds.longest_B.max())
+    first, x_BD, log_p_B, decoding = begin(network, sources, bounds, before_BN)
     sentences_B = torch.arange(len(bounds.longest_B), device=bounds.longest_B.device)
-    ids_B, log_p_B = torch.full_like(sentences_B, BOS), torch.zeros(len(sentences_B), device=sentences_B.device)
     ids_BT = torch.empty(len(sentences_B), length, dtype=torch.int64, device=sentences_B.device)
+    ids_BT[:, :first] = bounds.prefix_BP[:, :first]
     done: dict[int, Hypothesis] = {}
-    decoding = incremental.start(network, sources, length)
-    for position in range(length):
-        x_BD, decoding = incremental.step(network, ids_B, decoding)
+    for position in range(first, length):
         log_p_BV = next_log_p(network, x_BD, bounds, position)
         ids_B = choose(log_p_BV, position, sentences_B)
         ids_BT[:, position] = ids_B
         log_p_B = log_p_B + log_p_BV.gather(1, ids_B[:, None])[:, 0]
         over_B = (ids_B == EOS) | (bounds.longest_B == position + 1)
         if over_B.any():
+            expect_finite(log_p_B, sentences_B.tolist())  # a sum that once was not finite stays so
             for row in over_B.nonzero()[:, 0].tolist():
                 done[int(sentences_B[row])] = hypothesis(ids_BT[row, : position + 1], float(log_p_B[row]))
             kept = (~over_B).nonzero()[:, 0]
@@ -109,7 +155,15 @@ def one_by_one(
                 break
             ids_B, log_p_B, ids_BT, sentences_B = ids_B[kept], log_p_B[kept], ids_BT[kept], sentences_B[kept]
             bounds, decoding = bounds.select(kept), incremental.select(decoding, kept)
+        x_BD, decoding = incremental.step(network, ids_B, decoding)
     return [done[sentence] for sentence in range(len(done))]
+
+
+def expect_finite(log_p_B: Tensor, sentences: Sequence[int]) -> None:
+    """Raises NotFiniteError for the first of the sentences, row by row, whose best log probability is not a number."""
+    finite_B = log_p_B.isfinite()
+    if not finite_B.all():
+        raise NotFiniteError(sentences[finite_B.tolist().index(False)])
 
 
 def next_log_p(network: Network, x_RD: Tensor, bounds: Bounds, position: int) -> Tensor:

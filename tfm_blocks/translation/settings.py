@@ -11,6 +11,8 @@ BleuTokenizer = Literal["13a", "none", "char", "intl", "zh"]
 
 LengthPenalty = Literal["gnmt", "plain"]
 
+LARGEST_BEAM = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -38,6 +40,8 @@ class Sampling:
 class Search:
     """How to look for translations. A beam of 1 is greedy search; with `sampling` tokens are drawn instead.
 
+    patient: the search of a sentence is not over as soon as `beam` hypotheses are finished, but goes on while an
+    unfinished one can still win.
     alpha, penalty: the length penalty that ranks hypotheses of n tokens, eos included: "gnmt" ((5 + n) / 6)^alpha, or
     "plain" n^alpha. coverage: the weight of the coverage penalty (Wu et al. 2016, equation 14), 0 for none. nbest: how
     many of a sentence, at most `beam`. longest, shortest: (a, b), the most tokens with eos and the fewest without,
@@ -46,6 +50,7 @@ class Search:
     """
 
     beam: int = 1
+    patient: bool = False
     alpha: float = 0.6
     penalty: LengthPenalty = "gnmt"
     coverage: float = 0.0
@@ -59,12 +64,16 @@ class Search:
         """Raises ValueError."""
         for name in ("beam", "nbest", "max_tokens"):
             _whole(name, getattr(self, name), 1)
+        _must("beam", self.beam, f"at most {LARGEST_BEAM}", self.beam <= LARGEST_BEAM)
+        _must("patient", self.patient, "true or false", isinstance(self.patient, bool))
         _must("nbest", self.nbest, f"at most the beam, {self.beam}", self.nbest <= self.beam)
         _must("alpha", self.alpha, "from 0 to 10", 0 <= self.alpha <= 10)
         _must("coverage", self.coverage, "at least 0 and finite", 0 <= self.coverage < math.inf)
         penalties = get_args(LengthPenalty)
         _must("penalty", self.penalty, f"one of {', '.join(penalties)}", self.penalty in penalties)
         _must("sampling", self.sampling, "a Sampling or None", isinstance(self.sampling, Sampling | None))
+        if self.patient and self.beam == 1:
+            raise ValueError("patient is a search by beam, but beam is 1: raise it, or leave patient out")
         if self.coverage and self.beam == 1:
             raise ValueError("coverage ranks the hypotheses of a beam, but beam is 1: raise it, or leave coverage out")
         if self.sampling and self.beam > 1:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, Protocol, TextIO
 
 from tfm_blocks.data.text import UTF8_MARK, read_lines
-from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Place, Problem
 from tfm_blocks.network.packed import packed
+from tfm_blocks.translation.fitting import fitting, split_columns
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translation, Translator
 
@@ -24,83 +24,114 @@ BREAKING = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")  # what readers of line
 READ = 1 << 16  # bytes at a time: some hundred lines, enough to fill batches of like length
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stream:
-    """How lines are translated; `strict` is that of `fitting`."""
+class Work(Protocol):
+    """What is made of each line."""
+
+    @property
+    def translator(self) -> Translator: ...
+
+    @property
+    def search(self) -> Search: ...
+
+    def outputs(self, lines: Sequence[str], prefixes: Sequence[str], first: int) -> list[list[Translation]]:
+        """The nbest outputs of each line; lines count from `first`."""
+
+    def written(self, line: str, output: Translation) -> str:
+        """The text of an output, beside its line."""
+
+
+@dataclass(frozen=True)
+class Translating:
+    """Each line is translated; of a model with several sources it holds a text for each, with tabs between."""
 
     translator: Translator
     search: Search
     batch_tokens: int
     strict: bool
-    scores: bool
 
-    def run(
-        self, source: Iterable[list[str]], target: TextIO, prefix: Path | None, tell: Callable[[int], object]
-    ) -> None:
-        """Writes the translations of each chunk of lines as soon as they are there, and tells how many lines are done.
+    def outputs(self, lines: Sequence[str], prefixes: Sequence[str], first: int) -> list[list[Translation]]:
+        names = self.translator.sources
+        split = [split_columns(line, names, number, strict=self.strict) for number, line in enumerate(lines, first)]
+        rows = fitting(split, self.translator, self.search, "stdin", strict=self.strict, first_line=first)
+        for number, (row, prefix) in enumerate(zip(rows, prefixes, strict=False), first):
+            if prefix.strip() and not any(text.strip() for text in row):
+                print(f"warning: stdin:{number}: the line is blank, so its prefix is left out", file=sys.stderr)
+        return self.translator.search(
+            rows, self.search, prefixes=prefixes, batch_tokens=self.batch_tokens, first_line=first
+        )
 
-        Raises DataError.
-        """
-        prefixes = read_lines(prefix, "--prefix") if prefix else None
-        first = 1
-        with packed(self.translator.network):
-            for chunk in source:
-                begins = _as_many(prefixes, len(chunk), first, str(prefix)) if prefixes else []
-                tokenizer = self.translator.tokenizer
-                texts = fitting(chunk, tokenizer, self.search, "stdin", strict=self.strict, first_line=first)
-                _tell_blank(texts, begins, first)
-                found = self.translator.search(
-                    texts, self.search, prefixes=begins, batch_tokens=self.batch_tokens, first_line=first
-                )
-                for number, translations in enumerate(found, first):
-                    target.writelines(self._written(number, one) for one in translations)
-                target.flush()
-                first += len(chunk)
-                tell(first - 1)
-        if prefixes and next(prefixes, None) is not None:
-            rule = f"has more lines than the {first - 1} of stdin"
-            raise DataError(Problem(str(prefix), rule, Place(str(prefix), first)))
-
-    def _written(self, number: int, one: Translation) -> str:
-        text = BREAKING.sub(" ", one.text)
-        if self.search.nbest > 1:
-            return f"{number}\t{one.score:.4f}\t{text}\n"
-        return f"{one.score:.4f}\t{text}\n" if self.scores else f"{text}\n"
+    def written(self, line: str, output: Translation) -> str:
+        return output.text
 
 
-def fitting(
-    lines: Sequence[str], tokenizer: Tokenizer, search: Search, name: str, *, strict: bool, first_line: int = 1
-) -> list[str]:
-    """Lines of more than `max_tokens` tokens are cut, with a warning, or raise DataError if `strict`."""
-    most = search.max_tokens
-    fit = []
-    for number, text in enumerate(lines, first_line):
-        ids = tokenizer.encode(text) if 4 * len(text) > most else []  # a character has at most four bytes
-        if len(ids) > most:
-            rule = f"the line has {len(ids)} tokens, and the most is {most}"
-            if strict:
-                raise DataError(Problem(name, rule, Place(name, number), help="raise --max-tokens, or split the line"))
-            print(f"warning: {name}:{number}: {rule}: the rest of it is left out", file=sys.stderr)
-        fit.append(tokenizer.decode(ids[:most]) if len(ids) > most else text)
-    return fit
+@dataclass(frozen=True)
+class Generating:
+    """Each line is a prompt, printed with what comes after it: at most `tokens` tokens."""
+
+    translator: Translator
+    search: Search
+    batch_tokens: int
+    strict: bool
+    tokens: int
+
+    def outputs(self, lines: Sequence[str], prefixes: Sequence[str], first: int) -> list[list[Translation]]:
+        return self.translator.generate(
+            lines, self.tokens, self.search, batch_tokens=self.batch_tokens, first_line=first
+        )
+
+    def written(self, line: str, output: Translation) -> str:
+        return line + output.text
 
 
-def _tell_blank(texts: Sequence[str], prefixes: Sequence[str], first: int) -> None:
-    for number, (text, prefix) in enumerate(zip(texts, prefixes, strict=False), first):
-        if prefix.strip() and not text.strip():
-            print(f"warning: stdin:{number}: the line is blank, so its prefix is left out", file=sys.stderr)
+def stream(
+    work: Work,
+    source: Iterable[list[str]],
+    target: TextIO,
+    *,
+    prefix: Path | None,
+    scores: bool,
+    tell: Callable[[int], object],
+) -> None:
+    """Writes what becomes of each chunk of lines as soon as it is there, and tells how many lines are done.
+
+    Raises DataError.
+    """
+    prefixes = read_lines(prefix, "--prefix") if prefix else None
+    first = 1
+    with packed(work.translator.network):
+        for chunk in source:
+            begins = _as_many(prefixes, len(chunk), first, str(prefix)) if prefixes else []
+            for number, (line, found) in enumerate(zip(chunk, work.outputs(chunk, begins, first), strict=True), first):
+                for one in found:
+                    text = BREAKING.sub(" ", work.written(line, one))
+                    target.write(_line(number, one, text, several=work.search.nbest > 1, scores=scores))
+            target.flush()
+            first += len(chunk)
+            tell(first - 1)
+    if prefixes and next(prefixes, None) is not None:
+        rule = f"has more lines than the {first - 1} of stdin"
+        raise DataError(Problem(str(prefix), rule, Place(str(prefix), first)))
 
 
-def chunks(source: BinaryIO, name: str) -> Iterator[list[str]]:
-    """The lines that are there, at most READ bytes of them; it waits for one line. DataError where it is not UTF-8."""
+def _line(number: int, one: Translation, text: str, *, several: bool, scores: bool) -> str:
+    if several:
+        return f"{number}\t{one.score:.4f}\t{text}\n"
+    return f"{one.score:.4f}\t{text}\n" if scores else f"{text}\n"
+
+
+def chunks(source: BinaryIO, name: str, *, strict: bool) -> Iterator[list[str]]:
+    """The lines that are there, at most READ bytes of them; it waits for one line.
+
+    A line that is not UTF-8 is empty, with a warning, or raises DataError if `strict`.
+    """
     rest, number = b"", 1
     while data := os.read(source.fileno(), READ):
         *lines, rest = (rest + data).split(b"\n")
         if lines:
-            yield from _decoded(lines, name, number)
+            yield from _decoded(lines, name, number, strict)
             number += len(lines)
     if rest:
-        yield from _decoded([rest], name, number)
+        yield from _decoded([rest], name, number, strict)
 
 
 def typed() -> Iterator[list[str]]:
@@ -117,15 +148,19 @@ def typed() -> Iterator[list[str]]:
             return
 
 
-def _decoded(lines: Sequence[bytes], name: str, first: int) -> Iterator[list[str]]:
-    """The lines; where one is not UTF-8, those before it, and then the error."""
+def _decoded(lines: Sequence[bytes], name: str, first: int, strict: bool) -> Iterator[list[str]]:
+    """The lines; where one is not UTF-8 and that is an error, those before it, and then the error."""
     chunk: list[str] = []
     for number, line in enumerate(lines, first):
         try:
             chunk.append((line.removeprefix(UTF8_MARK) if number == 1 else line).decode("utf-8").removesuffix("\r"))
         except UnicodeDecodeError:
-            yield chunk
-            raise DataError(Problem(name, "the line is not UTF-8 text", Place(name, number))) from None
+            rule = "the line is not UTF-8 text"
+            if strict:
+                yield chunk
+                raise DataError(Problem(name, rule, Place(name, number), help="iconv -f latin1 -t utf-8")) from None
+            print(f"warning: {name}:{number}: {rule}: its translation is an empty line", file=sys.stderr)
+            chunk.append("")
     yield chunk
 
 

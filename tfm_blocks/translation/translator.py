@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tfm_blocks.data.layout import prompt
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Problem, RunError
-from tfm_blocks.language.causality import TARGET
+from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import read_network
+from tfm_blocks.runs.model import read_columns, read_network
 from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, plain
 from tfm_blocks.translation.coverage import with_coverage
 from tfm_blocks.translation.sampling import chooser
-from tfm_blocks.translation.search import EOS, PAD, Bounds, Hypothesis, one_by_one
+from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, Hypothesis, NotFiniteError, likeliest, one_by_one
 from tfm_blocks.translation.settings import LengthPenalty, Search
+from tfm_blocks.translation.tasks import Task, Text, batches_of, plain_texts, texts_of
 
 PENALTIES: dict[LengthPenalty, Callable[[float], Penalty]] = {"gnmt": gnmt, "plain": plain}
 
@@ -43,35 +45,55 @@ BLANK = Translation("", (), 0.0, 0.0)
 
 
 class Translator:
-    """Translates with a network that reads `src` and `tgt`, and a tokenizer with as many pieces as it; or RunError."""
+    """Translates with a network that reads `tgt`, and a tokenizer with as many pieces as it; or RunError.
 
-    def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
-        names = {put.name for put in network.spec.inputs}
-        if TARGET not in names:
+    `columns` are those of the text that it was trained on. `sources` names what a sentence consists of: the inputs of
+    the network beside the target; where it has none, as in a decoder-only model, the columns that one sequence begins
+    with.
+    """
+
+    def __init__(self, network: Network, tokenizer: Tokenizer, columns: Sequence[str] = ()) -> None:
+        inputs = network.spec.inputs
+        if TARGET not in names(inputs):
             rule = f"is not autoregressive: it does not read {TARGET}, what has been translated so far"
             raise RunError(Problem("model", rule, help="translate with a run whose model reads src and tgt"))
-        if names != {"src", TARGET}:
-            rule = f"translating needs the inputs src and {TARGET}, but the model reads {', '.join(sorted(names))}"
-            raise RunError(Problem("model.inputs", rule))
+        for one in inputs:
+            if not one.tokens:
+                rule = f"translating reads text, but the input {one.name} holds vectors"
+                raise RunError(Problem("model.inputs", rule, help="call the network itself, in Python"))
         if network.spec.sink.shape[-1] != tokenizer.size:
             rule = f"has {tokenizer.size} pieces, but the model {network.spec.sink.shape[-1]}"
             raise RunError(Problem("tokenizer", rule, help="take the tokenizer of the model's own run folder"))
         self.network = network
         self.tokenizer = tokenizer
+        self.inputs = tuple(names(network.spec.sources))
+        self.sources = self.inputs or tuple(name for name in columns or ("src", TARGET) if name != TARGET)
 
     @classmethod
-    def load(cls, run: str | Path, *, device: str = "cpu", plugins: Sequence[str] = ()) -> Translator:
-        """The translator of a run folder, with the plug-in modules that its model needs. Raises RunError."""
-        network = read_network(Path(run), plugins)
+    def load(
+        cls, run: str | Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | None = None
+    ) -> Translator:
+        """The translator of a run folder, with the plug-in modules that its model needs. Raises RunError.
+
+        `checkpoint` takes the weights of a validation in place of the finished ones: `last`, `best` or a step.
+        """
+        network = read_network(Path(run), plugins, checkpoint)
         tokenizer = Tokenizer.load(Path(run) / TOKENIZER)
         try:
             torch.zeros((), device=device).item()
-            return cls(network.to(device), tokenizer)
+            return cls(network.to(device), tokenizer, read_columns(Path(run)))
         except (RuntimeError, AssertionError) as error:  # torch's answers to a device that it does not have
             rule = f"{device!r} cannot be used: {str(error).splitlines()[0]}"
             raise RunError(Problem("device", rule, help="write cpu, or cuda where there is one")) from None
 
-    def translate(self, sentences: Iterable[str], *, batch_tokens: int = 4096, **settings: Any) -> list[str]:
+    def expect_sources(self) -> None:
+        """Raises RunError where there is nothing that a sentence could consist of."""
+        if not self.sources:
+            rule = "was trained on plain text, so it continues text and translates none"
+            help = "tfm generate RUN, or generate(prompts) in Python; tfm evaluate RUN --text FILE scores it"
+            raise RunError(Problem("model", rule, help=help))
+
+    def translate(self, sentences: Iterable[Text], *, batch_tokens: int = 4096, **settings: Any) -> list[str]:
         """The best translation of each sentence, in the order given; `settings` are those of Search, such as beam=4."""
         search = Search(**settings)
         if search.nbest > 1:
@@ -80,7 +102,7 @@ class Translator:
 
     def search(
         self,
-        sentences: Iterable[str],
+        sentences: Iterable[Text],
         search: Search,
         *,
         prefixes: Iterable[str] = (),
@@ -89,68 +111,112 @@ class Translator:
     ) -> list[list[Translation]]:
         """The nbest translations of each sentence, best first, in the order given; blank sentences stay blank.
 
-        `prefixes`, where given one for each sentence, begin the translations. A batch has about `batch_tokens` source
-        tokens over all hypotheses. Errors tell, and sampling draws by, numbers that count from `first_line`. Raises
-        DataError for a sentence beyond the known positions or a prefix beyond the most tokens, TypeError for what is no
-        text, ValueError for another number of prefixes.
+        A sentence is a text, or with several sources a mapping or a sequence of their texts. `prefixes`, where given
+        one for each sentence, begin the translations. A batch has about `batch_tokens` source tokens over all
+        hypotheses. Errors name sentences, and sampling draws by them, by numbers that count from `first_line`. Raises
+        DataError for a sentence beyond the known positions or a prefix beyond the most tokens, RunError where the
+        model's logits are not finite, TypeError for what is no text, ValueError for another number of prefixes.
         """
-        sentences, prefixes = _texts(sentences, "sentences"), _texts(prefixes, "prefixes")
-        if prefixes and len(prefixes) != len(sentences):
-            raise ValueError(f"there are {len(sentences)} sentences, but {len(prefixes)} prefixes")
-        src = self.tokenizer.encode_batch(sentences)
-        tgt = self.tokenizer.encode_batch(prefixes) if prefixes else [[] for _ in sentences]
-        self._expect_room(src, tgt, search, first_line)
-        rows = sorted((row for row, text in enumerate(sentences) if text.strip()), key=lambda row: len(src[row]))
-        done = [[BLANK] for _ in sentences]
+        self.expect_sources()
+        rows, begins = texts_of(sentences, self.sources), list(prefixes)
+        if begins and len(begins) != len(rows):
+            raise ValueError(f"there are {len(rows)} sentences, but {len(begins)} prefixes")
+        encoded = iter(self.tokenizer.encode_batch([text for row in rows for text in row]))
+        starts = self.tokenizer.encode_batch(plain_texts(begins, "prefixes")) if begins else [[]] * len(rows)
+        tasks = []
+        for place, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            ids = [next(encoded) for _ in row]
+            if any(text.strip() for text in row):
+                before = [BOS] if self.inputs else prompt(ids).tolist()
+                sources = [[*one, EOS] for one in ids] if self.inputs else []
+                tasks.append(Task(place, sources, before, start, sum(map(len, ids)) + len(ids)))
+        return self._run(tasks, len(rows), search, batch_tokens, first_line)
+
+    def generate(
+        self, prompts: Iterable[str], tokens: int, search: Search, *, batch_tokens: int = 4096, first_line: int = 1
+    ) -> list[list[Translation]]:
+        """The nbest continuations of each prompt, until eos or of at most `tokens`; the rest is as of `search`.
+
+        Raises RunError for a model that reads sources.
+        """
+        if self.inputs:
+            rule = f"reads {', '.join(self.inputs)} beside the target, so it translates and continues no text"
+            raise RunError(Problem("model", rule, help="tfm translate RUN"))
+        search = replace(search, longest=(0.0, tokens), max_tokens=tokens)
+        ids = self.tokenizer.encode_batch(plain_texts(list(prompts), "prompts"))
+        tasks = [Task(place, [], [BOS, *one], [], len(one) + 1) for place, one in enumerate(ids)]
+        return self._run(tasks, len(ids), search, batch_tokens, first_line)
+
+    def _run(
+        self, tasks: Sequence[Task], count: int, search: Search, batch_tokens: int, first_line: int
+    ) -> list[list[Translation]]:
+        for task in tasks:
+            self._expect_room(task, search, first_line)
+        done = [[BLANK] for _ in range(count)]
         with evaluating(self.network), packed(self.network):
-            for batch in _batches(rows, [len(one) + 1 for one in src], batch_tokens // search.beam):
-                numbers = [first_line + row for row in batch]
-                found = self._batch([src[row] for row in batch], [tgt[row] for row in batch], numbers, search)
-                for row, hypotheses in zip(batch, found, strict=True):
-                    done[row] = [self._translation(one, search) for one in hypotheses]
+            for batch in batches_of(tasks, batch_tokens // search.beam):
+                numbers = [first_line + task.place for task in batch]
+                try:
+                    found = self._batch(batch, numbers, search)
+                except NotFiniteError as error:
+                    raise _broken(numbers[error.sentence]) from None
+                for task, hypotheses in zip(batch, found, strict=True):
+                    done[task.place] = [self._translation(one, search) for one in hypotheses]
         return done
 
-    def _expect_room(
-        self, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]], search: Search, first_line: int
-    ) -> None:
-        known, most = self.network.longest("src").tokens, min(search.max_tokens, self.network.longest(TARGET).tokens)
-        for number, (sentence, prefix) in enumerate(zip(src, tgt, strict=True), first_line):
-            if len(sentence) + 1 > known:
-                rule = f"has {len(sentence) + 1} tokens with eos, and the model knows {known} positions"
+    def _room(self, task: Task) -> float:
+        """The most tokens of an output: the last of them is not read, and what stands before it takes positions too."""
+        return self.network.longest(TARGET).tokens - len(task.before) + 1
+
+    def _expect_room(self, task: Task, search: Search, first_line: int) -> None:
+        number = first_line + task.place
+        for name, ids in zip(self.inputs, task.sources, strict=True):
+            known = self.network.longest(name).tokens
+            if len(ids) > known:
+                rule = f"has {len(ids)} tokens with eos, and the model knows {known} positions"
                 raise DataError(Problem(f"sentence {number}", rule, help="split it"))
-            if len(prefix) + 1 > most:
-                rule = f"has {len(prefix) + 1} tokens with eos, and a translation at most {most}"
-                raise DataError(Problem(f"prefix {number}", rule, help="shorten it, or raise the most tokens"))
+        most = min(search.max_tokens, self._room(task))
+        if most < 1:
+            known = self.network.longest(TARGET).tokens
+            rule = f"has {len(task.before)} tokens, and the model knows {known} positions"
+            raise DataError(Problem(f"sentence {number}", rule, help="shorten it"))
+        if len(task.prefix) + 1 > most:
+            rule = f"has {len(task.prefix) + 1} tokens with eos, and a translation at most {most}"
+            raise DataError(Problem(f"prefix {number}", rule, help="shorten it, or raise the most tokens"))
 
-    def _batch(
-        self, src: Sequence[list[int]], tgt: Sequence[list[int]], numbers: Sequence[int], search: Search
-    ) -> list[list[Hypothesis]]:
-        sources = {"src": self._padded([[*ids, EOS] for ids in src])}
-        bounds = self._bounds(src, tgt, search)
+    def _batch(self, batch: Sequence[Task], numbers: Sequence[int], search: Search) -> list[list[Hypothesis]]:
+        columns = zip(*(task.sources for task in batch), strict=True)
+        sources = {name: self._padded(list(column)) for name, column in zip(self.inputs, columns, strict=False)}
+        bounds, before_BN = self._bounds(batch, search), self._padded([task.before for task in batch])
         if search.beam > 1:
-            return self._beam(sources, bounds, search)
-        if search.sampling:
-            choose = chooser(search.sampling, numbers, int(bounds.longest_B.max()))
-            return [[one] for one in one_by_one(self.network, sources, bounds, choose)]
-        return [[one] for one in one_by_one(self.network, sources, bounds)]
+            return self._beam(sources, bounds, search, before_BN)
+        choose = chooser(search.sampling, numbers, int(bounds.longest_B.max())) if search.sampling else likeliest
+        return [[one] for one in one_by_one(self.network, sources, bounds, choose, before_BN)]
 
-    def _beam(self, sources: dict[str, Tensor], bounds: Bounds, search: Search) -> list[list[Hypothesis]]:
-        penalty = PENALTIES[search.penalty](search.alpha)
+    def _beam(
+        self, sources: dict[str, Tensor], bounds: Bounds, search: Search, before_BN: Tensor
+    ) -> list[list[Hypothesis]]:
+        found = beam_search(
+            self.network,
+            sources,
+            bounds,
+            beam=search.beam,
+            penalty=PENALTIES[search.penalty](search.alpha),
+            nbest=search.beam if search.coverage else search.nbest,
+            patient=search.patient,
+            before_BN=before_BN,
+        )
         if not search.coverage:
-            return beam_search(self.network, sources, bounds, beam=search.beam, penalty=penalty, nbest=search.nbest)
-        found = beam_search(self.network, sources, bounds, beam=search.beam, penalty=penalty, nbest=search.beam)
+            return found
         covered = with_coverage(self.network, sources, found)
         return [sorted(one, key=lambda each: -_score(each, search))[: search.nbest] for one in covered]
 
-    def _bounds(self, src: Sequence[list[int]], tgt: Sequence[list[int]], search: Search) -> Bounds:
-        room = self.network.longest(TARGET).tokens
-        longest = [
-            int(min(max(search.most(len(ids) + 1), len(prefix) + 1), room))
-            for ids, prefix in zip(src, tgt, strict=True)
-        ]
+    def _bounds(self, batch: Sequence[Task], search: Search) -> Bounds:
+        longest = [int(min(max(search.most(task.tokens), len(task.prefix) + 1), self._room(task))) for task in batch]
         device = next(self.network.parameters()).device
-        shortest = [search.fewest(len(ids) + 1) for ids in src]
-        return Bounds(torch.tensor(shortest, device=device), torch.tensor(longest, device=device), self._padded(tgt))
+        shortest = [search.fewest(task.tokens) for task in batch]
+        prefix_BP = self._padded([task.prefix for task in batch])
+        return Bounds(torch.tensor(shortest, device=device), torch.tensor(longest, device=device), prefix_BP)
 
     def _padded(self, rows: Sequence[list[int]]) -> Tensor:
         width = max(map(len, rows))
@@ -161,27 +227,10 @@ class Translator:
         return Translation(self.tokenizer.decode(one.ids), tuple(one.ids), one.log_p, _score(one, search))
 
 
+def _broken(number: int) -> RunError:
+    help = "take the weights of an earlier validation, and leave out --precision bf16 if you gave it"
+    return RunError(Problem(f"sentence {number}", "the model's logits are not finite numbers", help=help))
+
+
 def _score(one: Hypothesis, search: Search) -> float:
     return one.log_p / PENALTIES[search.penalty](search.alpha)(one.length) + search.coverage * one.coverage
-
-
-def _texts(texts: Iterable[str], what: str) -> list[str]:
-    if isinstance(texts, str):
-        raise TypeError(f"{what} are a list of texts, not one string")
-    texts = list(texts)
-    for number, text in enumerate(texts, 1):
-        if not isinstance(text, str):
-            raise TypeError(f"{what} are texts, but number {number} is {type(text).__name__}")
-    return texts
-
-
-def _batches(order: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Rows from short to long, each batch at most `batch_tokens` with padding, or one row."""
-    batch: list[int] = []
-    for row in order:
-        if batch and (len(batch) + 1) * lengths[row] > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch

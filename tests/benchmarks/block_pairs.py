@@ -1,0 +1,244 @@
+"""What tests/benchmarks/blocks.py compares: each block with the layer of torch or of Hugging Face that it was tested with.
+
+A maker takes the width, the number of heads and the length, and gives a layer x_BND -> y_BND. What a library computes
+outside of its layer, such as rotary angles, is computed in every step, as ours is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    DeepseekV2Config,
+    DiffLlamaConfig,
+    Gemma2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Qwen2Config,
+    Qwen3Config,
+    T5Config,
+)
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention, DeepseekV2RotaryEmbedding
+from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
+from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2RMSNorm
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRotaryEmbedding
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+from transformers.models.qwen3_next import Qwen3NextConfig
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from tfm_blocks.network.build import build_network, check_model
+
+Layer = Callable[[Tensor], Tensor]
+Maker = Callable[[int, int, int], Layer]
+ROTARY = {"position": "rotary"}
+CAUSAL = {"mask": "causal"}
+PLAIN = {**CAUSAL, **ROTARY, "bias": False}
+RADIUS = 128  # of restricted attention
+
+
+def ours(block: str, **arguments: Any) -> Maker:
+    """A block as a model of its own, in training without dropout."""
+
+    def make(width: int, heads: int, n: int) -> Layer:
+        args = {"heads": heads, "d_ff": 4 * width, "r": RADIUS, "d_model": width}
+        graph = {"node": {"block": block, "in": "x", **arguments}}
+        network = build_network(check_model({"inputs": {"x": f"B N {width}"}, "args": args, "graph": graph}), seed=1)
+        return lambda x_BND: network.trunk_with_losses({"x": x_BND})[0]
+
+    return make
+
+
+def named(name: str) -> Callable[[Maker], Maker]:
+    """Gives a maker the name that the table prints."""
+
+    def give(maker: Maker) -> Maker:
+        maker.__doc__ = name
+        return maker
+
+    return give
+
+
+def rotary_attention(kind: type, config_kind: type, implementation: str = "sdpa", **options: Any) -> Maker:
+    """A causal attention of the Llama family, with its rotary angles."""
+
+    @named(f"transformers {kind.__name__} ({implementation})")
+    def make(width: int, heads: int, n: int) -> Layer:
+        sizes = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": heads}
+        config = config_kind(**{**sizes, "head_dim": width // heads, "attn_implementation": implementation, **options})
+        layer = kind(config, 0).train()
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter, std=width**-0.5)  # some are left as memory was
+        half = kind is GptOssAttention
+        angles = GptOssRotaryEmbedding(config) if half else LlamaRotaryEmbedding(LlamaConfig(**sizes))
+        positions_1N = torch.arange(n)[None]
+        past = None if implementation == "sdpa" else torch.zeros(n, n).masked_fill(future(n), -torch.inf)[None, None]
+        return lambda x: layer(x, position_embeddings=angles(x, positions_1N), attention_mask=past)[0]
+
+    return make
+
+
+def future(n: int) -> Tensor:
+    return torch.ones(n, n, dtype=torch.bool).triu(1)
+
+
+@named("torch MultiheadAttention")
+def multihead(width: int, heads: int, n: int) -> Layer:
+    layer = nn.MultiheadAttention(width, heads, batch_first=True)
+    return lambda x: layer(x, x, x, need_weights=False)[0]
+
+
+@named("torch MultiheadAttention, causal")
+def causal_multihead(width: int, heads: int, n: int) -> Layer:
+    layer, mask = nn.MultiheadAttention(width, heads, batch_first=True), future(n)
+    return lambda x: layer(x, x, x, need_weights=False, attn_mask=mask, is_causal=True)[0]
+
+
+@named("transformers DeepseekV2Attention (sdpa)")
+def deepseek(width: int, heads: int, n: int) -> Layer:
+    d = width // heads
+    config = DeepseekV2Config(
+        hidden_size=width, num_attention_heads=heads, num_key_value_heads=heads, q_lora_rank=None, kv_lora_rank=4 * d,
+        qk_nope_head_dim=d, qk_rope_head_dim=d // 2, v_head_dim=d, attn_implementation="sdpa",
+    )  # fmt: skip
+    layer, angles = DeepseekV2Attention(config, 0).train(), DeepseekV2RotaryEmbedding(config)
+    return lambda x: layer(x, attention_mask=None, position_embeddings=angles(x, torch.arange(n)[None]))[0]
+
+
+@named("transformers T5Attention")
+def t5(width: int, heads: int, n: int) -> Layer:
+    config = T5Config(
+        d_model=width, num_heads=heads, d_kv=width // heads, dropout_rate=0.0, attn_implementation="eager"
+    )
+    layer = T5Attention(config, has_relative_attention_bias=True).train()
+    return lambda x: layer(x)[0]
+
+
+@named("transformers MixtralSparseMoeBlock")
+def mixtral(width: int, heads: int, n: int) -> Layer:
+    config = MixtralConfig(
+        hidden_size=width, intermediate_size=4 * width, num_local_experts=4, num_experts_per_tok=2,
+        num_attention_heads=heads, router_jitter_noise=0.0,
+    )  # fmt: skip
+    layer = MixtralSparseMoeBlock(config).train()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=width**-0.5)
+    return lambda x: layer(x)[0].view_as(x)
+
+
+@named("transformers Qwen3NextGatedDeltaNet")
+def delta_net(width: int, heads: int, n: int) -> Layer:
+    K = width // heads
+    config = Qwen3NextConfig(
+        hidden_size=width, num_hidden_layers=1, linear_num_value_heads=heads, linear_num_key_heads=heads,
+        linear_key_head_dim=K, linear_value_head_dim=K, linear_conv_kernel_dim=4, layer_types=["linear_attention"],
+    )  # fmt: skip
+    return Qwen3NextGatedDeltaNet(config, 0).train()
+
+
+def recurrent(kind: type[nn.RNNBase]) -> Maker:
+    @named(f"torch {kind.__name__}")
+    def make(width: int, heads: int, n: int) -> Layer:
+        layer = kind(width, width, batch_first=True)
+        return lambda x: layer(x)[0]
+
+    return make
+
+
+def convolution(groups_of: int) -> Maker:
+    @named("torch Conv1d")
+    def make(width: int, heads: int, n: int) -> Layer:
+        layer = nn.Conv1d(width, width, 3, padding=1, groups=width if groups_of else 1)
+        return lambda x: layer(x.mT).mT
+
+    return make
+
+
+@named("torch Linear, ReLU, Linear")
+def feed_forward(width: int, heads: int, n: int) -> Layer:
+    return nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+
+
+@named("transformers LlamaMLP")
+def llama_mlp(width: int, heads: int, n: int) -> Layer:
+    return LlamaMLP(LlamaConfig(hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width))
+
+
+def norm(kind: type) -> Maker:
+    @named(f"{kind.__module__.split('.')[0]} {kind.__name__}")
+    def make(width: int, heads: int, n: int) -> Layer:
+        layer: Layer = kind(width)
+        return layer
+
+    return make
+
+
+LATENT = {
+    "d_latent": "4*(d_model//heads)",
+    "d_head": "d_model//heads",
+    "d_turned": "d_model//heads//2",
+    "d_value": "d_model//heads",
+}
+CAP = {"scores": {"block": "softcap", "cap": 50.0}}
+
+PAIRS: dict[str, tuple[Maker, Maker]] = {
+    "attention": (ours("attention"), multihead),
+    "attention, causal": (ours("attention", **CAUSAL), causal_multihead),
+    "attention, rotary": (ours("attention", **PLAIN), rotary_attention(LlamaAttention, LlamaConfig)),
+    "attention, grouped": (
+        ours("attention", **PLAIN, kv_heads=2),
+        rotary_attention(LlamaAttention, LlamaConfig, num_key_value_heads=2),
+    ),
+    "attention, softcap": (ours("attention", **PLAIN, **CAP), rotary_attention(Gemma2Attention, Gemma2Config, "eager")),
+    "attention, sink": (
+        ours("attention", **PLAIN, scores="sink"),
+        rotary_attention(GptOssAttention, GptOssConfig, "eager"),
+    ),
+    "attention, relative_bias": (ours("attention", bias=False, position="relative_bias"), t5),
+    "normed_attention": (ours("normed_attention", **PLAIN), rotary_attention(Qwen3Attention, Qwen3Config)),
+    "wide_normed_attention": (ours("wide_normed_attention", **PLAIN), rotary_attention(Olmo2Attention, Olmo2Config)),
+    "biased_attention": (
+        ours("biased_attention", **CAUSAL, **ROTARY),
+        rotary_attention(Qwen2Attention, Qwen2Config),
+    ),
+    "differential_attention": (
+        ours("differential_attention", **PLAIN, heads="heads//2"),
+        rotary_attention(DiffLlamaAttention, DiffLlamaConfig, "eager"),
+    ),
+    "latent_attention": (ours("latent_attention", **CAUSAL, **LATENT), deepseek),
+    "ffn": (ours("ffn"), feed_forward),
+    "gated_ffn": (ours("gated_ffn", bias=False), llama_mlp),
+    "gated_moe": (ours("gated_moe", experts=4), mixtral),
+    "layernorm": (ours("layernorm"), norm(nn.LayerNorm)),
+    "rmsnorm": (ours("rmsnorm"), norm(nn.RMSNorm)),
+    "unit_offset_rmsnorm": (ours("unit_offset_rmsnorm"), norm(Gemma2RMSNorm)),
+    "rnn": (ours("rnn", **CAUSAL), recurrent(nn.RNN)),
+    "gru": (ours("gru", **CAUSAL), recurrent(nn.GRU)),
+    "lstm": (ours("lstm", **CAUSAL), recurrent(nn.LSTM)),
+    "convolution": (ours("convolution", kernel_size=3), convolution(0)),
+    "depthwise_conv": (ours("depthwise_conv", kernel_size=3), convolution(1)),
+    "gated_delta_rule": (ours("gated_delta_rule"), delta_net),
+}
+
+LINEAR: dict[str, dict[str, Any]] = {
+    "rotary": {},
+    "restricted_attention": {},
+    "restricted_global_attention": {},
+    "dilated_attention": {},
+    "retention": {},
+    "gated_delta_rule": {},
+    "rnn": CAUSAL,
+    "gru": CAUSAL,
+    "lstm": CAUSAL,
+    "convolution": {"kernel_size": 3},
+    "depthwise_conv": {"kernel_size": 3},
+}

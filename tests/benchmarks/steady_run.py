@@ -1,0 +1,98 @@
+"""Resident memory and speed of a training run, or of a translation, from its beginning to its end.
+
+    python tests/benchmarks/steady_run.py train --until 1500 experiment=multi30k data.dir=PATH logger=csv
+    python tests/benchmarks/steady_run.py translate --until 20000 runs/NAME FILE
+
+The first is `python train.py` with what follows, stopped after that many steps; a row counts the target tokens and the time of
+optimizer steps, without validations. The second is `tfm translate RUN` with what follows FILE, whose lines it gets again and again; a row
+counts lines. A row has the resident size, the largest so far, and the speed since the row before by the clock and by processor time,
+which alone means something beside other work, with OMP_NUM_THREADS=1. The sizes of caches are those of the command, or of the
+environment: ONEDNN_PRIMITIVE_CACHE_CAPACITY=1024 LRU_CACHE_CAPACITY=1024 are those of torch itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import subprocess
+import sys
+import threading
+import time
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from tfm_blocks.data.text import read_lines
+from tfm_blocks.launch.memory import limit_primitive_caches
+
+ROOT = Path(__file__).parents[2]
+TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
+
+
+def show(place: str, process: int, amount: float, wall: float, cpu: float) -> None:
+    """One row, about `process`."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines)
+    now, peak = (int(status[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
+    speeds = f"{amount / wall:8,.1f} a second {amount / cpu:8,.1f} a processor second"
+    print(f"{place:>12}: {now:6,.0f} MiB, at most {peak:6,.0f} MiB, {speeds}", flush=True)
+
+
+def train(overrides: list[str], until: int, every: int) -> None:
+    """train.py in this process, with a clock around its training step."""
+    limit_primitive_caches()
+    from tfm_blocks.training.module import TrainingModule
+
+    step_of = TrainingModule.training_step
+    sums = [0.0, 0.0, 0.0]
+
+    def timed(module: TrainingModule, step: Any) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        step_of(module, step)
+        spent = (step.tokens, time.perf_counter() - wall, time.process_time() - cpu)
+        sums[:] = (total + new for total, new in zip(sums, spent, strict=True))
+        if module.global_step % every == 0:
+            show(f"{module.global_step:,} steps", os.getpid(), *sums)
+            sums[:] = 0.0, 0.0, 0.0
+        if module.global_step >= until:
+            os._exit(0)
+
+    TrainingModule.training_step = timed  # type: ignore[method-assign]
+    sys.argv = [str(ROOT / "train.py"), *overrides]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def translate(run: str, path: Path, options: list[str], until: int, every: int) -> None:
+    """`tfm translate` in a process of its own, watched from here."""
+    command = [sys.executable, "-m", "tfm_blocks", "translate", run, *options]
+    text = [f"{line}\n".encode() for line in read_lines(path, "FILE")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout
+        feeder = threading.Thread(target=feed, args=(process.stdin, islice(cycle(text), until)))
+        feeder.start()
+        wall, cpu = time.perf_counter(), 0.0
+        for count, _ in enumerate(process.stdout, 1):
+            if count % every == 0:
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+                now, used = time.perf_counter(), (int(fields[11]) + int(fields[12])) / TICKS
+                show(f"{count:,} lines", process.pid, every, now - wall, used - cpu)
+                wall, cpu = now, used
+        feeder.join()
+
+
+def feed(stdin: Any, lines: Any) -> None:
+    stdin.writelines(lines)
+    stdin.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=["train", "translate"])
+    parser.add_argument("--until", type=int, help="steps (1500) or lines (20000)")
+    parser.add_argument("--every", type=int, help="steps (500) or lines (2000)")
+    arguments, rest = parser.parse_known_args()
+    if arguments.mode == "train":
+        train(rest, arguments.until or 1500, arguments.every or 500)
+    else:
+        translate(rest[0], Path(rest[1]), rest[2:], arguments.until or 20_000, arguments.every or 2000)

@@ -1,0 +1,383 @@
+"""Attention blocks against Hugging Face's, and against loops where it has none."""
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    DeepseekV2Config,
+    DiffLlamaConfig,
+    Gemma2Config,
+    LlamaConfig,
+    Olmo2Config,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention, DeepseekV2RotaryEmbedding
+from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
+from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+import tfm_blocks.blocks  # noqa: F401
+from tests.blocks.test_attention import keep, started
+from tfm_blocks.blocks.attention import Attention
+from tfm_blocks.blocks.gated import GatedAttention
+from tfm_blocks.blocks.latent import LatentAttention, LatentQueryAttention
+from tfm_blocks.blocks.mixed_heads import DifferentialAttention, TalkingHeadsAttention
+from tfm_blocks.blocks.naive import NaiveAttention
+from tfm_blocks.blocks.prefix import PrefixAttention
+from tfm_blocks.blocks.projected import (
+    BiasedAttention,
+    NormedAttention,
+    TwoWidthAttention,
+    WideNormedAttention,
+)
+from tfm_blocks.blocks.relative import RelativeAttention
+from tfm_blocks.blocks.restricted import DilatedAttention, RestrictedAttention
+from tfm_blocks.blocks.restricted_global import RestrictedGlobalAttention
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.network.build import check_model
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.values import Part
+
+B, T, S, D, E, H = 2, 9, 7, 16, 12, 4
+WHOLE_BT = torch.ones(B, T, dtype=torch.bool)
+SIZES = {
+    "hidden_size": D,
+    "num_attention_heads": H,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "attn_implementation": "eager",
+}
+HF = {"heads": H, "kv_heads": 2, "d_head": 6, "mask": "causal", "bias": False, "position": Part("rotary")}
+
+
+def filled(module):
+    """Its linear maps started, and every other parameter drawn from a normal distribution."""
+    started(module)
+    for number, (name, parameter) in enumerate(module.named_parameters()):
+        if not name.endswith(("weight", "bias")) or parameter.ndim == 1:
+            nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
+    return module
+
+
+def copy_maps(own, reference):
+    """The maps of a Hugging Face attention, from ours."""
+    for name, part in zip("qkv", own.qkv.weight.split(own.qkv.parts), strict=True):
+        getattr(reference, f"{name}_proj").weight.copy_(part)
+    reference.o_proj.weight.copy_(own.out.weight)
+    return reference.eval()
+
+
+def past(radius=T):
+    distance_TT = torch.arange(T) - torch.arange(T)[:, None]
+    hidden_TT = (distance_TT > 0) | (distance_TT <= -radius)
+    return torch.zeros(T, T).masked_fill(hidden_TT, -torch.inf)[None, None]
+
+
+def of_reference(reference, x_BTD, radius=T):
+    config = LlamaConfig(**SIZES, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    turns = LlamaRotaryEmbedding(config)(x_BTD, torch.arange(T)[None])
+    return reference(x_BTD, position_embeddings=turns, attention_mask=past(radius))[0]
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_grouped_heads_with_rotary_positions_are_llamas():
+    own = started(Attention(D, None, **HF))
+    x_BTD = torch.randn(B, T, D)
+    reference = copy_maps(own, LlamaAttention(LlamaConfig(**SIZES), 0))
+    close(own(x_BTD, keep_BT=WHOLE_BT), of_reference(reference, x_BTD))
+
+
+@pytest.mark.parametrize("r", [None, 3])
+@torch.no_grad()
+def test_capped_scores_are_gemmas_in_whole_and_in_windows(r):
+    config = Gemma2Config(**SIZES, query_pre_attn_scalar=2, attn_logit_softcapping=0.5)
+    scores = Part("softcap", {"cap": 0.5, "beta": 2**-0.5})
+    own = started(RestrictedAttention(D, r=r, **HF, scores=scores) if r else Attention(D, None, **HF, scores=scores))
+    x_BTD = 3 * torch.randn(B, T, D)
+    reference = copy_maps(own, Gemma2Attention(config, 0))
+    close(own(x_BTD, keep_BT=WHOLE_BT), of_reference(reference, x_BTD, r or T))
+
+
+@torch.no_grad()
+def test_normed_queries_and_keys_are_those_of_qwen():
+    own = filled(NormedAttention(D, None, **HF))
+    reference = copy_maps(own, Qwen3Attention(Qwen3Config(**SIZES), 0))
+    for name in ("q_norm", "k_norm"):
+        getattr(reference, name).weight.copy_(getattr(own, name).weight)
+    x_BTD = torch.randn(B, T, D)
+    close(own(x_BTD, keep_BT=WHOLE_BT), of_reference(reference, x_BTD))
+
+
+@torch.no_grad()
+def test_a_sink_is_that_of_gpt_oss():
+    own = filled(Attention(D, None, heads=H, kv_heads=2, mask="causal", scores=Part("sink", {"heads": 99})))
+    x_BTD = torch.randn(B, T, D)
+    q, k, v = (part.unflatten(2, (-1, 4)).transpose(1, 2) for part in own.qkv(x_BTD).split(own.qkv.parts, 2))
+    module = SimpleNamespace(sinks=own.scores.weight, num_key_value_groups=2, training=False)
+    y_BTHK, w_BHTT = eager_attention_forward(module, q, k, v, past(), 0.5)
+    close(own(x_BTD, keep_BT=WHOLE_BT), own.out(y_BTHK.flatten(2)))
+    close(own.weights(x_BTD, keep_BT=WHOLE_BT), w_BHTT / w_BHTT.sum(3, keepdim=True))
+
+
+@torch.no_grad()
+def test_differential_attention_is_that_of_hugging_face():
+    config = DiffLlamaConfig(hidden_size=D, num_attention_heads=H, num_key_value_heads=H, attn_implementation="eager")
+    own = filled(DifferentialAttention(D, heads=H // 2, lambda_start=0.2, mask="causal", bias=False))
+    reference = copy_maps(own, DiffLlamaAttention(config, 0))
+    for name, vector_K in zip(("q1", "k1", "q2", "k2"), own.lambdas, strict=True):
+        getattr(reference, f"lambda_{name}").copy_(vector_K)
+    x_BTD = torch.randn(B, T, D)
+    still = torch.ones(1, T, 4), torch.zeros(1, T, 4)
+    expected = reference(x_BTD, position_embeddings=still, attention_mask=past())[0]
+    assert reference.groupnorm.eps == config.rms_norm_eps == 1e-5
+    close(own(x_BTD, keep_BT=WHOLE_BT), expected)
+
+
+@pytest.mark.parametrize("d_query", [None, 10])
+@torch.no_grad()
+def test_latent_attention_is_that_of_deepseek(d_query):
+    config = DeepseekV2Config(
+        hidden_size=D,
+        num_attention_heads=H,
+        num_key_value_heads=H,
+        q_lora_rank=d_query,
+        kv_lora_rank=6,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=3,
+        attn_implementation="eager",
+    )
+    reference = DeepseekV2Attention(config, 0).eval()
+    widths = {"d_latent": 6, "d_head": 8, "d_turned": 4, "d_value": 3}
+    kind, more = (LatentQueryAttention, {"d_query": d_query}) if d_query else (LatentAttention, {})
+    own = filled(kind(D, heads=H, mask="causal", **widths, **more))
+    names = {"down": "kv_a_proj_with_mqa", "norm": "kv_a_layernorm", "up": "kv_b_proj", "out": "o_proj", "q": "q_proj"}
+    if d_query:
+        names |= {"q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q": "q_b_proj"}
+    for ours, theirs in names.items():
+        getattr(reference, theirs).weight.copy_(getattr(own, ours).weight)
+    x_BTD = torch.randn(B, T, D)
+    turns = DeepseekV2RotaryEmbedding(config)(x_BTD, torch.arange(T)[None])
+    expected = reference(x_BTD, attention_mask=past(), position_embeddings=turns)[0]
+    close(own(x_BTD, keep_BT=WHOLE_BT), expected)
+
+
+@torch.no_grad()
+def test_a_gate_multiplies_what_the_heads_found():
+    own, plain = started(GatedAttention(D, None, heads=H)), Attention(D, None, heads=H)
+    plain.load_state_dict({name: value for name, value in own.state_dict().items() if "gate" not in name})
+    x_BTD, keep_BT = torch.randn(B, T, D), keep([9, 4], T)
+    found = []
+    plain.out.register_forward_pre_hook(lambda _, args: found.append(args[0]))
+    plain(x_BTD, keep_BT=keep_BT)
+    close(own(x_BTD, keep_BT=keep_BT), own.out(found[0] * torch.sigmoid(x_BTD @ own.gate.weight.T + own.gate.bias)))
+
+
+@torch.no_grad()
+def test_widths_of_keys_and_of_values_are_those_of_columns():
+    """H = V A with A = softargmax_β(Kᵀ Q): one head, vectors as columns."""
+    own = started(TwoWidthAttention(D, E, heads=1, d_head=5, d_value=3, scores=Part("softmax", {"beta": 0.7})))
+    x_BTD, kv_BSE = torch.randn(B, T, D), torch.randn(B, S, E)
+    Q, (K, V) = own.q(x_BTD).mT, (part.mT for part in own.kv(kv_BSE).split((5, 3), 2))
+    assert K.shape == (B, 5, S) and V.shape == (B, 3, S)
+    expected = V @ torch.softmax(0.7 * K.mT @ Q, 1)
+    given = own(x_BTD, kv_BSE, keep_BT=WHOLE_BT, keep_BS=torch.ones(B, S, dtype=torch.bool))
+    close(given, own.out(expected.mT))
+
+
+@pytest.mark.parametrize("mask", ["causal", None])
+@torch.no_grad()
+def test_the_loop_gives_what_attention_gives(mask):
+    fast = started(Attention(D, None, heads=H, mask=mask))
+    slow = NaiveAttention(D, None, heads=H, mask=mask)
+    slow.load_state_dict(fast.state_dict())
+    x_BTD, keep_BT = torch.randn(B, T, D), keep([9, 4], T)
+    for of in ("forward", "weights"):
+        found, expected = (getattr(one, of)(x_BTD, keep_BT=keep_BT) for one in (slow, fast))
+        close(found[keep_BT] if of == "forward" else found, expected[keep_BT] if of == "forward" else expected)
+
+
+@torch.no_grad()
+def test_talking_heads_mix_scores_and_weights():
+    own = filled(TalkingHeadsAttention(D, E, heads=H))
+    x_BTD, kv_BSE, keep_BS = torch.randn(B, T, D), torch.randn(B, S, E), keep([7, 3], S)
+    heads = slice(0, 4), slice(4, 8), slice(8, 12), slice(12, 16)
+    q_BTD, (k_BSD, v_BSD) = own.q(x_BTD), own.kv(kv_BSE).chunk(2, 2)
+    scores = [q_BTD[..., one] @ k_BSD[..., one].mT / 2 for one in heads]
+    mixed = [sum(own.mix_scores[to, of] * scores[of] for of in range(H)) for to in range(H)]
+    weights = [one.masked_fill(~keep_BS[:, None], -torch.inf).softmax(2) for one in mixed]
+    again = [sum(own.mix_weights[to, of] * weights[of] for of in range(H)) for to in range(H)]
+    expected = torch.cat([w_BTS @ v_BSD[..., one] for w_BTS, one in zip(again, heads, strict=True)], 2)
+    close(own(x_BTD, kv_BSE, keep_BT=WHOLE_BT, keep_BS=keep_BS), own.out(expected))
+
+
+@pytest.mark.parametrize("mask", ["causal", None])
+@torch.no_grad()
+def test_relative_positions_are_added_to_keys_and_values_of_each_pair(mask):
+    own = filled(RelativeAttention(D, heads=H, radius=2, mask=mask))
+    x_BTD = torch.randn(B, T, D)
+    q, k, v = (part.unflatten(2, (H, 4)) for part in own.qkv(x_BTD).chunk(3, 2))
+    expected = torch.zeros(B, T, H, 4)
+    for i in range(T):
+        near = [max(-2, min(2, j - i)) + 2 for j in range(i + 1 if mask else T)]
+        scores = [(q[:, i] * (k[:, j] + own.of_keys[one])).sum(2) / 2 for j, one in enumerate(near)]
+        shares = torch.stack(scores).softmax(0)
+        expected[:, i] = sum(
+            share[..., None] * (v[:, j] + own.of_values[one])
+            for j, (share, one) in enumerate(zip(shares, near, strict=True))
+        )
+    close(own(x_BTD, keep_BT=WHOLE_BT), own.out(expected.flatten(2)))
+
+
+@pytest.mark.parametrize("mask", ["causal", None])
+@pytest.mark.parametrize("position", ["alibi", "relative_bias"])
+@pytest.mark.parametrize("scores", ["softmax", "softcap", "sink"])
+@torch.no_grad()
+def test_a_window_has_the_scores_that_attention_has_there(mask, position, scores):
+    heads = {"heads": H}
+    given = {
+        "position": Part(position, heads),
+        "scores": Part(scores, heads if scores == "sink" else {}),
+        "kv_heads": 2,
+        "mask": mask,
+    }
+    dense, near = Attention(D, None, heads=H, **given), RestrictedAttention(D, heads=H, r=4, **given)
+    filled(dense)
+    if position == "relative_bias":
+        nn.init.normal_(dense.position.weight)
+    near.load_state_dict(dense.state_dict())
+    x_BTD, keep_BT = torch.randn(B, 150, D), keep([150, 60], 150)
+    distance_TT = torch.arange(150) - torch.arange(150)[:, None]
+    before, after = (3, 0) if mask else (2, 1)
+    far_TT = (distance_TT < -before) | (distance_TT > after)
+    hidden = torch.zeros(H, 150, 150).masked_fill(far_TT, -torch.inf)
+    expected = dense.eval()(x_BTD, None, hidden, keep_BT=keep_BT)
+    close(near.eval()(x_BTD, keep_BT=keep_BT)[keep_BT], expected[keep_BT])
+
+
+@pytest.mark.parametrize("mask", ["causal", None])
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+@torch.no_grad()
+def test_dilated_neighbours_lie_apart(mask, dilation):
+    position = Part("alibi", {"heads": H})
+    near = started(DilatedAttention(D, heads=H, r=4, dilation=dilation, mask=mask, position=position))
+    dense = Attention(D, None, heads=H, mask=mask, position=position).eval()
+    dense.load_state_dict(near.state_dict())
+    x_BTD, keep_BT = torch.randn(B, 151, D), keep([151, 60], 151)
+    before, after = (3, 0) if mask else (2, 1)
+    seen = torch.tensor([dilation * step for step in range(-before, after + 1)])
+    distance_TT = torch.arange(151) - torch.arange(151)[:, None]
+    hidden = torch.zeros(H, 151, 151).masked_fill(~torch.isin(distance_TT, seen), -torch.inf)
+    expected = dense(x_BTD, None, hidden, keep_BT=keep_BT)
+    close(near(x_BTD, keep_BT=keep_BT)[keep_BT], expected[keep_BT])
+
+
+@torch.no_grad()
+def test_queries_and_keys_normed_before_the_split_are_those_of_olmo():
+    own = filled(WideNormedAttention(D, None, **HF))
+    reference = copy_maps(own, Olmo2Attention(Olmo2Config(**SIZES), 0))
+    for name in ("q_norm", "k_norm"):
+        getattr(reference, name).weight.copy_(getattr(own, name).weight)
+    x_BTD = torch.randn(B, T, D)
+    close(own(x_BTD, keep_BT=WHOLE_BT), of_reference(reference, x_BTD))
+
+
+@torch.no_grad()
+def test_biases_of_queries_keys_and_values_alone_are_those_of_qwen_2():
+    own = started(BiasedAttention(D, None, **{key: value for key, value in HF.items() if key != "bias"}))
+    reference = copy_maps(own, Qwen2Attention(Qwen2Config(**SIZES), 0))
+    for name, part in zip("qkv", own.qkv.bias.split(own.qkv.parts), strict=True):
+        getattr(reference, f"{name}_proj").bias.copy_(part)
+    x_BTD = torch.randn(B, T, D)
+    assert own.out.bias is None and own.qkv.bias.abs().min() > 0
+    close(own(x_BTD, keep_BT=WHOLE_BT), of_reference(reference, x_BTD))
+
+
+@pytest.mark.parametrize("mask", ["causal", None])
+@pytest.mark.parametrize(("n", "first", "r"), [(9, 2, 4), (9, 20, 3), (150, 3, 7), (150, 1, 80)])
+@torch.no_grad()
+def test_the_first_positions_see_all_and_are_seen_by_all(mask, n, first, r):
+    near = started(RestrictedGlobalAttention(D, heads=H, r=r, first=first, mask=mask, position=Part("rotary")))
+    dense = Attention(D, None, heads=H, mask=mask, position=Part("rotary")).eval()
+    dense.load_state_dict(near.state_dict())
+    x_BTD, keep_BT = torch.randn(B, n, D), keep([n, n // 2], n)
+    place_T = torch.arange(n)
+    distance_TT = place_T - place_T[:, None]
+    before, after = (r - 1, 0) if mask else (r // 2, (r - 1) // 2)
+    seen_TT = (distance_TT >= -before) & (distance_TT <= after) | (place_T < first) | (place_T < first)[:, None]
+    hidden = torch.zeros(H, n, n).masked_fill(~seen_TT, -torch.inf)
+    expected = dense(x_BTD, None, hidden, keep_BT=keep_BT)
+    close(near(x_BTD, keep_BT=keep_BT)[keep_BT], expected[keep_BT])
+    w_BHTT = near.weights(x_BTD, keep_BT=keep_BT)
+    close(w_BHTT[0], dense.weights(x_BTD, None, hidden, keep_BT=keep_BT)[0])
+
+
+@torch.no_grad()
+def test_a_prefix_is_seen_by_all_of_what_follows_it():
+    """As one sequence of both, whose mask is full over the prefix and causal behind it."""
+    own = started(PrefixAttention(D, heads=H, kv_heads=2))
+    whole = Attention(D, None, heads=H, kv_heads=2).eval()
+    whole.qkv.weight.copy_(torch.cat((own.q.weight, own.kv.weight)))
+    whole.qkv.bias.copy_(torch.cat((own.q.bias, own.kv.bias)))
+    whole.out.load_state_dict(own.out.state_dict())
+    x_BTD, prefix_BSD, keep_BS = torch.randn(B, T, D), torch.randn(B, S, D), keep([7, 4], S)
+    hidden = torch.zeros(S + T, S + T).masked_fill(torch.ones(S + T, S + T).triu(1) > 0, -torch.inf)
+    hidden[:, :S] = 0
+    both_BN = torch.cat((keep_BS, WHOLE_BT), 1)
+    given = torch.cat((prefix_BSD, x_BTD), 1), None, hidden.expand(H, -1, -1)
+    found = own(x_BTD, prefix_BSD, keep_BT=WHOLE_BT, keep_BS=keep_BS)
+    close(found, whole(*given, keep_BT=both_BN)[:, S:])
+    w_BHTN = own.weights(x_BTD, prefix_BSD, keep_BT=WHOLE_BT, keep_BS=keep_BS)
+    close(w_BHTN, whole.weights(*given, keep_BT=both_BN)[:, :, S:])
+
+
+LOOKING = sorted(
+    name for name, info in REGISTRY.blocks.items() if hasattr(info.cls, "weights") and name != "prefix_attention"
+)
+WIDE = {"heads": 2, "r": 3, "d_head": 5, "d_value": 7, "d_latent": 6, "d_turned": 4, "d_query": 3}
+
+
+@pytest.mark.parametrize("name", LOOKING)
+@torch.no_grad()
+def test_the_rows_of_weights_add_up_to_one_and_leave_padding_out(name):
+    info = REGISTRY.blocks[name]
+    required = {one.name: WIDE[one.name] for one in info.arguments.values() if one.required}
+    own = filled(info.cls(*([D, None][: len(info.sizes)]), **required)).eval()
+    w_BHTT = own.weights(torch.randn(B, T, D), keep_BT=keep([9, 4], T))
+    torch.testing.assert_close(w_BHTT[0].sum(2), torch.ones(w_BHTT.shape[1:3]))
+    assert not w_BHTT[1, :, :4, 4:].any()
+
+
+def test_no_constructor_takes_more_than_ten_values():
+    for name, info in REGISTRY.blocks.items():
+        assert len(inspect.signature(info.cls).parameters) <= 10, name
+
+
+def test_attention_to_few_keys_by_many_heads_is_scaled_dot_product_attention_of_repeated_keys():
+    own = started(Attention(D, E, heads=H, kv_heads=1))
+    x_BTD, kv_BSE = torch.randn(B, T, D), torch.randn(B, S, E)
+    q_BHTK = own.q(x_BTD).unflatten(2, (H, 4)).transpose(1, 2)
+    k_BHSK, v_BHSK = (part[:, None].repeat(1, H, 1, 1) for part in own.kv(kv_BSE).chunk(2, 2))
+    expected = F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK).transpose(1, 2).flatten(2)
+    close(own(x_BTD, kv_BSE, keep_BT=WHOLE_BT, keep_BS=torch.ones(B, S, dtype=torch.bool)), own.out(expected))
+
+
+def test_heads_whose_width_is_given_need_not_divide_the_models():
+    model = {"inputs": {"x": "B T 16"}, "graph": {"node": {"block": "attention", "in": "x", "heads": 3}}}
+    with pytest.raises(ConfigError, match="the width must split evenly into heads"):
+        check_model(model)
+    model["graph"]["node"]["d_head"] = 5
+    assert check_model(model).sink.shape[2] == 16

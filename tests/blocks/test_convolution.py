@@ -1,0 +1,68 @@
+"""Convolution over positions against torch's own."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tfm_blocks.blocks.convolution import Convolution
+
+B, T, D = 3, 9, 4
+KEEP_BT = torch.arange(T) < torch.tensor([9, 5, 1])[:, None]
+sizes = pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (4, 1), (3, 2), (2, 4)])
+
+
+def started(kernel, dilation, mask):
+    own = Convolution(D, kernel_size=kernel, dilation=dilation, mask=mask)
+    for parameter in own.parameters():
+        nn.init.normal_(parameter)
+    return own
+
+
+def torchs(own, x_BTD, before, after, dilation):
+    """torch's convolution of a sequence with so many zeros around it."""
+    weight = own.map.weight.view(D, D, -1)
+    return F.conv1d(F.pad(x_BTD.mT, (before, after)), weight, own.map.bias, dilation=dilation).mT
+
+
+@sizes
+@torch.no_grad()
+def test_causal_convolution_equals_torchs_with_zeros_before(kernel, dilation):
+    own = started(kernel, dilation, "causal")
+    x_BTD = torch.randn(B, T, D)
+    expected = torchs(own, x_BTD, (kernel - 1) * dilation, 0, dilation)
+    torch.testing.assert_close(own(x_BTD, keep_BT=KEEP_BT)[KEEP_BT], expected[KEEP_BT])
+
+
+@sizes
+@torch.no_grad()
+def test_centred_convolution_of_each_sentence_equals_torchs_without_its_padding(kernel, dilation):
+    own = started(kernel, dilation, None)
+    x_BTD = torch.randn(B, T, D)
+    found = own(x_BTD, keep_BT=KEEP_BT)
+    for row, keep_T in enumerate(KEEP_BT):
+        alone_1ND = x_BTD[row : row + 1, keep_T]
+        before, after = kernel // 2 * dilation, (kernel - 1) // 2 * dilation
+        expected = torchs(own, alone_1ND, before, after, dilation)
+        torch.testing.assert_close(found[row : row + 1, keep_T], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", ["causal", None])
+@torch.no_grad()
+def test_padding_in_the_middle_is_left_out(mask):
+    own = started(3, 1, mask)
+    x_BTD, keep_BT = torch.randn(1, 5, D), torch.tensor([[True, False, True, False, True]])
+    found = own(x_BTD, keep_BT=keep_BT, trailing_T=False)
+    alone = own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool))
+    torch.testing.assert_close(found[:, ::2], alone)
+
+
+@torch.no_grad()
+def test_it_takes_the_weights_of_torchs_layer():
+    reference = nn.Conv1d(D, D, 3, padding=1)
+    own = Convolution(D, kernel_size=3)
+    own.map.weight.copy_(reference.weight.flatten(1))
+    own.map.bias.copy_(reference.bias)
+    x_BTD = torch.randn(B, T, D)
+    found = own(x_BTD, keep_BT=torch.ones(B, T, dtype=torch.bool))
+    torch.testing.assert_close(found, reference(x_BTD.mT).mT)

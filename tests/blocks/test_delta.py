@@ -1,0 +1,112 @@
+"""The gated delta rule against Hugging Face's Qwen3-Next and against a naive loop."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.qwen3_next import Qwen3NextConfig
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+
+from tests.decoding import check_long_prefix
+from tfm_blocks.blocks.delta import GatedDeltaRule, correct
+from tfm_blocks.blocks.parts.decay import by_chunks
+
+B, D, H = 2, 24, 3
+K = D // H
+
+
+def started():
+    own = GatedDeltaRule(D, heads=H)
+    for index, (name, parameter) in enumerate(own.named_parameters()):
+        if "." in name:
+            nn.init.normal_(parameter, std=D**-0.5)
+        else:
+            with torch.no_grad():
+                own.initialise(name, torch.Generator().manual_seed(index))
+    return own
+
+
+def qwens(own):
+    """Hugging Face's layer with our weights; there the maps of a head lie side by side."""
+    config = Qwen3NextConfig(
+        hidden_size=D,
+        num_hidden_layers=1,
+        linear_num_value_heads=H,
+        linear_num_key_heads=H,
+        linear_key_head_dim=K,
+        linear_value_head_dim=K,
+        linear_conv_kernel_dim=own.kernel_size,
+        layer_types=["linear_attention"],
+    )
+    reference = Qwen3NextGatedDeltaNet(config, 0)
+    maps = torch.cat([own.qkv.weight, own.gate.weight]).view(4, H, K, D).transpose(0, 1)
+    weights = {
+        "in_proj_qkvz.weight": maps.reshape(4 * D, D),
+        "in_proj_ba.weight": own.rates.weight.view(2, H, D).transpose(0, 1).reshape(2 * H, D),
+        "conv1d.weight": own.near[:, None],
+        "A_log": own.fade,
+        "dt_bias": own.fade_bias,
+        "norm.weight": own.gain,
+        "out_proj.weight": own.out.weight,
+    }
+    reference.load_state_dict(weights)
+    return reference
+
+
+@pytest.mark.parametrize("length", [1, 5, 64, 150])
+@torch.no_grad()
+def test_outputs_equal_those_of_qwen3_next(length):
+    own = started()
+    x_BTD = torch.randn(B, length, D)
+    found = own(x_BTD, keep_BT=torch.ones(B, length, dtype=torch.bool))
+    torch.testing.assert_close(found, qwens(own)(x_BTD), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_chunks_equal_the_rule_one_position_at_a_time():
+    q, k, v = torch.randn(3, B, H, 150, K, dtype=torch.float64)
+    k = k / k.norm(dim=3, keepdim=True)
+    share, log_rate = torch.rand(B, H, 150).double(), -torch.rand(B, H, 150).double()
+    memory = torch.randn(B, H, K, K, dtype=torch.float64)
+    found, after = by_chunks(correct, memory, q, k, v, share, log_rate)
+    for t in range(150):
+        memory = memory * log_rate[:, :, t, None, None].exp()
+        known = torch.einsum("bhk,bhkv->bhv", k[:, :, t], memory)
+        new = share[:, :, t, None] * (v[:, :, t] - known)
+        memory = memory + torch.einsum("bhk,bhv->bhkv", k[:, :, t], new)
+        torch.testing.assert_close(found[:, :, t], torch.einsum("bhk,bhkv->bhv", q[:, :, t], memory))
+    torch.testing.assert_close(after, memory)
+
+
+@torch.no_grad()
+def test_steps_after_a_long_prefix_equal_the_forward():
+    check_long_prefix(started().double(), torch.randn(B, 140, D, dtype=torch.float64), first=130)
+
+
+@torch.no_grad()
+def test_padding_in_the_middle_is_left_out():
+    own = started()
+    x_BTD, keep_BT = torch.randn(1, 5, D), torch.tensor([[True, False, True, False, True]])
+    found = own(x_BTD, keep_BT=keep_BT, trailing_T=False)
+    torch.testing.assert_close(found[:, ::2], own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool)))
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_bfloat16_stays_near_float32(autocast):
+    own = started()
+    x_BTD, keep_BT = torch.randn(B, 100, D), torch.ones(B, 100, dtype=torch.bool)
+    expected = own(x_BTD, keep_BT=keep_BT)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        model, x = (own, x_BTD) if autocast else (own.bfloat16(), x_BTD.bfloat16())
+        found = model(x, keep_BT=keep_BT)
+    found.float().sum().backward()
+    assert found.dtype == torch.bfloat16 and (found - expected).norm() < 0.05 * expected.norm()
+
+
+def test_a_head_starts_with_a_memory_of_its_own():
+    own = GatedDeltaRule(64, heads=8)
+    with torch.no_grad():
+        for name in ("fade", "fade_bias"):
+            own.initialise(name, torch.Generator().manual_seed(1))
+    step_H = nn.functional.softplus(own.fade_bias)
+    assert step_H.min() >= 0.001 and step_H.max() <= 0.1 and own.fade.exp().min() >= 1
+    assert len(torch.exp(-own.fade.exp() * step_H).unique()) == 8

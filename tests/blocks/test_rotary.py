@@ -1,0 +1,74 @@
+"""Rotary positions against Hugging Face's functions."""
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from tfm_blocks.blocks.rotary import Llama3Rotary, Rotary, Yarn
+
+K, N = 32, 200
+SCALED = {"factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def config(**rope):
+    rope = {"rope_type": "default", "rope_theta": 500.0, **rope}
+    return LlamaConfig(hidden_size=4 * K, num_attention_heads=4, max_position_embeddings=256, rope_parameters=rope)
+
+
+@pytest.mark.parametrize(
+    ("own", "rope"),
+    [
+        (Rotary(K, base=500.0), {}),
+        (Rotary(K, base=500.0, factor=4.0), {"rope_type": "linear", "factor": 4.0}),
+        (Yarn(K, base=500.0, factor=4.0, trained_length=64), {"rope_type": "yarn", **SCALED}),
+        (
+            Llama3Rotary(K, base=500.0, factor=4.0, trained_length=64),
+            {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **SCALED},
+        ),
+    ],
+    ids=["plain", "linear", "yarn", "llama3"],
+)
+def test_queries_and_keys_are_turned_as_llamas_are(own, rope):
+    q_BHNK, k_BHNK = torch.randn(2, 4, N, K), torch.randn(2, 4, N, K)
+    positions_N = torch.arange(N)
+    cos, sin = LlamaRotaryEmbedding(config(**rope))(q_BHNK, positions_N[None])
+    expected = apply_rotary_pos_emb(q_BHNK, k_BHNK, cos, sin)
+    for found, one in zip((own.turn(q_BHNK, positions_N), own.turn(k_BHNK, positions_N)), expected, strict=True):
+        torch.testing.assert_close(found, one, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_the_yarn_of_a_part_of_the_width_has_hugging_faces_frequencies(share):
+    own = Yarn(K, base=500.0, share=share, factor=4.0, trained_length=64)
+    given = config(rope_type="yarn", partial_rotary_factor=share, **SCALED)
+    expected_I, gain = ROPE_INIT_FUNCTIONS["yarn"](given, torch.device("cpu"))
+    torch.testing.assert_close(own.frequencies(torch.device("cpu")), expected_I)
+    assert own.gain == pytest.approx(gain)
+
+
+def test_neighbours_are_turned_as_complex_numbers_are():
+    own, x_BND = Rotary(8, layout="pairs", base=100.0), torch.randn(2, 5, 8)
+    angle_NI = torch.arange(5.0)[:, None] * 100.0 ** -(torch.arange(0, 8, 2) / 8)
+    expected = torch.view_as_complex(x_BND.unflatten(2, (4, 2))) * torch.polar(torch.ones(5, 4), angle_NI)
+    torch.testing.assert_close(own(x_BND), torch.view_as_real(expected).flatten(2))
+
+
+def test_what_lies_beyond_the_share_stays_as_it_is():
+    own, x_BND = Rotary(16, share=0.25), torch.randn(2, 5, 16)
+    assert torch.equal(own(x_BND)[..., 4:], x_BND[..., 4:])
+    torch.testing.assert_close(own(x_BND)[..., :4], Rotary(4)(x_BND[..., :4]))
+
+
+@pytest.mark.parametrize("layout", ["halves", "pairs"])
+def test_products_depend_on_the_distance_alone(layout):
+    own, q_K, k_K = Rotary(8, layout=layout), torch.randn(8), torch.randn(8)
+    q_NK, k_NK = (own.turn(one.expand(9, 8), torch.arange(9)) for one in (q_K, k_K))
+    products_NN = q_NK @ k_NK.T
+    torch.testing.assert_close(products_NN[1:, 1:], products_NN[:-1, :-1], rtol=1e-4, atol=1e-5)
+
+
+def test_an_odd_number_of_turning_numbers_is_refused():
+    with pytest.raises(ValueError, match="share · 10 is 5: it must be even"):
+        Rotary(10, share=0.5)

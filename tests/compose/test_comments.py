@@ -1,0 +1,43 @@
+"""Comments of YAML files."""
+
+from tfm_blocks.compose.comments import Comment, comments_of, lay_over
+
+TEXT = """\
+# @package _global_
+# about the file
+# in two lines
+first: 1   # beside # it
+# above
+second: {a: 'x # no comment', b: [1, 2]}   # beside a mapping
+third:  # beside a block
+  inner: ${first}
+
+  # above the last
+  last:  # of nothing
+"""
+
+
+def test_comments_are_found_above_beside_and_on_top():
+    assert comments_of(TEXT, ("group",)) == {
+        ("group",): Comment(("about the file", "in two lines")),
+        ("group", "first"): Comment((), "beside # it"),
+        ("group", "second"): Comment(("above",), "beside a mapping"),
+        ("group", "second", "a"): Comment(),
+        ("group", "second", "b"): Comment(),
+        ("group", "third"): Comment((), "beside a block"),
+        ("group", "third", "inner"): Comment(),
+        ("group", "third", "last"): Comment(("above the last",), "of nothing"),
+    }
+
+
+def test_a_file_without_keys_has_the_comment_it_begins_with():
+    assert comments_of("# nothing\n") == {(): Comment(("nothing",))}
+    assert comments_of("# nothing\n{}\n") == {(): Comment(("nothing",))}
+
+
+def test_a_file_that_says_nothing_leaves_the_comment_of_what_it_inherits():
+    below = {("a",): Comment(("above",), "beside"), ("b",): Comment((), "kept")}
+    assert lay_over(below, {("a",): Comment((), "better"), ("b",): Comment()}) == {
+        ("a",): Comment(("above",), "better"),
+        ("b",): Comment((), "kept"),
+    }

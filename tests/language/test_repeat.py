@@ -1,0 +1,141 @@
+"""Stacks, one layer applied many times, copies side by side, parallels, changes of single layers, args of layers."""
+
+import pytest
+
+from tests.language.test_expand import spec_of
+from tests.language.test_read import problems
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.network.build import build_network, check_model
+
+BOTH = "{join: sum, parallel: {attn: {block: attention}, ffn: {block: ffn}}}"
+PARALLEL = [
+    "model.graph.encoder.layer.attn=null",
+    "model.graph.encoder.layer.ffn=null",
+    f"model.graph.encoder.layer.both={BOTH}",
+]
+
+
+def network_of(overrides, model="tiny"):
+    composed = compose_model(model, ["d_model=16", "d_ff=24", "heads=2", "vocab=30", *overrides])
+    return build_network(check_model(composed.model, composed.sources), seed=1)
+
+
+def weights(network):
+    return {name for name, _ in network.named_parameters()}
+
+
+def test_shared_layers_have_one_copy_of_the_weights_at_the_first():
+    shared = "model.graph.encoder.repeat={times: ${layers}, share: true}"
+    six, one = (weights(network_of([f"layers={layers}", shared, "model.graph.decoder.repeat=1"])) for layers in (6, 1))
+    assert six == one
+    assert {name.split(".")[1] for name in six if name.startswith("encoder.")} == {"0"}
+
+
+@pytest.mark.parametrize("add_norm", ["pre", "post"])
+def test_shared_layers_run_as_often_as_they_say(add_norm):
+    spec = spec_of(["model.graph.encoder.repeat={times: 3, share: true}", f"model.add_norm={add_norm}"])
+    owners = {node.address: node.owner for node in spec.nodes if node.address.endswith(".attn")}
+    assert owners == {f"encoder.{layer}.attn": "encoder.0.attn" for layer in range(3)}
+
+
+def test_copies_side_by_side_read_the_same_and_have_weights_of_their_own():
+    ffn = "model.graph.encoder.layer.ffn={block: null, repeat: 3, join: gate, layer: {inner: {block: ffn}}}"
+    nodes = {node.address: node for node in spec_of(["layers=1", ffn]).nodes}
+    copies = [f"encoder.0.ffn.{copy}.inner" for copy in range(3)]
+    assert all(nodes[copy].reads == {"x": ("encoder.0.attn",)} for copy in copies)
+    assert nodes["encoder.0.ffn"].reads == {"x": ("encoder.0.attn",), "ys": tuple(copies)}
+    names = weights(network_of(["layers=1", ffn]))
+    assert {f"{copy}.block.inner.weight" for copy in copies} < names and "encoder.0.ffn.block.map.weight" in names
+
+
+def test_copies_can_differ_by_their_index():
+    layer = "{inner: {block: ffn, d_ff: '8*(i+1)'}}"
+    ffn = f"model.graph.encoder.layer.ffn={{block: null, repeat: 3, join: mean, layer: {layer}}}"
+    widths = [node.arguments["d_ff"] for node in spec_of(["layers=1", ffn]).nodes if node.address.endswith("inner")]
+    assert widths == [8, 16, 24]
+
+
+def test_a_pre_norm_parallel_normalises_once_and_adds_once():
+    nodes = {node.address: node for node in spec_of(["layers=1", *PARALLEL], "prenorm").nodes}
+    assert nodes["encoder.0.both.pre"].reads == {"x": ("src_pos",)}
+    for branch in ("attn", "ffn"):
+        node = nodes[f"encoder.0.both.{branch}"]
+        assert node.reads == {"x": ("encoder.0.both.pre",)} and not node.pre and not node.post
+    join = nodes["encoder.0.both"]
+    assert join.residual == "src_pos" and [step.kind for step in join.post] == ["dropout", "add"]
+
+
+def test_the_weights_of_a_parallel_live_within_it():
+    names = {name for name in weights(network_of(["layers=1", *PARALLEL], "prenorm")) if "both" in name}
+    assert {name.rsplit(".", 1)[0] for name in names} == {
+        "encoder.0.both.pre.norm", "encoder.0.both.attn.block.qkv", "encoder.0.both.attn.block.out",
+        "encoder.0.both.ffn.block.inner", "encoder.0.both.ffn.block.out",
+    }  # fmt: skip
+    post = {name for name in weights(network_of(["layers=1", *PARALLEL])) if "both" in name and "norm" in name}
+    assert post == {"encoder.0.both.post.norm.weight", "encoder.0.both.post.norm.bias"}
+
+
+def test_the_weights_of_an_inline_node_live_under_its_port():
+    network = network_of(["layers=1", "model.graph.decoder.layer.cross.kv={block: ffn, in: encoder, add_norm: none}"])
+    assert "decoder.0.cross.in_kv.block.inner.weight" in weights(network)
+
+
+def test_a_branch_sets_an_add_norm_of_its_own_within_a_parallel():
+    parallel = "model.graph.encoder.layer.both.parallel.ffn.add_norm=post"
+    nodes = {node.address: node for node in spec_of(["layers=1", *PARALLEL, parallel]).nodes}
+    assert [step.kind for step in nodes["encoder.0.both.ffn"].post] == ["dropout", "add", "norm"]
+
+
+def test_at_changes_layers_from_either_end():
+    changes = "{0: {ffn: {d_ff: '2*d_model'}}, -1: {ffn: null}}"
+    spec = spec_of(["layers=3", "d_model=128", "d_ff=64", f"model.graph.encoder.at={changes}"])
+    widths = {
+        node.address: node.arguments["d_ff"]
+        for node in spec.nodes
+        if node.address.startswith("encoder") and node.block == "ffn"
+    }
+    assert widths == {"encoder.0.ffn": 256, "encoder.1.ffn": 64}
+
+
+def test_at_reaches_into_what_the_layer_has():
+    spec = spec_of(["layers=2", "model.graph.encoder.at={1: {attn: {heads: 8}}}"])
+    heads = [node.arguments["heads"] for node in spec.nodes if node.address.endswith(".attn")]
+    assert heads == [4, 8]
+
+
+def test_args_of_a_stack_serve_its_layers_and_the_norm_at_its_end():
+    spec = spec_of(["layers=2", "model.graph.encoder.args={norm: rmsnorm, heads: 2}"], "prenorm")
+    norms = {node.address: {step.block for step in (*node.pre, *node.post) if step.block} for node in spec.nodes}
+    assert norms["encoder.0.attn"] == norms["encoder.last"] == {"rmsnorm"}
+    assert norms["decoder.0.self"] == norms["decoder.last"] == {"layernorm"}
+
+
+def test_args_of_a_parallel_serve_its_branches_and_its_own_steps():
+    args = "model.graph.encoder.layer.both.args={norm: rmsnorm, dropout: 0.25, heads: 2}"
+    nodes = {node.address: node for node in spec_of(["layers=1", *PARALLEL, args]).nodes}
+    assert nodes["encoder.0.both.attn"].arguments["heads"] == 2
+    assert [(step.value, step.block) for step in nodes["encoder.0.both"].post] == [
+        (0.25, ""),
+        (1.0, ""),
+        (0.0, "rmsnorm"),
+    ]
+
+
+def test_a_stack_in_a_stack_has_no_norm_at_its_end():
+    inner = "{repeat: 2, layer: {f: {block: ffn}}}"
+    addresses = [
+        node.address for node in spec_of(["layers=1", f"model.graph.encoder.layer.more={inner}"], "prenorm").nodes
+    ]
+    assert "encoder.last" in addresses and "encoder.0.more.last" not in addresses
+
+
+def test_what_has_nothing_to_read_is_told_once():
+    (problem,) = problems(
+        [
+            "model.graph.src_emb=null",
+            "model.graph.src_pos=null",
+            "model.graph.tgt_emb={same: null, block: embedding}",
+            "model.graph.logits.tie=null",
+        ]
+    )
+    assert problem.address == "model.graph.encoder" and problem.help == "in: src"

@@ -1,0 +1,47 @@
+"""A sweep is checked whole before its first job."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfm_blocks.cli import main
+from tfm_blocks.compose.sweep import combinations, parts_of
+from tfm_blocks.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_jobs_are_every_combination_in_hydras_order():
+    jobs = combinations(parts_of(["heads=2,4", "seed=1", "model.add_norm=pre,post"], None))
+    assert jobs == [
+        [f"heads={heads}", "seed=1", f"model.add_norm={add_norm}"] for heads in (2, 4) for add_norm in ("pre", "post")
+    ]
+
+
+def test_an_interval_has_no_list_of_jobs():
+    with pytest.raises(ConfigError, match=r"schedule\.scale: is an interval from 0\.1 to 2"):
+        combinations(parts_of(["schedule.scale=interval(0.1,2)"], None))
+
+
+def test_check_tells_the_parameters_of_each_job_and_what_to_leave_out(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["check", "tiny,prenorm", "-m", "heads=2,7", "layers=1", "d_model=64"])
+    out, err = capsys.readouterr()
+    assert left.value.code == 2
+    assert out.count("fine") == 2 and out.count("D % heads == 0") == 2
+    assert err.startswith("error: sweep: 2 of 4 jobs cannot start") and "help: leave out heads=7" in err
+
+
+def test_a_sweep_whose_jobs_can_all_start_is_fine(capsys):
+    main(["check", "tiny", "-m", "heads=2,4", "layers=1"])
+    assert capsys.readouterr().out.count("fine") == 2
+
+
+def test_no_job_of_a_sweep_starts_where_one_cannot(tmp_path):
+    command = [sys.executable, str(ROOT / "train.py"), "-m", "heads=4,7", "trainer.steps=1", "logger=csv"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "1 of 2 jobs cannot start" in done.stderr and "leave out heads=7" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,58 @@
+"""debug=fast and debug=overfit, as people type them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_train import ROOT
+
+
+def train(folder: Path, *overrides: str) -> Path:
+    """The run folder."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "TFM_BLOCKS"))}
+    environment |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
+    (folder / "tmp").mkdir()
+    command = [sys.executable, str(ROOT / "train.py"), "name=run", "trainer.accelerator=cpu", *overrides]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "run"
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("experiment", ["multi30k", None])
+def test_fast_does_five_steps_of_everything_and_leaves_no_cache(tmp_path: Path, experiment: str | None) -> None:
+    asked = []
+    if experiment:
+        for split in ("train", "val", "test_2016_flickr"):
+            for side, line in (("en", "a red house number {}"), ("de", "ein rotes Haus Nummer {}")):
+                text = "".join(f"{line.format(number)}\n" for number in range(100))
+                (tmp_path / f"{split}.{side}").write_text(text)
+        asked += [f"experiment={experiment}", f"data.dir={tmp_path}", "++data.train={src: train.en, tgt: train.de}",
+                  "++data.val={src: val.en, tgt: val.de}",
+                  "++data.test={src: test_2016_flickr.en, tgt: test_2016_flickr.de}"]  # fmt: skip
+    run = train(tmp_path, "debug=fast", *asked)
+    assert json.loads((run / "status.json").read_text())["steps"] == 5
+    logged = rows(run)
+    assert [row["step"] for row in logged if row["train/loss"]] == ["1", "2", "3", "4", "5"]
+    assert [row["step"] for row in logged if row["val/bleu"]] == ["2", "4", "5"]
+    assert len([row for row in logged if row["test/bleu"]]) == 1
+    assert not (tmp_path / "cache" / "tfm-blocks").exists() and not (run / "wandb").exists()
+    assert not list((tmp_path / "tmp").glob("tfm-blocks*"))
+
+
+@pytest.mark.slow
+def test_overfit_brings_one_batch_to_zero_loss(tmp_path: Path) -> None:
+    run = train(tmp_path, "debug=overfit", "layers=1", "d_model=64", "d_ff=64")
+    losses = [float(row["train/loss"]) for row in rows(run) if row["train/loss"]]
+    assert losses[0] > 1 and losses[-1] < 0.02

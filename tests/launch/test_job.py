@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.data.prepare import prepare
+from tfm_blocks.errors import ConfigError, TfmError
+from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.job import train
+from tfm_blocks.launch.loggers import logged_config
+from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
+from tfm_blocks.runs.folder import step_file, step_files
+from tfm_blocks.training.contract import columns, key_of
+from tfm_blocks.training.settings import read_run
+from tfm_blocks.translation.translator import Translator
+
+ROOT = Path(__file__).parents[2]
+STEADY = ["schedule.peak=1e-3", "schedule.warmup=1", "trainer.validate_sentences=2"]
+
+
+def run(composed: Composed, folder: Path) -> int:
+    return train(composed, checked(composed), folder)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "weights.safetensors")
+
+
+def trained(name: str, tensors: dict[str, Tensor]) -> Tensor:
+    """Without keys' biases: softmax cancels them, so their gradient is rounding noise, which Adam enlarges."""
+    if name.endswith(".qkv.bias"):
+        query, _, value = tensors[name].chunk(3)
+        return torch.cat([query, value])
+    return tensors[name].chunk(2)[1] if name.endswith(".kv.bias") else tensors[name]
+
+
+def test_a_run_leaves_a_folder_that_translates_and_says_what_to_type_next(
+    small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    composed = small()
+    assert run(composed, tmp_path) == 0
+    folder = tmp_path / "run"
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == f"next: echo 'your text' | tfm translate {folder}"
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["steps"]) == ("done", 6)
+    assert set(status["exact_match_by_group"]) == {"en", "de", "fr", "es", "it"}
+    assert 0 < status["scores"]["test/loss"] < 10
+    bleu = status["translation"][0]
+    assert bleu["value"] == pytest.approx(status["scores"]["test/bleu"]) and "tok:13a" in bleu["signature"]
+    assert any(line.startswith("TER: ") and "version" in line for line in said)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    translator = Translator.load(folder)
+    assert config["vocab"] == translator.tokenizer.size <= 300
+    assert len(translator.translate(["3 March 1987", "am 3. Mai 1987"])) == 2
+    choices = json.loads((folder / "run.json").read_text())["choices"]
+    assert (choices["model"], choices["data"], choices["schedule"]) == ("tiny", "dates", "inverse_sqrt")
+
+
+def test_a_run_logs_what_the_contract_says_and_nothing_else(small: Callable[..., Composed], tmp_path: Path) -> None:
+    """With a block that adds a loss, and with text in groups."""
+    experts = "++model.graph.decoder.layer.ffn={block: gated_moe, experts: 2, d_ff: 8, balance: 1.0}"
+    run(small(experts, "trainer.test_beam=1"), tmp_path)
+    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    expected = columns(["decoder.0.ffn"], ["en", "de", "fr", "es", "it"])
+    assert list(rows[0]) == ["step", *expected]
+    blank = {name for name in expected if not any(row[name] for row in rows)}
+    assert not blank - {f"val/exact_match/{group}" for group in ("en", "de", "fr", "es", "it")}  # four are translated
+    for name in expected:
+        values = [float(row[name]) for row in rows if row[name]]
+        assert all(0 <= value <= 1 for value in values) or not key_of(name).unit.endswith("0 to 1")
+    with pytest.raises(KeyError):
+        key_of("train/unheard")
+
+
+def test_the_last_step_is_validated_and_the_best_weights_are_kept(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    run(small(), tmp_path)
+    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    validated = {int(row["step"]): float(row["val/loss"]) for row in rows if row["val/loss"]}
+    assert sorted(validated) == [4, 6]
+    best = step_file(tmp_path / "run" / "checkpoints", min(validated, key=lambda step: validated[step]))
+    for name, tensor in weights(tmp_path / "run").items():
+        assert torch.equal(load_file(best)[name], tensor)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    for overrides in (["dropout=0.2"], ["dropout=0.2"], ["dropout=0.2", "seed=2"]):
+        run(small(*overrides), tmp_path)
+    first, again, other = (weights(tmp_path / name) for name in ("run", "run-2", "run-3"))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(
+        torch.equal(first[name], other[name]) for name in first if name.endswith("weight") and "norm" not in name
+    )
+
+
+CAP = 1200  # tokens of a micro-batch: with them a step is one
+GRID = [(1, CAP), (1, CAP // 4), (2, CAP // 2), (2, CAP // 4)]
+
+
+@pytest.mark.parametrize("grid", [[*GRID[:2], GRID[3]], pytest.param([*GRID, *GRID], marks=pytest.mark.slow)])
+def test_devices_and_the_cap_on_a_batch_do_not_change_the_weights(
+    small: Callable[..., Composed], tmp_path: Path, grid: list[tuple[int, int]]
+) -> None:
+    """And the same ones give the same bits: the slow grid has all of them twice."""
+    for devices, cap in grid:
+        run(small("data.max_length=50", *STEADY, f"trainer.devices={devices}", f"data.batch_tokens={cap}"), tmp_path)
+    folders = [tmp_path / (f"run-{number}" if number > 1 else "run") for number in range(1, len(grid) + 1)]
+    first, *others = map(weights, folders)
+    for other in others:
+        for name in first:
+            torch.testing.assert_close(trained(name, other), trained(name, first), rtol=0, atol=1e-6)
+    for one, again in zip(folders, folders[len(GRID) :], strict=False):
+        assert all(torch.equal(tensor, weights(again)[name]) for name, tensor in weights(one).items())
+    logged = []
+    for folder in (folders[0], folders[2]):
+        with (folder / "metrics.csv").open(newline="") as file:
+            logged.append([(row["step"], row["train/loss"], row["val/loss"]) for row in csv.DictReader(file)])
+    assert [row[0] for row in logged[0]] == [row[0] for row in logged[1]]
+    for one, other in zip(*logged, strict=True):
+        assert [float(value or 0) for value in one] == pytest.approx([float(value or 0) for value in other], abs=1e-5)
+
+
+def test_what_is_shared_out_becomes_the_weights_of_ddp_and_checkpoints_of_the_same_format(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    for strategy in ("ddp", "fsdp2"):
+        overrides = ["trainer.devices=2", "trainer.clip=0.5", "data.batch_tokens=300", *STEADY]
+        run(small(f"trainer.strategy={strategy}", *overrides), tmp_path)
+    one, other = (weights(tmp_path / name) for name in ("run", "run-2"))
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(trained(name, other), trained(name, one), rtol=0, atol=1e-6)
+    states = [read_checkpoint(tmp_path / name / "checkpoints" / "step-00000006.ckpt") for name in ("run", "run-2")]
+    assert states[0].keys() == states[1].keys()
+    for part in ("state_dict", "optimizer_states"):
+        (kept, told), (shared, same) = (torch.utils._pytree.tree_flatten(state[part]) for state in states)
+        assert told == same and [getattr(leaf, "shape", ()) for leaf in kept] == [
+            getattr(leaf, "shape", ()) for leaf in shared
+        ]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_divergence_ends_with_status_3_and_is_written_down(
+    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: int
+) -> None:
+    """With two devices it is the second alone whose loss is not finite."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    load_plugins(["faulty"])
+    fault = "++model.graph.bad={block: faulty, harm: poison, sound: 0, steps: 2-5-6-, after: src_pos}"
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(TfmError, match="diverged after 4 steps") as caught:
+        run(
+            small("plugins=[faulty]", fault, "trainer.patience_nan=2", f"trainer.devices={devices}", "logger=wandb"),
+            tmp_path,
+        )
+    assert caught.value.exit_status == 3
+    folder = tmp_path / "run"
+    status = json.loads((folder / "status.json").read_text())
+    assert status["state"] == "diverged"
+    assert "not finite" in status["reason"]
+    assert not (folder / "weights.safetensors").exists()
+    assert load_file(folder / "checkpoints" / "best.safetensors").keys()
+    skipped = [json.loads(line) for line in (folder / "skipped.jsonl").read_text().splitlines()]
+    assert {line["step"] for line in skipped} == {2, 5, 6}
+    assert wandb_exit_code(folder) == 3
+    (alert,) = [one["alert"] for part in records(folder) for one in part if one["type"] == "alert"]
+    assert alert["level"] == "ERROR" and alert["title"] == "run diverged" and "not finite" in alert["text"]
+
+
+def records(run: Path) -> list[list[dict[str, Any]]]:
+    """Of each part of an offline run of W&B, as its own reader tells them."""
+    found = []
+    for part in sorted((run / "wandb").glob("offline-run-*")):
+        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(part)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found.append([json.loads(line) for line in done.stdout.splitlines()])
+    return found
+
+
+def wandb_exit_code(folder: Path) -> int:
+    """Of the last part of an offline run: 0 is shown as finished, anything else as failed."""
+    part = max((folder / "wandb").glob("offline-run-*"))
+    command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--summary", "--json", str(part)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stderr, [(one.name, one.stat().st_size) for one in part.iterdir()])
+    return int(json.loads(done.stdout)["exit_code"])
+
+
+@pytest.mark.parametrize("harm", ["error", "end"])
+def test_a_rank_that_breaks_does_not_leave_the_other_waiting(
+    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    load_plugins(["faulty"])
+    fault = f"++model.graph.bad={{block: faulty, harm: {harm}, sound: 3, after: src_pos}}"
+    begun = time.perf_counter()
+    with pytest.raises(Exception, match="the last rank broke" if harm == "error" else "ended with SIGKILL"):
+        run(small("plugins=[faulty]", fault, "trainer.devices=2"), tmp_path)
+    assert time.perf_counter() - begun < 60
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
+
+
+def test_a_wrong_setting_is_told_with_its_file_and_line_before_anything_is_written(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    composed = small()
+    composed.mapping["optimizer"]["eps"] = -1.0
+    composed.sources.add_file(
+        "conf/optimizer/adam.yaml", (CONF / "optimizer" / "adam.yaml").read_text(), ("optimizer",)
+    )
+    with pytest.raises(ConfigError, match=r"optimizer.eps: must be at least 0(?s:.*)adam.yaml:4"):
+        run(composed, tmp_path)
+    assert not list(tmp_path.glob("run*"))
+
+
+def test_a_model_that_reads_other_inputs_is_refused_with_a_reason(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    image = "++model.inputs={img: B P 16, src: B S, tgt: B T}"
+    picture = "++model.graph.picture={block: layernorm, in: img, after: encoder}"
+    joined = "++model.graph.decoder.layer.look={block: attention, kv: picture, before: ffn}"
+    with pytest.raises(ConfigError, match=r"model\.inputs\.img: holds vectors, and training reads text"):
+        run(small(image, picture, joined), tmp_path)
+
+
+def test_swept_knobs_are_flat_and_the_graph_does_not_take_the_name_model(small: Callable[..., Composed]) -> None:
+    config = logged_config(small("heads=4").mapping, "tiny")
+    assert (config["heads"], config["layers"]) == (4, 1)
+    assert "graph" in config["graph"] and config["model"] == "tiny"
+
+
+@pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
+def test_a_run_that_gets_a_signal_ends_with_75_and_says_how_to_go_on(
+    tmp_path: Path, devices: int, number: signal.Signals
+) -> None:
+    command = [
+        sys.executable, str(ROOT / "train.py"), "layers=1", "d_model=16", "d_ff=16", "heads=2", "vocab=300",
+        "data.train=500", "data.val=10", "data.test=10", "trainer.steps=1000000", "trainer.validate_every=5",
+        "trainer.validate_sentences=0", "logger=csv", "trainer.accelerator=cpu", f"trainer.devices={devices}", f"name={tmp_path.name}",
+    ]  # fmt: skip
+    environment = {**os.environ, "TFM_BLOCKS_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    checkpoint = tmp_path / "runs" / tmp_path.name / "checkpoints" / "latest.json"
+    for _ in range(600):
+        if checkpoint.exists() or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.send_signal(number)
+    assert process.wait(timeout=40) == 75
+    assert process.stderr is not None
+    run = checkpoint.parents[1]
+    command = f"python train.py resume=runs/{run.name}"
+    assert process.stderr.read() == f"the run was stopped by {number.name}\nresume: {command}\n"
+    status = json.loads((run / "status.json").read_text())
+    assert status == {"state": "preempted", "reason": f"the run was stopped by {number.name}", "resume": command}
+    assert newest_whole(checkpoint.parent) is not None
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_without_a_test_set_a_run_ends_with_scores_of_its_weights_on_the_validation_set(
+    small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str], devices: int
+) -> None:
+    search = "trainer.test_beam=3", "trainer.test_alpha=5"
+    run(small("data.test=null", "trainer.average=2", *search, f"trainer.devices={devices}"), tmp_path)
+    folder = tmp_path / "run"
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["scored_on"]) == ("done", "val")
+    assert not any(name.startswith("test/") for name in status["scores"])
+    val = prepare(read_run(yaml.safe_load((folder / "config.yaml").read_text())).data, 300).val
+    outputs = Translator.load(folder).translate(list(val.text["src"]), beam=3, alpha=5.0)
+    chrf = sacrebleu.corpus_chrf(outputs, [list(val.text["tgt"])]).score
+    assert status["scores"]["val/chrf"] == pytest.approx(chrf)
+    assert {one["name"]: one["value"] for one in status["translation"]}["chrF"] == pytest.approx(chrf)
+    assert set(status["exact_match_by_group"]) == {"en", "de", "fr", "es", "it"}
+    if devices == 1:
+        assert any(line.startswith("val: loss") for line in capsys.readouterr().out.splitlines())
+    with (folder / "metrics.csv").open(newline="") as file:
+        validated = [int(row["step"]) for row in csv.DictReader(file) if row["val/loss"]]
+    assert validated == [4, 6], "the final scores, of another search, are not in the curve"
+
+
+def test_text_of_ones_own_needs_no_test_set(small: Callable[..., Composed], tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.src").write_text("a red house\na blue boat\n" * 20)
+        (tmp_path / f"{split}.tgt").write_text("ein rotes Haus\nein blaues Boot\n" * 20)
+    files = [f"data.{split}={{src: {split}.src, tgt: {split}.tgt}}" for split in ("train", "val")]
+    run(small("data=text", f"data.dir={tmp_path}", *files, "data.test=null", "vocab=280"), tmp_path)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["scored_on"], status["exact_match_by_group"]) == ("val", {})
+
+
+def test_runs_of_different_seeds_read_the_same_text(small: Callable[..., Composed]) -> None:
+    one, two = (prepare(checked(small(f"seed={seed}")).data, 300) for seed in (1, 2))
+    assert list(one.test.text["tgt"]) == list(two.test.text["tgt"])
+    for mine, other in ((one, two), (two, one)):
+        assert not set(mine.train.text["tgt"]) & set(other.test.text["tgt"])
+
+
+def test_with_wandb_each_validation_pictures_the_attention_of_the_same_two_sentences(
+    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run(small("logger=wandb", "data.val=200"), tmp_path)  # validates after steps 4 and 6
+    for sentence in (1, 2):
+        paths = list((tmp_path / "run" / "wandb").rglob(f"images/attention/{sentence}_*.png"))
+        assert len(paths) == 2 and len({Image.open(path).size for path in paths}) == 1
+    assert "sizes do not match" not in caplog.text  # what W&B says where it would show pictures wrongly
+
+
+def test_the_mean_of_the_last_weights_can_be_tested_by_beam_search_and_left_in_the_folder(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    search = "trainer.test_beam=3", "trainer.test_patient=true", "trainer.test_alpha=5"
+    run(small("trainer.average=2", "trainer.validate_every=2", "schedule.peak=1e-2", *search), tmp_path)
+    folder = tmp_path / "run"
+    last = [load_file(path) for path in step_files(folder / "checkpoints")[-2:]]
+    for name, tensor in weights(folder).items():
+        torch.testing.assert_close(tensor, (last[0][name] + last[1][name]) / 2, rtol=0, atol=1e-7)
+    settings = read_run(yaml.safe_load((folder / "config.yaml").read_text()))
+    test = prepare(settings.data, 300).test
+    assert test is not None
+    outputs = Translator.load(folder).translate(list(test.text["src"]), beam=3, patient=True, alpha=5.0)
+    scores = json.loads((folder / "status.json").read_text())["scores"]
+    assert scores["test/chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, [list(test.text["tgt"])]).score)

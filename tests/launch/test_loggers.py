@@ -1,0 +1,196 @@
+"""What W&B, TensorBoard and MLflow hold of a run is what metrics.csv holds."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mlflow.tracking import MlflowClient
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.launch.test_job import records
+from tests.launch.test_resume import begin, go_on, handlers, stopping  # noqa: F401  a fixture
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.runs.folder import read_json
+from tfm_blocks.training.checkpoints import PreemptedError
+from tfm_blocks.training.contract import CONTRACT, FACTS, MEDIA
+
+ROOT = Path(__file__).parents[2]
+TIMES = ("train/tokens_per_second", "train/waiting")  # which a clock measures anew
+Values = dict[tuple[int, str], float]
+Small = Callable[..., Composed]
+
+
+def written(run: Path) -> Values:
+    """All values of metrics.csv, by step and key."""
+    with (run / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {
+        (int(row["step"]), name): float(value)
+        for row in rows
+        for name, value in row.items()
+        if value and name != "step"
+    }
+
+
+def in_wandb(run: Path) -> Values:
+    """All values of metrics, none of which is there twice, but for the axis."""
+    found: Values = {}
+    for part in records(run):
+        for record in part:
+            for name, value in record.get("history", {}).get("item", {}).items():
+                if name.startswith(("train/", "val/", "test/")):
+                    key = (record["history"]["item"]["_step"], name)
+                    assert key not in found or name in ("train/tokens", "train/seconds"), f"{key} is there twice"
+                    found[key] = float(value)
+    return found
+
+
+def of_kind(parts: list[list[dict[str, Any]]], kind: str) -> list[dict[str, Any]]:
+    return [record[kind] for part in parts for record in part if record["type"] == kind]
+
+
+def config_of(part: list[dict[str, Any]]) -> dict[str, Any]:
+    (run,) = of_kind([part], "run")
+    return dict(run["config"]["update"])
+
+
+@pytest.fixture
+def stopped_and_resumed(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run with all loggers that a signal has stopped after step 5, and that has gone on to its end."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    loggers = ["logger=[wandb,tensorboard,mlflow]", "logger.wandb.artifact=true", "logger.wandb.tags=[mine]"]
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(5), *loggers, "trainer.log_every=1", "sweep.name=sizes"), tmp_path)
+    go_on(tmp_path / "run", "plugins=[faulty]")
+    yield tmp_path / "run"
+
+
+def test_every_logger_has_every_value_of_metrics_csv_once(stopped_and_resumed: Path) -> None:
+    """And what else a team looks for. One test, since the run takes as long as all that is asked of it."""
+    run = stopped_and_resumed
+    expected = written(run)
+    assert {name for _, name in expected} >= {key.name for key in CONTRACT if "{" not in key.name}
+    seconds = {place: expected.pop(place) for place in list(expected) if place[1] == "train/seconds"}
+    for found in (in_wandb(run), in_tensorboard(run), in_mlflow(run)):
+        assert {place for place in found if place in seconds} == seconds.keys()  # of two rows of a step either's
+        numbers = {place: value for place, value in found.items() if place not in seconds}
+        assert numbers == pytest.approx(expected, rel=1e-6)  # TensorBoard holds float32
+    _expect_told_to_wandb(run)
+
+
+def in_tensorboard(run: Path) -> Values:
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert {"samples/val/text_summary", "samples/test/text_summary", "config/text_summary"} <= set(
+        events.Tags()["tensors"]
+    )
+    assert events.Tags()["images"] == ["attention/1", "attention/2"]
+    found = [((one.step, name), one.value) for name in events.Tags()["scalars"] for one in events.Scalars(name)]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def in_mlflow(run: Path) -> Values:
+    client = MlflowClient("sqlite:///mlflow.db")
+    (one,) = client.search_runs(["1"])
+    assert (one.info.status, one.info.run_name) == ("FINISHED", "run")
+    assert one.data.params["heads"] == "2" and one.data.tags["resumed"] == "1"
+    found = [
+        ((value.step, name), value.value)
+        for name in one.data.metrics
+        for value in client.get_metric_history(one.info.run_id, name)
+    ]
+    assert len(dict(found)) == len(found)
+    assert {file.path for file in client.list_artifacts(one.info.run_id, "samples")} == {"samples/val", "samples/test"}
+    return dict(found)
+
+
+def _expect_told_to_wandb(run: Path) -> None:
+    parts = records(run)
+    assert [one.get("exit_code", 0) for one in of_kind(parts, "exit")] == [75, 0]
+    (alert,) = of_kind(parts, "alert")
+    assert (alert["title"], alert["text"]) == ("run was preempted", "the run was stopped by SIGTERM")
+    assert len(of_kind(parts, "preempting")) == 1
+    for one in of_kind(parts, "run"):
+        assert (one["run_id"], one["run_group"], one["job_type"]) == (
+            read_json(run / "run.json")["wandb_id"], "sizes", "train",
+        )  # fmt: skip
+        assert one["tags"] == ["mine"]
+    defined = {one.get("name") or one["glob_name"]: one for one in of_kind(parts, "metric")}
+    assert defined["val/bleu"]["summary"] == {"max": True} and defined["val/loss"]["summary"] == {"min": True}
+    assert defined["val/bleu"]["step_metric"] == "train/tokens"
+    (weights,) = [one for one in of_kind(parts, "artifact") if one["type"] == "model"]
+    names = {one["path"] for one in weights["manifest"]["contents"]}
+    assert names == {"config.yaml", "model.json", "tokenizer.json", "weights.safetensors"}
+    _expect_media(run, parts)
+    _expect_facts(run, [config_of(part) for part in parts])
+
+
+def _expect_media(run: Path, parts: list[list[dict[str, Any]]]) -> None:
+    items = [one["item"] for one in of_kind(parts, "history")]
+    media = [name.removesuffix("._type") for item in items for name in item if name.endswith("._type")]
+    assert set(media) == {one.name for one in MEDIA}
+    assert [media.count(name) for name in ("samples/val", "samples/test", "attention/1")] == [3, 1, 3]
+    tables = [json.loads(path.read_text()) for path in (run / "wandb").rglob("samples/val_*.table.json")]
+    assert len(tables) == 3
+    assert len({tuple((row[0], row[2]) for row in table["data"]) for table in tables}) == 1, "the same sentences"
+
+
+def _expect_facts(run: Path, configs: list[dict[str, Any]]) -> None:
+    for number, config in enumerate(configs):
+        facts = config["facts"]
+        assert set(facts) == {one.name for one in FACTS}
+        assert (facts["model"], facts["seed"], facts["resumed"]) == ("tiny", 1, number)
+        assert facts["parameters"] == sum(facts["parameters_by_node"].values())
+        assert (config["model"], config["heads"], config["schedule"]["warmup"]) == ("tiny", 2, 2)
+    assert configs[0]["facts"]["config_hash"] == configs[1]["facts"]["config_hash"]
+    assert yaml.safe_load((run / "config.yaml").read_text())["vocab"] == configs[1]["vocab"]
+
+
+def test_a_run_that_was_killed_goes_on_in_wandb_without_a_gap_and_without_a_step_twice(tmp_path: Path) -> None:
+    """What W&B had not written yet when it was killed is told again, out of metrics.csv."""
+    fault = "++model.graph.bad={block: faulty, harm: end, sound: 5, after: src_pos}"
+    first = [
+        "name=run", fault, "d_model=16", "d_ff=24", "heads=2", "layers=1", "vocab=300", "data.train=200", "data.val=20",
+        "data.test=10", "data.step_tokens=240", "data.max_length=60", "trainer.steps=8", "trainer.validate_every=3",
+        "trainer.log_every=1", "trainer.validate_sentences=2", "trainer.accelerator=cpu", "logger=wandb",
+    ]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+        "TFM_BLOCKS_CACHE": str(tmp_path / "cache"),
+        "WANDB_MODE": "offline",
+    }
+    for overrides, status in ((first, -9), (["resume=runs/run"], 0)):
+        command = [sys.executable, str(ROOT / "train.py"), *overrides, "plugins=[faulty]"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == status, done.stderr
+    run = tmp_path / "runs" / "run"
+    expected, found = written(run), in_wandb(run)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert key[1] in TIMES or math.isclose(found[key], value, rel_tol=0)
+    assert len(records(run)) == 2
+
+
+def test_runs_of_other_seeds_are_of_one_config(small: Small) -> None:
+    from tfm_blocks.launch.facts import config_hash
+
+    one, seed, heads = (config_hash(small(override).mapping) for override in ("seed=1", "seed=2", "heads=4"))
+    assert one == seed != heads
+
+
+def test_a_run_without_a_sweep_has_no_group(small: Small) -> None:
+    assert small("logger=wandb").mapping["logger"]["wandb"]["group"] is None

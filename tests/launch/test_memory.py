@@ -1,0 +1,106 @@
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tfm_blocks as tfm
+from tfm_blocks.launch.memory import keep_freed_memory, limit_primitive_caches
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
+
+
+def page_faults(*, kept: bool) -> int:
+    """Pages that a process asks the system for in the last two of five training steps."""
+    if kept:
+        keep_freed_memory()
+    model = tfm.build("tiny", vocab=10_000, layers=1)
+    begin = 0
+    for step, length in enumerate((32, 30, 28, 26, 24)):
+        if step == 3:
+            begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        ids = torch.ones(40, length, dtype=torch.int64)
+        model(src=ids, tgt=ids).sum().backward()
+        model.zero_grad()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin
+
+
+def in_a_process(*, kept: bool) -> int:
+    code = f"from tests.launch.test_memory import page_faults; print(page_faults(kept={kept}))"
+    return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C library may be another")
+def test_freed_memory_is_used_again_without_asking_the_system() -> None:
+    assert in_a_process(kept=True) * 4 < in_a_process(kept=False)
+
+
+def resident() -> int:
+    """Pages in memory now; the most ever, which `getrusage` tells, a child has from its parent."""
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+def growth() -> int:
+    """Pages that this process takes for products in bfloat16 of 300 shapes."""
+    weight_FD, begin = torch.ones(512, 128, dtype=torch.bfloat16), 0
+    for rows in range(1000, 1320):
+        if rows == 1020:
+            begin = resident()
+        torch.nn.functional.linear(torch.ones(rows, 128, dtype=torch.bfloat16), weight_FD)
+    return resident() - begin
+
+
+def with_caches(code: str, **given: str) -> str:
+    """What `code` prints in a new process whose environment has no other sizes of caches than `given`."""
+    environment = {name: value for name, value in os.environ.items() if name not in NAMES} | given
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="there may be nothing to keep"
+)
+def test_new_shapes_of_products_cost_no_memory() -> None:
+    code = "from tests.launch.test_memory import growth, limit_primitive_caches; {}print(growth())"
+    assert int(with_caches(code.format("limit_primitive_caches(); "))) * 4 < int(with_caches(code.format("")))
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ({}, ["16", "16", None]),
+        ({"LRU_CACHE_CAPACITY": "7"}, ["7", "16", None]),
+        ({"DNNL_PRIMITIVE_CACHE_CAPACITY": "8"}, ["16", None, "8"]),
+    ],
+)
+def test_what_the_environment_says_stays(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], sizes: list[str | None]
+) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(name, "", prepend=None)
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    limit_primitive_caches()
+    assert [os.environ.get(name) for name in NAMES] == sizes
+
+
+@pytest.mark.parametrize("command", [["train.py", "--help"], ["tfm", "blocks"]])
+def test_commands_keep_few_primitives(command: list[str]) -> None:
+    run = "main()" if command[0] == "tfm" else "runpy.run_path('train.py', run_name='__main__')"
+    code = f"""
+import os, runpy, sys
+from tfm_blocks.cli import main
+sys.argv = {command}
+try:
+    {run}
+except SystemExit:
+    pass
+print(os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
+"""
+    assert with_caches(code) == "16 16"

@@ -1,0 +1,61 @@
+"""What a finished run leaves to be compared by."""
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tfm_blocks as tfm
+from tests.training.test_module import feed_of, make
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.data.plan import Ranks
+from tfm_blocks.launch.job import resume, train
+from tfm_blocks.launch.resume import read_left
+from tfm_blocks.runs.record import find_runs, read_record
+from tfm_blocks.runs.translations import read_translations
+from tfm_blocks.training.checkpoints import PreemptedError
+from tfm_blocks.training.data import TrainStream
+from tfm_blocks.training.settings import read_run
+
+
+def test_a_resumed_run_leaves_its_sizes_its_best_validation_and_the_tokens_of_the_plan(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    composed = small()
+    stream = iter(TrainStream(feed_of(make(composed)[1]), seed=1, start=0, ranks=Ranks()))
+    planned = [next(stream).tokens for _ in range(6)]
+    with pytest.raises(PreemptedError):
+        train(composed, read_run(composed.mapping), tmp_path, until=3)
+    left = read_left(tmp_path / "run")
+    resume(composed, read_run(left.config), left)
+    status, vocab = json.loads((tmp_path / "run" / "status.json").read_text()), left.config["vocab"]
+    network = tfm.build("tiny", d_model=16, d_ff=24, heads=2, layers=1, vocab=vocab)
+    assert status["parameters"] == sum(one.numel() for one in network.parameters())
+    assert status["multiply_adds"] > 32 * vocab * 16 and status["lengths"] == {"S": 32, "T": 32}
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    losses = {int(row["step"]): float(row["val/loss"]) for row in rows if row["val/loss"]}
+    step = min(losses, key=lambda one: losses[one])
+    assert status["best"]["val/loss"] == {"value": losses[step], "step": step}
+    seen = {int(row["step"]): float(row["train/tokens"]) for row in rows if row["train/tokens"]}
+    assert seen == {step: sum(planned[:step]) for step in (2, 4, 6)} and status["tokens_seen"] == sum(planned)
+    seconds = [float(row["train/seconds"]) for row in rows if row["train/seconds"]]
+    assert seconds == sorted(seconds) and seconds[0] > 0
+
+
+def test_translations_are_those_of_the_test_set_whose_hash_is_left(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    composed = small("trainer.steps=2")
+    train(composed, read_run(composed.mapping), tmp_path)
+    lines = read_translations(tmp_path / "run")
+    assert len(lines) == 10
+    translator = tfm.load(tmp_path / "run")
+    assert [one.output for one in lines] == translator.translate([one.source for one in lines])
+    (record,) = (read_record(member) for member in find_runs([tmp_path / "run"]))
+    texts = "".join(json.dumps([one.source, one.reference]) for one in lines)
+    assert record.test_set == hashlib.sha256(texts.encode()).hexdigest()
+    assert record.scores["exact match"].value == 100 * sum(one.output == one.reference for one in lines) / 10

@@ -1,0 +1,370 @@
+"""A run that is stopped, or killed, goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import open_dict
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_resumed
+from tfm_blocks.errors import ConfigError, RunError, TfmError
+from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.job import resume, train
+from tfm_blocks.launch.resume import read_left
+from tfm_blocks.launch.signals import STOPS, end_on_signals
+from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.runs.checkpoints import list_checkpoints, newest_whole
+from tfm_blocks.runs.folder import hold, step_files
+from tfm_blocks.training.checkpoints import PreemptedError
+
+ROOT = Path(__file__).parents[2]
+STEPS = 8
+TRAINED = ["dropout=0.3", f"trainer.steps={STEPS}", "trainer.validate_every=3", "trainer.validate_sentences=2"]
+Small = Callable[..., Composed]
+
+
+@pytest.fixture(autouse=True)
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those of the command, with the plug-in that sends signals."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    load_plugins(["faulty"])
+    before = {number: signal.getsignal(number) for number in STOPS}
+    end_on_signals()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def stopping(every: int) -> list[str]:
+    """Overrides by which each part of a run gets a signal in its step number `every`; its weights do not change."""
+    block = f"{{block: faulty, harm: stop, sound: {every - 1}, after: src_pos}}"
+    return ["plugins=[faulty]", f"++model.graph.stops={block}", *TRAINED]
+
+
+def begin(composed: Composed, root: Path) -> int:
+    end_on_signals()
+    return train(composed, checked(composed), root)
+
+
+def go_on(run: Path, *overrides: str) -> int:
+    """`python train.py resume=RUN …`, in this process."""
+    end_on_signals()
+    with initialize_config_dir(str(CONF.resolve()), version_base=None):
+        config: Any = compose("train", [f"resume={run}", *overrides], return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    with open_dict(config):
+        del config["hydra"]
+    left = read_left(run)
+    composed = compose_resumed(config, left.config, str(run / "config.yaml"), left.text)
+    return resume(composed, checked(composed), left)
+
+
+def to_the_end(run: Path, *overrides: str) -> list[int]:
+    """Resumes until the run is done; the steps after which it was stopped."""
+    stops = []
+    while state(run) != "done":
+        stops.append(list_checkpoints(run / "checkpoints")[0].step)
+        try:
+            go_on(run, "plugins=[faulty]", *overrides)
+        except PreemptedError:
+            continue
+    return stops
+
+
+def state(run: Path) -> str:
+    return str(json.loads((run / "status.json").read_text())["state"])
+
+
+def last_weights(run: Path) -> dict[str, Tensor]:
+    """After the last step, not the best."""
+    return load_file(step_files(run / "checkpoints")[-1])
+
+
+TIMES = ("train/tokens_per_second", "train/waiting", "train/seconds")
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """Without what a clock has measured."""
+    with (run / "metrics.csv").open(newline="") as file:
+        return [{name: value for name, value in row.items() if name not in TIMES} for row in csv.DictReader(file)]
+
+
+def expect_same(run: Path, other: Path) -> None:
+    """All that a run leaves is what the other left, bit by bit."""
+    for read in (last_weights, lambda run: load_file(run / "weights.safetensors")):
+        one, two = read(run), read(other)
+        assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    assert rows(run) == rows(other)
+    scores = [json.loads((one / "status.json").read_text())["scores"] for one in (run, other)]
+    assert scores[0]["test/loss"] == scores[1]["test/loss"]
+
+
+@pytest.mark.parametrize("parts", [(1, 5), pytest.param(range(1, STEPS + 1), marks=pytest.mark.slow)])
+def test_a_run_that_is_stopped_at_any_step_ends_as_one_that_is_not(
+    small: Small, tmp_path: Path, parts: Sequence[int]
+) -> None:
+    """The run of parts of one step is stopped after each of its steps, the last one too. It keeps a moving average."""
+    average = "trainer.ema=0.9"
+    begin(small(*stopping(1000), average), tmp_path)
+    for number, every in enumerate(parts, 2):
+        run = tmp_path / f"run-{number}"
+        with pytest.raises(PreemptedError, match="stopped by SIGTERM") as caught:
+            begin(small(*stopping(every), average), tmp_path)
+        assert caught.value.exit_status == 75
+        assert str(caught.value).endswith(f"resume: python train.py resume={run} 'plugins=[faulty]'")
+        assert state(run) == "preempted"
+        assert to_the_end(run) == list(range(every, STEPS + 1, every))
+        expect_same(tmp_path / "run", run)
+
+
+def test_a_validation_that_a_signal_breaks_off_is_done_by_the_resumed_run(small: Small, tmp_path: Path) -> None:
+    """Also the last one, which no step comes after."""
+    left = sys.modules["faulty"].left
+    leave = [
+        "plugins=[faulty]",
+        "++model.graph.leaves={block: faulty, harm: leave, sound: 0, after: src_pos}",
+        *TRAINED,
+    ]
+    left.append(True)
+    begin(small(*leave), tmp_path)
+    left.clear()
+    with pytest.raises(PreemptedError):
+        begin(small(*leave), tmp_path)
+    run = tmp_path / "run-2"
+    assert not any(row["val/loss"] for row in rows(run))
+    assert to_the_end(run) == [3]
+    expect_same(tmp_path / "run", run)
+    left.append(True)
+    begin(small(*leave, "trainer.steps=3"), tmp_path)
+    left.clear()
+    with pytest.raises(PreemptedError):
+        begin(small(*leave, "trainer.steps=3"), tmp_path)
+    assert to_the_end(tmp_path / "run-4") == [3]
+    expect_same(tmp_path / "run-3", tmp_path / "run-4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "workers"), [(1, 0), (1, 2), (2, 0), (2, 1)])
+def test_a_run_that_is_stopped_after_each_of_thirty_steps_ends_as_one_that_is_not(
+    small: Small, tmp_path: Path, devices: int, workers: int
+) -> None:
+    long = ["trainer.steps=31", f"trainer.devices={devices}"]
+    begin(small(*stopping(1000), *long), tmp_path)
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(1), *long, f"trainer.workers={workers}"), tmp_path)
+    assert to_the_end(tmp_path / "run-2") == list(range(1, 32))
+    expect_same(tmp_path / "run", tmp_path / "run-2")
+
+
+def test_two_processes_of_which_one_gets_the_signal_agree_on_a_step_and_resume_exactly(
+    small: Small, tmp_path: Path
+) -> None:
+    """With workers that make batches ahead, too."""
+    begin(small("trainer.devices=2", *stopping(1000)), tmp_path)
+    with pytest.raises(PreemptedError, match="stopped by SIGTERM"):
+        begin(small("trainer.devices=2", "trainer.workers=2", *stopping(5)), tmp_path)
+    assert to_the_end(tmp_path / "run-2") == [5]
+    expect_same(tmp_path / "run", tmp_path / "run-2")
+
+
+def test_another_number_of_devices_and_another_cap_take_up_the_same_plan(small: Small, tmp_path: Path) -> None:
+    begin(small(*stopping(1000), "dropout=0"), tmp_path)
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(5), "dropout=0"), tmp_path)
+    to_the_end(tmp_path / "run-2", "trainer.devices=2", "data.batch_tokens=150")
+    one, other = (last_weights(tmp_path / name) for name in ("run", "run-2"))
+    for name in one:
+        if "kv.bias" not in name:  # softmax cancels keys' biases: their gradient is rounding noise, which Adam enlarges
+            torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
+
+
+SHARED = ["trainer.devices=2", "trainer.strategy=fsdp2"]
+
+
+@pytest.mark.slow
+def test_what_is_shared_out_resumes_exactly(small: Small, tmp_path: Path) -> None:
+    begin(small(*stopping(1000), *SHARED), tmp_path)
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(5), *SHARED), tmp_path)
+    assert to_the_end(tmp_path / "run-2") == [5]
+    expect_same(tmp_path / "run", tmp_path / "run-2")
+
+
+@pytest.mark.slow
+def test_what_is_shared_out_goes_on_with_other_processes_and_with_the_other_strategy(
+    small: Small, tmp_path: Path
+) -> None:
+    begin(small(*stopping(1000), "dropout=0"), tmp_path)
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(5), *SHARED, "dropout=0"), tmp_path)
+    shutil.copytree(tmp_path / "run-2", tmp_path / "run-3")
+    to_the_end(tmp_path / "run-2", "trainer.devices=1")
+    to_the_end(tmp_path / "run-3", "trainer.strategy=ddp")
+    one, *others = (last_weights(tmp_path / name) for name in ("run", "run-2", "run-3"))
+    for other in others:
+        for name in one:
+            if "kv.bias" not in name:
+                torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
+
+
+def test_a_run_that_is_done_can_train_for_longer(small: Small, tmp_path: Path) -> None:
+    begin(small(*TRAINED), tmp_path)
+    begin(small(*TRAINED, "trainer.steps=5"), tmp_path)
+    go_on(tmp_path / "run-2", f"trainer.steps={STEPS}")
+    one, other = (last_weights(tmp_path / name) for name in ("run", "run-2"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert json.loads((tmp_path / "run-2" / "status.json").read_text())["steps"] == STEPS
+    commands = json.loads((tmp_path / "run-2" / "run.json").read_text())["commands"]
+    assert len(commands) == 2
+
+
+REFUSED = [
+    (["heads=4"], "heads", "keeps what it was begun with: heads=4"),
+    (["model=base"], "model", "keeps what it was begun with: model=base"),
+    (["data.train=50"], "data.train", "keeps what it was begun with: data.train=50"),
+    (["seed=2", "optimizer=adamw"], "optimizer", "seed=2"),
+    (["trainer.steps=4"], "trainer.steps", "is 4, and the run has done 6 steps"),
+    (["seed=1"], "trainer.steps", "is 6, and the run has done 6 steps"),
+    (["plugins=[other]"], "plugins", "the run uses [], and the command line names ['other']"),
+]
+
+
+def test_what_would_be_another_experiment_or_nothing_to_do_is_refused(small: Small, tmp_path: Path) -> None:
+    begin(small(), tmp_path)
+    for overrides, address, told in REFUSED:
+        with pytest.raises(ConfigError) as caught:
+            go_on(tmp_path / "run", *overrides)
+        assert any(problem.address == address for problem in caught.value.problems)
+        assert told in str(caught.value) and "help: " in str(caught.value)
+        assert state(tmp_path / "run") == "done"
+
+
+def test_folders_that_cannot_be_resumed_say_why(small: Small, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no such run folder"):
+        read_left(tmp_path / "none")
+    begin(small(*TRAINED), tmp_path)
+    run = tmp_path / "run"
+    with hold(run), pytest.raises(RunError, match="is being trained by another process"):
+        go_on(run, "trainer.steps=20")
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(record | {"text": record["text"] | {"training text": "other"}}))
+    with pytest.raises(RunError, match="the training text is not what the run was begun with"):
+        go_on(run, "trainer.steps=20")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("heads: 2", "heads: 4"))
+    with pytest.raises(RunError, match=r"has another model than model\.json"):
+        read_left(run)
+    (run / "config.yaml").write_text(config + "x: ${oc.env:HOME}\n")
+    with pytest.raises(RunError, match="without"):
+        read_left(run)
+
+
+def test_a_checkpoint_is_written_when_the_clock_says_so(small: Small, tmp_path: Path) -> None:
+    clock = ["trainer.checkpoint_every=null", "trainer.checkpoint_keep=20"]
+    for minutes, steps in ((1e-6, [6, 5, 4, 3, 2, 1, 0]), (60, [6])):
+        begin(small(*clock, f"trainer.checkpoint_minutes={minutes}"), tmp_path / str(minutes))
+        assert [one.step for one in list_checkpoints(tmp_path / str(minutes) / "run" / "checkpoints")] == steps
+
+
+@pytest.fixture
+def little_disk(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder on a disk of 1 MB, and what it says when it is full; without root, files of at most 100 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        yield disk, "File too large"
+        return
+    yield disk, "No space left on device"
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_is_full_ends_the_run_with_a_sentence_and_what_it_holds_loads(
+    tmp_path: Path, little_disk: tuple[Path, str]
+) -> None:
+    disk, told = little_disk
+    code = "import resource, sys; " + "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); " * (
+        told[0] == "F"
+    )
+    code += f"sys.argv[0] = {str(ROOT / 'train.py')!r}; from tfm_blocks.cli.train import train; "
+    code += "sys.exit(train(sys.argv[1:], program='python train.py', command=[]))"
+    where = outside(tmp_path) | {"cwd": disk}
+    done = subprocess.run([sys.executable, "-c", code, *SMALL], **where, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    first, *rest = done.stderr.strip().splitlines()
+    assert first == "resume: python train.py resume=runs/run"
+    assert rest[0].startswith("error: ") and f"cannot be written: {told}" in rest[0] and len(rest) == 2
+    assert state(disk / "runs" / "run") in ("failed", "running")  # where not even the new status finds room
+    if told[0] == "N":
+        assert newest_whole(disk / "runs" / "run" / "checkpoints") is not None
+
+
+SMALL = [
+    "name=run", "layers=1", "d_model=32", "d_ff=32", "heads=2", "vocab=300", "dropout=0.3", "data.train=500", "data.val=10", "data.test=10",
+    "data.step_tokens=300", "trainer.steps=60", "trainer.validate_every=25", "trainer.validate_sentences=0", "trainer.checkpoint_every=1",
+    "trainer.log_every=1", "logger=csv", "trainer.accelerator=cpu",
+]  # fmt: skip
+
+
+def outside(folder: Path) -> dict[str, Any]:
+    """Where a command runs that is a process of its own."""
+    environment = {**os.environ, "TFM_BLOCKS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    return {"cwd": folder, "env": environment}
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_is_not(tmp_path: Path, kills: int) -> None:
+    train_py = [sys.executable, str(ROOT / "train.py")]
+    subprocess.run([*train_py, *SMALL], **outside(tmp_path), check=True)
+    whole, run = tmp_path / "runs" / "run", tmp_path / "runs" / "killed"
+    command, killed = [*train_py, *SMALL[1:], "name=killed"], 0
+    for _ in range(kills):
+        with subprocess.Popen(command, **outside(tmp_path)) as process:
+            before = newest(run)
+            while newest(run) == before and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(random.uniform(0, 0.5))
+            killed += process.poll() is None
+            process.kill()
+        command = [*train_py, f"resume={run}"]
+        if state(run) == "done":
+            break
+    assert killed
+    assert state(run) in ("running", "done")
+    if state(run) == "running":
+        subprocess.run(command, **outside(tmp_path), check=True)
+    expect_same(whole, run)
+
+
+def newest(run: Path) -> int:
+    found = list_checkpoints(run / "checkpoints")
+    return found[0].step if found else -1
+
+
+def test_what_fails_for_another_reason_says_how_to_go_on_too(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault = "++model.graph.bad={block: faulty, harm: error, sound: 3, after: src_pos}"
+    with pytest.raises((TfmError, RuntimeError), match="the last rank broke"):
+        begin(small("plugins=[faulty]", fault), tmp_path)
+    assert state(tmp_path / "run") == "failed"
+    assert f"resume: python train.py resume={tmp_path / 'run'} 'plugins=[faulty]'" in capsys.readouterr().err

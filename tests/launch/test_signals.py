@@ -1,0 +1,95 @@
+"""Whoever gets a signal, and whenever: the run ends with 75 within seconds, and goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch.test_job import wandb_exit_code
+from tests.launch.test_resume import ROOT, expect_same
+from tfm_blocks.launch.devices import processor_cores
+
+LIMIT = 10.0  # seconds on a machine that does nothing else
+RUN = [
+    "layers=1", "d_model=16", "d_ff=16", "heads=2", "vocab=300", "dropout=0.3", "data.train=300", "data.val=20", "data.test=10",
+    "data.step_tokens=240", "trainer.steps=12", "trainer.validate_every=4", "trainer.validate_sentences=4", "trainer.log_every=1",
+    "trainer.checkpoint_every=4", "trainer.accelerator=cpu", "trainer.precision=fp32", "trainer.workers=1", "logger=csv",
+    "plugins=[tests.signalling]", "++model.graph.sends={block: signalling, after: src_pos}",
+]  # fmt: skip
+
+
+def start(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A run in a process group of its own."""
+    own = {
+        "TFM_BLOCKS_CACHE": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "WANDB_MODE": "offline",
+    }
+    own["MARK"] = str(folder / "sent")
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]
+    environment = {**os.environ, **own, **environment}
+    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+    return subprocess.run(command, start_new_session=True, timeout=600, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def seconds_since(folder: Path) -> float:
+    """Since the signal was sent, for a machine that does nothing else."""
+    return (time.time() - (folder / "sent").stat().st_mtime) / max(1, os.getloadavg()[0] / processor_cores())
+
+
+GRID = [
+    (to, number, when)
+    for to in ("one", "all")
+    for number in ("TERM", "INT", "USR1")
+    for when in ("step", "validation", "saving")
+]
+SHORT = [("one", "USR1", "validation"), ("all", "TERM", "saving")]
+
+
+def stop(folder: Path, to: str, number: str, when: str) -> Path:
+    """A run of two processes that has been stopped so, as it should be."""
+    done = start(folder, *RUN, "name=run", "trainer.devices=2", SEND=number, TO=to, WHEN=when)
+    assert (folder / "sent").exists(), done.stderr
+    assert seconds_since(folder) < LIMIT
+    command = "python train.py resume=runs/run 'plugins=[tests.signalling]'"
+    assert done.returncode == 75, done.stderr
+    assert done.stderr.endswith(f"the run was stopped by SIG{number}\nresume: {command}\n")
+    assert json.loads((folder / "runs" / "run" / "status.json").read_text())["state"] == "preempted"
+    return folder / "runs" / "run"
+
+
+@pytest.mark.parametrize(("to", "number", "when"), SHORT, ids=["-".join(case) for case in SHORT])
+def test_two_processes_agree_on_a_step_whoever_gets_the_signal_and_whenever(
+    tmp_path: Path, to: str, number: str, when: str
+) -> None:
+    stop(tmp_path, to, number, when)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("to", "number", "when"), GRID, ids=["-".join(case) for case in GRID])
+def test_what_a_signal_has_stopped_goes_on_as_if_nothing_had_been(
+    tmp_path: Path, to: str, number: str, when: str
+) -> None:
+    assert start(tmp_path, *RUN, "name=whole", "trainer.devices=2").returncode == 0
+    run = stop(tmp_path, to, number, when)
+    assert start(tmp_path, "resume=runs/run", "plugins=[tests.signalling]").returncode == 0
+    expect_same(tmp_path / "runs" / "whole", run)
+
+
+def test_a_second_signal_ends_at_once_and_weights_and_biases_knows_of_a_first(tmp_path: Path) -> None:
+    """A second one does not wait for W&B to write its files."""
+    asked = ["logger=wandb" if one == "logger=csv" else one for one in RUN]
+    for to, code in (("twice", 128 + 15), ("one", 75)):
+        mark = str(tmp_path / f"sent-{to}")
+        done = start(tmp_path, *asked, f"name={to}", SEND="TERM", TO=to, WHEN="step", MARK=mark)
+        assert done.returncode == code, done.stderr
+        run = tmp_path / "runs" / to
+        assert json.loads((run / "status.json").read_text())["state"] == ("stopped" if to == "twice" else "preempted")
+        assert to == "twice" or wandb_exit_code(run) == code

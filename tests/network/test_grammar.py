@@ -1,0 +1,201 @@
+"""What the grammar makes, run: losses, sequences end to end, masks of the caller, heads, several inputs on one axis."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.network.small import network
+from tests.plugged import PLUGGED
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.network import incremental
+from tfm_blocks.registry.blocks import REGISTRY
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+EMBED, CAUSAL = {"block": "embedding"}, {"block": "attention", "mask": "causal"}
+
+
+@pytest.fixture(autouse=True)
+def _plugged(monkeypatch):
+    monkeypatch.setattr(REGISTRY, "blocks", {**REGISTRY.blocks, **PLUGGED})
+
+
+def ids(rows, length, seed=0):
+    return torch.randint(4, 11, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def test_losses_are_given_by_address_and_the_network_still_decodes():
+    layer = {"counted": {"block": "counted"}, "norm": {"block": "layernorm"}}
+    graph = {"emb": {**EMBED, "in": "tgt"}, "stack": {"repeat": 2, "layer": layer}, "logits": {"block": "unembed"}}
+    net, tgt_BT = network({"tgt": "B T"}, graph), ids(3, 5)
+    x_BTD, losses = net.trunk_with_losses({"tgt": tgt_BT})
+    assert set(losses) == {"stack.0.counted", "stack.1.counted"}
+    first = net["stack"]["0"]["counted"].block(net["emb"].block(tgt_BT))[1]
+    torch.testing.assert_close(losses["stack.0.counted"], first)
+    assert all(loss.shape == () for loss in losses.values())
+    torch.testing.assert_close(net.trunk(tgt=tgt_BT), x_BTD)
+    decoding = incremental.start(net, {}, 5, sentences=3)
+    for position in range(5):
+        x_BD, decoding = incremental.step(net, tgt_BT[:, position], decoding)
+        torch.testing.assert_close(x_BD, x_BTD[:, position], **CLOSE)
+
+
+@pytest.mark.parametrize("mask", ["causal", None])
+@pytest.mark.parametrize("block", ["attention", "restricted_attention"])
+@torch.no_grad()
+def test_padding_within_sequences_laid_end_to_end_is_not_looked_at(block, mask):
+    """A short first sequence is padded in the middle of the joined one; what follows is as if it were alone."""
+    attend = (
+        {"block": block, "mask": mask, "r": 40} if block == "restricted_attention" else {"block": block, "mask": mask}
+    )
+    graph = {
+        "one": {**EMBED, "in": "src"},
+        "two": {**EMBED, "in": "doc"},
+        "both": {"block": "concat_sequence", "in": ["one", "two"]},
+        "attn": attend,
+        "out": {"block": "unembed"},
+    }
+    net = network({"src": "B S", "doc": "B P"}, graph)
+    assert str(net.spec.sink.shape[1]) == "S+P"
+    src_BS, doc_BP = ids(2, 4), ids(2, 3, 1)
+    alone = net(src=src_BS, doc=doc_BP)
+    padded = net(src=F.pad(src_BS, (0, 5)), doc=F.pad(doc_BP, (0, 2)))
+    torch.testing.assert_close(torch.cat([padded[:, :4], padded[:, 9:12]], 1), alone, **CLOSE)
+
+
+@torch.no_grad()
+def test_a_decoder_reads_sources_laid_end_to_end():
+    graph = {
+        "one": {**EMBED, "in": "src"},
+        "two": {**EMBED, "in": "doc"},
+        "both": {"block": "concat_sequence", "in": ["one", "two"]},
+        "emb": {**EMBED, "in": "tgt"},
+        "cross": {"block": "attention", "kv": "both"},
+        "logits": {"block": "unembed"},
+    }
+    net = network({"src": "B S", "doc": "B P", "tgt": "B T"}, graph)
+    sources, tgt_BT = {"src": F.pad(ids(2, 4), (0, 3)), "doc": ids(2, 3, 1)}, ids(2, 5, 2)
+    whole_BTV = net(**sources, tgt=tgt_BT)
+    decoding = incremental.spread(incremental.start(net, sources, 5), 2)
+    for position in range(5):
+        x_RD, decoding = incremental.step(net, tgt_BT[:, position].repeat_interleave(2), decoding)
+        torch.testing.assert_close(net.head(x_RD), whole_BTV[:, position].repeat_interleave(2, 0), **CLOSE)
+
+
+ENCODER_DECODER = {
+    "src_emb": {**EMBED, "in": "src"},
+    "attn": {"block": "attention"},
+    "tgt_emb": {**EMBED, "in": "tgt"},
+    "self": CAUSAL,
+    "cross": {"block": "attention", "kv": "attn"},
+    "pooled": {"block": "pool", "kv": "attn"},
+    "logits": {"block": "unembed"},
+}
+
+
+@torch.no_grad()
+def test_keep_masks_of_the_caller_say_what_is_padding_in_place_of_id_0():
+    net = network({"src": "B S", "tgt": "B T"}, ENCODER_DECODER)
+    src_BS, tgt_BT = ids(3, 7), ids(3, 5, 1)
+    padded_BS = torch.cat([src_BS, ids(3, 4, 2)], 1)
+    keep_BS = torch.arange(11).expand(3, -1) < 7
+    whole_BTV = net(src=src_BS, tgt=tgt_BT)
+    torch.testing.assert_close(net(src=padded_BS, tgt=tgt_BT, keep={"src": keep_BS}), whole_BTV, **CLOSE)
+    decoding = incremental.start(net, {"src": padded_BS}, 5, keep={"src": keep_BS})
+    for position in range(5):
+        x_BD, decoding = incremental.step(net, tgt_BT[:, position], decoding)
+        torch.testing.assert_close(net.head(x_BD), whole_BTV[:, position], **CLOSE)
+
+
+@torch.no_grad()
+def test_padding_that_the_caller_names_may_come_first():
+    """Causal attention cannot take it for granted that padding comes last."""
+    graph = {"emb": {**EMBED, "in": "tgt"}, "self": CAUSAL, "logits": {"block": "unembed"}}
+    net, tgt_BT = network({"tgt": "B T"}, graph), ids(3, 5)
+    left_BT = F.pad(tgt_BT, (3, 0), value=5)
+    keep_BT = torch.arange(8).expand(3, -1) >= 3
+    torch.testing.assert_close(net(tgt=left_BT, keep={"tgt": keep_BT})[:, 3:], net(tgt=tgt_BT), **CLOSE)
+
+
+@torch.no_grad()
+def test_the_head_is_every_position_wise_node_at_the_end():
+    graph = {
+        "emb": {**EMBED, "in": "tgt"},
+        "self": CAUSAL,
+        "wide": {"block": "linear", "d_out": 20},
+        "gelu": {"block": "gelu"},
+        "logits": {"block": "unembed"},
+    }
+    net, tgt_BT = network({"tgt": "B T"}, graph), ids(3, 5)
+    assert [call.address for call in net.head_calls] == ["wide", "gelu", "logits"] and net.spec.head == 3
+    x_BTD = net.trunk(tgt=tgt_BT)
+    torch.testing.assert_close(net.head(x_BTD), net(tgt=tgt_BT))
+    torch.testing.assert_close(net.head(x_BTD[:, 2]), net(tgt=tgt_BT)[:, 2])
+    assert {id(one) for one in net.head_parameters()} == {
+        id(one) for name in ("wide", "logits") for one in net[name].parameters()
+    }
+
+
+@torch.no_grad()
+def test_a_head_whose_inner_node_is_read_elsewhere_begins_after_it():
+    graph = {
+        "emb": {**EMBED, "in": "tgt"},
+        "wide": {"block": "linear", "d_out": 8},
+        "more": {"block": "gelu"},
+        "both": {"block": "sum", "in": ["wide", "more"]},
+        "logits": {"block": "unembed"},
+    }
+    net = network({"tgt": "B T"}, graph)
+    assert [call.address for call in net.head_calls] == ["logits"]
+
+
+@torch.no_grad()
+def test_a_model_of_an_embedding_and_a_head_decodes():
+    """The head takes vectors: an embedding is not of it, though it is position-wise."""
+    net, tgt_BT = network({"tgt": "B T"}, {"emb": {**EMBED, "in": "tgt"}, "logits": {"block": "unembed"}}), ids(3, 5)
+    decoding = incremental.start(net, {}, 5, sentences=3)
+    for position in range(5):
+        x_BD, decoding = incremental.step(net, tgt_BT[:, position], decoding)
+        torch.testing.assert_close(net.head(x_BD), net(tgt=tgt_BT)[:, position])
+
+
+@torch.no_grad()
+def test_a_sum_of_one_tensor_at_the_end_is_that_tensor():
+    """A port of several tensors gets a list, in the head too."""
+    for block in ("sum", "mean", "weighted_sum"):
+        net, src_BS = (
+            network({"src": "B S"}, {"emb": {**EMBED, "in": "src"}, "out": {"block": block, "in": ["emb"]}}),
+            ids(3, 5),
+        )
+        torch.testing.assert_close(net(src=src_BS), net["emb"].block(src_BS))
+
+
+@torch.no_grad()
+def test_two_inputs_on_one_axis_are_summed_and_the_first_says_what_is_padding():
+    graph = {
+        "words": {**EMBED, "in": "src"},
+        "segments": {**EMBED, "in": "seg", "vocab": 3},
+        "both": {"block": "sum", "in": ["words", "segments"]},
+        "attn": {"block": "attention"},
+        "out": {"block": "unembed"},
+    }
+    net = network({"src": "B S", "seg": "B S"}, graph)
+    src_BS, seg_BS = ids(3, 5), torch.tensor([[0, 0, 1, 1, 1]]).expand(3, -1)
+    torch.testing.assert_close(
+        net["both"].block([net["words"].block(src_BS), net["segments"].block(seg_BS)]),
+        net["words"].block(src_BS) + net["segments"].block(seg_BS),
+    )
+    alone = net(src=src_BS, seg=seg_BS)
+    padded = net(src=F.pad(src_BS, (0, 2)), seg=F.pad(seg_BS, (0, 2), value=2))
+    torch.testing.assert_close(padded[:, :5], alone, **CLOSE)
+
+
+def test_a_sequence_is_not_read_as_a_width():
+    """As a width it would be seen whole at every position, unnoticed by the pass on causality."""
+    with pytest.raises(ConfigError, match="D of relu is a width, but has Q where img is B P Q"):
+        network({"img": "B P Q"}, {"relu": {"block": "relu", "in": "img"}})
+
+
+def test_a_sequence_of_a_fixed_length_has_no_mask_so_attention_refuses_it():
+    with pytest.raises(ConfigError, match="T of attention is a sequence, but has 49 where img is B 49 8"):
+        network({"img": "B 49 8"}, {"attn": {"block": "attention", "in": "img"}})

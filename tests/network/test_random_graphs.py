@@ -1,0 +1,126 @@
+"""What the checks accept runs: it is finite, learns, decodes as it reads, sees no later token and ignores padding."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, event, given, settings
+from torch.nn import functional as F
+
+from tests.network.random_graphs import models
+from tests.plugged import PLUGGED
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.language.spec import TARGET, Axis
+from tfm_blocks.network import incremental
+from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.registry.blocks import REGISTRY
+
+LENGTHS = {"B": 3, "T": 6, "S": 5, "P": 4}
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _plugged():
+    REGISTRY.blocks.update(PLUGGED)
+    yield
+    for name in PLUGGED:
+        del REGISTRY.blocks[name]
+
+
+def inputs_of(network, **lengths):
+    generator, sizes, found = torch.Generator().manual_seed(0), {**LENGTHS, **lengths}, {}
+    for one in network.spec.inputs:
+        shape = [sizes[axis.name] if isinstance(axis, Axis) else axis for axis in one.shape]
+        highest = 3 if one.name == "seg" else 11
+        ids = torch.randint(1, highest, shape, generator=generator)
+        found[one.name] = ids if one.tokens else torch.randn(shape, generator=generator)
+    return found
+
+
+def sources_of(inputs):
+    return {name: value for name, value in inputs.items() if name != TARGET}
+
+
+def learns(network, inputs):
+    network.train()(**inputs).square().sum().backward()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+    network.eval()
+
+
+def decodes(network, inputs, first):
+    """Token by token after `first` tokens at once, then in a beam of 2 whose hypotheses change places."""
+    whole_BTV, tgt_BT, sources = network(**inputs), inputs[TARGET], sources_of(inputs)
+    decoding = incremental.start(network, sources, 6, sentences=3)
+    if first:
+        x_BPD, decoding = incremental.prefill(network, tgt_BT[:, :first], decoding)
+        torch.testing.assert_close(network.head(x_BPD), whole_BTV[:, :first], **CLOSE)
+    for position in range(first, 3):
+        x_BD, decoding = incremental.step(network, tgt_BT[:, position], decoding)
+        torch.testing.assert_close(network.head(x_BD), whole_BTV[:, position], **CLOSE)
+    wide = {name: value.repeat_interleave(2, 0) for name, value in sources.items()}
+    tgt_BMT = torch.stack([tgt_BT, tgt_BT], 1)
+    tgt_BMT[:, 1, 3:] = 1 + (tgt_BMT[:, 1, 3:] + 3) % 10
+    decoding = incremental.spread(decoding, 2)
+    for position in range(3, 6):
+        x_RD, decoding = incremental.step(network, tgt_BMT[:, :, position].flatten(), decoding)
+        whole_RTV = network(**wide, tgt=tgt_BMT[:, :, : position + 1].flatten(0, 1))
+        torch.testing.assert_close(network.head(x_RD), whole_RTV[:, -1], **CLOSE)
+        origin_BM = torch.tensor([[1, 0], [0, 0], [1, 1]])
+        incremental.reorder(decoding, origin_BM)
+        tgt_BMT[:, :, : position + 1] = tgt_BMT[:, :, : position + 1].take_along_dim(origin_BM[:, :, None], 1)
+
+
+def sees_no_later_token(network, inputs):
+    before, changed = network(**inputs), inputs[TARGET].clone()
+    changed[:, 3:] = 1 + (changed[:, 3:] + 4) % 10
+    after = network(**{**inputs, TARGET: changed})
+    torch.testing.assert_close(before[:, :3], after[:, :3], rtol=0, atol=1e-5)
+
+
+def ignores_padding(network, inputs):
+    padded, keep = {}, {}
+    for name, value in inputs.items():
+        if value.ndim == 2:
+            padded[name] = F.pad(value, (0, 2))
+        else:
+            padded[name] = F.pad(value, (0, 0, 0, 3), value=50.0)
+            keep[name] = torch.arange(value.shape[1] + 3).expand(3, -1) < value.shape[1]
+    found = network(keep=keep, **padded)
+    assert found.isfinite().all()
+    whole = network(**inputs)
+    torch.testing.assert_close(found[:, : whole.shape[1]], whole, **CLOSE)
+
+
+def promise(model, first):
+    try:
+        spec = check_model(model)
+    except ConfigError as error:
+        event("refused")
+        assert len(str(error)) < 2000 * len(error.problems) and all(one.help for one in error.problems), error
+        return
+    event("accepted")
+    network, inputs = build_network(spec, seed=1), None
+    inputs = inputs_of(network)
+    learns(network, inputs)
+    with torch.no_grad():
+        assert network(**inputs).isfinite().all()
+        ignores_padding(network, inputs)
+        if TARGET in inputs:
+            sees_no_later_token(network, inputs)
+            decodes(network, inputs, first)
+
+
+COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=60, derandomize=True, **COMMON)
+@given(models())
+def test_what_the_checks_accept_keeps_every_promise(model):
+    promise(model, first=2)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, **COMMON)
+@given(models())
+def test_what_the_checks_accept_keeps_every_promise_at_length(model):
+    for first in (0, 1, 3):
+        promise(model, first)

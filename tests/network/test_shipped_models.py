@@ -1,0 +1,84 @@
+"""What the models of conf/model/ promise beyond those of the tests: at their own size, and where they differ."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import tfm_blocks as tfm
+from tests.network.examples import SHIPPED, build, inputs_of, name
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.network.build import build_network, check_model, network_without_values
+
+SMALL = ["d_model=16", "d_ff=24", "vocab=30", "dropout=0"]
+NO_TARGET = [f"model.{one}=null" for one in ("inputs.tgt", "graph.tgt_emb", "graph.tgt_pos", "graph.decoder")]
+
+DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+
+shipped = pytest.mark.parametrize("path", SHIPPED, ids=name)
+
+
+def composed(model, *overrides):
+    """The spec of a model with any of its keys changed."""
+    config = compose_model(model, list(overrides))
+    return check_model(config.model, config.sources)
+
+
+def test_the_page_of_models_lists_each_of_them_once():
+    listed = re.findall(r"^\| \[(\w+)\]\(\.\./conf/model/\1\.yaml\)", DOCS.read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == [path.stem for path in SHIPPED]
+
+
+@shipped
+def test_at_its_own_size_every_parameter_gets_a_gradient_and_nothing_is_allocated(path):
+    network = network_without_values(composed(str(path)))
+    with torch.device("meta"):
+        inputs = {one.name: torch.zeros(2, 5, dtype=torch.int64) for one in network.spec.inputs}
+        x_BTD, losses = network.trunk_with_losses(inputs)
+        sum(one.sum() for one in (network.head(x_BTD), *losses.values())).backward()
+    parameters = dict(network.named_parameters())
+    assert sum(one.numel() for one in parameters.values()) > 1e6
+    assert all(one.is_meta and one.grad is not None for one in parameters.values())
+
+
+@shipped
+def test_it_learns_one_batch_by_heart(path):
+    network = build(path)
+    inputs = inputs_of(network)
+    labels = torch.randint(4, 30, network(**inputs).shape[:2], generator=torch.Generator().manual_seed(1))
+    optimizer = torch.optim.Adam(network.parameters(), 5e-3)
+    for _ in range(200):
+        loss = F.cross_entropy(network(**inputs).flatten(0, 1), labels.flatten())
+        if loss < 0.1:
+            return
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    pytest.fail(f"the loss is still {loss:.3f}")
+
+
+@torch.no_grad()
+def test_restricted_attention_with_room_for_all_is_base():
+    sizes = {"layers": 2, "d_model": 16, "d_ff": 24, "heads": 2, "vocab": 30}
+    base, restricted = (
+        tfm.build(one, **sizes, **more).eval() for one, more in (("base", {}), ("restricted", {"r": 14}))
+    )
+    torch.testing.assert_close(restricted(**inputs_of(base)), base(**inputs_of(base)))
+
+
+REACH = {"restricted": (["r=5", "heads=2"], 2), "conv": (["kernel_size=3"], 1)}
+
+
+@pytest.mark.parametrize("model", REACH)
+@torch.no_grad()
+def test_beyond_depth_times_radius_nothing_reaches(model):
+    """Of an encoder alone, whose radius is that of one layer to either side."""
+    overrides, radius = REACH[model]
+    network = build_network(composed(model, *SMALL, *overrides, "layers=3", *NO_TARGET), seed=1).eval()
+    src_BS = torch.randint(4, 30, (1, 25), generator=torch.Generator().manual_seed(0))
+    other_BS = src_BS.clone()
+    other_BS[:, 12] = 4 + (other_BS[:, 12] - 3) % 26
+    moved = (network(src=src_BS) - network(src=other_BS)).abs().amax((0, 2)) > 0
+    assert moved.nonzero()[:, 0].tolist() == list(range(12 - 3 * radius, 12 + 3 * radius + 1))

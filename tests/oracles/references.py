@@ -1,0 +1,130 @@
+"""Models of other libraries, tiny and random; the file of the same name beside this one says each in our language."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MarianConfig,
+    MarianMTModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import tfm_blocks as tfm
+from tests.oracles.weight_map import read_table, translate
+from tfm_blocks.network.graph import Network
+from tfm_blocks.runs.model import expect_weights, fill, weights_of
+from tfm_blocks.translation.search import BOS, EOS, PAD
+
+HERE = Path(__file__).parent
+SIZES = {"d_model": 16, "d_ff": 28, "heads": 4, "layers": 2, "vocab": 37}
+IDS = {"vocab_size": SIZES["vocab"], "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+PAIRS = {
+    **IDS, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 28, "decoder_ffn_dim": 28, "decoder_start_token_id": BOS, "forced_eos_token_id": None,
+    "max_position_embeddings": 20,
+}  # fmt: skip
+T5 = {
+    **IDS, "d_model": 16, "d_kv": 6, "d_ff": 28, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": BOS,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
+}  # fmt: skip
+PLAIN = {
+    **IDS, "hidden_size": 16, "intermediate_size": 28, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 20, "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+    "v_head_dim": 3, "n_routed_experts": 5, "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+DELTA = {
+    "head_dim": 8, "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 4,
+    "linear_value_head_dim": 4, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0, 1],
+}  # fmt: skip
+CAPS = {
+    "head_dim": 6, "tie_word_embeddings": True, "query_pre_attn_scalar": 9, "sliding_window": 3, "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 1.5,
+}  # fmt: skip
+
+REFERENCES = {
+    "marian": (MarianMTModel, MarianConfig, {**PAIRS, "activation_function": "swish", "scale_embedding": True}),
+    "bart": (BartForConditionalGeneration, BartConfig, PAIRS),
+    "t5": (T5ForConditionalGeneration, T5Config, T5),
+    "t5_v1_1": (
+        T5ForConditionalGeneration,
+        T5Config,
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "gpt2": (GPT2LMHeadModel, GPT2Config, {**IDS, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 28, "n_positions": 20}),
+    "llama": (LlamaForCausalLM, LlamaConfig, {**PLAIN, "rms_norm_eps": 1e-5}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, PLAIN),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config, {**PLAIN, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {**PLAIN, "head_dim": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "mixtral": (MixtralForCausalLM, MixtralConfig, {**PLAIN, "rms_norm_eps": 1e-5, "num_local_experts": 4}),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, {**PLAIN, **CAPS}),
+    "deepseek_v2": (DeepseekV2ForCausalLM, DeepseekV2Config, {**PLAIN, **LATENT}),
+    "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig, {**PLAIN, **DELTA}),
+}  # fmt: skip
+
+
+@torch.no_grad()
+def scatter(model: nn.Module) -> None:
+    """Random values everywhere, so that no weight is without effect.
+
+    Maps are large beside embeddings, so that where they share a matrix the output does not repeat its input.
+    """
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in weights_of(model).items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        if "embed_positions" in name and not model.get_parameter(name).requires_grad:
+            continue  # Marian's sines
+        if tensor.ndim > 1 and len(tensor) > 1:
+            wide = 1 if len(tensor) == SIZES["vocab"] else 4
+            tensor.copy_(wide * noise / tensor.shape[-1] ** 0.5)
+        else:
+            tensor.add_(0.1 * noise)
+
+
+def put(network: Network, weights: Mapping[str, torch.Tensor]) -> None:
+    """Gives the network these weights, which must be all that it has and nothing else. Raises RunError."""
+    expect_weights(network, weights, "the table")
+    fill(network, weights)
+
+
+@cache
+def both(name: str) -> tuple[Network, nn.Module]:
+    """The network of our file with this name and their model, with the same weights, as the table of this name says."""
+    model, config, sizes = REFERENCES[name]
+    torch.manual_seed(1)
+    theirs = model(config(**sizes)).eval()
+    if name == "t5_v1_1":  # transformers ties its two matrices, the published weights have both
+        theirs.lm_head.weight = nn.Parameter(theirs.lm_head.weight.detach().clone())
+    scatter(theirs)
+    ours = tfm.build(str(HERE / f"{name}.yaml"), **SIZES)
+    put(ours, translate(read_table(HERE / "weights" / f"{name}.yaml"), weights_of(theirs), SIZES))
+    return ours.eval(), theirs

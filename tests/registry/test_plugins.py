@@ -1,0 +1,68 @@
+"""Blocks of other packages."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.runs.model import write_model
+
+BLOCK = """
+from torch import Tensor, nn
+from tfm_blocks.registry.blocks import block
+
+@block("announced", "x: B N D -> B N D", source="none")
+class Announced(nn.Module):
+    def __init__(self, D: int) -> None:
+        super().__init__()
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return x_BND
+"""
+MODEL = "# @package _global_\ndefaults: [tiny, _self_]\nmodel: {graph: {src_pos: {block: announced}}}\n"
+BUILD = "import tfm_blocks as tfm; print(sum(p.numel() for p in tfm.build('mine.yaml', vocab=9720).parameters()))"
+LOAD = "import tfm_blocks as tfm; tfm.load('run')"
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Runs Python where a package that announces its block by an entry point is installed, in a folder with a model."""
+    site = tmp_path / "site"
+    (site / "other-1.0.dist-info").mkdir(parents=True)
+    (site / "other_blocks.py").write_text(BLOCK)
+    (site / "other-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (site / "other-1.0.dist-info" / "entry_points.txt").write_text("[tfm_blocks.blocks]\nother = other_blocks\n")
+    (tmp_path / "mine.yaml").write_text(MODEL)
+
+    def run(*arguments):
+        path = f"import sys; sys.path.append({str(site)!r}); "
+        command = [sys.executable, "-c", path + arguments[0]]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    return run
+
+
+def test_build_knows_the_blocks_that_installed_packages_announce(python):
+    done = python(BUILD)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "2569216\n"
+
+
+def test_load_knows_them_too(python, tmp_path):
+    (tmp_path / "run").mkdir()
+    model = compose_model("tiny").model
+    model["graph"]["src_pos"] = {"block": "announced"}
+    write_model(tmp_path / "run", model, [])
+    done = python(LOAD)
+    assert "has no weights.safetensors" in done.stderr, "the model was checked"
+
+
+def test_modules_that_are_named_are_found_in_the_current_folder_by_python_too(tmp_path):
+    (tmp_path / "script").mkdir()
+    (tmp_path / "script" / "script.py").write_text(
+        "from tfm_blocks.registry.plugins import load_plugins\nload_plugins(['my_blocks'])\n"
+    )
+    (tmp_path / "my_blocks.py").write_text(BLOCK)
+    done = subprocess.run([sys.executable, "script/script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,85 @@
+"""Pictures of attention."""
+
+import re
+import struct
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from tfm_blocks.errors import ConfigError, DataError
+from tfm_blocks.report.attention_page import GAP, check_path, draw, page, save_attention
+from tfm_blocks.translation.sentence_attention import attention_of
+
+TEXT = "zwei Kinder spielen"
+
+
+@pytest.fixture(scope="module")
+def attention(translator):
+    return attention_of(translator, TEXT)
+
+
+def test_a_target_is_the_greedy_translation_or_the_one_given(translator, attention):
+    assert attention.target == translator.translate([TEXT])[0]
+    given = attention_of(translator, TEXT, "am Fluss")
+    assert given.target == "am Fluss"
+    assert "".join(given.tokens["tgt"]) == "<bos>am▁Fluss"
+    assert "".join(given.tokens["src"]) == "zwei▁Kinder▁spielen<eos>"
+
+
+def test_every_head_of_every_layer_is_in_the_pictures(attention):
+    images = [axes.images[0].get_array() for axes in draw(attention).axes]
+    assert len(images) == 3  # encoder, decoder, cross
+    T, S = (len(attention.tokens[name]) for name in ("tgt", "src"))
+    for layer in range(2):
+        for head in range(4):
+            top, left = layer * (T + GAP) + GAP, head * (S + GAP)
+            shown = images[2][top : top + T, left : left + S]
+            expected = attention.weights[f"decoder.{layer}.cross"][head].numpy()
+            np.testing.assert_array_equal(np.asarray(shown, dtype=np.float32), expected)
+
+
+def test_a_page_is_one_file_with_its_labels_as_text(attention):
+    text = page(attention)
+    assert not re.search(r'(src|href)="(?!data:|#)', text)
+    picture = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
+    labels = [node.text for node in picture.iter("{http://www.w3.org/2000/svg}text")]
+    titles = [label for label in labels if "head" in label]
+    assert len(titles) == 6 * 4 and "decoder.1.cross  head 3" in titles
+    assert labels.count(attention.tokens["src"][0]) >= 4
+
+
+def test_text_of_other_scripts_and_markup_stays_text(translator, tmp_path):
+    attention = attention_of(translator, "<b>$x_1$ 小さな家</b>", "$\\alpha$")
+    text = page(attention)
+    assert "&lt;b&gt;$x_1$ 小さな家" in text and "<b>" not in text
+    tokens = attention.tokens | {"tgt": ["小", *attention.tokens["tgt"][1:]]}
+    (warning,) = save_attention(replace(attention, tokens=tokens), tmp_path / "out.png")
+    assert "no letters for 小: write a .html" in warning
+    assert save_attention(replace(attention, tokens=tokens), tmp_path / "out.html") == []
+    assert ">小</text>" in (tmp_path / "out.html").read_text("utf-8")
+
+
+def test_a_png_has_its_size(attention, tmp_path):
+    assert save_attention(attention, tmp_path / "out.png") == []
+    data = (tmp_path / "out.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert min(struct.unpack(">II", data[16:24])) > 400
+
+
+def test_what_cannot_be_drawn_is_told(translator, tmp_path):
+    with pytest.raises(ConfigError, match=r"must end in \.html or \.png"):
+        check_path(tmp_path / "out.pdf")
+    with pytest.raises(ConfigError, match="no folder"):
+        check_path(tmp_path / "missing" / "out.png")
+    (tmp_path / "out.png").mkdir()
+    with pytest.raises(ConfigError, match="is a folder"):
+        check_path(tmp_path / "out.png")
+    with pytest.raises(DataError, match="src has"):
+        draw(attention_of(translator, "Haus " * 200, "Haus"))
+
+
+def test_a_sentence_may_be_empty(translator):
+    assert torch.isfinite(attention_of(translator, "").weights["decoder.0.cross"]).all()

@@ -1,0 +1,228 @@
+"""`tfm compare`: numbers recomputed by scipy and sacreBLEU, and what cannot be compared."""
+
+import contextlib
+import csv
+import io
+import json
+import time
+
+import numpy as np
+import pytest
+import scipy.stats
+from sacrebleu.metrics.bleu import BLEU
+
+from tests.conftest import sentences
+from tests.run_folders import garbled, leave_run
+from tfm_blocks.cli import main
+from tfm_blocks.translation.significance import measures, p_over_sentences, resample
+
+REFERENCES = sentences(40, 7)
+SHARES = {"base": 0.3, "prenorm": 0.2, "wide": 0.28}
+
+
+def said(*arguments):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(["compare", *map(str, arguments)])
+    return out.getvalue()
+
+
+def asked(*arguments):
+    return json.loads(said(*arguments, "--json"))
+
+
+def outputs_of(model, seed):
+    return garbled(REFERENCES, SHARES[model], 100 * seed + len(model))
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Three models of three seeds; the third differs in a knob."""
+    folder = tmp_path_factory.mktemp("runs") / "sweep"
+    for model in SHARES:
+        for seed in (1, 2, 3):
+            changed = {"heads": 4, "model.args.heads": 4} if model == "wide" else {}
+            name = "base" if model == "wide" else model
+            leave_run(
+                folder / f"{model}-{seed}", REFERENCES, outputs_of(model, seed), model=name, seed=seed, changed=changed
+            )
+    return folder
+
+
+def test_only_what_differs_is_told_and_each_thing_once(sweep):
+    found = asked(sweep)
+    assert found["differences"] == {
+        "model": {"base": {"model.add_norm": "post"}, "prenorm": {"model.add_norm": "pre"}},
+        "heads": {"2": {}, "4": {}},
+    }
+    assert [group["group"] for group in found["groups"]] == ["base, heads 2", "prenorm, heads 2", "base, heads 4"]
+    assert [[run["seed"] for run in group["runs"]] for group in found["groups"]] == [[1, 2, 3]] * 3
+    assert found["notes"] == []
+
+
+def test_scores_have_the_intervals_of_sacrebleu_and_of_wilson(sweep):
+    for group, model in zip(asked(sweep)["groups"], ("base", "prenorm", "wide"), strict=True):
+        for run in group["runs"]:
+            outputs = outputs_of(model, run["seed"])
+            theirs = BLEU(force=True).corpus_score(outputs, [REFERENCES], n_bootstrap=1000)
+            bleu = run["scores"]["BLEU"]
+            assert (bleu["value"], bleu["high"] - bleu["value"]) == pytest.approx((theirs.score, theirs._ci))
+            hits = sum(one == two for one, two in zip(outputs, REFERENCES, strict=True))
+            wilson = scipy.stats.binomtest(hits, len(outputs)).proportion_ci(method="wilson")
+            exact = run["scores"]["exact match"]
+            assert (exact["value"], exact["low"], exact["high"]) == pytest.approx(
+                (100 * hits / len(outputs), 100 * wilson.low, 100 * wilson.high)
+            )
+
+
+def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(sweep):
+    scores = {
+        model: [BLEU(force=True).corpus_score(outputs_of(model, seed), [REFERENCES]).score for seed in (1, 2, 3)]
+        for model in SHARES
+    }
+    shown = said(sweep, "--markdown")
+    for values in scores.values():
+        assert f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" in shown
+    against = {
+        one["group"]: one for one in asked(sweep, "--baseline", sweep / "base-2")["against"] if one["score"] == "BLEU"
+    }
+    names = {"prenorm": "prenorm, heads 2", "wide": "base, heads 4"}
+    resamples = {
+        model: [resample(outputs_of(model, seed), REFERENCES, measures("13a")["BLEU"]) for seed in (1, 2, 3)]
+        for model in SHARES
+    }
+    for kind, chance in (
+        ("seeds", lambda model: scipy.stats.ttest_ind(scores[model], scores["base"], equal_var=False).pvalue),
+        ("sentences", lambda model: p_over_sentences(resamples["base"], resamples[model])),
+    ):
+        chances = {model: chance(model) for model in names}
+        lower, higher = sorted(chances, key=chances.get)
+        corrected = {lower: min(1, 2 * chances[lower])}
+        corrected[higher] = max(corrected[lower], chances[higher])
+        for model, group in names.items():
+            assert against[group][kind] == pytest.approx(chances[model])
+            assert against[group][f"{kind}_corrected"] == pytest.approx(corrected[model])
+            assert against[group]["difference"] == pytest.approx(np.mean(scores[model]) - np.mean(scores["base"]))
+
+
+def test_csv_has_a_row_for_each_run_unrounded(sweep):
+    rows = list(csv.DictReader(io.StringIO(said(sweep, "--csv"))))
+    assert len(rows) == 9 and {row["model"] for row in rows} == {"base", "prenorm"}
+    first = asked(sweep)["groups"][0]["runs"][0]
+    assert float(rows[0]["BLEU"]) == first["scores"]["BLEU"]["value"] and rows[0]["run"] == first["folder"]
+    assert float(rows[0]["parameters"]) == 12345 and float(rows[0]["best val/loss"]) == 1.25
+
+
+def test_the_tables_show_sizes_speed_time_and_the_best_validation(sweep):
+    shown = said(sweep, "--baseline", "base-1")
+    for text in ("12,345", "67,890", "1,040", "15.0 s", "1.25 @ 60", "against base, heads 2", "over seeds"):
+        assert text in shown
+    assert "Holm" in shown and "Holm" not in said(sweep)
+
+
+def test_what_cannot_be_compared_is_told(tmp_path):
+    leave_run(tmp_path / "one", REFERENCES, REFERENCES)
+    leave_run(tmp_path / "two", REFERENCES[:20], REFERENCES[:20], tokenizer="two", changed={"heads": 4})
+    status = json.loads((tmp_path / "two" / "status.json").read_text())
+    (tmp_path / "two" / "status.json").write_text(json.dumps(status | {"tokens_seen": 900.0}))
+    found = asked(tmp_path / "one", tmp_path / "two", "--baseline", "one")
+    assert found["against"] == []
+    for text in (
+        "two had another test set than one",
+        "another tokenizer",
+        "one saw 600 target tokens in training, and two 900",
+    ):
+        assert any(text in note for note in found["notes"])
+    assert any("so they are not tested" in note for note in found["notes"])
+
+
+def test_a_run_of_an_older_version_is_compared_by_what_it_has(tmp_path):
+    leave_run(tmp_path / "old", REFERENCES, garbled(REFERENCES, 0.2, 1), old=True)
+    leave_run(tmp_path / "new", REFERENCES, garbled(REFERENCES, 0.3, 2), changed={"heads": 4})
+    found = asked(tmp_path, "--baseline", "new")
+    old = next(run for group in found["groups"] for run in group["runs"] if run["folder"].endswith("old"))
+    assert "parameters" not in old and old["best"]["val/loss"] == {"value": pytest.approx(1 + 20 / 60), "step": 60}
+    assert old["tokens_per_second"] == 1040 and old["scores"]["exact match"]["low"] is None
+    assert any(note.startswith("written by an older version: old:") for note in found["notes"])
+    assert found["against"] == [] and any("not tested" in note for note in found["notes"])
+
+
+def test_jobs_that_are_not_done_stay_in_the_table_with_their_state(tmp_path):
+    leave_run(tmp_path / "fine", REFERENCES, REFERENCES)
+    cut = leave_run(tmp_path / "cut", REFERENCES, REFERENCES, seed=2)
+    (cut / "status.json").write_text(json.dumps({"state": "failed", "reason": "ValueError: no"}))
+    jobs = [
+        {"name": "fine", "overrides": ["seed=1"], "log": "fine.log", "state": "done"},
+        {"name": "cut", "overrides": ["seed=2"], "log": "cut.log", "state": "out of memory", "reason": "24 GB"},
+        {"name": "later", "overrides": ["seed=3"], "log": "later.log"},
+        {"name": "../fine", "overrides": [], "log": "x"},
+    ]
+    (tmp_path / "sweep.json").write_text(json.dumps({"format": 1, "command": "python train.py -m", "jobs": jobs}))
+    found = asked(tmp_path)
+    states = {run["folder"].rpartition("/")[2]: run["state"] for group in found["groups"] for run in group["runs"]}
+    assert states == {"fine": "done", "cut": "out of memory", "later": "waiting"}
+    assert found["notes"] == ["not done: cut: out of memory (24 GB)", "not done: later: waiting"]
+    assert "waiting" in said(tmp_path) and "later" in said(tmp_path, "--csv")
+
+
+def test_a_baseline_that_is_not_compared_is_refused_with_the_nearest(sweep, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["compare", str(sweep), "--baseline", "base-9"])
+    assert left.value.code == 2 and "did you mean base-" in capsys.readouterr().err
+
+
+def test_a_folder_without_runs_is_told(tmp_path, capsys):
+    for folder, rule in (
+        (tmp_path, "is no run folder, and holds none"),
+        (tmp_path / "none", "there is no such run folder"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["compare", str(folder)])
+        assert rule in capsys.readouterr().err
+
+
+def test_text_of_a_run_is_no_markup_and_breaks_no_table(tmp_path):
+    run = leave_run(tmp_path / "[red]a|b<i>", REFERENCES, REFERENCES)
+    (run / "status.json").write_text(json.dumps({"state": "[/bold]x|\ny"}))
+    assert "[red]a|b<i>" in said(run) and "[/bold]x" in said(run)
+    rows = [line for line in said(run, "--markdown").splitlines() if line.startswith("| ")]
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1 and "&lt;i>" in rows[2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["", "{", "[]", '{"best": 3, "scores": [], "translation": [1, {}], "test_set": {"rows": "x"}, "state": 7}'],
+)
+def test_a_damaged_folder_is_listed_by_what_is_left(tmp_path, damage):
+    run = leave_run(tmp_path / "a", REFERENCES, REFERENCES)
+    leave_run(tmp_path / "b", REFERENCES, REFERENCES, seed=2)
+    for name in ("status.json", "run.json", "config.yaml", "metrics.csv", "translations.jsonl"):
+        (run / name).write_text(damage)
+    assert "a" in said(tmp_path, "--baseline", "b") and len(asked(tmp_path, "--baseline", "a")["groups"]) == 2
+
+
+@pytest.mark.parametrize("shape", [[], ["--csv"], ["--json"]])
+def test_a_thousand_runs_are_compared_in_three_seconds(tmp_path, shape):
+    run = leave_run(tmp_path / "made", REFERENCES, REFERENCES)
+    config = (run / "config.yaml").read_text()
+    files = {name: (run / name).read_bytes() for name in ("run.json", "status.json", "metrics.csv")}
+    for number in range(1000):
+        folder = tmp_path / "runs" / f"sweep-{number // 100}" / f"run-{number}"
+        folder.mkdir(parents=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        own = config.replace("heads: 2", f"heads: {number // 3}").replace("seed: 1", f"seed: {number % 3}")
+        (folder / "config.yaml").write_text(own)
+    begun = time.process_time()
+    assert said(tmp_path / "runs", *shape).count("run-") >= 1000
+    assert time.process_time() - begun < 3
+
+
+def test_models_of_plain_text_are_compared_by_their_perplexity(tmp_path):
+    for seed, perplexity in ((1, 4.0), (2, 5.0)):
+        run = leave_run(tmp_path / f"plain-{seed}", REFERENCES, REFERENCES, seed=seed)
+        status = json.loads((run / "status.json").read_text())
+        scores = {"test/loss": 1.5, "test/perplexity": perplexity}
+        (run / "status.json").write_text(json.dumps(status | {"scores": scores, "translation": []}))
+        (run / "translations.jsonl").unlink()
+    shown = said(tmp_path, "--markdown", "--baseline", "plain-1")
+    assert f"| 2 | 1.2500 ± 0.0000 | {np.mean([4, 5]):.2f} ± {np.std([4, 5], ddof=1):.2f} |" in shown

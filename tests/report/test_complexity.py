@@ -1,0 +1,152 @@
+"""Table 1 of the paper, measured: every declared formula against the block's own multiply-adds, chains and reach."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tfm_blocks.blocks.parts.linear import Linear
+from tfm_blocks.cli import main
+from tfm_blocks.language.check import check
+from tfm_blocks.network.build import build_network, network_without_values
+from tfm_blocks.network.cost import multiply_adds
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.expression import evaluate, names_in
+from tfm_blocks.report.complexity import COMPLEXITY, complexity
+
+ARGUMENTS = {"heads": 2, "r": 9, "kernel_size": 5, "dilation": 1}
+MODELS = Path(__file__).parents[1] / "models"
+MAPS_MIX = ("rnn", "gru", "lstm", "convolution")  # their maps are what mixes positions
+blocks = pytest.mark.parametrize("name", COMPLEXITY)
+
+
+def mapping(name, d, *, causal=False, **changed):
+    """A model of one such block alone, over vectors."""
+    known = REGISTRY.blocks[name].arguments
+    arguments = {key: value for key, value in {**ARGUMENTS, **changed}.items() if key in known}
+    masked = {"mask": "causal"} if causal and "mask" in known else {}
+    return {"inputs": {"x": f"B S {d}"}, "graph": {"mix": {"block": name, "in": "x", **arguments, **masked}}}
+
+
+def spec(*args, **options):
+    return check(mapping(*args, **options), REGISTRY)
+
+
+def formula(name, which, n, d=4, **changed):
+    """The declared value at these sizes."""
+    sizes = {**ARGUMENTS, **changed, "n": n, "d": d}
+    return evaluate(getattr(COMPLEXITY[name], which), sizes.__getitem__)
+
+
+def counted(name, n, d, **changed):
+    """Multiply-adds of the block without those of maps that cost the same at each position, such as of q, k and v."""
+    network = network_without_values(spec(name, d, **changed))
+    maps = [one for one in network.modules() if isinstance(one, Linear)]
+    outside = 0 if name in MAPS_MIX else sum(one.weight.numel() for one in maps)
+    return multiply_adds(network, {"S": n})["mix"] - n * outside
+
+
+@blocks
+def test_multiply_adds_grow_with_the_length_as_declared(name):
+    short, long = (counted(name, n, 8) for n in (64, 256))
+    exponent = math.log(long / short, 4)
+    declared = math.log(formula(name, "layer", 256) / formula(name, "layer", 64), 4)
+    assert exponent == pytest.approx(declared, abs=0.05)
+
+
+@blocks
+def test_multiply_adds_grow_with_the_width_as_declared(name):
+    narrow, wide = (counted(name, 64, d) for d in (512, 1024))
+    declared = formula(name, "layer", 64, d=1024) / formula(name, "layer", 64, d=512)
+    assert wide / narrow == pytest.approx(declared, rel=0.1)
+
+
+@pytest.mark.parametrize(("name", "argument", "values"), [
+    ("restricted_attention", "r", (64, 256)), ("convolution", "kernel_size", (3, 12)), ("retention", "heads", (1, 4)),
+    ("gated_delta_rule", "heads", (1, 4)),
+])  # fmt: skip
+def test_multiply_adds_grow_with_an_argument_as_declared(name, argument, values):
+    few, many = (counted(name, 8192 if argument == "r" else 256, 256, **{argument: value}) for value in values)
+    declared = [formula(name, "layer", 256, d=256, **{argument: value}) for value in values]
+    assert many / few == pytest.approx(declared[1] / declared[0], rel=0.25)
+
+
+def longest_chain(name, n):
+    """The most operations that wait for each other between input and output, as the gradient counts them."""
+    network = network_without_values(spec(name, 4))
+    x_BSD = torch.zeros(1, n, 4, device="meta", requires_grad=True)
+    return depth(network(x=x_BSD).grad_fn)
+
+
+def depth(last):
+    """The length of the longest chain of gradient functions that ends in `last`."""
+    lengths, waiting = {}, [last]
+    while waiting:
+        one = waiting[-1]
+        before = [node for node, _ in one.next_functions if node is not None]
+        missing = [node for node in before if node not in lengths]
+        if missing:
+            waiting += missing
+        else:
+            lengths[waiting.pop()] = 1 + max((lengths[node] for node in before), default=0)
+    return lengths[last]
+
+
+@blocks
+def test_as_many_operations_wait_for_each_other_as_declared(name):
+    chains = [longest_chain(name, n) for n in (64, 128, 192)]
+    steps = [formula(name, "sequential", n) for n in (64, 128, 192)]
+    if steps[0] == steps[-1]:
+        assert chains[0] == chains[-1] < 50
+    else:
+        each = (chains[1] - chains[0]) / (steps[1] - steps[0])
+        assert 1 <= each <= 20 and chains[2] - chains[1] == pytest.approx(each * (steps[2] - steps[1]), rel=0.05)
+
+
+def layers_until_seen(name, n):
+    """How many causal layers of the block, with residuals and norms, until the last of n positions sees the first.
+
+    Seen is what has a gradient: it is a perturbation so small that nothing is rounded away.
+    """
+    block = build_network(spec(name, 4, causal=True), seed=1).double()
+    x_BSD = torch.randn(1, n, 4, dtype=torch.float64, requires_grad=True)
+    y_BSD = x_BSD
+    for layer in range(1, n + 1):
+        y_BSD = y_BSD + block(x=F.layer_norm(y_BSD, (4,)))
+        (seen_BSD,) = torch.autograd.grad(y_BSD[0, -1].sum(), x_BSD, retain_graph=True)
+        if seen_BSD[0, 0].any():
+            return layer
+    return math.inf
+
+
+@blocks
+def test_the_path_from_the_first_position_to_the_last_is_as_long_as_declared(name):
+    """Layers times the operations in a layer that the signal goes through one after another."""
+    paths = [layers_until_seen(name, n) * formula(name, "sequential", n) for n in (33, 65)]
+    declared = [formula(name, "path", n) for n in (33, 65)]
+    assert paths[1] / paths[0] == pytest.approx(declared[1] / declared[0], rel=0.05)
+    assert paths[1] == pytest.approx(declared[1], rel=0.3)
+
+
+def test_attention_to_another_sequence_is_no_row_of_the_table():
+    graph = {"cross": {"block": "attention", "in": "x", "kv": "y", "heads": 2}}
+    (node,) = check({"inputs": {"x": "B S 4", "y": "B P 4"}, "graph": graph}, REGISTRY).nodes
+    assert complexity(node) is None
+
+
+def test_show_has_a_line_for_each_block_that_mixes_positions(capsys):
+    main(["show", str(MODELS / "convolution.yaml")])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "encoder.0.attn │ convolution │ n · kernel_size · d² │ 1 │ n / (kernel_size · dilation)" in shown
+    main(["show", "retention", "--json"])
+    nodes = {node["address"]: node for node in json.loads(capsys.readouterr().out)["nodes"]}
+    assert nodes["decoder.2.self"]["complexity"]["path"] == "n / 64" and nodes["decoder.2.ffn"]["complexity"] is None
+
+
+def test_every_row_is_of_a_block_and_reads_its_arguments():
+    for name, known in COMPLEXITY.items():
+        names = {one for text in (known.layer, known.sequential, known.path) for one in names_in(text)}
+        assert names <= {"n", "d", *REGISTRY.blocks[name].arguments}

@@ -1,0 +1,235 @@
+"""`tfm report` in a browser: a headless Chromium, where there is one."""
+
+import csv
+import html
+import io
+import json
+import re
+import shutil
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import save, sentences
+from tests.run_folders import garbled, leave_run
+from tfm_blocks.cli import main
+from tfm_blocks.report.curves import line_style
+
+REFERENCES = sentences(30, 7)
+HOSTILE = "</script><script>hacked=1</script><img src=x onerror='hacked=1'>\"'&"
+SOURCES = "Bokeh.documents.flatMap(one => [...one.all_models]).filter(one => one.type === 'GlyphRenderer' && one.glyph.type === 'Line')"
+
+
+@contextmanager
+def browser(width=1300, height=1500, *, dark=False):
+    """Skips where there is no Chromium with its driver."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    driver = shutil.which("chromedriver")
+    if not binary or not driver:
+        pytest.skip("there is no Chromium with a chromedriver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        yield opened
+    finally:
+        opened.quit()
+
+
+def show(opened, page):
+    """Waits until the charts are drawn."""
+    opened.get(page.as_uri())
+    until = time.monotonic() + 60
+    while opened.execute_script("return document.body.dataset.drawn") is None:
+        assert time.monotonic() < until, opened.get_log("browser")
+        time.sleep(0.1)
+
+
+def complaints(opened):
+    return [one for one in opened.get_log("browser") if one["level"] not in ("INFO", "DEBUG")]
+
+
+def column(opened, name):
+    """The texts of a column of the first table that has it, and its button."""
+    heads = opened.find_elements("css selector", "th")
+    head = next(one for one in heads if one.text.rstrip(" ▲▼") == name)
+    cells = "const body = arguments[0].closest('table').tBodies[0]; return [...body.rows].map(row => row.cells[arguments[0].cellIndex].textContent)"
+    return opened.execute_script(cells, head), head.find_element("css selector", "button")
+
+
+def contrast(one, other):
+    """Of two colours such as rgb(1, 2, 3): what WCAG 2.2 wants to be at least 4.5 for text."""
+
+    def luminance(colour):
+        parts = np.array([int(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]) / 255
+        return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory, translator):
+    """Five models of two seeds, and what hostile text there can be; metrics of 2,000 rows in one of them."""
+    folder = tmp_path_factory.mktemp("report")
+    for number in range(10):
+        model, seed = divmod(number, 2)
+        name = "<img src=x onerror='hacked=1'>" if number == 9 else f"model{model}-{seed}"
+        run = folder / "runs" / name
+        run.parent.mkdir(exist_ok=True)
+        save(translator, run)
+        outputs = garbled(REFERENCES, 0.1 + 0.05 * model, number)
+        if number == 9:
+            outputs = [HOSTILE, *outputs[1:]]
+        leave_run(run, REFERENCES, outputs, seed=seed, changed={"heads": model + 2}, loss=1 + number / 10)
+    (run / "status.json").write_text(
+        json.dumps(json.loads((run / "status.json").read_text()) | {"reason": HOSTILE, "state": "<b>done"})
+    )
+    (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"note: {json.dumps(HOSTILE)}\n")
+    rows = (folder / "runs" / "model1-0" / "metrics.csv").open("a")
+    with rows:
+        rows.writelines(f"{step},{1 + 20 / step},1000,{10 * step},{step / 4},,,\n" for step in range(61, 2061))
+    main(["report", str(folder / "runs"), "-o", str(folder / "report.html"), "--baseline", "model0-0"])
+    return folder / "report.html"
+
+
+def test_the_page_of_ten_runs_is_below_3_megabytes_and_asks_for_nothing(report):
+    text = report.read_text("utf-8")
+    assert len(text.encode()) < 3_000_000
+    written = re.sub("<script>.*?</script>", "", text, flags=re.DOTALL)  # Bokeh's has addresses that it does not need
+    assert "http:" not in written and "https:" not in written and "<link" not in written
+    assert "default-src 'none'" in html.unescape(written)
+    assert (
+        written.count('<img src="data:image/png;base64,') == 6
+        and "encoder.i.attn" not in text
+        and "encoder.0.attn" in text
+    )
+
+
+def test_a_browser_shows_it_without_errors_and_curves_have_the_points_of_metrics_csv(report):
+    with browser() as opened:
+        show(opened, report)
+        assert complaints(opened) == []
+        assert (
+            opened.execute_script(
+                "return performance.getEntriesByType('resource').filter(one => !one.name.startsWith('data:')).length"
+            )
+            == 0
+        )
+        read = f"return {SOURCES}.map(one => [one.name, one.data_source.data]).map(([name, data]) => [name, ...['x', 'steps', 'tokens', 'seconds', 'y'].map(key => Array.from(data[key]))])"
+        drawn = opened.execute_script(read)
+        with (report.parent / "runs" / "model0-1" / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        for key in ("train/loss", "val/loss", "val/bleu"):
+            measured = [(float(row["step"]), float(row[key])) for row in rows if row[key]]
+            curves = [list(zip(steps, y, strict=True)) for name, _, steps, _, _, y in drawn if name == "model0-1"]
+            assert measured in curves
+        losses = next(one for one in drawn if one[0] == "model0-1")
+        assert (
+            losses[1] == losses[2]
+            and losses[3] == [10 * step for step in losses[2]]
+            and losses[4] == [step / 4 for step in losses[2]]
+        )
+        assert max(len(one[1]) for one in drawn) <= 501
+        opened.find_element("css selector", "input[value=tokens]").click()
+        assert all(one[1] == one[3] for one in opened.execute_script(read))
+        picture = Image.open(io.BytesIO(opened.find_element("id", "chart-0").screenshot_as_png)).convert("RGB")
+        colour = tuple(bytes.fromhex(line_style(0, 0, 5)[0][1:]))
+        seen = np.abs(np.asarray(picture).astype(int) - colour).max(2) < 12
+        assert seen.sum() > 50
+        opened.find_element("css selector", "input[value='model0-0']").click()
+        hidden = opened.execute_script(f"return {SOURCES}.filter(one => !one.visible).map(one => one.name)")
+        assert set(hidden) == {"model0-0"} and complaints(opened) == []
+
+
+def test_a_table_sorts_by_the_column_that_is_clicked_and_back(report):
+    with browser() as opened:
+        show(opened, report)
+        before, button = column(opened, "BLEU")
+        values = sorted(float(text.split()[0]) for text in before)
+        button.click()
+        assert [float(text.split()[0]) for text in column(opened, "BLEU")[0]] == values
+        button.click()
+        after, button = column(opened, "BLEU")
+        assert [float(text.split()[0]) for text in after] == values[::-1] and len(values) == 10
+        assert button.find_element("xpath", "..").get_attribute("aria-sort") == "descending"
+        names, button = column(opened, "run")
+        button.click()
+        assert sorted(names) == sorted(column(opened, "run")[0]) and complaints(opened) == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_it_at_its_width_in_light_and_in_dark(report, dark):
+    with browser(390, 800, dark=dark) as opened:
+        show(opened, report)
+        width, high, screen = opened.execute_script(
+            "return [document.documentElement.scrollWidth, document.getElementById('chart-0').clientHeight, innerWidth]"
+        )
+        assert width <= 390 == screen and high > 200
+        style = "const style = getComputedStyle(document.querySelector(arguments[0])); return [style.color, style.backgroundColor]"
+        ink, paper = opened.execute_script(style, "body")
+        soft, link, gone = (opened.execute_script(style, one)[0] for one in (".hint", "a", "del"))
+        _, added = opened.execute_script(style, "ins")
+        assert all(
+            contrast(*pair) >= 4.5 for pair in ((ink, paper), (soft, paper), (link, paper), (gone, paper), (ink, added))
+        )
+        assert (contrast(paper, "rgb(0, 0, 0)") < 2) == dark
+        probe = "const one = document.createElement('i'); one.style.color = arguments[0]; document.body.append(one); return getComputedStyle(one).color"
+        axes = opened.execute_script(
+            "return Bokeh.documents.flatMap(one => [...one.all_models]).filter(one => one.type === 'LinearAxis').map(one => one.major_label_text_color)"
+        )
+        assert axes and {opened.execute_script(probe, colour) for colour in axes} == {ink}
+
+
+def test_text_of_a_run_stays_text(report):
+    with browser() as opened:
+        show(opened, report)
+        assert opened.execute_script("return typeof hacked") == "undefined"
+        assert opened.execute_script("return document.scripts.length") == 3
+        assert (
+            opened.execute_script("return document.querySelectorAll('img:not([src^=\"data:image/png\"])').length") == 0
+        )
+        said = opened.execute_script("return document.body.textContent")
+        assert said.count("<img src=x onerror='hacked=1'>") > 3 and "<b>done" in said
+        assert complaints(opened) == []
+
+
+def test_a_script_that_got_into_the_page_would_not_run(report, tmp_path):
+    text = report.read_text("utf-8").replace("<h1>", "<script>hacked=1</script><img src=x onerror='hacked=1'><h1>", 1)
+    (tmp_path / "injected.html").write_text(text)
+    with browser() as opened:
+        show(opened, tmp_path / "injected.html")
+        assert opened.execute_script("return typeof hacked") == "undefined"
+
+
+def test_runs_that_are_not_done_and_folders_without_models_have_a_page_too(tmp_path, capsys):
+    run = leave_run(tmp_path / "runs" / "a", REFERENCES, REFERENCES)
+    (leave_run(tmp_path / "runs" / "b", REFERENCES, REFERENCES, seed=2) / "status.json").write_text(
+        '{"state": "failed"}'
+    )
+    for name in ("metrics.csv", "translations.jsonl", "config.yaml"):
+        (run / name).unlink()
+    main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "out.html"), "--sentence", "ein Haus"])
+    text = (tmp_path / "out.html").read_text("utf-8")
+    assert "the file is missing" in text and "not done: b" in text
+    with browser() as opened:
+        show(opened, tmp_path / "out.html")
+        assert complaints(opened) == []
+
+
+def test_a_place_where_no_page_can_be_is_refused(tmp_path, capsys):
+    for path in (tmp_path / "out.pdf", tmp_path / "none" / "out.html", tmp_path):
+        with pytest.raises(SystemExit) as left:
+            main(["report", str(tmp_path), "-o", str(path)])
+        assert left.value.code == 2 and "ends in .html" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""Folders as finished runs leave them, with outputs that somebody chose."""
+
+import json
+from dataclasses import asdict
+from random import Random
+
+import yaml
+
+from tests.conftest import WORDS
+from tfm_blocks.runs.translations import TranslatedLine, hash_rows, write_translations
+from tfm_blocks.translation.evaluate import metrics, score
+
+HEADER = "step,train/loss,train/tokens_per_second,train/tokens,train/seconds,val/loss,val/bleu,val/exact_match\n"
+CONFIG = {
+    "heads": 2, "model": {"args": {"heads": 2}, "add_norm": "post", "graph": {"src_emb": {"block": "embedding"}}},
+    "data": {"kind": "dates", "patterns": {"en": ["d MMM y"]}}, "optimizer": {"name": "adam", "eps": 1e-9}, "trainer": {"steps": 60},
+}  # fmt: skip
+
+
+def garbled(references, share, seed):
+    random = Random(seed)
+    return [
+        " ".join(random.choice(WORDS) if random.random() < share else word for word in one.split())
+        for one in references
+    ]
+
+
+def leave_run(folder, references, outputs, *, model="base", seed=1, changed=(), loss=1.0, tokenizer="one", old=False):
+    """`changed` are values of the config by key; an `old` run has left what runs left before they were compared."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads(json.dumps(CONFIG)) | {"name": folder.name, "seed": seed}
+    config["model"]["add_norm"] = "pre" if model == "prenorm" else "post"
+    for key, value in dict(changed).items():
+        *way, last = key.split(".")
+        inner = config
+        for part in way:
+            inner = inner[part]
+        inner[last] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    record = {
+        "choices": {"model": model, "data": "dates"},
+        "text": {"vocabulary": tokenizer},
+        "commands": ["python train.py"],
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    rows = [f"{step},{loss + 20 / step},{1000 + step},{10 * step},{step / 4},,,\n" for step in range(20, 61, 20)]
+    rows += [f"{step},,,,,{loss + 20 / step},{step / 2},{step / 100}\n" for step in (30, 60)]
+    (folder / "metrics.csv").write_text(HEADER + "".join(rows))
+    sources = [f"the {number}th" for number in range(len(references))]
+    lines = [TranslatedLine(*one) for one in zip(sources, outputs, references, strict=True)]
+    (folder / "status.json").write_text(json.dumps(_status(lines, old)))
+    if not old:
+        write_translations(folder, lines)
+    return folder
+
+
+def _status(lines, old):
+    outputs, references = [one.output for one in lines], [one.reference for one in lines]
+    scores = score(outputs, references, metrics("13a", tokenised=False))
+    share = sum(one.output == one.reference for one in lines) / len(lines)
+    status = {
+        "state": "done", "steps": 60, "seconds": 15.0, "scored_on": "test",
+        "scores": {"test/exact_match": share, "test/loss": 1.5, "test/perplexity": 4.0}, "translation": [asdict(one) for one in scores],
+    }  # fmt: skip
+    rows = [{"src": one.source, "tgt": one.reference} for one in lines]
+    known = {
+        "parameters": 12_345, "multiply_adds": 67_890, "lengths": {"S": 32, "T": 32}, "tokens_seen": 600.0, "tokens_per_second": 1040.0,
+        "best": {"val/loss": {"value": 1.25, "step": 60}}, "test_set": {"rows": len(lines), "sha256": hash_rows(rows, ["src", "tgt"])},
+    }  # fmt: skip
+    return status if old else status | known

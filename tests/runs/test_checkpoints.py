@@ -1,0 +1,135 @@
+"""Checkpoints: whatever ends the process, and whatever happens to the newest file, there is one that loads."""
+
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from tfm_blocks.errors import RunError
+from tfm_blocks.runs.checkpoints import LATEST, list_checkpoints, newest_whole, read_checkpoint, write_checkpoint
+
+WRITER = """
+import itertools, sys, torch
+from pathlib import Path
+from tfm_blocks.runs.checkpoints import write_checkpoint
+folder, begin = Path(sys.argv[1]), int(sys.argv[2])
+for step in itertools.count(begin):
+    write_checkpoint(folder, step, {"step": step, "weights": torch.full((1_000_000,), float(step))}, 2)
+    print(step, flush=True)
+"""
+FULL = """
+import resource, sys, torch
+from pathlib import Path
+from tfm_blocks.errors import RunError
+from tfm_blocks.runs.checkpoints import write_checkpoint
+from tfm_blocks.runs.model import write_tensors
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+weights = {"weights": torch.zeros(1_000_000)}
+for write in (lambda: write_checkpoint(Path(sys.argv[1]), 9, weights, 2), lambda: write_tensors(Path(sys.argv[1]) / "w", weights)):
+    try:
+        write()
+    except (OSError, RunError) as error:
+        print(type(error).__name__, error)
+"""
+
+
+def write(folder, *steps, keep=2):
+    for step in steps:
+        write_checkpoint(folder, step, {"step": step, "weights": torch.full((100,), float(step))}, keep)
+
+
+def loaded(folder):
+    return read_checkpoint(folder / newest_whole(folder).file)["step"]
+
+
+def test_the_newest_few_stay_and_nothing_else_is_left(tmp_path):
+    (tmp_path / "step-00000001.ckpt.part").touch()
+    write(tmp_path, 1, 2, 3)
+    assert [one.step for one in list_checkpoints(tmp_path)] == [3, 2]
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000003.ckpt", "step-00000002.ckpt", LATEST}
+    assert loaded(tmp_path) == 3
+
+
+def test_what_was_written_after_the_step_that_a_run_went_back_to_is_replaced(tmp_path):
+    write(tmp_path, 1, 2, 3)
+    write(tmp_path, 2)
+    assert [one.step for one in list_checkpoints(tmp_path)] == [2]
+    assert loaded(tmp_path) == 2
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "missing"])
+def test_a_damaged_newest_one_is_told_and_the_one_before_it_is_taken(tmp_path, capsys, harm):
+    write(tmp_path, 1, 2)
+    newest = tmp_path / "step-00000002.ckpt"
+    if harm == "missing":
+        newest.unlink()
+    else:
+        data = bytearray(newest.read_bytes())
+        data[200] ^= 1
+        newest.write_bytes(data[:-1] if harm == "cut" else data)
+    assert loaded(tmp_path) == 1
+    assert f"warning: {newest} is damaged: it" in capsys.readouterr().err
+
+
+def test_where_none_is_whole_the_run_says_so_and_without_any_there_is_none(tmp_path):
+    assert newest_whole(tmp_path) is None
+    write(tmp_path, 1)
+    (tmp_path / "step-00000001.ckpt").write_bytes(b"")
+    with pytest.raises(RunError, match="none of the 1 checkpoints can be read"):
+        newest_whole(tmp_path)
+    (tmp_path / LATEST).write_text(json.dumps({"checkpoints": [{"step": 1}]}))
+    with pytest.raises(RunError, match="is damaged"):
+        newest_whole(tmp_path)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return os.system, ("touch harmed",)
+
+    torch.save({"step": Harm()}, tmp_path / "x.ckpt")
+    with pytest.raises(RunError, match="is damaged"):
+        read_checkpoint(tmp_path / "x.ckpt")
+
+
+def test_files_have_the_permissions_that_the_umask_gives(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write(tmp_path, 1)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o640}
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_a_process_that_is_killed_while_it_writes_leaves_one_that_loads(tmp_path, kills):
+    step = 0
+    for _ in range(kills):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(step + 1)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            process.stdout.readline()  # it has begun
+            time.sleep(random.uniform(0, 0.3))
+            process.send_signal(signal.SIGKILL)
+            written = [int(line) for line in process.stdout.read().split()]
+        newest = newest_whole(tmp_path)
+        state = read_checkpoint(tmp_path / newest.file)
+        assert newest.step >= max(written, default=step + 1) > step
+        assert state["step"] == newest.step and (state["weights"] == newest.step).all()
+        step = newest.step
+
+
+def test_a_full_disk_leaves_what_was_there_and_raises_in_words(tmp_path):
+    write(tmp_path, 1)
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
+    one, other = done.stdout.split("\n", 1)
+    assert one.startswith("OSError [Errno 27] File too large")
+    assert other.startswith("RunError error:") and "cannot be written" in other
+    assert loaded(tmp_path) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000001.ckpt", LATEST}

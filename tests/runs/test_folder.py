@@ -1,0 +1,97 @@
+"""What is told of a run folder that cannot be used yet."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import tfm_blocks as tfm
+from tests.runs.test_model import KNOBS
+from tfm_blocks.cli import main
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import RunError
+from tfm_blocks.runs.folder import expect_folder, hold, step_file
+from tfm_blocks.runs.model import read_network, weights_of, write_model, write_tensors
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    """A run folder as training leaves it before its end, in the state that is asked for."""
+
+    def write(status, kept):
+        folder = tmp_path / "run"
+        (folder / "checkpoints").mkdir(parents=True)
+        write_model(folder, compose_model("tiny", [f"{name}={value}" for name, value in KNOBS.items()]).model, [])
+        (folder / "tokenizer.json").write_text("{}")
+        if status:
+            (folder / "status.json").write_text(json.dumps(status))
+        for step in kept:
+            write_tensors(step_file(folder / "checkpoints", step), weights_of(tfm.build("tiny", **KNOBS)))
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("status", "kept", "told"),
+    [
+        ({"state": "stopped", "reason": "SIGINT"}, [1000, 1425], ["was stopped before its end (SIGINT)", "tfm translate RUN --checkpoint last", "after step 1,425"]),
+        ({"state": "stopped", "reason": "SIGTERM"}, [], ["was stopped before its end (SIGTERM)", "train it again"]),
+        ({"state": "failed", "reason": "OSError: disk full"}, [425], ["training failed (OSError: disk full)", "tfm translate RUN --checkpoint last"]),
+        ({"state": "diverged", "reason": "the loss is nan"}, [425], ["training diverged (the loss is nan)", "tfm translate RUN --checkpoint last"]),
+        ({"state": "running"}, [], ["training was killed", "train it again"]),
+        ({"state": "running"}, [425], ["training was killed", "tfm translate RUN --checkpoint last"]),
+        ({"state": "done"}, [], ["the training has finished, but the file is lost", "restore it"]),
+        ({"state": "new in a later version"}, [], ["the training did not finish", "train it again"]),
+        ({"state": "failed", "reason": "x" * 9000}, [], ["training failed (xxx"]),
+        (None, [], ["the training did not finish"]),
+    ],
+)  # fmt: skip
+def test_a_run_without_weights_says_what_became_of_it_and_what_can_be_done(unfinished, status, kept, told):
+    folder = unfinished(status, kept)
+    with pytest.raises(RunError) as caught:
+        tfm.load(folder)
+    for text in told:
+        assert text.replace("RUN", str(folder)) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["translate"], ["evaluate", "--src", "x", "--ref", "x"], ["attention", "-o", "x.png", "a"]],
+    ids=lambda command: command[0],
+)
+def test_every_command_that_loads_a_run_tells_it(unfinished, command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").write_text("a\n")
+    folder = unfinished({"state": "stopped", "reason": "SIGINT"}, [425])
+    with pytest.raises(SystemExit) as left:
+        main([command[0], str(folder), *command[1:]])
+    assert left.value.code == 1
+    assert f"tfm translate {folder} --checkpoint last" in capsys.readouterr().err
+
+
+def test_the_weights_of_a_validation_can_be_asked_for_before_the_end(unfinished):
+    folder = unfinished({"state": "preempted"}, [3, 12])
+    write_tensors(folder / "checkpoints" / "best.safetensors", weights_of(tfm.build("tiny", seed=5, **KNOBS)))
+    for which, seed in (("best", 5), ("last", 1), ("12", 1)):
+        expected = weights_of(tfm.build("tiny", seed=seed, **KNOBS))
+        found = weights_of(read_network(folder, checkpoint=which))
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items()), which
+    with pytest.raises(RunError, match=r"has no weights '7'\n  help: it has 3, 12, last, best"):
+        read_network(folder, checkpoint="7")
+
+
+def test_a_finished_run_that_trains_for_longer_says_whose_weights_it_has(unfinished, capsys):
+    folder = unfinished({"state": "running"}, [3])
+    write_tensors(folder / "weights.safetensors", weights_of(tfm.build("tiny", **KNOBS)))
+    with hold(folder):
+        read_network(folder)
+    assert "warning" in (told := capsys.readouterr().err) and "still running; its weights are those of before" in told
+
+
+@pytest.mark.parametrize("name", ["nowhere", "a" * 5000], ids=["missing", "too long"])
+def test_a_folder_that_cannot_be_is_told_and_cut(name):
+    with pytest.raises(RunError, match="there is no such run folder") as told:
+        expect_folder(Path(name))
+    assert len(str(told.value)) < 400

@@ -1,0 +1,150 @@
+"""What lies in a folder of runs is listed, found, and deleted when asked twice."""
+
+import json
+import time
+from datetime import datetime
+
+import pytest
+
+from tfm_blocks.cli import main
+from tfm_blocks.runs.folder import hold
+from tfm_blocks.runs.listing import list_runs
+
+HEADER = "step,train/loss,val/loss,val/exact_match,test/loss,test/exact_match\n"
+
+
+def leave(folder, state="done", steps=850, model="tiny", score=0.5):
+    """A folder as a run leaves it; one that is not done has validated after step 400 only."""
+    folder.mkdir(parents=True)
+    record = {"choices": {"model": model, "data": "dates"}, "commands": [f"python train.py model={model} heads=2"]}
+    (folder / "run.json").write_text(json.dumps(record))
+    done = {"steps": steps, "scores": {"test/loss": 0.3, "test/exact_match": score}} if state == "done" else {}
+    (folder / "status.json").write_text(json.dumps({"state": state, **done}))
+    rows = ["20,2.5,,,,\n", "400,1.5,0.9,0.25,,\n", "420,1.4,,,,\n"]
+    (folder / "metrics.csv").write_text(HEADER + "".join(rows))
+    return folder
+
+
+def asked(capsys, *arguments):
+    main(["runs", *map(str, arguments), "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_each_run_tells_its_state_model_step_and_score_the_newest_first(tmp_path, capsys):
+    leave(tmp_path / "a", model="prenorm")
+    leave(tmp_path / "b", "running")
+    with hold(leave(tmp_path / "sweep" / "c", "running")):
+        found = asked(capsys, "--in", tmp_path)
+    told = {one["folder"].removeprefix(f"{tmp_path}/"): one for one in found}
+    assert list(told) == ["sweep/c", "b", "a"]
+    assert [told[name]["state"] for name in told] == ["running", "interrupted", "done"]
+    assert told["a"]["score"] == {"test/exact_match": 0.5} and told["a"]["step"] == 850
+    assert told["b"]["score"] == {"val/exact_match": 0.25} and told["b"]["step"] == 420
+    assert (told["a"]["model"], told["a"]["data"]) == ("prenorm", "dates")
+    assert abs(datetime.fromisoformat(told["a"]["changed"]).timestamp() - time.time()) < 60
+
+
+def test_runs_are_found_by_words_of_their_command_and_by_state(tmp_path, capsys):
+    leave(tmp_path / "one", model="prenorm")
+    leave(tmp_path / "two", "failed", model="prenorm")
+    leave(tmp_path / "three")
+
+    def names(*arguments):
+        return sorted(one["folder"].rpartition("/")[2] for one in asked(capsys, *arguments))
+
+    assert names("--in", tmp_path) == ["one", "three", "two"]
+    assert names("Prenorm", "heads=2", "--in", tmp_path) == ["one", "two"]
+    assert names("prenorm", "--state", "failed", "--in", tmp_path) == ["two"]
+
+
+def test_a_damaged_file_of_one_run_does_not_hide_the_others(tmp_path, capsys):
+    leave(tmp_path / "a")
+    (leave(tmp_path / "b") / "status.json").write_text("{")
+    (tmp_path / "b" / "run.json").unlink()
+    main(["runs", "--in", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "test/exact_match 0.5" in shown and str(tmp_path / "b") in shown
+
+
+def test_a_run_is_deleted_when_asked_twice_and_never_while_it_trains(tmp_path, capsys):
+    run, other, text = leave(tmp_path / "a"), leave(tmp_path / "b", "running"), tmp_path / "my_text"
+    text.mkdir()
+    for arguments, said in [
+        ([run], "nothing has been deleted yet"),
+        ([run, text, "--yes"], "is no run folder, so it stays"),
+        ([tmp_path, "--yes"], "is no run folder, so it stays"),
+    ]:
+        with pytest.raises(SystemExit):
+            main(["runs", "--delete", *map(str, arguments)])
+        assert said in capsys.readouterr().err
+    with hold(other), pytest.raises(SystemExit):
+        main(["runs", "--delete", str(run), str(other), "--yes"])
+    assert run.is_dir() and other.is_dir() and text.is_dir()
+    main(["runs", "--delete", str(run), "--yes"])
+    assert not run.exists() and other.is_dir()
+
+
+def test_a_thousand_runs_are_listed_in_three_seconds(tmp_path):
+    for number in range(1000):
+        leave(tmp_path / f"sweep-{number // 100}" / f"run-{number}", score=number)
+    begun = time.process_time()
+    assert len(list_runs(tmp_path)) == 1000
+    assert time.process_time() - begun < 3
+
+
+def leave_sweep(folder):
+    """A job that is done, one whose end only the sweep knows, and one without a folder; a sweep in a folder of sweeps."""
+    leave(folder / "one")
+    leave(folder / "two", "failed")
+    jobs = [
+        {"name": "one"},
+        {"name": "two", "state": "timed out"},
+        {"name": "three", "overrides": ["model=big", "heads=4"]},
+    ]
+    (folder / "sweep.json").write_text(json.dumps({"format": 1, "command": "…", "jobs": jobs}))
+    return folder
+
+
+def test_jobs_of_nested_sweeps_are_listed_with_their_states_those_without_a_folder_too(tmp_path, capsys):
+    leave_sweep(tmp_path / "week" / "sweep")
+    found = {one["folder"].rpartition("/")[2]: one for one in asked(capsys, "--in", tmp_path)}
+    assert {name: one["state"] for name, one in found.items()} == {
+        "one": "done",
+        "two": "timed out",
+        "three": "waiting",
+    }
+    assert found["three"]["model"] == "big" and found["three"]["commands"] == ["model=big heads=4"]
+    (only,) = asked(capsys, "--in", tmp_path, "--state", "timed out")
+    assert only["folder"].endswith("week/sweep/two")
+    with pytest.raises(SystemExit):
+        main(["runs", "--in", str(tmp_path), "--state", "dnoe"])
+    assert "did you mean done?" in capsys.readouterr().err
+
+
+def test_a_sweep_is_deleted_whole_when_asked_twice_and_no_run_of_it_trains(tmp_path, capsys):
+    sweep, other = leave_sweep(tmp_path / "sweep"), leave(tmp_path / "other")
+    with pytest.raises(SystemExit):
+        main(["runs", "--delete", str(sweep)])
+    with hold(sweep / "two"), pytest.raises(SystemExit):
+        main(["runs", "--delete", str(sweep), "--yes"])
+    assert (sweep / "one").is_dir()
+    main(["runs", "--delete", str(sweep), "--yes"])
+    assert not sweep.exists() and other.is_dir()
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "[]",
+        '{"jobs": 3}',
+        '{"jobs": [3, {"name": 5}, {"name": "../../x"}, {}]}',
+        '{"jobs": [{"name": "%s"}]}' % ("x" * 400),
+    ],
+)
+def test_a_damaged_sweep_hides_none_of_its_runs(tmp_path, capsys, damage):
+    leave(tmp_path / "sweep" / "a")
+    (tmp_path / "sweep" / "sweep.json").write_text(damage)
+    folders = [one["folder"] for one in asked(capsys, "--in", tmp_path)]
+    assert str(tmp_path / "sweep" / "a") in folders and all(one.startswith(str(tmp_path / "sweep")) for one in folders)

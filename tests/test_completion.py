@@ -1,0 +1,141 @@
+"""What Tab gives in bash and zsh."""
+
+from __future__ import annotations
+
+import os
+import pty
+import resource
+import select
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ASK = """
+ask() {
+    COMPREPLY=() COMP_LINE="$1" COMP_POINT=${#1} COMP_TYPE=9
+    COMP_WORDS=($1)
+    [[ "$1" == *' ' ]] && COMP_WORDS+=('')
+    $(complete -p "${COMP_WORDS[0]}" | sed 's/.* -F \\([^ ]*\\) .*/\\1/') "${COMP_WORDS[0]}" 2>/dev/null
+    printf '%s\\n' "${COMPREPLY[@]% }"
+}
+eval "$(tfm completion bash)"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With the command tfm, a model of one's own, and two runs."""
+    (tmp_path / "tfm").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tfm_blocks "$@"\n')
+    (tmp_path / "tfm").chmod(0o755)
+    (tmp_path / "my_conf" / "model").mkdir(parents=True)
+    (tmp_path / "my_conf" / "model" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [tiny, _self_]\nwindow: 3\n"
+    )
+    for name in ("one", "sizes/heads2"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "model.json").touch()
+    return tmp_path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+def ask(folder: Path, *lines: str) -> list[list[str]]:
+    """What bash offers after each of the lines."""
+    asked = "\n".join(f"ask '{line}'; echo ---" for line in lines)
+    command = ["bash", "--norc", "-c", ASK + asked]
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True)
+    return [[word for word in part.split("\n") if word] for part in done.stdout.split("---\n")[:-1]]
+
+
+def test_bash_completes_commands_options_models_and_run_folders(folder: Path) -> None:
+    commands, options, models, own, runs = ask(
+        folder, "tfm ", "tfm show --j", "tfm check pre", "tfm show --config-dir my_conf mi", "tfm translate runs/"
+    )
+    assert {"train", "check", "show", "translate", "dashboard", "completion"} <= set(commands)
+    assert (options, models, own) == (["--json"], ["prenorm"], ["mine"])
+    assert runs == ["runs/one", "runs/sizes/heads2"]
+
+
+@pytest.mark.parametrize("start", ["tfm train", "python train.py", "python ../x/train.py"])
+def test_bash_completes_groups_options_and_keys_of_a_run(folder: Path, start: str) -> None:
+    found = ask(
+        folder, f"{start} opti", f"{start} model=restr", f"{start} model=base,pren", f"{start} schedule=linear schedule.p",
+        f"{start} trainer.validate_", f"{start} model=restricted r", f"{start} --config-dir my_conf model=mine win",
+        f"{start} resume=runs/o", f"{start} debug=",
+    )  # fmt: skip
+    keys = [[word.rpartition("=")[2] if "=" in word[:-1] else word for word in words] for words in found]
+    assert keys[0] == ["optimizer=", "optimizer."] or set(keys[0]) == {"optimizer=", "optimizer."}
+    assert keys[1] == ["restricted"] and keys[2] == ["base,prenorm"] and keys[3] == ["schedule.peak="]
+    assert set(keys[4]) == {"trainer.validate_every=", "trainer.validate_sentences="}
+    assert set(keys[5]) == {"r=", "resume="} and keys[6] == ["window="] and keys[7] == ["runs/one"]
+    assert set(keys[8]) == {"fast", "overfit", "null"}
+
+
+def test_python_with_another_script_is_left_to_the_shell(folder: Path) -> None:
+    assert ask(folder, "python other.py mod") == [[]]
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="there is no zsh")
+def test_zsh_gets_the_same(folder: Path) -> None:
+    """On a terminal, where Tab is typed."""
+    script = 'autoload -Uz compinit; compinit -u; eval "$(tfm completion zsh)"; print $_comps[tfm] $_comps[python]'
+    command = ["zsh", "-f", "-c", script]
+    done = subprocess.run(command, cwd=folder, env=environment(folder) | {"ZDOTDIR": str(folder)}, capture_output=True, text=True)  # fmt: skip
+    assert done.stdout.split() == ["_python_argcomplete", "_tfm_train_py"], done.stderr
+    for line, whole in (("tfm check restr", "restricted"), ("python train.py model=restr", "model=restricted")):
+        assert typed_into_zsh(folder, f"{script}\n", f"{line}\t", whole), line
+
+
+def typed_into_zsh(folder: Path, begin: str, line: str, expected: str) -> bool:
+    """Whether it shows what is expected within two minutes, in which it also has to start."""
+    process, terminal = pty.fork()
+    if not process:
+        os.chdir(folder)
+        os.execvpe("zsh", ["zsh", "-f", "-i"], environment(folder) | {"TERM": "dumb", "ZDOTDIR": str(folder)})
+    try:
+        os.write(terminal, begin.encode())
+        shown, end, typed = "", time.monotonic() + 120, False
+        while expected not in shown and time.monotonic() < end:
+            if select.select([terminal], [], [], 0.5)[0]:
+                shown += os.read(terminal, 65_536).decode(errors="replace")
+            if "_python_argcomplete _tfm_train_py" in shown and not typed:
+                os.write(terminal, line.encode())
+                typed = True
+        return expected in shown
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(terminal)
+
+
+def completed(folder: Path, line: str, shell: str) -> list[str]:
+    """What the process that the shell starts answers."""
+    own = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": shell, "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    own |= {"IFS": "\013", "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "answer"), "COMP_TYPE": "9"}
+    subprocess.run([sys.executable, "-m", "tfm_blocks"], cwd=folder, env=environment(folder) | own, check=True)
+    return [word.strip() for word in (folder / "answer").read_text().split("\013") if word]
+
+
+@pytest.mark.parametrize(
+    "line", ["tfm ", "tfm train model=", "tfm train trainer.", "tfm translate runs/", "tfm show t"]
+)
+def test_an_answer_takes_less_than_half_a_second_of_a_processor(folder: Path, line: str) -> None:
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    def once() -> float:
+        begin = spent()
+        assert completed(folder, line, "bash")
+        return spent() - begin
+
+    assert statistics.median(once() for _ in range(3)) < 0.5

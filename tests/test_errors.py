@@ -1,0 +1,41 @@
+"""What a user reads when something is wrong."""
+
+import pytest
+
+from tfm_blocks.errors import ConfigError, Place, Problem, cut, shown
+
+LONG = ["x" * 5000, list(range(5000)), {"a": "\n" * 5000}, 10**5000, [10**5000], 2**300]
+
+
+@pytest.mark.parametrize("value", LONG, ids=["text", "list", "mapping", "integer", "list of an integer", "300 bits"])
+def test_a_shown_value_is_short_whatever_it_is(value):
+    assert len(shown(value)) <= 80 and len(shown(value).splitlines()) == 1
+
+
+def test_a_short_value_is_shown_as_it_is():
+    assert (shown("heads"), shown(2.5), shown(None), shown([1, "a"])) == ("'heads'", "2.5", "None", "[1, 'a']")
+
+
+def test_a_text_that_is_cut_keeps_its_beginning_and_its_end():
+    assert len(cut("a" * 100 + "b" * 100)) == 80
+    assert cut("a" * 100 + "b" * 100).startswith("aaa") and cut("a" * 100 + "b" * 100).endswith("bbb")
+    assert cut("a" * 80) == "a" * 80
+
+
+def test_no_message_is_longer_than_2000_characters_and_each_part_of_it_is_there():
+    long = "0123456789" * 1000
+    message = str(
+        Problem(
+            f"address{long}", f"rule{long}", Place(f"file{long}", 3, 4, f"text{long}"), f"origin{long}", f"help{long}"
+        )
+    )
+    assert len(message) < 2000
+    assert all(part in message for part in ("address", "rule", "file", "text", "origin", "help: help"))
+
+
+def test_of_many_problems_those_that_fit_are_told_and_the_others_counted():
+    error = ConfigError([Problem(f"key{number}", "is wrong. " * 10, help="repair it") for number in range(100)])
+    message = str(error)
+    assert len(message) <= 2000 and len(error.problems) == 100
+    listed = message.count("error: ")
+    assert listed > 5 and message.endswith(f"and {100 - listed} more problems")

@@ -1,0 +1,60 @@
+"""Mutated model files: each is accepted and runs, or is refused in a sentence, and reading it does nothing else."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def fuzzed(count, seed):
+    """In a process of its own, since an audit hook stays for ever."""
+    command = [sys.executable, "-m", "tests.fuzz", str(count), str(seed)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def sound(report):
+    wrong = {kind: report[kind][:3] for kind in ("events", "tracebacks", "slow", "faulty") if report[kind]}
+    assert not wrong
+    assert report["accepted"] and report["refused"] and report["run"]
+
+
+def test_mutated_models_are_refused_in_a_sentence_or_run():
+    sound(fuzzed(150, seed=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_models_are_refused_in_a_sentence_or_run_at_length(seed):
+    sound(fuzzed(2500, seed))
+
+
+def test_the_hook_hears_what_it_is_there_for():
+    """The fuzz could not fail if it heard nothing."""
+    program = """
+import os, socket, subprocess, sys
+from tests.fuzz import Watch
+watch = Watch()
+watch.on = True
+exec("1")
+import colorsys
+open(os.devnull, "w").close()
+subprocess.run(["true"])
+socket.socket().close()
+watch.on = False
+heard = {one.split()[0] for one in watch.events}
+assert {"exec", "import", "open", "subprocess.Popen", "socket.__new__"} <= heard, heard
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr

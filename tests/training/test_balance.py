@@ -1,0 +1,29 @@
+"""The losses that blocks give, in a run: a column each, and they fall."""
+
+import csv
+
+import pytest
+
+from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.job import train
+
+MIXTURE = "++model.graph.decoder.layer.ffn={block: gated_moe, experts: 4, d_ff: 8, balance: 1.0}"
+STEPS = ["trainer.steps=24", "trainer.validate_every=24", "trainer.log_every=4", "schedule.peak=1e-2"]
+SPLIT = ["trainer.devices=2", "data.batch_tokens=150"]
+
+
+def losses(folder):
+    """The column of the mixture's loss."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        logged = [row["train/loss/decoder.0.ffn"] for row in csv.DictReader(file)]
+    return [float(loss) for loss in logged if loss]
+
+
+def test_the_loss_for_balance_has_a_column_and_falls_alike_on_one_device_and_on_two(small, tmp_path):
+    for overrides in ([], SPLIT):
+        composed = small(MIXTURE, *STEPS, "data.max_length=50", *overrides)
+        assert train(composed, checked(composed), tmp_path) == 0
+    one, two = losses(tmp_path / "run"), losses(tmp_path / "run-2")
+    assert len(one) == 6
+    assert one[-1] < 0.95 * one[0]
+    assert two == pytest.approx(one, rel=1e-3)

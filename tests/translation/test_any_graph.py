@@ -1,0 +1,182 @@
+"""Translating with several sources and without any, continuing prompts, and perplexity, against naive loops."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import tfm_blocks as tfm
+from tests.conftest import WORDS, sentences
+from tfm_blocks.cli import main
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.errors import DataError, RunError
+from tfm_blocks.runs.folder import TOKENIZER
+from tfm_blocks.runs.model import weights_of, write_model, write_weights
+from tfm_blocks.translation.perplexity import perplexity
+from tfm_blocks.translation.search import BOS, EOS
+from tfm_blocks.translation.settings import Sampling, Search
+from tfm_blocks.translation.stream import Generating, Translating
+from tfm_blocks.translation.translator import Translator
+
+SIZES = {"d_model": 16, "d_ff": 16, "heads": 2, "layers": 2}
+tokenizer = Tokenizer.train(sentences(200, 0), 300)
+
+
+def sharper(network):
+    """Larger weights, so that a random network is not indifferent."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(1.6)
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def one_sequence():
+    network = sharper(tfm.build("decoder_only", vocab=tokenizer.size, **SIZES))
+    return Translator(network, tokenizer, ("src", "tgt"))
+
+
+@pytest.fixture(scope="module")
+def two_sources():
+    network = sharper(tfm.build("two_sources", vocab=tokenizer.size, **SIZES))
+    return Translator(network, tokenizer)
+
+
+@torch.no_grad()
+def naive_greedy(network, before, most, **inputs):
+    """One forward of all tokens so far for every token."""
+    ids = list(before)
+    while len(ids) - len(before) < most:
+        logits_V = network(tgt=torch.tensor([ids]), **inputs)[0, -1]
+        logits_V[:EOS] = -math.inf
+        ids.append(int(logits_V.argmax()))
+        if ids[-1] == EOS:
+            break
+    return [id for id in ids[len(before) :] if id != EOS]
+
+
+def test_a_decoder_only_model_translates_after_source_eos_bos(one_sequence):
+    texts = sentences(9, 3)
+    for text, found in zip(texts, one_sequence.search(texts, Search()), strict=True):
+        source = tokenizer.encode(text)
+        expected = naive_greedy(one_sequence.network, [*source, EOS, BOS], 2 * (len(source) + 1) + 20)
+        assert list(found[0].ids) == expected
+
+
+def test_prompts_of_unequal_length_give_the_same_in_one_batch_as_alone(one_sequence):
+    texts = sentences(12, 4)
+    together = one_sequence.search(texts, Search(beam=3, nbest=3))
+    for text, found in zip(texts, together, strict=True):
+        (alone,) = one_sequence.search([text], Search(beam=3, nbest=3))
+        assert [one.ids for one in alone] == [one.ids for one in found]
+        assert [one.log_p for one in alone] == pytest.approx([one.log_p for one in found], abs=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_forced_prefix_is_counted_as_if_it_had_been_found(one_sequence, two_sources, beam):
+    for translator, rows in ((one_sequence, ["Haus"]), (two_sources, [("Haus", "am Fluss")])):
+        (best, *_), *_ = translator.search(rows, Search(beam=beam), prefixes=["zwei Kinder"])
+        prefix = tokenizer.encode("zwei Kinder")
+        assert list(best.ids[: len(prefix)]) == prefix
+        ids = [tokenizer.encode(text) for text in ([rows[0]] if isinstance(rows[0], str) else rows[0])]
+        inputs = {name: torch.tensor([[*one, EOS]]) for name, one in zip(translator.inputs, ids, strict=False)}
+        before = [BOS] if inputs else [*ids[0], EOS, BOS]
+        most = 2 * sum(len(one) + 1 for one in ids) + 20
+        made = [*best.ids, *([EOS] if len(best.ids) < most else [])]
+        logits_TV = translator.network(**inputs, tgt=torch.tensor([[*before, *made[:-1]]]))[0, len(before) - 1 :]
+        log_p = logits_TV.log_softmax(1)[torch.arange(len(made)), torch.tensor(made)].sum().item()
+        assert best.log_p == pytest.approx(log_p, abs=1e-4)
+
+
+def test_several_sources_come_in_order_by_name_or_with_tabs_between(two_sources):
+    pairs = list(zip(sentences(6, 5), sentences(6, 6), strict=True))
+    found = two_sources.translate(pairs)
+    assert found == two_sources.translate([{"doc": doc, "src": src} for src, doc in pairs])
+    lines = [f"{src}\t{doc}" for src, doc in pairs]
+    made = Translating(two_sources, Search(), 500, strict=True).outputs(lines, [], 1)
+    assert found == [one.text for (one,) in made]
+    for (src, doc), text in zip(pairs, found, strict=True):
+        inputs = {name: torch.tensor([[*tokenizer.encode(one), EOS]]) for name, one in (("src", src), ("doc", doc))}
+        most = 2 * sum(value.shape[1] for value in inputs.values()) + 20
+        assert text == tokenizer.decode(naive_greedy(two_sources.network, [BOS], most, **inputs))
+
+
+def test_both_sources_matter(two_sources):
+    assert two_sources.translate([("Haus", "am Fluss")]) != two_sources.translate([("Haus", "zwei Kinder spielen")])
+
+
+def test_a_line_with_a_wrong_number_of_tabs_is_blank_with_a_warning_or_refused(two_sources, capsys):
+    (first, second) = Translating(two_sources, Search(), 500, strict=False).outputs(["Haus", "am\tFluss"], [], 4)
+    assert first[0].text == "" and second[0].text == two_sources.translate([("am", "Fluss")])[0]
+    assert "stdin:4: the line has 1 texts" in capsys.readouterr().err
+    with pytest.raises(DataError, match="reads src, doc"):
+        Translating(two_sources, Search(), 500, strict=True).outputs(["Haus"], [], 1)
+
+
+@pytest.mark.parametrize("wrong", [["Haus"], [("a", "b", "c")], [{"src": "a"}], [{"src": "a", "doc": "b", "x": "c"}]])
+def test_a_sentence_without_a_text_for_each_source_is_a_type_error(two_sources, wrong):
+    with pytest.raises(TypeError, match="the model reads src, doc"):
+        two_sources.translate(wrong)
+
+
+def test_a_prompt_is_continued_as_by_one_forward_a_token(one_sequence):
+    prompts = [*sentences(5, 8), "", WORDS[0]]
+    found = one_sequence.generate(prompts, 7, Search())
+    for prompt, (best,) in zip(prompts, found, strict=True):
+        assert list(best.ids) == naive_greedy(one_sequence.network, [BOS, *tokenizer.encode(prompt)], 7)
+    lines = Generating(one_sequence, Search(), 500, False, tokens=7)
+    assert lines.written(prompts[0], found[0][0]) == prompts[0] + found[0][0].text
+
+
+def test_generated_text_ends_at_the_most_tokens_and_draws_alike_in_any_batch(one_sequence):
+    search = Search(sampling=Sampling(seed=4, temperature=1.5))
+    prompts = sentences(8, 9)
+    found = one_sequence.generate(prompts, 5, search)
+    assert all(len(one.ids) <= 5 for (one,) in found)
+    assert found[3:4] == one_sequence.generate(prompts[3:4], 5, search, first_line=4)
+    assert one_sequence.generate(prompts, 5, Search(beam=3, nbest=2))[0][1].text is not None
+
+
+def test_a_model_with_sources_continues_no_prompts_and_one_of_plain_text_translates_nothing(one_sequence, two_sources):
+    with pytest.raises(RunError, match="reads src, doc beside the target"):
+        two_sources.generate(["Haus"], 5, Search())
+    with pytest.raises(RunError, match="was trained on plain text"):
+        Translator(one_sequence.network, tokenizer, ("tgt",)).translate(["Haus"])
+
+
+@pytest.mark.parametrize(
+    "command", [["translate"], ["attention", "Haus", "-o", "out.html"], ["evaluate", "--src", "text", "--ref", "text"]]
+)
+def test_commands_that_translate_refuse_a_run_of_plain_text(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("Haus\n")
+    knobs = [f"{name}={value}" for name, value in {**SIZES, "vocab": tokenizer.size}.items()]
+    model = compose_model("decoder_only", knobs).model
+    write_model(tmp_path, model, [], ["tgt"])
+    write_weights(tmp_path, weights_of(tfm.build("decoder_only", vocab=tokenizer.size, **SIZES)))
+    tokenizer.save(tmp_path / TOKENIZER)
+    with pytest.raises(SystemExit) as left:
+        main([command[0], str(tmp_path), *command[1:]])
+    assert left.value.code == 1
+    assert "was trained on plain text, so it continues text and translates none" in capsys.readouterr().err
+
+
+@torch.no_grad()
+def test_perplexity_is_that_of_every_token_after_those_before_it_in_its_row(one_sequence):
+    lines = ["zwei Kinder spielen", "", "am Fluss steht ein Haus"]
+    found = perplexity(one_sequence, lines, context=6, batch_tokens=14)
+    ids = [id for line in lines if line for id in [*tokenizer.encode(line), EOS]]
+    nll = 0.0
+    for first in range(0, len(ids), 6):
+        row = [BOS, *ids[first : first + 6]]
+        for place in range(1, len(row)):
+            logits_V = one_sequence.network(tgt=torch.tensor([row[:place]]))[0, -1]
+            nll -= logits_V.log_softmax(0)[row[place]].item()
+    assert found.nll == pytest.approx(nll, rel=1e-4)
+    assert (found.tokens, found.words) == (len(ids), 3 + 5 + 2)
+    assert found.bytes == sum(len(line) + 1 for line in lines if line)
+    assert found.per_token == pytest.approx(math.exp(nll / len(ids)), rel=1e-4)
+    assert found.bits_per_byte == pytest.approx(nll / math.log(2) / found.bytes, rel=1e-4)

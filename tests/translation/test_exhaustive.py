@@ -1,0 +1,115 @@
+"""Beam search against all sequences that there are, and against a search that never stops early."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from tests.translation.test_search import bounds, network, sources
+from tfm_blocks.translation.beam import beam_search, gnmt, plain
+from tfm_blocks.translation.search import BOS, EOS, PAD
+
+FIRST = EOS + 1  # of the ids that may stand before eos
+
+
+def allowed(vocab, longest, shortest, prefix):
+    """All sequences within the bounds, ended by eos or cut at the most tokens."""
+    for length in range(1, longest + 1):
+        for ids in itertools.product(range(FIRST, vocab), repeat=length - 1):
+            for last in (EOS, *(range(FIRST, vocab) if length == longest else ())):
+                one = [*ids, last]
+                begins = one[: len(prefix)] == prefix
+                if begins and (last != EOS or length - 1 >= shortest):
+                    yield one
+
+
+@torch.no_grad()
+def log_ps(made, src_S, sequences):
+    """The sum of the log probabilities of each sequence, by one forward pass over all of them."""
+    width = max(map(len, sequences))
+    out_RT = torch.tensor([[*one] + [PAD] * (width - len(one)) for one in sequences])
+    tgt_RT = torch.cat((torch.full((len(out_RT), 1), BOS), out_RT[:, :-1]), 1)
+    tgt_RT[tgt_RT == EOS] = PAD  # what follows eos is padding too
+    log_p_RTV = made(src=src_S.expand(len(out_RT), -1), tgt=tgt_RT).log_softmax(2)
+    return log_p_RTV.gather(2, out_RT[:, :, None])[:, :, 0].masked_fill(out_RT == PAD, 0.0).sum(1).tolist()
+
+
+@pytest.mark.parametrize("patient", [False, True])
+@pytest.mark.parametrize("penalty", [gnmt(0.6), gnmt(1.5), plain(1.0)], ids=["gnmt0.6", "gnmt1.5", "plain"])
+@pytest.mark.parametrize("prefix", [[], [4], [3, 5]], ids=["free", "one", "two"])
+@pytest.mark.parametrize("shortest", [0, 2])
+@pytest.mark.parametrize(("vocab", "longest"), [(6, 5), (7, 4)])
+def test_a_wide_beam_finds_the_best_of_all_sequences_within_the_bounds(
+    vocab, longest, shortest, prefix, penalty, patient
+):
+    made, put = network(vocab, layers=1), sources(2, vocab)
+    limits = bounds([longest, longest - 1], shortest, [prefix, []])
+    widest = (vocab - FIRST) ** longest
+    found = beam_search(made, put, limits, beam=widest, penalty=penalty, nbest=4, patient=patient)
+    for row, (most, begin) in enumerate([(longest, prefix), (longest - 1, [])]):
+        sequences = list(allowed(vocab, most, shortest, begin))
+        totals = log_ps(made, put["src"][row], sequences)
+        scored = [(total / penalty(len(one)), one) for total, one in zip(totals, sequences, strict=True)]
+        best = sorted(scored, reverse=True)[:4]
+        assert [one.ids for one in found[row]] == [[id for id in one if id != EOS] for _, one in best]
+        for one, (score, sequence) in zip(found[row], best, strict=True):
+            assert one.length == len(sequence)
+            assert math.isclose(one.log_p / penalty(one.length), score, abs_tol=1e-4)
+
+
+@torch.no_grad()
+def unstopped(made, src_S, longest, beam, penalty):
+    """Ids and scores, best first, of a beam search that goes on to the most tokens; the whole model for every step."""
+    live, finished = [((), 0.0)], []
+    for position in range(longest):
+        tgt_RT = torch.tensor([[BOS, *ids] for ids, _ in live])
+        log_p_RV = made(src=src_S.expand(len(live), -1), tgt=tgt_RT)[:, -1].log_softmax(1)
+        log_p_RV[:, :EOS] = -torch.inf
+        total_RV = log_p_RV + torch.tensor([total for _, total in live])[:, None]
+        values, places = total_RV.flatten().topk(2 * beam)
+        extended = [
+            ((*live[place // total_RV.shape[1]][0], place % total_RV.shape[1]), value)
+            for value, place in zip(values.tolist(), places.tolist(), strict=True)
+        ]
+        finished += [one for one in extended[:beam] if one[0][-1] == EOS]
+        live = [one for one in extended if one[0][-1] != EOS][:beam]
+        if position == longest - 1:
+            finished += live
+    scored = [(total / penalty(len(ids)), [id for id in ids if id != EOS]) for ids, total in finished]
+    return sorted(scored, reverse=True)
+
+
+PENALTIES = {
+    "gnmt0.6": gnmt(0.6),
+    "gnmt1.5": gnmt(1.5),
+    "gnmt3": gnmt(3.0),
+    "plain0": plain(0.0),
+    "plain1": plain(1.0),
+    "plain1.5": plain(1.5),
+}
+
+
+@pytest.mark.parametrize(("beam", "nbest"), [(2, 1), (4, 1), (4, 4)])
+@pytest.mark.parametrize("penalty", PENALTIES.values(), ids=PENALTIES)
+def test_a_patient_search_finds_what_one_that_never_stops_early_finds(beam, nbest, penalty):
+    made, put, most = network(20), sources(vocab=20), [14, 14, 5, 9, 14]
+    found = beam_search(made, put, bounds(most), beam=beam, penalty=penalty, nbest=nbest, patient=True)
+    for row, longest in enumerate(most):
+        src_S = put["src"][row][put["src"][row] != PAD]
+        best = unstopped(made, src_S, longest, beam, penalty)[:nbest]
+        assert [one.ids for one in found[row]] == [ids for _, ids in best]
+
+
+def test_a_search_that_is_not_patient_misses_better_ones_under_a_large_power():
+    made, put = network(20), sources(vocab=20)
+    found = {
+        patient: [
+            one.log_p / gnmt(3.0)(one.length)
+            for (one,) in beam_search(made, put, bounds([14] * 5), beam=2, penalty=gnmt(3.0), patient=patient)
+        ]
+        for patient in (False, True)
+    }
+    gained = [patient - hasty for hasty, patient in zip(found[False], found[True], strict=True)]
+    assert min(gained) > -1e-5  # the same hypothesis, whose bits depend on how many others are left in the batch
+    assert max(gained) > 1e-2

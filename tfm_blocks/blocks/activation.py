@@ -1,0 +1,57 @@
+"""Activations, which a feed-forward network has between its two maps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfm_blocks.registry.blocks import block
+
+
+@block("relu", "x: B T D -> B T D", category="activation", source="Nair and Hinton 2010, rectified linear units")
+class ReLU(nn.Module):
+    """max(0, x), of any shape."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.relu(x_BTD)
+
+
+@block("gelu", "x: B T D -> B T D", category="activation", source="Hendrycks and Gimpel 2016, section 2")
+class GELU(nn.Module):
+    """x · Φ(x) with the exact distribution function Φ of the normal distribution, of any shape."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.gelu(x_BTD)
+
+
+@block("gelu_tanh", "x: B T D -> B T D", category="activation", source="Hendrycks and Gimpel 2016, section 2")
+class TanhGELU(nn.Module):
+    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), the approximation of gelu, of any shape."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.gelu(x_BTD, approximate="tanh")
+
+
+@block("silu", "x: B T D -> B T D", category="activation", source="Elfwing et al. 2018, SiLU")
+class SiLU(nn.Module):
+    """x · σ(x), also called swish, of any shape."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.silu(x_BTD)
+
+
+@block("squared_relu", "x: B T D -> B T D", category="activation", source="So et al. 2021 (Primer), squared ReLU")
+class SquaredReLU(nn.Module):
+    """max(0, x)², of any shape."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.relu(x_BTD).square()
+
+
+@block("sigmoid", "x: B T D -> B T D", category="activation", source="Dauphin et al. 2017, equation 1")
+class Sigmoid(nn.Module):
+    """σ(x) = 1 / (1 + exp(-x)), of any shape: the gate of a gated linear unit."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return torch.sigmoid(x_BTD)

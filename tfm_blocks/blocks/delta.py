@@ -1,0 +1,118 @@
+"""The gated delta rule: linear attention with a memory that is corrected, not only added to."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from tfm_blocks.blocks.parts.decay import by_chunks, decay
+from tfm_blocks.blocks.parts.heads import merge_heads, split_heads
+from tfm_blocks.blocks.parts.linear import Linear
+from tfm_blocks.blocks.parts.recurrence import Memory, Recurrence
+from tfm_blocks.registry.blocks import block
+
+SLOWEST, FASTEST = 0.001, 0.1  # of the step widths that a head starts with
+STRONGEST = 16.0  # of the rates that they are multiplied with
+
+
+@block(
+    "gated_delta_rule",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "past"},
+    where={
+        "heads >= 1": "there is at least one head",
+        "D % heads == 0": "the width must split evenly into heads",
+        "kernel_size >= 1": "a position sees at least itself",
+        "eps > 0": "a mean of squares may be 0",
+    },
+    source="Yang et al. 2024 (Gated Delta Networks), section 3.1, equation 10; starting rates as in Mamba 2",
+)
+class GatedDeltaRule(Recurrence):
+    """S_t = α_t S_{t-1} + β_t k_t^T (v_t - k_t α_t S_{t-1}), y_t = q_t S_t / √K in each head: x_BTD -> x_BTD.
+
+    The value that the memory S has for a key is replaced by a share β of the new one, after all of it has faded by α.
+    q, k and v are maps of x, mixed with the `kernel_size` - 1 positions before in each channel, then silu; q and k have
+    length 1. β = σ(W_β x), α = exp(-exp(a) softplus(W_α x + b)) for each head. The output is
+    (rmsnorm(y) ⊙ silu(x W_g)) W_o. Training reads 64 positions at once, decoding carries S.
+    """
+
+    def __init__(self, D: int, *, heads: int, kernel_size: int = 4, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.heads = heads
+        self.kernel_size = kernel_size
+        self.eps = eps
+        self.qkv = Linear(D, 3 * D, parts=3, bias=False, shrinks=(2,))
+        self.near = nn.Parameter(torch.empty(3 * D, kernel_size))
+        self.rates = Linear(D, 2 * heads, parts=2, bias=False)
+        self.fade = nn.Parameter(torch.empty(heads))
+        self.fade_bias = nn.Parameter(torch.empty(heads))
+        self.gate = Linear(D, D, bias=False)
+        self.gain = nn.Parameter(torch.empty(D // heads))
+        self.out = Linear(D, D, bias=False, shrinks=(0,))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        match name:
+            case "near":
+                nn.init.uniform_(self.near, -(self.kernel_size**-0.5), self.kernel_size**-0.5, generator=generator)
+            case "fade":
+                nn.init.uniform_(self.fade, 1.0, STRONGEST, generator=generator).log_()
+            case "fade_bias":  # so that its softplus is spread evenly between the logarithms of the step widths
+                nn.init.uniform_(self.fade_bias, math.log(SLOWEST), math.log(FASTEST), generator=generator)
+                self.fade_bias.exp_().expm1_().log_()
+            case _:
+                nn.init.ones_(self.gain)
+
+    def empty(self, rows: int, like: Tensor) -> Memory:
+        D = self.out.in_features
+        wide = torch.promote_types(like.dtype, torch.float32)
+        return {
+            "past_RND": like.new_zeros(rows, self.kernel_size - 1, 3 * D),
+            "memory_RHKK": like.new_zeros(rows, self.heads, D // self.heads, D // self.heads, dtype=wide),
+        }
+
+    def read(self, x_BTD: Tensor, memory: Memory, first: int) -> tuple[Tensor, Memory]:
+        qkv_BTD, past_BND = self._mix_near(self.qkv(x_BTD), memory["past_RND"])
+        wide = memory["memory_RHKK"].dtype
+        q_BHTK, k_BHTK, v_BHTK = (one.to(wide) for one in split_heads(qkv_BTD, self.heads, 3))
+        share_BHT, log_rate_BHT = self._rates(x_BTD, wide)
+        q_k_v = self._of_length_1(q_BHTK) / math.sqrt(q_BHTK.shape[3]), self._of_length_1(k_BHTK), v_BHTK
+        y_BHTK, after_BHKK = by_chunks(correct, memory["memory_RHKK"], *q_k_v, share_BHT, log_rate_BHT)
+        y_BTD = merge_heads(F.rms_norm(y_BHTK, y_BHTK.shape[3:], self.gain.to(wide), self.eps)).to(x_BTD.dtype)
+        return self.out(F.silu(self.gate(x_BTD)) * y_BTD), {"past_RND": past_BND, "memory_RHKK": after_BHKK}
+
+    def _mix_near(self, x_BTD: Tensor, past_BND: Tensor) -> tuple[Tensor, Tensor]:
+        """Each channel mixed with its last values, then silu; and the inputs that the next positions read."""
+        x_BND = torch.cat([past_BND.to(x_BTD.dtype), x_BTD], 1)
+        y_BTD = F.conv1d(x_BND.mT, self.near[:, None], groups=len(self.near)).mT
+        return F.silu(y_BTD), x_BND[:, x_BND.shape[1] - self.kernel_size + 1 :]
+
+    def _rates(self, x_BTD: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+        """β and log α of each head at each position, both BHT."""
+        share_BHT, step_BHT = self.rates(x_BTD).to(wide).mT.chunk(2, 1)
+        fade_H1, bias_H1 = self.fade.to(wide)[:, None], self.fade_bias.to(wide)[:, None]
+        return share_BHT.sigmoid(), -fade_H1.exp() * F.softplus(step_BHT + bias_H1)
+
+    def _of_length_1(self, x_BHTK: Tensor) -> Tensor:
+        return x_BHTK * (x_BHTK.square().sum(3, keepdim=True) + self.eps).rsqrt()
+
+
+def correct(
+    memory_BHKV: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, share_BHC: Tensor, log_rate_BHC: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One chunk of the rule: what its positions read, and the memory after them.
+
+    What position i writes, w_i = β_i (v_i - what the memory has for k_i by then), depends on what the earlier ones
+    write: a triangular system (section 3.3).
+    """
+    fade, share_BHC1 = decay(log_rate_BHC), share_BHC[..., None]
+    known_BHCV = (k_BHCK @ memory_BHKV) * fade.since_start
+    overlap_BHCC = share_BHC1 * (k_BHCK @ k_BHCK.mT) * fade.between
+    written_BHCV = torch.linalg.solve_triangular(
+        overlap_BHCC, share_BHC1 * (v_BHCV - known_BHCV), upper=False, unitriangular=True
+    )
+    y_BHCV = (q_BHCK @ memory_BHKV) * fade.since_start + (q_BHCK @ k_BHCK.mT * fade.between) @ written_BHCV
+    return y_BHCV, memory_BHKV * fade.whole + (k_BHCK * fade.until_end).mT @ written_BHCV

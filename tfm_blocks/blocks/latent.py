@@ -1,0 +1,181 @@
+"""Multi-head latent attention."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tfm_blocks.blocks.norm import RMSNorm
+from tfm_blocks.blocks.parts.dot_product import Look, causal_mask, few_queries, weighed_attention
+from tfm_blocks.blocks.parts.heads import merge_heads, one_hot_values
+from tfm_blocks.blocks.parts.linear import Linear
+from tfm_blocks.blocks.parts.order import Span, Turns
+from tfm_blocks.blocks.parts.state import Room, State
+from tfm_blocks.blocks.parts.weighing import Weighing
+from tfm_blocks.registry.blocks import REGISTRY, block
+from tfm_blocks.registry.values import Part, Position, Rate
+
+ROTARY = Part("rotary", {"layout": "pairs"})
+
+WHERE = {
+    "heads >= 1": "there is at least one head",
+    "d_latent >= 1": "the latent vector has a width",
+    "d_head >= 1": "a head has a width",
+    "d_turned >= 2": "some numbers of a head carry the position",
+    "d_value >= 1": "values have a width",
+    "eps > 0": "a mean of squares may be 0",
+}
+
+
+@block(
+    "latent_attention",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "mask"},
+    where=WHERE,
+    source="DeepSeek-AI 2024 (DeepSeek-V2), section 2.1",
+)
+class LatentAttention(nn.Module):
+    """Attention whose keys and values are made of one latent vector of a position: x_BTD -> x_BTD.
+
+    c = norm(W x) has the width `d_latent`. A key of a head is [U c; p]: `d_head` numbers of its own, and `d_turned`
+    that all heads share and that carry the position; a value is `d_value` numbers of c. Queries are made of x.
+    softmax(q k^T / √(d_head + d_turned)) v. A step remembers c and p, and multiplies queries and what they find by U
+    instead of all keys and values. The norm is RMSNorm with `eps`. No map has a bias.
+    """
+
+    def __init__(
+        self,
+        D: int,
+        *,
+        heads: int,
+        d_latent: int,
+        d_head: int,
+        d_turned: int,
+        d_value: int,
+        mask: Literal["causal"] | None = None,
+        position: Position = ROTARY,
+        eps: float = 1e-6,
+        attention_dropout: Rate = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads, self.sizes = heads, (d_head, d_turned, d_value)
+        self.causal = mask == "causal"
+        self.dropout = attention_dropout
+        self.q = Linear(D, heads * (d_head + d_turned), bias=False)
+        self.down = Linear(D, d_latent + d_turned, parts=(d_latent, d_turned), bias=False)
+        self.norm = RMSNorm(d_latent, eps=eps)
+        self.up = Linear(d_latent, heads * (d_head + d_value), bias=False, shrinks=(0,))
+        self.out = Linear(heads * d_value, D, bias=False, shrinks=(0,))
+        self.position: Any = REGISTRY.make(position, d_turned)
+        if not isinstance(self.position, Turns):
+            raise ValueError(f"position must turn queries and keys, as rotary does, but is {position}")
+        self.scores = Weighing(d_head + d_turned)
+
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, trailing_T: bool = True) -> Tensor:
+        q_BHTK, c_B1TL, p_B1TR = self._made(x_BTD, Span(0, x_BTD.shape[1]))
+        k_BHTK, v_BHTV = self._keys_and_values(c_B1TL, p_B1TR)
+        dropout = self.dropout if self.training else 0.0
+        look = self._look(keep_BT, trailing_T)
+        return self._finish(weighed_attention(q_BHTK, k_BHTK, v_BHTV, look, self.scores, dropout=dropout))
+
+    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor, trailing_T: bool = True) -> Tensor:
+        """How much each head of each position looks at what: w_BHTT, of which each row adds up to 1."""
+        q_BHTK, c_B1TL, p_B1TR = self._made(x_BTD, Span(0, x_BTD.shape[1]))
+        k_BHTK, _ = self._keys_and_values(c_B1TL, p_B1TR)
+        return weighed_attention(q_BHTK, k_BHTK, one_hot_values(k_BHTK), self._look(keep_BT, trailing_T), self.scores)
+
+    def _look(self, keep_BT: Tensor, trailing: bool) -> Look:
+        if not self.causal:
+            return Look(keep_BT[:, None, None, :])
+        return Look(causal=True) if trailing else Look(causal_mask(keep_BT))
+
+    def _made(self, x_BTD: Tensor, span_T: Span) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries q_BHTK, latent vectors c_B1TL, and the shared part of the keys p_B1TR."""
+        d_head, d_turned, _ = self.sizes
+        positions_T = span_T.on(x_BTD.device)
+        q_BHTX = torch.unflatten(self.queries(x_BTD), 2, (self.heads, -1)).transpose(1, 2)
+        own, turned = torch.split(q_BHTX, [d_head, d_turned], 3)
+        q_BHTK = torch.cat((own, self.position.turn(turned, positions_T)), 3)
+        c_BTL, p_BTR = torch.split(self.down(x_BTD), self.down.parts, 2)
+        return q_BHTK, self.norm(c_BTL)[:, None], self.position.turn(p_BTR[:, None], positions_T)
+
+    def queries(self, x_BTD: Tensor) -> Tensor:
+        """Those of all heads, side by side."""
+        q_BTX: Tensor = self.q(x_BTD)
+        return q_BTX
+
+    def _keys_and_values(self, c_B1TL: Tensor, p_B1TR: Tensor) -> tuple[Tensor, Tensor]:
+        d_head, _, d_value = self.sizes
+        made = torch.unflatten(self.up(c_B1TL[:, 0]), 2, (self.heads, -1)).transpose(1, 2)
+        own_BHTK, v_BHTV = torch.split(made, [d_head, d_value], 3)
+        return torch.cat((own_BHTK, p_B1TR.expand(-1, self.heads, -1, -1)), 3), v_BHTV
+
+    def _finish(self, y_BHTV: Tensor) -> Tensor:
+        out_BTD: Tensor = self.out(merge_heads(y_BHTV))
+        return out_BTD
+
+    def start(self, *, room: Room) -> State:
+        """Room for the latent vectors and the shared part of the keys."""
+        latent, turned = self.down.parts
+        return State(caches={"c": room.cache(1, latent), "p": room.cache(1, turned)})
+
+    def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:
+        """The first P target positions at once: x_BPD -> x_BPD."""
+        q_BHPK, c_B1PL, p_B1PR = self._made(x_BPD, Span(0, x_BPD.shape[1]))
+        state.fill(c=c_B1PL, p=p_B1PR)
+        k_BHPK, v_BHPV = self._keys_and_values(c_B1PL, p_B1PR)
+        return self._finish(weighed_attention(q_BHPK, k_BHPK, v_BHPV, Look(causal=True), self.scores)), state
+
+    def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
+        """One more target position: x_R1D -> x_R1D, from latent vectors as they are."""
+        d_head, d_turned, d_value = self.sizes
+        q_BHMK, c_B1ML, p_B1MR = self._made(state.abreast(x_R1D), Span(state.position, 1))
+        c_B1NL, p_B1NR = state.remember("c", c_B1ML), state.remember("p", p_B1MR)
+        up_HXL = torch.unflatten(self.up.weight, 0, (self.heads, -1)).to(q_BHMK.dtype)
+        keys_HKL, values_HVL = torch.split(up_HXL, [d_head, d_value], 1)
+        own_BHMK, turned_BHMR = torch.split(q_BHMK, [d_head, d_turned], 3)
+        q_BHMX = torch.cat((own_BHMK @ keys_HKL, turned_BHMR), 3)
+        k_BHNX = torch.cat((c_B1NL, p_B1NR), 3).expand(-1, self.heads, -1, -1)
+        c_BHNL = c_B1NL.expand(-1, self.heads, -1, -1)
+        y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, state.own(), self.scores.beta)
+        return self._finish(y_BHML @ values_HVL.mT).view_as(x_R1D), state
+
+
+@block(
+    "latent_query_attention",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "mask"},
+    where={**WHERE, "d_query >= 1": "the latent vector of queries has a width"},
+    source="DeepSeek-AI 2024 (DeepSeek-V2), section 2.1",
+)
+class LatentQueryAttention(LatentAttention):
+    """`latent_attention` whose queries are made of a latent vector too: x_BTD -> x_BTD.
+
+    It is norm(W x) of the width `d_query`. There is no dropout on the weights.
+    """
+
+    def __init__(
+        self,
+        D: int,
+        *,
+        heads: int,
+        d_latent: int,
+        d_query: int,
+        d_head: int,
+        d_turned: int,
+        d_value: int,
+        mask: Literal["causal"] | None = None,
+        position: Position = ROTARY,
+        eps: float = 1e-6,
+    ) -> None:
+        widths = {"d_latent": d_latent, "d_head": d_head, "d_turned": d_turned, "d_value": d_value}
+        super().__init__(D, heads=heads, **widths, mask=mask, position=position, eps=eps)
+        self.q_down, self.q_norm = Linear(D, d_query, bias=False), RMSNorm(d_query, eps=eps)
+        self.q = Linear(d_query, heads * (d_head + d_turned), bias=False)
+
+    def queries(self, x_BTD: Tensor) -> Tensor:
+        return super().queries(self.q_norm(self.q_down(x_BTD)))

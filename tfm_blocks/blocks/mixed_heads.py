@@ -1,0 +1,117 @@
+"""Attention whose heads work together: talking heads, differential attention."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from tfm_blocks.blocks.attention import SEES, SIGNATURE
+from tfm_blocks.blocks.parts.dot_product import Look, weighed_attention
+from tfm_blocks.blocks.parts.heads import one_hot_values, widths
+from tfm_blocks.blocks.parts.multi_head import MultiHead, SelfAttention
+from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.values import Position, Rate
+
+
+@block(
+    "talking_heads_attention",
+    SIGNATURE,
+    branch=True,
+    sees=SEES,
+    where={"heads >= 1": "there is at least one head", "D % heads == 0": "the width must split evenly into heads"},
+    source="Shazeer et al. 2020, talking-heads attention",
+)
+class TalkingHeadsAttention(MultiHead):
+    """M₂ softmax(M₁ q k^T / √K) v, where M₁ and M₂ mix heads: x_BTD, kv_BSE -> x_BTD.
+
+    Both mixes start as the identity and a little noise, N(0, 0.02²). Its weights are those before M₂.
+    """
+
+    def __init__(
+        self,
+        D: int,
+        E: int | None,
+        *,
+        heads: int,
+        mask: Literal["causal"] | None = None,
+        position: Position | None = None,
+        bias: bool = True,
+        attention_dropout: Rate = 0.0,
+    ) -> None:
+        super().__init__(D, E, widths(D, heads), mask=mask, dropout=attention_dropout, bias=bias, position=position)
+        self.mix_scores = nn.Parameter(torch.empty(heads, heads))
+        self.mix_weights = nn.Parameter(torch.empty(heads, heads))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        mix_GH = nn.init.normal_(self.get_parameter(name), std=0.02, generator=generator)
+        mix_GH.diagonal().add_(1)
+
+    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: Look) -> Tensor:
+        scores_BHTS = _mixed(self.mix_scores, q_BHTK @ k_BGSK.mT * self.scores.beta)
+        added = look.masked_bias(q_BHTK, k_BGSK)
+        return torch.softmax(scores_BHTS if added is None else scores_BHTS + added, 3)
+
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: Look) -> Tensor:
+        w_BHTS = _mixed(self.mix_weights, self.shares(q_BHTK, k_BGSK, look))
+        return F.dropout(w_BHTS, self.dropout, self.training) @ v_BGSK
+
+
+def _mixed(mix_GH: Tensor, x_BHTS: Tensor) -> Tensor:
+    return torch.einsum("gh,bhts->bgts", mix_GH, x_BHTS)
+
+
+@block(
+    "differential_attention",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "mask"},
+    where={
+        "heads >= 1": "there is at least one head",
+        "D % (2 * heads) == 0": "the width must split evenly into two maps a head",
+        "lambda_start >= 0": "the second map is taken off",
+        "lambda_start < 1": "less than the first map is taken off",
+        "eps > 0": "a mean of squares may be 0",
+    },
+    source="Ye et al. 2024, section 2.1",
+)
+class DifferentialAttention(SelfAttention):
+    """(softmax(q₁ k₁^T / √K) - λ softmax(q₂ k₂^T / √K)) v in each head, then RMSNorm, times 1 - s: x_BTD -> x_BTD.
+
+    Two maps of width K = D / 2H a head, of which the second takes off what the first finds everywhere; v has width 2K.
+    λ = exp(a·b) - exp(c·d) + s with s = `lambda_start` and vectors that start from N(0, 0.1²). Its weights are those of
+    2H maps: the first of all heads, then the second of all.
+    """
+
+    def __init__(
+        self,
+        D: int,
+        *,
+        heads: int,
+        lambda_start: float = 0.8,
+        eps: float = 1e-5,
+        mask: Literal["causal"] | None = None,
+        position: Position | None = None,
+        bias: bool = True,
+        attention_dropout: Rate = 0.0,
+    ) -> None:
+        sizes = widths(D, 2 * heads)
+        super().__init__(D, None, sizes, mask=mask, dropout=attention_dropout, bias=bias, position=position)
+        self.lambda_start, self.eps = lambda_start, eps
+        self.lambdas = nn.Parameter(torch.empty(4, sizes.key))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.normal_(self.lambdas, std=0.1, generator=generator)
+
+    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: Look) -> Tensor:
+        return weighed_attention(q_BHTK, k_BGSK, one_hot_values(k_BGSK), look, self.scores)
+
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: Look) -> Tensor:
+        v_BHSK = torch.cat(v_BGSK.chunk(2, 1), 3).repeat(1, 2, 1, 1)
+        first_BHTK, second_BHTK = super().attend(q_BHTK, k_BGSK, v_BHSK, look).chunk(2, 1)
+        a, b, c, d = self.lambdas
+        taken = torch.exp(a @ b) - torch.exp(c @ d) + self.lambda_start
+        y_BHTK = first_BHTK - taken.to(first_BHTK.dtype) * second_BHTK
+        return F.rms_norm(y_BHTK, y_BHTK.shape[-1:], eps=self.eps) * (1 - self.lambda_start)

@@ -1,0 +1,108 @@
+"""Blocks that make one tensor of several, and the affine map and dropout as nodes of their own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor, nn
+
+from tfm_blocks.blocks.parts.dropout import Dropout as Drop
+from tfm_blocks.blocks.parts.linear import Linear as Affine
+from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.values import Rate
+
+
+@block("sum", "xs[]: B N D -> B N D", category="join", source="He et al. 2016, equation 1, with any number of branches")
+class Sum(nn.Module):
+    """x1 + x2 + …: several x_BND -> x_BND."""
+
+    def forward(self, xs: list[Tensor]) -> Tensor:
+        out_BND = xs[0]
+        for x_BND in xs[1:]:
+            out_BND = out_BND + x_BND
+        return out_BND
+
+
+@block("mean", "xs[M]: B N D -> B N D", category="join", source="Huang et al. 2017, section 3, snapshot ensembles")
+class Mean(Sum):
+    """(x1 + x2 + …) / M: M tensors x_BND -> x_BND."""
+
+    def forward(self, xs: list[Tensor]) -> Tensor:
+        return super().forward(xs) / len(xs)
+
+
+@block("concat", "xs[]: B N D+ -> B N D+", category="join", source="Huang et al. 2017 (DenseNet), section 3")
+class Concat(nn.Module):
+    """[x1; x2; …] along the width: several x_BND -> x_BND whose width is the sum of theirs."""
+
+    def forward(self, xs: list[Tensor]) -> Tensor:
+        return torch.cat(xs, 2)
+
+
+@block("concat_sequence", "xs[]: B N+ D -> B N+ D", source="Raffel et al. 2020, section 3.2.1, sequences end to end")
+class ConcatSequence(nn.Module):
+    """The positions of x1, then those of x2, …: several x_BND -> x_BND on an axis of its own with their masks."""
+
+    def forward(self, xs: list[Tensor]) -> Tensor:
+        return torch.cat(xs, 1)
+
+
+@block("weighted_sum", "xs[M]: B N D -> B N D", source="Peters et al. 2018, equation 1")
+class WeightedSum(nn.Module):
+    """gain · Σ softmax(w)_m x_m: M tensors x_BND -> x_BND. The weights start equal, the gain at 1."""
+
+    def __init__(self, M: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(M))
+        self.gain = nn.Parameter(torch.empty(()))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.constant_(self.get_parameter(name), 1.0 if name == "gain" else 0.0)
+
+    def forward(self, xs: list[Tensor]) -> Tensor:
+        shares_M = torch.softmax(self.weight, 0) * self.gain
+        return torch.stack([x_BND * share for x_BND, share in zip(xs, shares_M.unbind(), strict=True)]).sum(0)
+
+
+@block(
+    "gate",
+    "x: B N D, ys[M]: B N E -> B N E",
+    category="join",
+    source="Jacobs et al. 1991, gating network, here linear and at each position",
+)
+class Gate(nn.Module):
+    """Σ softmax(W x + b)_m y_m at each position: x_BND and M tensors y_BNE -> y_BNE. x is what the branches read."""
+
+    def __init__(self, D: int, M: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.map = Affine(D, M, bias=bias)
+
+    def forward(self, x_BND: Tensor, ys: list[Tensor]) -> Tensor:
+        shares_BNM = torch.softmax(self.map(x_BND), 2)
+        return (torch.stack(ys, 3) * shares_BNM[:, :, None]).sum(3)
+
+
+@block(
+    "linear",
+    "x: B N D -> B N d_out",
+    where={"d_out >= 1": "the width is at least 1"},
+    source="Vaswani et al. 2017, section 3.4, a learned linear transformation",
+)
+class Linear(Affine):
+    """x W^T + b: x_BND -> y_BN(d_out)."""
+
+    def __init__(self, D: int, *, d_out: int, bias: bool = True) -> None:
+        super().__init__(D, d_out, bias=bias)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return super().forward(x_BND)
+
+
+@block("dropout", "x: B N D -> B N D", source="Srivastava et al. 2014, section 4")
+class Dropout(Drop):
+    """In training each number is 0 with probability `dropout`, and the others are divided by 1 - dropout."""
+
+    def __init__(self, *, dropout: Rate = 0.0) -> None:
+        super().__init__(dropout)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return super().forward(x_BND)

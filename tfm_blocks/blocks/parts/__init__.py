@@ -1,0 +1,1 @@
+"""What registered blocks share; nobody registers anything here."""

@@ -1,0 +1,87 @@
+"""The steps around a branch, and the branch within them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Generator, Tensor, nn
+
+
+class Add(nn.Module):
+    """The residual connection of He et al. 2016: y + factor · x."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+        return y_BTD + x_BTD if self.factor == 1 else y_BTD.add(x_BTD, alpha=self.factor)
+
+
+class Scale(nn.Module):
+    """factor · y, as the half steps of Gulati et al. 2020 (Macaron: Lu et al. 2019)."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, y_BTD: Tensor) -> Tensor:
+        return y_BTD * self.factor
+
+
+class Gain(nn.Module):
+    """gain · y with a learned gain, one (ReZero: Bachlechner et al. 2021) or one a channel (Touvron et al. 2021)."""
+
+    def __init__(self, start: float, width: int | None) -> None:
+        super().__init__()
+        self.start = start
+        self.weight = nn.Parameter(torch.empty(() if width is None else width))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.constant_(self.weight, self.start)
+
+    def forward(self, y_BTD: Tensor) -> Tensor:
+        return y_BTD * self.weight
+
+
+class DropPath(nn.Module):
+    """In training the branch of a sequence is 0 with probability `rate`, and else divided by 1 - rate: y_BTD -> y_BTD.
+
+    Source: Huang et al. 2016, section 3.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, y_BTD: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return y_BTD
+        keep_B = torch.rand(y_BTD.shape[0], device=y_BTD.device) >= self.rate
+        return y_BTD * (keep_B / (1 - self.rate)).to(y_BTD.dtype).view(-1, *[1] * (y_BTD.ndim - 1))
+
+
+class Steps(nn.ModuleDict):
+    """Steps by name, run in order on y; `add` adds what the branch read: y_BTD, x_BTD -> y_BTD."""
+
+    def __init__(self, steps: Mapping[str, nn.Module]) -> None:
+        super().__init__(steps)
+
+    def forward(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+        for step in self.values():
+            y_BTD = step(y_BTD, x_BTD) if isinstance(step, Add) else step(y_BTD)
+        return y_BTD
+
+
+class Branch(nn.Module):
+    """`pre` on the first input, the block, `post` on its output, where `add` adds the residual. `Call` runs it.
+
+    The nodes of a parallel and inline nodes are its further modules.
+    """
+
+    def __init__(self, pre: Steps, block: nn.Module, post: Steps) -> None:
+        super().__init__()
+        self.pre = pre
+        self.block = block
+        self.post = post

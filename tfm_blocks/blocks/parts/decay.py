@@ -1,0 +1,45 @@
+"""A memory of keys and values that fades: what is known of its decay within one chunk of positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 64  # positions that are read at once; the memory is carried from chunk to chunk
+
+
+class Decay(NamedTuple):
+    """Shares that are left of what was remembered, for C positions of a chunk; leading axes are those of the rates.
+
+    `between`_CC from a position (column) to a later one or itself (row), 0 before it; `since_start`_C1 from before the
+    chunk to each position; `until_end`_C1 from each position to the last; `whole`_11 from before the chunk to the last.
+    """
+
+    between: Tensor
+    since_start: Tensor
+    until_end: Tensor
+    whole: Tensor
+
+
+def decay(log_rate_C: Tensor) -> Decay:
+    """Of a memory that position c multiplies by exp(log_rate_C[c]) before it adds to it."""
+    passed_C = log_rate_C.cumsum(-1)
+    earlier_CC = torch.ones_like(passed_C[..., None] * passed_C[..., None, :], dtype=torch.bool).tril()
+    between_CC = (passed_C[..., :, None] - passed_C[..., None, :]).masked_fill(~earlier_CC, -torch.inf).exp()
+    whole_11 = passed_C[..., -1:, None]
+    return Decay(between_CC, passed_C.exp()[..., None], (whole_11 - passed_C[..., None]).exp(), whole_11.exp())
+
+
+def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:
+    """`read(memory_BHKV, *chunks)` on each chunk in turn: what it gives for all positions, and the memory after them.
+
+    The tensors have their positions on the third axis, such as q_BHTK.
+    """
+    found = []
+    for chunk in zip(*(torch.split(one, CHUNK, 2) for one in x_BHT), strict=True):
+        y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
+        found.append(y_BHCV)
+    return torch.cat(found, 2), memory_BHKV

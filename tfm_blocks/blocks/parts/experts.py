@@ -1,0 +1,99 @@
+"""Linear maps of many experts, each on the rows of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.utils.flop_counter import register_flop_formula
+
+
+class ExpertLinear(nn.Module):
+    """x W_e^T for the rows of each expert e: x_RI -> y_RO. The rows are sorted by expert; those of e end at ends_E[e].
+
+    Every expert starts as a `Linear` without a bias does; `parts` and `shrinks` are as there.
+    """
+
+    def __init__(self, experts: int, inputs: int, outputs: int, *, parts: int = 1, shrinks: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.parts = parts
+        self.shrinks = tuple(shrinks)
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        for weight_OI in self.weight:
+            for part in weight_OI.chunk(self.parts):
+                nn.init.xavier_uniform_(part, generator=generator)
+
+    def shrink(self, factor: float) -> None:
+        """Multiplies the starting values of the parts that shrink."""
+        parts = self.weight.chunk(self.parts, 1)
+        for part in self.shrinks:
+            parts[part].mul_(factor)
+
+    def forward(self, x_RI: Tensor, ends_E: Tensor) -> Tensor:
+        kind, device = x_RI.dtype, x_RI.device.type
+        if device != "meta" and torch.is_autocast_enabled(device):  # torch casts for its own products alone
+            kind = torch.get_autocast_dtype(device)
+        y_RO: Tensor = grouped_product(x_RI.to(kind), self.weight.to(kind), ends_E)
+        return y_RO
+
+
+@torch.library.custom_op("tfm_blocks::grouped_product", mutates_args=())
+def grouped_product(x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
+    """x W_e^T for the rows up to ends_E[e] that belong to no expert before e: y_RO.
+
+    How many rows each has is known only in the run. As an operator of its own it has a fixed shape for the compiler,
+    for export and on the meta device, and each row is multiplied once.
+    """
+    y_RO = x_RI.new_empty(x_RI.shape[0], weight_EOI.shape[1])
+    first = 0
+    for weight_OI, last in zip(weight_EOI, ends_E.tolist(), strict=True):
+        torch.mm(x_RI[first:last], weight_OI.t(), out=y_RO[first:last])
+        first = last
+    return y_RO
+
+
+@torch.library.custom_op("tfm_blocks::grouped_outer", mutates_args=())
+def grouped_outer(y_RO: Tensor, x_RI: Tensor, ends_E: Tensor) -> Tensor:
+    """y^T x over the rows of each expert, which is 0 for one without rows: w_EOI."""
+    weight_EOI = x_RI.new_empty(ends_E.shape[0], y_RO.shape[1], x_RI.shape[1])
+    first = 0
+    for weight_OI, last in zip(weight_EOI, ends_E.tolist(), strict=True):
+        torch.mm(y_RO[first:last].t(), x_RI[first:last], out=weight_OI)
+        first = last
+    return weight_EOI
+
+
+@grouped_product.register_fake
+def _(x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
+    return x_RI.new_empty(x_RI.shape[0], weight_EOI.shape[1])
+
+
+@grouped_outer.register_fake
+def _(y_RO: Tensor, x_RI: Tensor, ends_E: Tensor) -> Tensor:
+    return x_RI.new_empty(ends_E.shape[0], y_RO.shape[1], x_RI.shape[1])
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad_RO: Tensor) -> tuple[Tensor, Tensor, None]:
+    x_RI, weight_EOI, ends_E = ctx.saved_tensors
+    return (
+        grouped_product(grad_RO, weight_EOI.transpose(1, 2), ends_E),
+        grouped_outer(grad_RO, x_RI, ends_E),
+        None,
+    )
+
+
+grouped_product.register_autograd(_gradients, setup_context=_keep_inputs)
+
+
+@register_flop_formula(torch.ops.tfm_blocks.grouped_product)
+def _flops(x_RI: Sequence[int], weight_EOI: Sequence[int], *others: Any, **named: Any) -> int:
+    """Two for each row and weight of one expert, however the rows are shared out."""
+    return 2 * x_RI[0] * x_RI[1] * weight_EOI[1]

@@ -1,0 +1,62 @@
+"""The affine map, with the starting values of the project."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Generator, Tensor, nn
+
+
+class Linear(nn.Linear):
+    """x W^T + b. Several maps of one input are stacked as `parts`, so many alike or of the widths
+    given, and each starts by its own fan.
+
+    W starts Xavier-uniform (Glorot and Bengio 2010, equation 16), b at 0. `shrinks` are the parts whose starting values
+    very deep models make smaller: those that what is added to the residual passes through.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        parts: int | Sequence[int] = 1,
+        bias: bool = True,
+        shrinks: Sequence[int] = (),
+    ) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.parts = [outputs // parts] * parts if isinstance(parts, int) else list(parts)
+        self.shrinks = tuple(shrinks)
+        self.packed: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.packed is None:
+            return super().forward(x)
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return y
+
+    def pack(self) -> None:
+        """Makes `forward` multiply by a copy of the weights as oneDNN orders them, until `packed` is None again."""
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
+
+    def reset_parameters(self) -> None:
+        """Leaves the parameters as they are: `initialise` fills them, each from its own generator."""
+
+    def shrink(self, factor: float) -> None:
+        """Multiplies the starting values of the parts that shrink."""
+        parts = torch.split(self.weight, self.parts)
+        for part in self.shrinks:
+            parts[part].mul_(factor)
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        if name == "bias":
+            nn.init.zeros_(self.bias)
+        for part in torch.split(self.weight, self.parts) if name == "weight" else ():
+            nn.init.xavier_uniform_(part, generator=generator)
+
+
+def normal_(weight: Tensor, width: int, generator: Generator) -> None:
+    """N(0, width^-0.5) as the standard deviation, so that an embedding scaled by √width has unit variance."""
+    nn.init.normal_(weight, std=1 / math.sqrt(width), generator=generator)

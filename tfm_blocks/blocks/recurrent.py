@@ -1,0 +1,120 @@
+"""Recurrent layers, in the place of self-attention."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tfm_blocks.blocks.parts.linear import Linear
+from tfm_blocks.blocks.parts.recurrence import Memory, Recurrence, in_order, in_own_places, reading_order
+from tfm_blocks.registry.blocks import block
+
+
+class Direction(nn.Module):
+    """The two maps of a layer that reads one way: of the input, x_BTD, and of the state before, h_BF, to all gates."""
+
+    def __init__(self, D: int, F: int, gates: int, bias: bool) -> None:
+        super().__init__()
+        self.input = Linear(D, gates * F, parts=gates, bias=bias)
+        self.hidden = Linear(F, gates * F, parts=gates, bias=bias)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """In torch's order: both matrices, then both biases where there are any."""
+        matrices = [self.input.weight, self.hidden.weight]
+        return matrices if self.input.bias is None else [*matrices, self.input.bias, self.hidden.bias]
+
+
+class Recurrent(Recurrence):
+    """x_BTD -> h_BTD. With `mask: causal` h_t follows from x_t and h_{t-1}; h before the first position is 0.
+
+    Without a mask two such layers of half the width read the sequence from either end, and their states stand side by
+    side. An odd width raises ValueError.
+    """
+
+    gates: ClassVar[int]
+    states: ClassVar[tuple[str, ...]] = ("h_RD",)
+
+    def __init__(self, D: int, *, mask: Literal["causal"] | None = None, bias: bool = True) -> None:
+        super().__init__()
+        if mask is None and D % 2:
+            raise ValueError(f"without a mask each direction has half of the width, but D = {D} is odd")
+        self.bias = bias
+        self.width = D if mask else D // 2
+        self.forwards = Direction(D, self.width, self.gates, bias)
+        self.backwards = None if mask else Direction(D, self.width, self.gates, bias)
+
+    @abstractmethod
+    def run(self, x_BTD: Tensor, before: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, ...]:
+        """torch's own layer from the states `before`, each 1BF: the outputs h_BTF, then the states after."""
+
+    def empty(self, rows: int, like: Tensor) -> Memory:
+        return {name: like.new_zeros(rows, self.width) for name in self.states}
+
+    def read(self, x_BTD: Tensor, memory: Memory, first: int) -> tuple[Tensor, Memory]:
+        return self._run(self.forwards, x_BTD, memory)
+
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, trailing_T: bool = True) -> Tensor:
+        h_BTF = super().forward(x_BTD, keep_BT=keep_BT, trailing_T=trailing_T)
+        if self.backwards is None:
+            return h_BTF
+        order_BT = reading_order(keep_BT, backward=True)
+        back_BTF, _ = self._run(self.backwards, in_order(x_BTD, order_BT), self.empty(len(x_BTD), x_BTD))
+        return torch.cat([h_BTF, in_own_places(back_BTF, order_BT)], 2)
+
+    def _run(self, direction: Direction, x_BTD: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        before = [memory[name][None].to(x_BTD.dtype) for name in self.states]
+        h_BTF, *after = self.run(x_BTD, before, direction.weights)
+        return h_BTF, {name: state_1BF[0] for name, state_1BF in zip(self.states, after, strict=True)}
+
+
+@block("rnn", "x: B T D -> B T D", branch=True, sees={"x": "mask"}, source="Elman 1990")
+class RNN(Recurrent):
+    """h_t = tanh(W x_t + b + U h_{t-1} + c): x_BTD -> h_BTD.
+
+    Without a mask two layers of half the width read the sequence from either end, and their states stand side by side.
+    """
+
+    gates = 1
+
+    def run(self, x_BTD: Tensor, before: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, ...]:
+        return torch.rnn_tanh(x_BTD, before[0], weights, self.bias, 1, 0.0, self.training, False, True)
+
+
+@block("gru", "x: B T D -> B T D", branch=True, sees={"x": "mask"}, source="Cho et al. 2014, equations 5 to 8")
+class GRU(Recurrent):
+    """h_t = (1 - z) n + z h_{t-1}, n = tanh(W x_t + b + r (U h_{t-1} + c)): x_BTD -> h_BTD.
+
+    The gates r and z are sigmoids of maps of x_t and h_{t-1}. As in torch, r falls on the map of h_{t-1}, not on
+    h_{t-1} itself. Without a mask two layers of half the width read the sequence from either end, and their states
+    stand side by side.
+    """
+
+    gates = 3
+
+    def run(self, x_BTD: Tensor, before: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, ...]:
+        return torch.gru(x_BTD, before[0], weights, self.bias, 1, 0.0, self.training, False, True)
+
+
+@block(
+    "lstm",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "mask"},
+    source="Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000",
+)
+class LSTM(Recurrent):
+    """c_t = f c_{t-1} + i tanh(W x_t + b + U h_{t-1} + c), h_t = o tanh(c_t): x_BTD -> h_BTD.
+
+    The gates i, f and o are sigmoids of maps of x_t and h_{t-1}. Without a mask two layers of half the width read the
+    sequence from either end, and their states stand side by side.
+    """
+
+    gates = 4
+    states = ("h_RD", "c_RD")
+
+    def run(self, x_BTD: Tensor, before: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, ...]:
+        return torch.lstm(x_BTD, before, weights, self.bias, 1, 0.0, self.training, False, True)

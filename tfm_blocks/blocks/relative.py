@@ -1,0 +1,75 @@
+"""Attention with a vector for each distance."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from tfm_blocks.blocks.parts.dot_product import Look
+from tfm_blocks.blocks.parts.heads import widths
+from tfm_blocks.blocks.parts.linear import normal_
+from tfm_blocks.blocks.parts.multi_head import SelfAttention
+from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.values import Rate
+
+
+@block(
+    "relative_attention",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "mask"},
+    where={
+        "heads >= 1": "there is at least one head",
+        "D % heads == 0": "the width must split evenly into heads",
+        "radius >= 1": "a neighbour has a vector of its own",
+    },
+    source="Shaw et al. 2018, equations 3 and 4",
+)
+class RelativeAttention(SelfAttention):
+    """softmax(q_i (k_j + a_ij) / √K)_j (v_j + b_ij): x_BTD -> x_BTD, where a and b depend on the distance j - i alone.
+
+    Distances beyond `radius` on either side have the vectors of the radius. All heads share them.
+    """
+
+    measures = True
+
+    def __init__(
+        self,
+        D: int,
+        *,
+        heads: int,
+        radius: int = 16,
+        mask: Literal["causal"] | None = None,
+        bias: bool = True,
+        attention_dropout: Rate = 0.0,
+    ) -> None:
+        sizes = widths(D, heads)
+        super().__init__(D, None, sizes, mask=mask, dropout=attention_dropout, bias=bias)
+        self.radius = radius
+        self.of_keys = nn.Parameter(torch.empty(2 * radius + 1, sizes.key))
+        self.of_values = nn.Parameter(torch.empty(2 * radius + 1, sizes.value))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        weight = self.get_parameter(name)
+        normal_(weight, weight.shape[1], generator)
+
+    def _index(self, q_BHTK: Tensor, look: Look) -> Tensor:
+        """Which vector belongs to each pair: index_BHTS."""
+        assert look.distance_TS is not None
+        index_TS = look.distance_TS.clamp(-self.radius, self.radius) + self.radius
+        return index_TS.expand(*q_BHTK.shape[:3], -1)
+
+    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: Look) -> Tensor:
+        to_keys_BHTS = (q_BHTK @ self.of_keys.T.to(q_BHTK.dtype)).gather(3, self._index(q_BHTK, look))
+        scores_BHTS = (q_BHTK @ k_BGSK.mT + to_keys_BHTS) * self.scores.beta
+        added = look.masked_bias(q_BHTK, k_BGSK)
+        return torch.softmax(scores_BHTS if added is None else scores_BHTS + added, 3)
+
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: Look) -> Tensor:
+        w_BHTS = F.dropout(self.shares(q_BHTK, k_BGSK, look), self.dropout, self.training)
+        by_distance = w_BHTS.new_zeros(*w_BHTS.shape[:3], 2 * self.radius + 1)
+        by_distance = by_distance.scatter_add(3, self._index(q_BHTK, look), w_BHTS)
+        return w_BHTS @ v_BGSK + by_distance @ self.of_values.to(w_BHTS.dtype)

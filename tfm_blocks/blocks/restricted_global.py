@@ -1,0 +1,92 @@
+"""Restricted self-attention with a few positions that all see."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tfm_blocks.blocks.parts.dot_product import Look
+from tfm_blocks.blocks.parts.global_band import global_banded_attention
+from tfm_blocks.blocks.parts.multi_head import SOFTMAX
+from tfm_blocks.blocks.parts.order import Span
+from tfm_blocks.blocks.parts.state import State
+from tfm_blocks.blocks.restricted import RestrictedAttention
+from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.values import Position, Rate, Scores
+
+
+@block(
+    "restricted_global_attention",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "mask"},
+    where={
+        "heads >= 1": "there is at least one head",
+        "D % heads == 0": "the width must split evenly into heads",
+        "r >= 1": "a position sees at least itself",
+        "first >= 1": "at least one position is seen by all",
+    },
+    source="Beltagy et al. 2020 (Longformer), section 3.1, global attention; with mask: causal, Xiao et al. 2023",
+)
+class RestrictedGlobalAttention(RestrictedAttention):
+    """`restricted_attention` in which the `first` positions see all and are seen by all: x_BTD -> x_BTD.
+
+    Cost O(n·(r + first)·d). With `mask: causal` every position sees those of the first that came before it, and they
+    see no more than their own past. `position` turns queries and keys, as rotary does.
+    """
+
+    def __init__(
+        self,
+        D: int,
+        *,
+        heads: int,
+        r: int,
+        first: int = 1,
+        mask: Literal["causal"] | None = None,
+        position: Position | None = None,
+        scores: Scores = SOFTMAX,
+        bias: bool = True,
+        attention_dropout: Rate = 0.0,
+    ) -> None:
+        super().__init__(
+            D,
+            heads=heads,
+            r=r,
+            mask=mask,
+            position=position,
+            scores=scores,
+            bias=bias,
+            attention_dropout=attention_dropout,
+        )
+        if self.biases:
+            raise ValueError(f"position must turn queries and keys, as rotary does, but is {position}")
+        self.first = first
+
+    def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
+        assert self.most is not None
+        return global_banded_attention(
+            q_BHTK,
+            k_BGTK,
+            v_BGTK,
+            keep_BT,
+            r=self.most,
+            first=self.first,
+            causal=self.causal,
+            dropout=self.dropout if self.training else 0.0,
+            scores=self.scores,
+        )
+
+    def step(self, x_R1D: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
+        """One more target position: x_R1D -> x_R1D, from the last r positions and the first ones before them."""
+        x_BMD = state.abreast(x_R1D)
+        q_BHMK, k_BGMK, v_BGMK = self.self_heads(x_BMD, Span(state.position, 1))
+        near = state.remember("k", k_BGMK, self.most), state.remember("v", v_BGMK, self.most)
+        first = slice(0, min(self.first, state.past(self.most).start))
+        early = (state.caches[name][:, :, first].flatten(2, 3) for name in ("k", "v"))
+        k_BGSK, v_BGSK = (torch.cat(both, 2) for both in zip(early, near, strict=True))
+        own = state.own(self.most)
+        if own is not None and state.path_BMTM is not None:
+            own = torch.cat((state.path_BMTM[:, :, first].flatten(2)[:, None], own), 3)
+        return self.finish(self.attend(q_BHMK, k_BGSK, v_BGSK, Look(own)), x_BMD).view_as(x_R1D), state

@@ -1,0 +1,92 @@
+"""The category `scores`: what attention makes of the products of queries and keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor, nn
+
+from tfm_blocks.blocks.parts.weighing import Weighing
+from tfm_blocks.registry.blocks import block
+
+BETA = {"beta > 0": "the more alike, the more attention"}
+
+
+@block(
+    "softmax",
+    "x: B T D -> B T D",
+    category="scores",
+    where=BETA,
+    source="Vaswani et al. 2017, equation 1",
+)
+class Softmax(Weighing):
+    """softmax(β s); `beta` is 1/√(width of a head) unless given.
+
+    As a node it is the softmax over the width D, where β is 1/√D: x_BTD -> x_BTD.
+    """
+
+    def __init__(self, D: int, *, beta: float | None = None) -> None:
+        super().__init__(D, beta)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.shares(self.bend(x_BTD * self.beta))
+
+
+@block(
+    "softcap",
+    "x: B T D -> B T D",
+    category="scores",
+    where={**BETA, "cap > 0": "scores are cut to a range around 0"},
+    source="Gemma Team 2024 (Gemma 2), section 2",
+)
+class Softcap(Softmax):
+    """softmax(cap · tanh(β s / cap)), so that no score passes `cap`; `beta` is 1/√(width of a head) unless given.
+
+    As a node it acts on the width D, where β is 1/√D: x_BTD -> x_BTD.
+    """
+
+    fused = False
+
+    def __init__(self, D: int, *, cap: float = 50.0, beta: float | None = None) -> None:
+        super().__init__(D, beta=beta)
+        self.cap = cap
+
+    def bend(self, scores_BHTS: Tensor) -> Tensor:
+        return torch.tanh(scores_BHTS / self.cap) * self.cap
+
+
+@block(
+    "sink",
+    "x: B T D -> B T D",
+    category="scores",
+    where={
+        **BETA,
+        "heads >= 1": "there is at least one head",
+        "D % heads == 0": "the width must split evenly into heads",
+    },
+    source="OpenAI 2025 (gpt-oss), section 2.2; Xiao et al. 2023, section 3",
+)
+class Sink(Weighing):
+    """exp(β s_j) / (exp(b) + Σ exp(β s)), with a learned b for each head: a head may look at nothing.
+
+    `beta` is 1/√(width of a head) unless given. Attention sets `heads` to its own. As a node it acts on each of
+    `heads` parts of the width D, where β is 1/√D: x_BTD -> x_BTD. b starts at 0.
+    """
+
+    fused = False
+    whole = False
+
+    def __init__(self, D: int, *, heads: int, beta: float | None = None) -> None:
+        super().__init__(D, beta)
+        self.weight = nn.Parameter(torch.empty(heads))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.zeros_(self.weight)
+
+    def shares(self, scores_BHTS: Tensor) -> Tensor:
+        B, H, T, S = scores_BHTS.shape
+        sink_BHT1 = self.weight.to(scores_BHTS.dtype).view(H, 1, 1).expand(B, H, T, 1)
+        return torch.softmax(torch.cat([scores_BHTS, sink_BHT1], 3), 3)[..., :S]
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BHTK = torch.unflatten(x_BTD, 2, (len(self.weight), -1)).transpose(1, 2)
+        return self.shares(x_BHTK * self.beta).transpose(1, 2).flatten(2)

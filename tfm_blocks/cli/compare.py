@@ -1,0 +1,65 @@
+"""Commands on several runs: compare, report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfm_blocks.cli.options import add_plugins
+from tfm_blocks.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from tfm_blocks.cli.options import Commands
+
+
+def add_commands(commands: Commands) -> None:
+    """The parsers of these commands."""
+    what = "what differs between runs, what they scored, and whether it is sure"
+    command = commands.add_parser("compare", help="compare runs", description=what)
+    _add_runs(command)
+    shapes = command.add_mutually_exclusive_group()
+    for shape in ("csv", "markdown", "json"):
+        shapes.add_argument(f"--{shape}", action="store_true", help=f"print {shape} instead of tables")
+    command.set_defaults(run=_compare)
+    what = "one page with curves, tables, samples, attention, nodes and configs, which needs no network"
+    command = commands.add_parser("report", help="a page about runs", description=what)
+    _add_runs(command)
+    command.add_argument("-o", type=Path, required=True, dest="path", metavar="FILE", help="report.html")
+    what = "whose attention is shown, in place of a line of the test set"
+    command.add_argument("--sentence", metavar="TEXT", help=what)
+    add_plugins(command)
+    command.set_defaults(run=_report)
+
+
+def _add_runs(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="run folders, or a folder of a sweep")
+    what = "one of the runs: the others are tested against it, or against all seeds of it"
+    command.add_argument("--baseline", metavar="RUN", help=what)
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.compare import print_csv, print_json, print_markdown, show_comparison
+    from tfm_blocks.report.comparison import compare_runs
+
+    comparison = compare_runs(arguments.folders, arguments.baseline)
+    shapes = {"csv": print_csv, "markdown": print_markdown, "json": print_json}
+    chosen = [show for name, show in shapes.items() if getattr(arguments, name)]
+    (chosen[0] if chosen else show_comparison)(comparison)
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.comparison import compare_runs
+    from tfm_blocks.report.page import page
+
+    path = arguments.path
+    if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
+        rule = f"must be a file that ends in .html, in a folder that is there, but is {path}"
+        raise ConfigError(Problem("-o", rule, help="-o report.html"))
+    comparison = compare_runs(arguments.folders, arguments.baseline)
+    title = ", ".join(str(folder) for folder in arguments.folders)
+    text = page(comparison, title, sentence=arguments.sentence, plugins=arguments.plugins)
+    data = text.encode("utf-8", "replace")  # half a letter in a run's text
+    path.write_bytes(data)
+    count = len(comparison.runs)
+    print(f"{path}: {count} run{'s' * (count != 1)}, {len(data) / 1e6:.1f} MB")

@@ -1,0 +1,112 @@
+"""What a shell completes: commands, options, models, run folders, and the groups and keys of a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfm_blocks.cli.options import Commands
+
+SCRIPT = r"""
+# `python train.py …` is completed as `tfm train …`
+_tfm_train_py() {
+    if [[ -n "${ZSH_VERSION-}" ]]; then
+        if [[ "${words[2]:t}" != train.py ]]; then _default; return; fi
+        local IFS=$'\013' typed="${BUFFER%%train.py*}train.py" completions
+        completions=($(IFS="$IFS" COMP_LINE="tfm train${BUFFER#$typed}" COMP_POINT=$((CURSOR - ${#typed} + 9)) \
+            _ARGCOMPLETE=1 _ARGCOMPLETE_SHELL=zsh _ARGCOMPLETE_SUPPRESS_SPACE=1 __python_argcomplete_run tfm))
+        _describe tfm completions -S ''
+    elif [[ "${COMP_WORDS[1]##*/}" == train.py ]]; then
+        local typed="${COMP_LINE%%train.py*}train.py"
+        COMP_LINE="tfm train${COMP_LINE#"$typed"}" COMP_POINT=$((COMP_POINT - ${#typed} + 9))
+        _python_argcomplete tfm
+    fi
+}
+if [[ -n "${ZSH_VERSION-}" ]]; then
+    compdef _tfm_train_py python python3
+else
+    complete -o nospace -o default -o bashdefault -F _tfm_train_py python python3
+fi
+"""
+ZSH = "autoload -Uz compinit && (( $+functions[compdef] )) || compinit\n"
+
+
+def add_commands(commands: Commands) -> None:
+    """The parser of the command."""
+    what = 'for ~/.bashrc: eval "$(tfm completion bash)"; for ~/.zshrc: eval "$(tfm completion zsh)"'
+    command = commands.add_parser("completion", help="print what makes a shell complete tfm", description=what)
+    command.add_argument("shell", choices=("bash", "zsh"))
+    command.set_defaults(run=_print)
+
+
+def _print(arguments: argparse.Namespace) -> None:
+    import argcomplete
+
+    script = argcomplete.shell_integration.shellcode(["tfm"], shell=arguments.shell)
+    print((ZSH if arguments.shell == "zsh" else "") + script + SCRIPT, end="")
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answers a shell that asks, and ends the process."""
+    import argcomplete
+
+    for name, command in _commands(parser):
+        if name == "train":
+            _add_options(command)
+        for action in command._actions:
+            if action.metavar in COMPLETERS:
+                action.completer = COMPLETERS[str(action.metavar)]  # type: ignore[attr-defined]  # for argcomplete
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                yield name, command
+                yield from _commands(command)
+
+
+def _add_options(train: argparse.ArgumentParser) -> None:
+    """Those of `tfm train`, which Hydra reads, for the shell."""
+    train.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    train.add_argument("-cd", "--config-dir", type=Path)
+    train.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
+    for flags in (["-m", "--multirun"], ["--resolve"], ["--version"], ["--hydra-help"]):
+        train.add_argument(*flags, action="store_true")
+
+
+def _overrides(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    from tfm_blocks.compose.completion import complete_override
+    from tfm_blocks.errors import TfmError
+
+    name, equals, begun = prefix.partition("=")
+    if equals and name in ("resume", "init_from"):
+        return [f"{name}={run}" for run in _runs(begun)]
+    model = [f"model={parsed_args.model}"] if getattr(parsed_args, "model", None) else []
+    try:
+        return complete_override(prefix, [*model, *(parsed_args.overrides or [])], parsed_args.config_dir)
+    except TfmError:
+        return []
+
+
+def _models(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    from tfm_blocks.compose.completion import complete_model
+    from tfm_blocks.errors import TfmError
+
+    try:
+        return complete_model(prefix, getattr(parsed_args, "config_dir", None))
+    except TfmError:
+        return []
+
+
+def _runs(prefix: str, **_: Any) -> list[str]:
+    """Folders of runs below runs/, those of sweeps too."""
+    found = [path.parent for pattern in ("runs/*/model.json", "runs/*/*/model.json") for path in Path().glob(pattern)]
+    return sorted(str(folder) for folder in found if str(folder).startswith(prefix))
+
+
+COMPLETERS = {"KEY=VALUE": _overrides, "MODEL": _models, "RUN": _runs}

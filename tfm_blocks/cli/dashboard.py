@@ -1,0 +1,114 @@
+"""`tfm dashboard`: dashboards of Weights & Biases as files, and the file of a sweep for its agents."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfm_blocks.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from tfm_blocks.cli.options import Commands
+    from tfm_blocks.training.dashboard import Dashboard
+
+
+def add_commands(commands: Commands) -> None:
+    """The parsers of these commands."""
+    what = "dashboards of Weights & Biases, which are files in conf/dashboard"
+    command = commands.add_parser("dashboard", help="check W&B dashboards, push them, write a sweep", description=what)
+    actions = command.add_subparsers(required=True, metavar="ACTION")
+    check = actions.add_parser("check", help="that all they show is what runs log")
+    check.add_argument("names", nargs="*", metavar="NAME", help="(all)")
+    check.set_defaults(run=_check)
+    render = actions.add_parser("render", help="print the JSON of one, which needs no network")
+    render.add_argument("name", metavar="NAME")
+    render.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
+    render.set_defaults(run=_render)
+    push = actions.add_parser("push", help="make workspaces of them in W&B")
+    push.add_argument("names", nargs="*", metavar="NAME", help="(all)")
+    push.set_defaults(run=_push)
+    for one in (render, push):
+        one.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
+        one.add_argument("--entity", default="", help="the team (the key's own)")
+    for one in (check, render, push):
+        one.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a dashboard/ in it")
+    _add_sweep(actions)
+
+
+def _add_sweep(actions: Commands) -> None:
+    what = "the file for `wandb sweep`, whose agents then start train.py"
+    sweep = actions.add_parser("sweep", help="write a sweep.yaml for W&B's agents", description=what)
+    sweep.add_argument("model", metavar="MODEL", help="a name under conf/model/")
+    sweep.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="heads=2,4 trainer.steps=100; several vary")
+    sweep.add_argument("--method", choices=("grid", "random", "bayes"), default="grid", help="(%(default)s)")
+    sweep.add_argument("--metric", default="val/loss", help="what is to be best (%(default)s)")
+    sweep.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
+    sweep.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a model/ in it")
+    sweep.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
+    sweep.set_defaults(run=_sweep)
+
+
+def _found(arguments: argparse.Namespace, names: list[str]) -> dict[str, Dashboard]:
+    from tfm_blocks.compose.folders import config_folders
+    from tfm_blocks.training.dashboard import dashboards, read_dashboard
+
+    folders = config_folders(arguments.config_dir)
+    problems: list[Problem] = []
+    found = {}
+    for name in names or dashboards(folders):
+        try:
+            found[name] = read_dashboard(name, folders)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name, one in _found(arguments, arguments.names).items():
+        print(f"{name}: fine, {sum(map(len, one.sections.values()))} panels")
+
+
+def _workspace(arguments: argparse.Namespace, dashboard: Dashboard) -> Any:
+    if find_spec("wandb_workspaces") is None:
+        rule = "needs a library that is not installed: wandb-workspaces"
+        raise ConfigError(Problem("tfm dashboard", rule, help="pip install 'tfm-blocks[dashboards]'"))
+    from tfm_blocks.training.workspace import workspace
+
+    return workspace(dashboard, arguments.project, arguments.entity)
+
+
+def _render(arguments: argparse.Namespace) -> None:
+    (dashboard,) = _found(arguments, [arguments.name]).values()
+    made = _workspace(arguments, dashboard)
+    from tfm_blocks.training.workspace import rendered
+
+    _write(json.dumps(rendered(made), indent=1) + "\n", arguments.path)
+
+
+def _push(arguments: argparse.Namespace) -> None:
+    for name, one in _found(arguments, arguments.names).items():
+        made = _workspace(arguments, one)
+        from tfm_blocks.training.workspace import save
+
+        print(f"{name}: {save(made)}")
+
+
+def _sweep(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.training.agents import sweep_file
+
+    options = ["--config-dir", str(arguments.config_dir.resolve())] if arguments.config_dir else []
+    overrides = [f"model={arguments.model}", *arguments.overrides]
+    _write(sweep_file(overrides, options, arguments.method, arguments.metric, arguments.project), arguments.path)
+
+
+def _write(text: str, path: Path | None) -> None:
+    if path:
+        path.write_text(text, "utf-8")
+    else:
+        sys.stdout.write(text)

@@ -1,0 +1,109 @@
+"""The command evaluate."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from tfm_blocks.cli.options import add_checkpoint, add_run, add_search, count, translator_of
+from tfm_blocks.cli.searching import precision_of, search_of
+from tfm_blocks.errors import ConfigError, DataError, Problem
+from tfm_blocks.translation.settings import BleuTokenizer, Search
+
+if TYPE_CHECKING:
+    from tfm_blocks.cli.options import Commands
+
+
+def add_commands(commands: Commands) -> None:
+    """The parser of this command."""
+    command = commands.add_parser(
+        "evaluate",
+        help="score a run",
+        description="BLEU, chrF and TER of translations; of a model of plain text, perplexity",
+    )
+    add_run(command)
+    add_checkpoint(command)
+    what = "text to translate, plain or .gz; a file for each source of the model"
+    command.add_argument("--src", type=Path, nargs="+", metavar="FILE", help=what)
+    command.add_argument("--ref", type=Path, metavar="FILE", help="its translation, line by line")
+    command.add_argument("--text", type=Path, metavar="FILE", help="text whose perplexity to tell, plain or .gz")
+    what = "with --text: tokens that are read at a time (what it was trained with, else 512)"
+    command.add_argument("--context", type=count, metavar="N", help=what)
+    command.add_argument("--against", type=Path, metavar="RUN2", help="another run, for the paired bootstrap test")
+    command.add_argument("--tokenised", action="store_true", help="also BLEU of tokenised text in lower case")
+    command.add_argument("--bleu", choices=get_args(BleuTokenizer), default="13a", help="sacreBLEU's tokenizer (13a)")
+    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_search(command)
+    command.set_defaults(run=_evaluate)
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.launch.memory import keep_freed_memory
+
+    keep_freed_memory()
+    if (arguments.text is None) == (arguments.src is None and arguments.ref is None):
+        rule = "needs --src and --ref, or --text alone"
+        raise ConfigError(Problem("evaluate", rule, help="--src FILE --ref FILE scores translations"))
+    if arguments.text:
+        _evaluate_text(arguments)
+    elif arguments.src is None or arguments.ref is None:
+        raise ConfigError(Problem("evaluate", "needs both --src and --ref", help="--src FILE --ref FILE"))
+    else:
+        _evaluate_translations(arguments)
+
+
+def _evaluate_text(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.data.text import read_lines
+    from tfm_blocks.report.scores import show_perplexity
+    from tfm_blocks.runs.folder import trained_context
+    from tfm_blocks.translation.perplexity import DEFAULT_CONTEXT, perplexity
+
+    translator = translator_of(arguments)
+    context = arguments.context or trained_context(arguments.folder) or DEFAULT_CONTEXT
+    lines = read_lines(arguments.text, "--text")
+    with precision_of(arguments):
+        found = perplexity(translator, lines, context=context, batch_tokens=arguments.batch_tokens)
+    show_perplexity(found, str(arguments.folder), as_json=arguments.json)
+
+
+def _evaluate_translations(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.data.text import read_lines
+    from tfm_blocks.report.scores import print_json, show_scores
+    from tfm_blocks.translation.evaluate import compare, metrics, score
+
+    search = search_of(arguments)
+    columns = [list(read_lines(path, "--src")) for path in arguments.src]
+    references = list(read_lines(arguments.ref, "--ref"))
+    counts = [len(column) for column in columns]
+    if any(length != len(references) for length in counts) or not references:
+        listed = " and ".join(map(str, counts))
+        rule = f"needs as many lines as --src, and at least one: there are {len(references)} and {listed}"
+        raise DataError(Problem("--ref", rule, help="line N of --ref translates line N of --src"))
+    if arguments.against and arguments.against.resolve() == arguments.folder.resolve():
+        rule = f"must be another run than {arguments.folder}, or there is nothing to compare"
+        raise ConfigError(Problem("--against", rule, help="leave it out"))
+    asked = metrics(arguments.bleu, tokenised=arguments.tokenised)
+    rows = list(zip(*columns, strict=True))
+    outputs = _outputs(arguments, arguments.folder, rows, search)
+    if arguments.against:
+        baseline = _outputs(arguments, arguments.against, rows, search)
+        before, after = compare(baseline, outputs, references, asked)
+        systems = {str(arguments.against): before, str(arguments.folder): after}
+    else:
+        systems = {str(arguments.folder): score(outputs, references, asked)}
+    (print_json if arguments.json else show_scores)(systems, len(rows))
+
+
+def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[str, ...]], search: Search) -> list[str]:
+    from tfm_blocks.translation.fitting import fitting
+
+    translator = translator_of(arguments, None if folder == arguments.folder else folder)
+    translator.expect_sources()
+    if len(arguments.src) != len(translator.sources):
+        rule = f"names {len(arguments.src)} files, but {folder} reads {', '.join(translator.sources)}"
+        raise ConfigError(Problem("--src", rule, help="name a file for each of them, in this order"))
+    fit = fitting(rows, translator, search, str(arguments.src[0]), strict=arguments.strict)
+    with precision_of(arguments):
+        return [found[0].text for found in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]

@@ -1,0 +1,43 @@
+"""The exit status that a command leaves with. A mistake of the user's is a sentence, not a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from tfm_blocks.errors import TfmError, cut
+
+
+def run_command(action: Callable[[], int | None]) -> int:
+    """The exit status of a whole command, whose output may go to a full disk or to a reader that has gone away."""
+    try:
+        try:
+            return print_errors(action)
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()
+    except BrokenPipeError:  # as in `tfm blocks | head`: the reader has seen enough
+        close_output()
+        return 0
+    except OSError as error:  # a full disk, a file that may not be written
+        print(f"error: {cut(str(error.filename or 'output'))}: {error.strerror}", file=sys.stderr)
+        close_output()
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def print_errors(action: Callable[[], int | None]) -> int:
+    """The exit status of `action`: where it raises TfmError, which is printed, that of the error."""
+    try:
+        return action() or 0
+    except TfmError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+
+
+def close_output() -> None:
+    """What is still to be written to stdout goes nowhere, so that Python does not fail on it at its exit."""
+    if sys.stdout:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

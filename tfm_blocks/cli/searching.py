@@ -1,0 +1,58 @@
+"""What the options of a search say."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import AbstractContextManager
+
+from tfm_blocks.cli.options import count
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.translation.settings import Sampling, Search
+
+
+def add_sampling(command: argparse.ArgumentParser) -> None:
+    """Options that draw tokens in the place of a search."""
+    command.add_argument("--sample", action="store_true", help="draw tokens instead of searching")
+    command.add_argument("--temperature", type=float, metavar="T", help="of --sample (1)")
+    command.add_argument("--top-k", type=int, metavar="K", help="of --sample: of the K likeliest (0: all)")
+    command.add_argument("--top-p", type=float, metavar="P", help="of --sample: of the share P (1)")
+    command.add_argument("--seed", type=int, help="of --sample (1)")
+
+
+def add_output(command: argparse.ArgumentParser) -> None:
+    """Options on what is printed of the hypotheses."""
+    command.add_argument(
+        "--nbest", type=count, default=Search.nbest, metavar="K", help="print the K best: line, score, text (1)"
+    )
+    command.add_argument(
+        "--scores", action="store_true", help="print the score before the text: log probability over length penalty"
+    )
+
+
+def search_of(arguments: argparse.Namespace, *, nbest: int = 1, sampling: Sampling | None = None) -> Search:
+    """The search that is asked for. Raises ConfigError."""
+    names = ("beam", "patient", "alpha", "penalty", "coverage", "max_tokens")
+    try:
+        return Search(**{name: vars(arguments)[name] for name in names}, nbest=nbest, sampling=sampling)
+    except ValueError as error:
+        raise ConfigError(Problem("", str(error), help="--help tells what each option does")) from None
+
+
+def sampling_of(arguments: argparse.Namespace) -> Sampling | None:
+    """How tokens are drawn, or None where they are searched for. Raises ConfigError."""
+    given = {name: vars(arguments)[name] for name in ("temperature", "top_k", "top_p", "seed")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not arguments.sample:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(Problem("", f"{options}: nothing is drawn without --sample", help="add --sample"))
+    try:
+        return Sampling(**given) if arguments.sample else None
+    except ValueError as error:
+        raise ConfigError(Problem("", str(error), help="--help tells what each option does")) from None
+
+
+def precision_of(arguments: argparse.Namespace) -> AbstractContextManager[object]:
+    """The precision of --precision, while it is open."""
+    import torch
+
+    return torch.autocast(torch.device(arguments.device).type, torch.bfloat16, enabled=arguments.precision == "bf16")

@@ -1,0 +1,162 @@
+"""`python train.py -m`: checks all jobs of a sweep, runs what is not done, and tells what became of each."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfm_blocks.errors import TfmError
+
+if TYPE_CHECKING:
+    from tfm_blocks.compose.sweep import AskedSweep
+    from tfm_blocks.launch.sweeps.check import CheckedJob
+    from tfm_blocks.launch.sweeps.job import SweepJob
+    from tfm_blocks.launch.sweeps.record import SweepFolder
+    from tfm_blocks.launch.sweeps.run import JobSource, Sweep
+    from tfm_blocks.launch.sweeps.settings import SweepSettings
+
+ROOT = Path("runs")
+PREEMPTED = 75
+
+
+def sweep(arguments: Sequence[str], *, program: str, start: Sequence[str]) -> int:
+    """0 where all are done, 1 where one has failed, 75 where a signal has stopped it. Raises ConfigError before."""
+    from tfm_blocks.compose.sweep import read_sweep
+    from tfm_blocks.launch.place import refuse_launched_sweep
+    from tfm_blocks.launch.sweeps.naming import sweep_name
+    from tfm_blocks.launch.sweeps.record import claim_sweep, expect_unchanged
+    from tfm_blocks.launch.sweeps.run import Sweep
+    from tfm_blocks.launch.sweeps.settings import read_sweep_settings
+    from tfm_blocks.runs.folder import hold
+
+    refuse_launched_sweep(os.environ)
+    asked = read_sweep(arguments)
+    settings = read_sweep_settings(asked.settings)
+    jobs = _jobs(asked, settings)
+    command = shlex.join([*program.split(), *arguments])
+    folder = claim_sweep(ROOT, settings.name or sweep_name(asked.swept), asked.texts, command)
+    with hold(folder.path):
+        source = _source(folder, jobs, asked, settings)
+        expect_unchanged(folder, source.jobs)
+        print(f"sweep: {folder.path}, {_size(source, settings)}, {settings.parallel} at a time", flush=True)
+        running = Sweep(folder, source, settings, start, lambda job: _is_same(job, asked))
+        number = running.run()
+    return _tell(running, command, number)
+
+
+def _jobs(asked: AskedSweep, settings: SweepSettings) -> list[SweepJob]:
+    """All jobs; of a search, one that has the first of all values. Raises ConfigError where one could not start."""
+    from tfm_blocks.compose.sweep import combinations, first_values
+    from tfm_blocks.launch.sweeps.drawing import draw_jobs
+
+    if settings.method == "random":
+        return _named(_checked(draw_jobs(asked.parts, settings.trials, settings.seed), asked), asked)
+    if settings.method == "optuna":
+        import tfm_blocks.launch.sweeps.search  # noqa: F401  which tells where optuna is missing
+
+        return _named(_checked([first_values(asked.parts)], asked), asked)
+    return _named(_checked(combinations(asked.parts), asked), asked)
+
+
+def _source(folder: SweepFolder, jobs: list[SweepJob], asked: AskedSweep, settings: SweepSettings) -> JobSource:
+    from tfm_blocks.launch.sweeps.job import DONE
+    from tfm_blocks.launch.sweeps.record import state_before
+    from tfm_blocks.launch.sweeps.run import Grid
+
+    if settings.method == "optuna":
+        from tfm_blocks.launch.sweeps.search import Search
+
+        return Search(folder, asked.parts, settings, lambda number, texts: _trial(number, texts, asked, jobs[0]))
+    for job in jobs:
+        if state_before(folder, job) == "done":
+            job.state = DONE
+    return Grid(jobs)
+
+
+def _trial(number: int, overrides: Sequence[str], asked: AskedSweep, sample: SweepJob) -> SweepJob:
+    """The job of a trial. One that could not start has no config but that of the sample, and says what is wrong."""
+    from tfm_blocks.compose.sweep import compose_job
+    from tfm_blocks.launch.check import checked
+    from tfm_blocks.launch.sweeps.check import check_jobs
+    from tfm_blocks.launch.sweeps.job import WRONG, SweepJob
+
+    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.own), checked)
+    if found.composed is None:
+        reason = f"{found.problems[0].address}: {found.problems[0].rule}"
+        job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
+    else:
+        (job,) = _named([found], asked)
+    job.name = f"{number:03}_{_names([overrides], asked)[0]}"
+    return job
+
+
+def _size(source: JobSource, settings: SweepSettings) -> str:
+    from tfm_blocks.launch.sweeps.job import WAITING
+
+    before = sum(job.state != WAITING for job in source.jobs)
+    size = f"{settings.trials} trials" if settings.method == "optuna" else f"{len(source.jobs)} jobs"
+    return size + (f", {before} done before" if before else "")
+
+
+def _checked(overrides: Sequence[list[str]], asked: AskedSweep) -> list[CheckedJob]:
+    """Prints the jobs. Raises ConfigError where one of them could not start."""
+    from tfm_blocks.compose.sweep import compose_job
+    from tfm_blocks.launch.check import checked
+    from tfm_blocks.launch.sweeps.check import check_jobs, refuse_wrong
+    from tfm_blocks.report.jobs import show_jobs
+
+    found = check_jobs(overrides, lambda texts: compose_job(texts, asked.own), checked)
+    show_jobs([(job.overrides, job.parameters, job.problems) for job in found])
+    refuse_wrong(found)
+    return found
+
+
+def _named(jobs: Sequence[CheckedJob], asked: AskedSweep) -> list[SweepJob]:
+    from tfm_blocks.launch.sweeps.job import SweepJob
+    from tfm_blocks.training.settings import read_run
+
+    names = _names([job.overrides for job in jobs], asked)
+    return [
+        SweepJob(name, job.overrides, job.composed, read_run(job.composed.mapping))
+        for name, job in zip(names, jobs, strict=True)
+        if job.composed
+    ]
+
+
+def _names(jobs: Sequence[Sequence[str]], asked: AskedSweep) -> list[str]:
+    from tfm_blocks.compose.sweep import values_of
+    from tfm_blocks.launch.sweeps.naming import job_names
+
+    return job_names(asked.swept, [values_of(overrides, asked.swept) for overrides in jobs])
+
+
+def _is_same(job: SweepJob, asked: AskedSweep) -> bool:
+    """Whether the files of conf/ still make the same config of the job's overrides."""
+    from tfm_blocks.compose.sweep import compose_job
+    from tfm_blocks.launch.sweeps.job import config_hash
+
+    try:
+        return config_hash(compose_job(job.overrides, asked.own)) == job.config
+    except TfmError:
+        return False
+
+
+def _tell(sweep: Sweep, command: str, number: int) -> int:
+    """Prints what became of each job, how those that are done compare, and what to type next."""
+    from tfm_blocks.launch.sweeps.job import DONE
+    from tfm_blocks.report.compare import show_comparison
+    from tfm_blocks.report.comparison import compare_runs
+    from tfm_blocks.report.sweep import show_end
+
+    rows = sweep.rows()
+    show_end(rows, str(sweep.folder.path))
+    if sum(row.state == DONE for row in rows) > 1:
+        show_comparison(compare_runs([sweep.folder.path]))
+    if news := sweep.source.news():
+        print(news)
+    if number or not sweep.source.succeeded:
+        print(f"next: {command}   runs what is not done, and only that")
+    return PREEMPTED if number else int(not sweep.source.succeeded)

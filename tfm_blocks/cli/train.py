@@ -1,0 +1,85 @@
+"""`tfm train`, which is also `python train.py`: trains one run, or with -m one for each point of a sweep."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfm_blocks.cli.exit_status import close_output, print_errors, run_command
+
+
+def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> int:
+    """The exit status of the run, or of the sweep, that `arguments` ask for.
+
+    `program` is the command as people type it, `command` starts it again in a process of its own.
+    """
+    from tfm_blocks.launch.memory import limit_primitive_caches
+    from tfm_blocks.launch.signals import end_on_signals
+
+    limit_primitive_caches()
+    end_on_signals()
+    return run_command(lambda: _train(arguments, program, command))
+
+
+def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> int:
+    from tfm_blocks import __version__
+    from tfm_blocks.compose.application import run_hydra
+    from tfm_blocks.compose.command_line import PRINTING, job_options, prepare_arguments, split
+    from tfm_blocks.compose.help import HELP, help_text
+
+    if "--version" in arguments:
+        print(f"tfm-blocks {__version__}")
+        return 0
+    if not HELP.isdisjoint(arguments):
+        print(help_text(arguments, program))
+        return 0
+    start = [*command, *job_options(arguments)]
+    typed = [*program.split(), *job_options(arguments)]
+    prepared = prepare_arguments(arguments)
+    flags = split(arguments).flags
+    if "--multirun" in flags and PRINTING.isdisjoint(flags):
+        from tfm_blocks.cli.sweep import sweep
+
+        return sweep(arguments, program=program, start=start)
+    status: list[int] = []
+    run_hydra(prepared, lambda config: status.append(_run(config, typed)))
+    return max(status, default=0)
+
+
+def _run(config: Any, typed: Sequence[str]) -> int:
+    from tfm_blocks.compose.run import task_overrides
+
+    try:
+        return print_errors(lambda: _train_here(config, [*typed, *task_overrides()]))
+    except BrokenPipeError:  # nobody reads the output of the run any more, so it ends as by SIGPIPE
+        close_output()
+        return 128 + signal.SIGPIPE
+
+
+def _train_here(config: Any, typed: Sequence[str]) -> int:
+    """Trains a new run, or goes on with one; what takes seconds to import is only for a run that can start."""
+    from tfm_blocks.compose.run import compose_resumed, compose_run, is_to_verify, resumed_run
+
+    folder = resumed_run(config)
+    if folder is None:
+        composed = compose_run(config)
+        from tfm_blocks.launch.check import checked
+
+        settings = checked(composed)
+        if is_to_verify(config):
+            from tfm_blocks.launch.verify import verify_resume
+
+            return verify_resume(composed, settings)
+        from tfm_blocks.launch.job import train as train_run
+
+        root = Path("runs") / composed.mapping.get("sweep_name", "")
+        return train_run(composed, settings, root, typed=typed)
+    from tfm_blocks.launch.check import checked
+    from tfm_blocks.launch.job import resume
+    from tfm_blocks.launch.resume import read_left
+
+    left = read_left(folder)
+    composed = compose_resumed(config, left.config, str(left.folder / "config.yaml"), left.text)
+    return resume(composed, checked(composed), left, typed=typed)

@@ -1,0 +1,74 @@
+"""Commands that write text: translate, generate."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfm_blocks.cli.options import add_checkpoint, add_run, add_search, count, translator_of
+from tfm_blocks.cli.searching import add_output, add_sampling, precision_of, sampling_of, search_of
+from tfm_blocks.errors import DataError, Problem
+
+if TYPE_CHECKING:
+    from tfm_blocks.cli.options import Commands
+    from tfm_blocks.translation.stream import Work
+
+
+def add_commands(commands: Commands) -> None:
+    """The parsers of these commands."""
+    what = "stdin to stdout, line by line; a model with several sources reads them with tabs between"
+    command = commands.add_parser("translate", help="translate lines", description=what)
+    add_run(command)
+    add_checkpoint(command)
+    add_search(command)
+    add_output(command)
+    add_sampling(command)
+    command.add_argument("--prefix", type=Path, metavar="FILE", help="how each translation begins, line by line")
+    command.set_defaults(run=_translate)
+    what = "a prompt a line from stdin; each is printed with what the model writes after it"
+    command = commands.add_parser("generate", help="continue prompts", description=what)
+    add_run(command)
+    add_checkpoint(command)
+    command.add_argument("--tokens", type=count, default=64, metavar="N", help="the most to write (64); eos ends it")
+    add_search(command)
+    add_output(command)
+    add_sampling(command)
+    command.set_defaults(run=_generate, prefix=None)
+
+
+def _translate(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.translation.stream import Translating
+
+    _expect_streams("tfm translate RUN")
+    search = search_of(arguments, nbest=arguments.nbest, sampling=sampling_of(arguments))
+    translator = translator_of(arguments)
+    translator.expect_sources()
+    _write(arguments, Translating(translator, search, arguments.batch_tokens, arguments.strict))
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.translation.stream import Generating
+
+    _expect_streams("tfm generate RUN")
+    search = search_of(arguments, nbest=arguments.nbest, sampling=sampling_of(arguments))
+    translator = translator_of(arguments)
+    _write(arguments, Generating(translator, search, arguments.batch_tokens, arguments.strict, tokens=arguments.tokens))
+
+
+def _write(arguments: argparse.Namespace, work: Work) -> None:
+    from tfm_blocks.launch.memory import keep_freed_memory
+    from tfm_blocks.report.screen import counting
+    from tfm_blocks.translation.stream import chunks, stream, typed
+
+    keep_freed_memory()
+    source = typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
+    with counting("lines") as tell, precision_of(arguments):
+        stream(work, source, sys.stdout, prefix=arguments.prefix, scores=arguments.scores, tell=tell)
+
+
+def _expect_streams(command: str) -> None:
+    for name, one in (("stdin", sys.stdin), ("stdout", sys.stdout)):
+        if one is None:
+            raise DataError(Problem(name, "is closed", help=f"echo 'your text' | {command}"))

@@ -1,0 +1,29 @@
+"""Hydra as an application: it composes the config of each run that a command line asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Sequence
+
+import hydra
+from omegaconf import DictConfig
+
+from tfm_blocks.compose.command_line import PRINTING, split
+from tfm_blocks.compose.folders import CONF
+
+
+def run_hydra(arguments: Sequence[str], job: Callable[[DictConfig], None]) -> None:
+    """Calls `job` with each config, or prints what an option such as --cfg asks for. Hydra reads sys.argv."""
+    sys.argv[1:] = arguments
+    main = hydra.main(version_base=None, config_path=str(CONF.resolve()), config_name="train")(job)
+    if PRINTING.isdisjoint(split(arguments).flags):
+        main()
+        return
+    output = io.StringIO()  # a write that failed inside Hydra, as in `--cfg all | head`, would be a traceback
+    try:
+        with contextlib.redirect_stdout(output):
+            main()
+    finally:
+        print(output.getvalue(), end="")

@@ -1,0 +1,80 @@
+"""What a shell may offer after a part of an override: groups, their options, and keys. Files are read as plain YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfm_blocks.compose.folders import (
+    CONF,
+    EVERYWHERE,
+    config_folders,
+    group_files,
+    options,
+    options_in,
+    read_yaml,
+    root_keys,
+)
+from tfm_blocks.language.chain import model_chain
+
+
+def complete_override(prefix: str, overrides: Sequence[str], own: Path | None) -> list[str]:
+    """Whole words that begin with `prefix`; `overrides` stand elsewhere on the line, `own` is that of --config-dir."""
+    folders = config_folders(own)
+    name, equals, value = prefix.partition("=")
+    if not equals:
+        return _keys(prefix, overrides, folders)
+    done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # of a sweep a,b or a list [a,b]
+    known = [*options(name, folders), *(["null"] if name in EVERYWHERE else [])]
+    return [f"{name}={done}{one}" for one in known if one.startswith(value.removeprefix(done))]
+
+
+def complete_model(prefix: str, own: Path | None) -> list[str]:
+    """Names of models."""
+    return [name for name in options("model", config_folders(own)) if name.startswith(prefix)]
+
+
+def _keys(prefix: str, overrides: Sequence[str], folders: list[Path]) -> list[str]:
+    """Keys up to their next dot, or whole where they have only one beginning."""
+    groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - {"dashboard"}
+    written = {*_addresses(_config(overrides, folders)), *groups}
+    keys = sorted(key for key in written if key.startswith(prefix))
+    heads = {key[: key.find(".", len(prefix)) + 1] or key for key in keys}
+    if len(heads) == 1:
+        return [f"{key}=" for key in keys]
+    return sorted(head if head.endswith(".") else f"{head}=" for head in heads)
+
+
+def _config(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
+    """The keys of a run with these choices, as far as its files name them."""
+    config = read_yaml(CONF / "train.yaml")
+    chosen = _chosen(config.pop("defaults"))
+    chosen |= {name: value for name, _, value in (text.partition("=") for text in overrides) if name in chosen}
+    config.pop("hydra")
+    for group, choice in chosen.items():
+        if group in EVERYWHERE:
+            continue
+        name = options_in(choice.partition(",")[0] if not choice.startswith("[") else choice)
+        if group == "model":
+            for file in model_chain(name[0], [folder / "model" for folder in folders], root_keys()):
+                config |= {key: value for key, value in file.mapping.items() if key not in ("defaults", "model")}
+        else:
+            config[group] = {}
+            for path in group_files(group, choice, folders):
+                config[group] |= {key: value for key, value in read_yaml(path).items() if key != "defaults"}
+    return config
+
+
+def _chosen(defaults: Iterable[Any]) -> dict[str, str]:
+    """What train.yaml chooses of each group."""
+    pairs = [pair for entry in defaults if isinstance(entry, dict) for pair in entry.items()]
+    return {group: str(choice) for group, choice in pairs if not group.startswith("override")}
+
+
+def _addresses(mapping: Mapping[str, Any], around: str = "") -> Iterable[str]:
+    for name, value in mapping.items():
+        if isinstance(value, dict) and value:
+            yield from _addresses(value, f"{around}{name}.")
+        else:
+            yield f"{around}{name}"

@@ -1,0 +1,163 @@
+"""What -m asks for: the overrides of each job, and what is left open between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from omegaconf import OmegaConf, open_dict
+
+from tfm_blocks.compose.command_line import composed, key_of, split, with_plus
+from tfm_blocks.compose.folders import config_folders, options
+from tfm_blocks.compose.overrides import first_of_sweep, parse_overrides, refuse_sweeps, values
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_run, expect_name
+from tfm_blocks.errors import ConfigError, Problem, cut
+from tfm_blocks.language.sources import Sources
+
+SWEEP = "sweep"
+ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials"})
+OF_ONE_RUN = {
+    "name": "each job is named after what differs: write sweep.name=… for the folder of them all",
+    "resume": "the same sweep again goes on with its jobs; a single run is resumed without -m",
+    "verify": "leave out -m and verify one job at a time",
+}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The overrides of a key that one override names; `ordered`: they are numbers of a range."""
+
+    key: str
+    texts: tuple[str, ...]
+    ordered: bool = False
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An override that names all numbers between two; whole ones where both are. `log`: each magnitude counts alike."""
+
+    key: str
+    low: float
+    high: float
+    log: bool
+
+
+Part = Choices | Interval
+
+
+@dataclass(frozen=True)
+class AskedSweep:
+    """`parts`: the overrides of the jobs, in the order of the command line. `settings`: the key `sweep`.
+
+    `texts` are the overrides as they were typed, without those that say only how, and how long, the sweep is run.
+    """
+
+    parts: tuple[Part, ...]
+    settings: Mapping[str, Any]
+    texts: tuple[str, ...]
+    own: Path | None
+
+    @property
+    def swept(self) -> list[str]:
+        """The keys of which there are several values."""
+        return [part.key for part in self.parts if isinstance(part, Interval) or len(part.texts) > 1]
+
+
+def read_sweep(arguments: Sequence[str]) -> AskedSweep:
+    """The sweep of a command line with -m, which `prepare_arguments` has passed. Raises ConfigError."""
+    line = split(arguments)
+    overrides = [one for one in parse_overrides(line.texts) if one.key_or_group.split(".")[0] != "hydra"]
+    alone = [one for one in overrides if one.key_or_group in OF_ONE_RUN]
+    if alone:
+        rule = "is of a single run, and -m asks for several: {}"
+        raise ConfigError(
+            [
+                Problem(one.key_or_group, rule.format(cut(one.input_line or "")), help=OF_ONE_RUN[one.key_or_group])
+                for one in alone
+            ]
+        )
+    how = [one for one in overrides if one.key_or_group.split(".")[0] == SWEEP]
+    refuse_sweeps(how, help="a sweep is run in one way: write one value")
+    config = composed([with_plus(first_of_sweep(one)) for one in overrides], line.own)
+    settings = cast(dict[str, Any], OmegaConf.to_container(config[SWEEP], resolve=True))
+    if settings.get("name") is not None:
+        expect_name("sweep.name", settings["name"], Sources())
+    folders = config_folders(line.own)
+    jobs = [one for one in overrides if one not in how]
+    parts = tuple(_part(one, folders) for one in jobs)
+    texts = [one.input_line or "" for one in overrides if one.key_or_group not in ASIDE]
+    return AskedSweep(parts, settings, tuple(texts), line.own)
+
+
+def _part(override: Override, folders: list[Path]) -> Part:
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        assert value.start is not None and value.end is not None
+        return Interval(override.key_or_group, value.start, value.end, "log" in value.tags)
+    return Choices(override.key_or_group, tuple(_each(override, folders)), isinstance(value, RangeSweep))
+
+
+def combinations(parts: Sequence[Part]) -> list[list[str]]:
+    """One value of each override at a time, as Hydra would: the last key varies fastest. Raises ConfigError."""
+    return [list(job) for job in product(*(_texts(part) for part in parts))]
+
+
+def _texts(part: Part) -> Sequence[str]:
+    if isinstance(part, Choices):
+        return part.texts
+    rule = f"is an interval from {part.low:g} to {part.high:g}, which no list of jobs can try whole"
+    help = f"write {part.key}=a,b,c or range(…), or draw from it by sweep=random or sweep=optuna"
+    raise ConfigError(Problem(part.key, rule, help=help))
+
+
+def first_values(parts: Sequence[Part]) -> list[str]:
+    """The first value of each override, the lowest of an interval."""
+    return [part.texts[0] if isinstance(part, Choices) else f"{part.key}={part.low}" for part in parts]
+
+
+def _each(override: Override, folders: list[Path]) -> list[str]:
+    text = override.input_line or ""
+    if not override.is_sweep_override():
+        return [text]
+    key = text.partition("=")[0]
+    known = list(options(override.key_or_group, folders))
+    if known:
+        return [f"{key}={value}" for value in values(override, known)]
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def parts_of(texts: Sequence[str], own: Path | None) -> list[Part]:
+    """What overrides name, of which none is about the sweep itself. Raises ConfigError."""
+    folders = config_folders(own)
+    return [_part(override, folders) for override in parse_overrides(texts)]
+
+
+def values_by_key(overrides: Sequence[str]) -> dict[str, list[str]]:
+    """The values that each override names, as they are typed. Raises ConfigError."""
+    folders = config_folders(None)
+    found = {}
+    for override in parse_overrides(overrides):
+        texts = [text.partition("=") for text in _each(override, folders)]
+        found[texts[0][0]] = [value for _, _, value in texts]
+    return found
+
+
+def compose_job(overrides: Sequence[str], own: Path | None) -> Composed:
+    """The config of one job. Raises ConfigError, and what Hydra raises."""
+    config: Any = composed([with_plus(text) for text in overrides], own, hydra=True)
+    HydraConfig.instance().set_config(config)
+    with open_dict(config):
+        del config["hydra"]
+    return compose_run(config)
+
+
+def values_of(texts: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """What the overrides of a job say of each key, as it was typed; nothing of one that they do not name."""
+    told = {key_of(text): text.partition("=")[2] for text in texts}
+    return [told.get(key, "") for key in keys]

@@ -1,0 +1,159 @@
+"""How a model reads the rows of a corpus: which ids become which input, and what is predicted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.language.spec import TARGET
+
+PAD, BOS, EOS = Tokenizer.PAD, Tokenizer.BOS, Tokenizer.EOS
+Lengths = npt.NDArray[np.int32]
+Rows = Sequence[int] | npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Int64 ids of every input by name, right-padded with 0, and of what each target position predicts.
+
+    A label of 0 is nothing to predict: padding, or a position before the target begins. `kept_N` are the places in
+    labels_BT of the others, found here because an accelerator would have to be waited for.
+    """
+
+    inputs: dict[str, Tensor]
+    labels_BT: Tensor
+    kept_N: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """On the device, as soon as it gets there; nothing waits for it."""
+        return self._each(lambda ids: ids.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """In pages that an accelerator can read by itself; called by torch's loader."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        inputs = {name: change(ids) for name, ids in self.inputs.items()}
+        return Batch(inputs, change(self.labels_BT), change(self.kept_N))
+
+
+def batch_of(inputs: dict[str, Tensor], labels_BT: Tensor, *, empty: bool = False) -> Batch:
+    """The batch, of which with `empty` nothing is to predict, so that it weighs nothing: for an idle rank."""
+    labels_BT = torch.zeros_like(labels_BT) if empty else labels_BT
+    return Batch(inputs, labels_BT, labels_BT.flatten().nonzero()[:, 0])
+
+
+class Layout(ABC):
+    """How the inputs of a model are made of the columns of a corpus. `inputs` names them, the target last."""
+
+    inputs: tuple[str, ...]
+
+    @abstractmethod
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        """The tokens of every row in each input."""
+
+    @abstractmethod
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        """How many tokens of every row are predicted."""
+
+    @abstractmethod
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        """The batch of these rows. With `empty` nothing is to predict, so it weighs nothing: for an idle rank."""
+
+
+class Sides(Layout):
+    """Each source is x + eos, the target bos + y, and y + eos is predicted."""
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        self.inputs = (*sources, TARGET)
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        return np.stack([corpus.lengths_N(name) for name in self.inputs], 1) + 1
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        return corpus.lengths_N(TARGET) + 1
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        *sources, target = ([corpus.ids(name, int(row)) for row in rows] for name in self.inputs)
+        inputs = {name: _padded(ids, after=[EOS]) for name, ids in zip(self.inputs, sources, strict=False)}
+        inputs[TARGET] = _padded(target, before=[BOS])
+        labels_BT = _padded(target, after=[EOS])
+        return batch_of(inputs, labels_BT, empty=empty)
+
+
+class OneSequence(Layout):
+    """x + eos + bos + y of a row in one sequence, of which y + eos is predicted; several sources each end in eos."""
+
+    inputs = (TARGET,)
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        widths_NC: Lengths = (corpus.lengths_NC.sum(1, keepdims=True) + len(corpus.columns)).astype(np.int32)
+        return widths_NC
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        return corpus.lengths_N(TARGET) + 1
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        sources = [name for name in corpus.columns if name != TARGET]
+        prompts = [prompt([corpus.ids(name, int(row)) for name in sources]) for row in rows]
+        targets = [corpus.ids(TARGET, int(row)).astype(np.int64) for row in rows]
+        whole = [np.concatenate((before, ids)) for before, ids in zip(prompts, targets, strict=True)]
+        labels = [
+            np.concatenate((np.zeros(len(before) - 1, np.int64), ids, [EOS]))
+            for before, ids in zip(prompts, targets, strict=True)
+        ]
+        labels_BT = _padded(labels)
+        return batch_of({TARGET: _padded(whole)}, labels_BT, empty=empty)
+
+
+class PlainText(Layout):
+    """Packed text without sources: bos and all tokens of a row but the last, of which each row is predicted whole."""
+
+    inputs = (TARGET,)
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        return corpus.lengths_NC
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        return corpus.lengths_N(TARGET)
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        targets = [corpus.ids(TARGET, int(row)) for row in rows]
+        labels_BT = _padded(targets)
+        inputs = {TARGET: _padded([ids[:-1] for ids in targets], before=[BOS])}
+        return batch_of(inputs, labels_BT, empty=empty)
+
+
+def layout_of(columns: Sequence[str], sources: Sequence[str]) -> Layout:
+    """How a model with these sources reads a corpus with these columns."""
+    if sources:
+        return Sides(sources)
+    return OneSequence() if len(columns) > 1 else PlainText()
+
+
+def prompt(sources: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> npt.NDArray[np.int64]:
+    """What one sequence has before its target: each source with eos, then bos."""
+    parts: list[npt.NDArray[np.int64]] = [np.append(np.asarray(ids, np.int64), EOS) for ids in sources]
+    return np.concatenate([*parts, np.array([BOS])])
+
+
+def _padded(
+    rows: Sequence[npt.NDArray[np.integer]], *, before: Sequence[int] = (), after: Sequence[int] = ()
+) -> Tensor:
+    """One row of ids each, special ids in front or behind, then padding: ids_BN."""
+    width = max(map(len, rows)) + len(before) + len(after)
+    ids_BN = np.full((len(rows), width), PAD, dtype=np.int64)
+    ids_BN[:, : len(before)] = before
+    for row, ids in zip(ids_BN, rows, strict=True):
+        end = len(before) + len(ids)
+        row[len(before) : end] = ids
+        row[end : end + len(after)] = after
+    return torch.from_numpy(ids_BN)

@@ -1,0 +1,50 @@
+"""DeepNorm's constants, which follow from how many layers stand on the side of the sources and on that of the target.
+
+Source: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", table of section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from tfm_blocks.language.spec import Node
+
+
+class Constants(NamedTuple):
+    """alpha multiplies the residual, beta the starting weights of the branches."""
+
+    alpha: float
+    beta: float
+
+
+def with_depths(nodes: Sequence[Node], stacks: Mapping[str, int]) -> tuple[Node, ...]:
+    """The nodes of the preset `deepnorm` with their constants."""
+    decoding = {node.stack for node in nodes if node.sees != "nothing"}
+    decoder = sum(count for address, count in stacks.items() if address in decoding)
+    encoder = sum(stacks.values()) - decoder
+    return tuple(
+        _deep(node, constants(encoder, decoder, decoding=_is_decoding(node, decoding))) if node.deep else node
+        for node in nodes
+    )
+
+
+def _is_decoding(node: Node, stacks: Collection[str]) -> bool:
+    """On the side of the target; a node outside of all stacks is where what it reads is."""
+    return node.stack in stacks if node.stack else node.sees != "nothing"
+
+
+def constants(encoder: int, decoder: int, *, decoding: bool) -> Constants:
+    """The constants of a side, from the numbers of layers of both."""
+    if not encoder or not decoder:
+        depth = max(encoder, decoder, 1)
+        return Constants((2 * depth) ** 0.25, (8 * depth) ** -0.25)
+    if decoding:
+        return Constants((3 * decoder) ** 0.25, (12 * decoder) ** -0.25)
+    return Constants(0.81 * (encoder**4 * decoder) ** (1 / 16), 0.87 * (encoder**4 * decoder) ** (-1 / 16))
+
+
+def _deep(node: Node, constants: Constants) -> Node:
+    post = tuple(replace(step, value=constants.alpha) if step.kind == "add" else step for step in node.post)
+    return replace(node, post=post, shrink=constants.beta)

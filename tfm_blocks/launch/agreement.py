@@ -1,0 +1,61 @@
+"""What all ranks of a run, and a run that goes on, must have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.training.data import Feed
+
+Fingerprint = Mapping[str, str]
+
+
+def fingerprint(config: Mapping[str, Any], prepared: Prepared, feed: Feed) -> Fingerprint:
+    """Hashes of the config, the vocabulary, and the order in which the first epoch reads the training text."""
+    plan = feed.plan(seed=config["seed"], epoch=0)
+    arrays = (plan.rows_N, plan.bounds_K1, plan.order_K, plan.widths_NC, plan.labels_N)
+    return {
+        "config": _hash(json.dumps(config, sort_keys=True, default=str).encode()),
+        "vocabulary": _hash(prepared.tokenizer.text.encode()),
+        "training text": _hash(b"".join(array.tobytes() for array in arrays)),
+    }
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def expect_same(fingerprints: Sequence[Fingerprint]) -> None:
+    """Raises RunError for what is not the same on every rank."""
+    first = fingerprints[0]
+    for rank, other in enumerate(fingerprints):
+        for what, found in other.items():
+            if found != first[what]:
+                rule = f"process {rank} has another {what} than process 0, so they would train different models"
+                help = "give all the same files, the same TFM_BLOCKS_CACHE and the same version of tfm-blocks"
+                raise RunError(Problem("trainer.devices", rule, help=help))
+
+
+def compare_ranks(fingerprint: Fingerprint, world: int) -> None:
+    """Raises RunError, on every rank, where one has another fingerprint than the first."""
+    found: list[Any] = [None] * world
+    torch.distributed.all_gather_object(found, fingerprint)
+    expect_same(found)
+
+
+class ExpectSameRun(Callback):
+    """Before the first step all ranks compare what they are about to do."""
+
+    def __init__(self, fingerprint: Fingerprint) -> None:
+        self.fingerprint = fingerprint
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.world_size > 1:
+            compare_ranks(self.fingerprint, trainer.world_size)

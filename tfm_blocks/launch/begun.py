@@ -1,0 +1,37 @@
+"""A run that has its folder, as plain data: what every process of it starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfm_blocks.data.layout import layout_of
+from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.language.spec import names
+from tfm_blocks.network.build import check_model
+from tfm_blocks.training.data import Feed
+from tfm_blocks.training.settings import read_run
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that has its folder: plain data, from which any process can take part in it.
+
+    `checkpoint` is where it goes on, or None; `command` is what goes on with it when it has been stopped. After `until`
+    steps it stops as if a signal had come.
+    """
+
+    config: dict[str, Any]
+    folder: Path
+    asked_vocab: int
+    command: str
+    wandb_id: str
+    checkpoint: Path | None = None
+    until: int | None = None
+
+
+def feed_of(job: Job, prepared: Prepared) -> Feed:
+    """The training text as the model of the run reads it."""
+    layout = layout_of(prepared.train.columns, names(check_model(job.config["model"]).sources))
+    return Feed(prepared.train, layout, read_run(job.config).data)

@@ -1,0 +1,91 @@
+"""What is known of a run beside its config: how large it is, what code it runs, and on what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from tfm_blocks import __version__
+from tfm_blocks.compose.run import TAKEN
+from tfm_blocks.launch.begun import Job
+from tfm_blocks.launch.devices import device_of, processor_cores
+from tfm_blocks.launch.place import Place
+from tfm_blocks.network.graph import Network
+from tfm_blocks.runs.folder import RUN, read_json
+from tfm_blocks.runs.record import NO_EXPERIMENT
+from tfm_blocks.training.settings import read_run
+
+LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
+
+
+def facts_of(job: Job, network: Network, place: Place) -> dict[str, Any]:
+    """The facts by name; tfm_blocks/training/contract.py says what each is."""
+    record = read_json(job.folder / RUN)
+    commands = record.get("commands") or [""]
+    return {
+        "model": record.get("choices", {}).get("model", ""),
+        "parameters": sum(one.numel() for one in network.parameters()),
+        "parameters_by_node": parameters_by_node(network),
+        "config_hash": config_hash(job.config),
+        "git_commit": git_commit(),
+        "seed": job.config["seed"],
+        "resumed": len(commands) - 1,
+        "command": commands[-1],
+        "hardware": _hardware(job, place),
+        "versions": _versions(),
+    }
+
+
+def parameters_by_node(network: Network) -> dict[str, int]:
+    """By address; one that is shared or tied counts where it is stored, and a stack's last steps below `last`."""
+    owners = {node.owner for node in network.spec.nodes}
+    found: dict[str, int] = {}
+    for name, parameter in network.named_parameters():
+        parts = name.split(".")
+        around = [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
+        address = next((one for one in around if one in owners or one.endswith(".last")), around[0])
+        found[address] = found.get(address, 0) + parameter.numel()
+    return found
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Equal for runs that differ in their seed, or in what a resumed run may change beside its length."""
+    kept = {key: value for key, value in config.items() if key not in {*NO_EXPERIMENT, "seed"}}
+    for key in set(TAKEN) - {"trainer.steps"}:
+        group, name = key.split(".")
+        if group in kept:
+            kept[group] = {one: value for one, value in kept[group].items() if one != name}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def git_commit() -> str | None:
+    """The commit of the current folder, with -dirty where files differ from it; None where there is no git."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _hardware(job: Job, place: Place) -> dict[str, Any]:
+    kind = device_of(read_run(job.config).trainer)
+    name = torch.cuda.get_device_name() if kind == "cuda" else platform.machine()
+    return {"device": kind, "name": name, "devices": place.world, "nodes": place.nodes, "cores": processor_cores()}
+
+
+def _versions() -> dict[str, str]:
+    found = {"tfm-blocks": __version__, "python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

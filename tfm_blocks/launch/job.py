@@ -1,0 +1,242 @@
+"""One run from its folder to its end: a new folder, or one that was left, and what status.json says of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import yaml
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.errors import TfmError
+from tfm_blocks.launch.agreement import fingerprint
+from tfm_blocks.launch.begun import Job, feed_of
+from tfm_blocks.launch.check import check_lengths, placed
+from tfm_blocks.launch.devices import device_of
+from tfm_blocks.launch.meeting import Meeting
+from tfm_blocks.launch.place import find_place
+from tfm_blocks.launch.processes import run_together
+from tfm_blocks.launch.rank import take_part, take_part_apart
+from tfm_blocks.launch.resume import Left, expect_same_text, find_begun
+from tfm_blocks.launch.signals import StoppedError, end_on_signals
+from tfm_blocks.launch.start import starting_weights
+from tfm_blocks.network.build import check_model, network_without_values
+from tfm_blocks.runs.checkpoints import newest_whole
+from tfm_blocks.runs.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    RUN,
+    STATUS,
+    TOKENIZER,
+    claim_folder,
+    hold,
+    settle,
+    write_json,
+)
+from tfm_blocks.runs.model import write_model
+from tfm_blocks.training.checkpoints import PreemptedError, preempted
+from tfm_blocks.training.settings import RunSettings
+from tfm_blocks.training.skipped import SKIPPED, DivergedError
+
+TYPED = ("python", "train.py")
+
+
+def train(
+    composed: Composed,
+    settings: RunSettings,
+    root: Path = Path("runs"),
+    typed: Sequence[str] = TYPED,
+    until: int | None = None,
+) -> int:
+    """Trains a new run in a new folder below `root`; its last lines say what to type next. Returns 0.
+
+    `typed` is the command line. Raises ConfigError or DataError before anything is started, DivergedError where the
+    loss is not finite, PreemptedError where a signal has stopped it; status.json says how it ended. A launcher that
+    starts the processes anew goes on with the run that they have begun. After `until` steps it stops as by a signal.
+    """
+    meeting = _meet(settings)
+    begun = meeting.decide("begun", lambda: find_begun(root, str(composed.mapping["name"]), meeting.place))
+    if begun is None:
+        return _begin(meeting, composed, settings, root, typed, until)
+    if begun.status.get("state") == "done":
+        return 0
+    return _resume(meeting, replace(composed, mapping=begun.config), settings, begun, typed)
+
+
+def _begin(
+    meeting: Meeting, composed: Composed, settings: RunSettings, root: Path, typed: Sequence[str], until: int | None
+) -> int:
+    name, vocab = str(composed.mapping["name"]), composed.mapping["vocab"]
+    with placed(composed):
+        prepared = meeting.prepare(settings.data, vocab)
+        if settings.init_from:
+            starting_weights(Path(settings.init_from))  # which must be there before anything is started
+    config = {**composed.with_vocab(prepared.tokenizer.size).mapping, "name": name}
+    for key in ("resume", "verify"):
+        config.pop(key, None)
+    check_lengths(network_without_values(check_model(config["model"])), prepared, settings, composed)
+
+    def claim() -> Job:
+        folder = claim_folder(root, name)
+        return Job(config, folder, vocab, resume_command(typed, folder, settings), _wandb_id(), until=until)
+
+    job = meeting.decide("job", claim)
+    with _held(meeting, job.folder), _ends(meeting, job):
+        if meeting.place.rank == 0:
+            how = {"commands": [shlex.join(typed)], "launch": meeting.place.launch, "choices": dict(composed.choices)}
+            start_folder(job, prepared, how)
+        _run(meeting, job, prepared, settings)
+    return 0
+
+
+def _wandb_id() -> str:
+    """An agent of a W&B sweep has given the run its own."""
+    agent = os.environ.get("WANDB_RUN_ID") if "WANDB_SWEEP_ID" in os.environ else None
+    return agent or uuid4().hex[:8]
+
+
+def resume(
+    composed: Composed, settings: RunSettings, left: Left, typed: Sequence[str] = TYPED, until: int | None = None
+) -> int:
+    """Goes on with a run after the newest of its checkpoints that is whole, in its folder. Returns 0.
+
+    Raises what `train` raises, and RunError where the text is not what the run was begun with.
+    """
+    return _resume(_meet(settings), composed, settings, left, typed, until)
+
+
+def _meet(settings: RunSettings) -> Meeting:
+    place = find_place(settings.trainer, os.environ)
+    if place.outside:
+        end_on_signals(led=True)
+    return Meeting(place)
+
+
+def _resume(
+    meeting: Meeting,
+    composed: Composed,
+    settings: RunSettings,
+    left: Left,
+    typed: Sequence[str],
+    until: int | None = None,
+) -> int:
+    with _held(meeting, left.folder):
+        with placed(composed):
+            prepared = meeting.prepare(settings.data, left.asked_vocab)
+
+        def go_on() -> Job:
+            newest = newest_whole(left.folder / CHECKPOINTS)
+            left.expect_to_go_on(settings, newest.step if newest else 0)
+            path = left.folder / CHECKPOINTS / newest.file if newest else None
+            command = resume_command(typed, left.folder, settings)
+            job = Job(composed.mapping, left.folder, left.asked_vocab, command, left.wandb_id, path, until)
+            expect_same_text(left, fingerprint(job.config, prepared, feed_of(job, prepared)))
+            print(f"resume: {left.folder} after {newest.step if newest else 0} steps")
+            return job
+
+        job = meeting.decide("job", go_on)
+        with _ends(meeting, job):
+            if meeting.place.rank == 0:
+                _go_on_in_folder(job, left, typed)
+            _run(meeting, job, prepared, settings)
+    return 0
+
+
+def _held(meeting: Meeting, folder: Path) -> AbstractContextManager[None]:
+    return hold(folder) if meeting.place.rank == 0 else nullcontext()
+
+
+def _run(meeting: Meeting, job: Job, prepared: Prepared, settings: RunSettings) -> None:
+    if not meeting.place.outside and settings.trainer.devices > 1:
+        run_together(take_part_apart, settings.trainer.devices, job)
+        return
+    meeting.join(device_of(settings.trainer))
+    meeting.expect_seen(job.folder)
+    take_part(meeting.place, job, prepared)
+
+
+def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) -> str:
+    """What goes on with the run. A run folder never imports anything: who types it names the plug-ins."""
+    program = [word for word in typed[:2] if "=" not in word]
+    plugins = [f"plugins=[{','.join(settings.plugins)}]"] if settings.plugins else []
+    return shlex.join([*program, f"resume={folder}", *plugins])
+
+
+@contextmanager
+def _ends(meeting: Meeting, job: Job) -> Iterator[None]:
+    """Whatever ends the run is written down by the first process, which tells the command that goes on with it."""
+    try:
+        yield
+    except BaseException as error:
+        agreed = isinstance(error, PreemptedError)
+        if isinstance(error, StoppedError) and not error.again:
+            error = preempted(error.number, job.command)
+        if meeting.place.rank == 0:
+            _write_end(job, error)
+        if agreed:
+            meeting.part()
+        if meeting.place.rank and isinstance(error, (PreemptedError, DivergedError)):  # the first process says so
+            raise SystemExit(error.exit_status) from None
+        raise error from None
+
+
+def _write_end(job: Job, error: BaseException) -> None:
+    with suppress(OSError):  # of a full disk
+        write_json(job.folder / STATUS, {"state": _state(error), "reason": _reason(error), "resume": job.command})
+    if not isinstance(error, (PreemptedError, DivergedError)):
+        print(f"resume: {job.command}", file=sys.stderr)
+
+
+def _state(error: BaseException) -> str:
+    for kind, state in ((PreemptedError, "preempted"), (StoppedError, "stopped"), (DivergedError, "diverged")):
+        if isinstance(error, kind):
+            return state
+    return "failed"
+
+
+def _reason(error: BaseException) -> str:
+    """The error in one line; of a process that failed, the last line of its traceback."""
+    if isinstance(error, StoppedError):
+        return signal.Signals(error.number).name
+    if isinstance(error, TfmError):
+        return error.problems[0].rule
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+
+
+def start_folder(job: Job, prepared: Prepared, record: Mapping[str, Any]) -> None:
+    """Everything of a run folder that is known before the first step; `record` says how it was begun."""
+    write_config(job)
+    write_model(job.folder, job.config["model"], job.config["plugins"], prepared.train.columns)
+    prepared.tokenizer.save(job.folder / TOKENIZER)
+    (job.folder / CHECKPOINTS).mkdir()
+    text = fingerprint(job.config, prepared, feed_of(job, prepared))
+    write_json(job.folder / RUN, {"vocab": job.asked_vocab, "wandb_id": job.wandb_id, "text": text, **record})
+    write_json(job.folder / STATUS, {"state": "running"})
+
+
+def write_config(job: Job) -> None:
+    """`config.yaml`, whole or as it was."""
+    part = job.folder / f"{CONFIG}.part"
+    part.write_text(yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True), "utf-8")
+    settle(part, job.folder / CONFIG)
+
+
+def _go_on_in_folder(job: Job, left: Left, typed: Sequence[str]) -> None:
+    """The folder says what has changed, and has no row of metrics that is written again."""
+    write_config(job)
+    write_json(job.folder / RUN, left.record | {"commands": [*left.record.get("commands", []), shlex.join(typed)]})
+    if job.checkpoint is None:
+        for log in (METRICS, SKIPPED):
+            (job.folder / log).unlink(missing_ok=True)
+    write_json(job.folder / STATUS, {"state": "running"})

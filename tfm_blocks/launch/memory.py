@@ -1,0 +1,38 @@
+"""What a process does with memory: with that of freed tensors, and with oneDNN's caches."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h and mallopt(3) of the GNU C Library
+NEVER, NONE = -1, 0
+PRIMITIVES = "16"  # kept; more are neither faster nor needed: docs/decisions/11-few-primitives-are-kept.md
+CACHES = (
+    ("LRU_CACHE_CAPACITY",),  # torch's
+    ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"),  # oneDNN's, with its older name
+)
+
+
+def keep_freed_memory() -> None:
+    """Lets the process keep freed memory for its next tensors, where the C library is GNU's; elsewhere nothing changes.
+
+    By default the large pieces go back to the system, which clears every page before it lends it again: up to a quarter
+    of a training step on a processor. So the process holds on to its peak.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_TRIM_THRESHOLD, NEVER)
+        mallopt(M_MMAP_MAX, NONE)
+
+
+def limit_primitive_caches() -> None:
+    """Lets oneDNN keep 16 compiled products for this process and its children, unless the environment says how many.
+
+    It compiles code for every shape that it multiplies in bfloat16, up to a megabyte each, and by default 1,024 stay in
+    each of two caches, which hold the same ones alive. To be called before the first product.
+    """
+    for names in CACHES:
+        if os.environ.keys().isdisjoint(names):
+            os.environ[names[0]] = PRIMITIVES

@@ -1,0 +1,162 @@
+"""What each of the processes of a run does: it trains, scores, and the first leaves the weights."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Trainer
+
+from tfm_blocks.data.plan import Ranks
+from tfm_blocks.data.prepare import Prepared, prepare
+from tfm_blocks.errors import TfmError
+from tfm_blocks.launch.agreement import ExpectSameRun, fingerprint
+from tfm_blocks.launch.begun import Job, feed_of
+from tfm_blocks.launch.devices import device_of
+from tfm_blocks.launch.facts import facts_of
+from tfm_blocks.launch.loggers import open_loggers
+from tfm_blocks.launch.meeting import backend_of
+from tfm_blocks.launch.memory import keep_freed_memory
+from tfm_blocks.launch.outcome import final_weights, finish
+from tfm_blocks.launch.place import Place, torchrun_place
+from tfm_blocks.launch.precision import Precision, choose_precision
+from tfm_blocks.launch.signals import StoppedError, asked_to_stop, signals_wait
+from tfm_blocks.launch.start import start_from
+from tfm_blocks.launch.trainer import OwnSignals, build_trainer, quiet_lightning
+from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.graph import Network
+from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, hold
+from tfm_blocks.runs.model import weights_of
+from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
+from tfm_blocks.training.data import Feed, RunData
+from tfm_blocks.training.loggers import RunLogger
+from tfm_blocks.training.module import TrainingModule
+from tfm_blocks.training.settings import RunSettings, read_run
+from tfm_blocks.training.sharding import fill_shares, whole
+from tfm_blocks.training.skipped import SKIPPED, SkippedSteps
+from tfm_blocks.training.trial import Trial
+
+
+def take_part_apart(ranks: Ranks, job: Job) -> None:
+    """In a process of its own: reads from the cache what the first process prepared and reported."""
+    try:
+        settings = read_run(job.config)
+        load_plugins(settings.plugins)
+        prepared = prepare(settings.data, job.asked_vocab, tell=lambda text: None)
+        take_part(torchrun_place(os.environ, "local"), job, prepared)
+    except StoppedError as error:
+        raise preempted(error.number, job.command) from None
+    except PreemptedError:
+        if ranks.rank == 0:  # the others, which have agreed, leave it to tell so, after it has closed its loggers
+            raise
+
+
+def take_part(place: Place, job: Job, prepared: Prepared) -> None:
+    """Trains, scores the best weights on the test set, else the validation set, and leaves them in the folder."""
+    ranks = place.ranks
+    quiet_lightning()
+    keep_freed_memory()
+    settings = read_run(job.config)
+    with hold(job.folder / CHECKPOINTS, wait=True) if ranks.rank == 0 else nullcontext():
+        network = build_network(check_model(job.config["model"]), seed=settings.seed)
+        loggers = open_loggers(job, settings, prepared, facts_of(job, network, place)) if ranks.rank == 0 else []
+        exit_code, reason = 1, ""
+        try:
+            _fit_and_test(place, job, prepared, settings, network, loggers)
+            exit_code = 0
+        except BaseException as error:
+            exit_code, reason = _end(error)
+            raise
+        finally:
+            for logger in loggers:
+                logger.close(exit_code, reason)
+
+
+def _end(error: BaseException) -> tuple[int, str]:
+    """The exit status, and the reason in half a sentence."""
+    if isinstance(error, TfmError):
+        return error.exit_status, error.problems[0].rule
+    if isinstance(error, StoppedError):
+        return 128 + error.number if error.again else PreemptedError.exit_status, signal.Signals(error.number).name
+    return 1, f"{type(error).__name__}: {error}"
+
+
+def _fit_and_test(
+    place: Place,
+    job: Job,
+    prepared: Prepared,
+    settings: RunSettings,
+    network: Network,
+    loggers: list[RunLogger],
+) -> None:
+    ranks = place.ranks
+    tell: Callable[[object], None] = print if ranks.rank == 0 else lambda text: None
+    if place.local_rank == 0:
+        print(f"cluster: {place}, {backend_of(place, device_of(settings.trainer))}")
+    precision = choose_precision(settings.trainer.precision, device_of(settings.trainer))
+    tell(f"model: {sum(one.numel() for one in network.parameters()):,} parameters")
+    if settings.init_from and not job.checkpoint:
+        tell(start_from(network, prepared.tokenizer, Path(settings.init_from)))
+    tell(precision)
+    tell(f"folder: {job.folder}")
+    skipped = job.folder / SKIPPED
+    patience = settings.trainer.patience_nan
+    count = SkippedSteps(None if ranks.rank else skipped, prepared.train, patience)
+    module = TrainingModule(network, prepared, settings, ranks, count, asked_to_stop)
+    feed = feed_of(job, prepared)
+    tell(_try_memory(place, network, feed, settings, precision))
+    data = _data(ranks, feed, prepared, settings)
+    logs = (job.folder / METRICS, skipped)
+    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, _asked(job, module), job.command)
+    common = ExpectSameRun(fingerprint(job.config, prepared, feed))
+    trainer = build_trainer(place, job, settings.trainer, precision, loggers, [OwnSignals(), checkpoints, common])
+    with signals_wait():
+        trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
+    if checkpoints.owed or trainer.global_step % settings.trainer.validate_every:
+        trainer.validate(module, datamodule=data, verbose=False)
+    _test(module, data, trainer)
+    weights = whole(weights_of(network))
+    if ranks.rank == 0:
+        finish(job, module, weights, loggers)
+
+
+def _asked(job: Job, module: TrainingModule) -> Callable[[], int]:
+    """The signal that has come, or 0."""
+    until = job.until
+    if until is None:
+        return asked_to_stop
+    return lambda: asked_to_stop() or (signal.SIGTERM if module.global_step >= until else 0)
+
+
+def _try_memory(place: Place, network: Network, feed: Feed, settings: RunSettings, precision: Precision) -> str:
+    """What a step takes. Raises RunError where it is more than there is."""
+    kind = device_of(settings.trainer)
+    device = torch.device(kind, place.local_rank) if kind == "cuda" else torch.device(kind)
+    autocast = torch.autocast(kind, torch.bfloat16, enabled=precision.lightning == "bf16-mixed")
+    return Trial(network, feed, settings.label_smoothing, place.ranks, device, autocast).run(settings.seed)
+
+
+def _data(ranks: Ranks, feed: Feed, prepared: Prepared, settings: RunSettings) -> RunData:
+    accelerated = device_of(settings.trainer) == "cuda"
+    workers = settings.trainer.workers if settings.trainer.workers is not None else 2 * accelerated
+    return RunData(
+        prepared,
+        feed.layout,
+        settings.data,
+        seed=settings.seed,
+        ranks=ranks,
+        workers=workers,
+        pinned=accelerated,
+    )
+
+
+def _test(module: TrainingModule, data: RunData, trainer: Trainer) -> None:
+    """Fills in the weights that the run is to leave, and scores them."""
+    trainer.strategy.barrier()  # what the first rank has written is there for all
+    fill_shares(module.network, final_weights(module.settings.trainer, Path(trainer.default_root_dir) / CHECKPOINTS))
+    trainer.test(module, datamodule=data, verbose=False)

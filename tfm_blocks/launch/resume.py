@@ -1,0 +1,101 @@
+"""A run that was left, as its folder tells it, and whether it can go on."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tfm_blocks.errors import ConfigError, Problem, RunError, shown
+from tfm_blocks.launch.agreement import Fingerprint
+from tfm_blocks.launch.place import Place
+from tfm_blocks.runs.folder import CONFIG, MODEL, RUN, STATUS, expect_folder, read_json
+from tfm_blocks.training.schedule import LinearSettings
+from tfm_blocks.training.settings import RunSettings
+
+
+@dataclass(frozen=True)
+class Left:
+    """A run folder that training has begun: its config, with the text of its file, and what else it was begun with."""
+
+    folder: Path
+    config: dict[str, Any]
+    text: str
+    record: dict[str, Any]
+    status: dict[str, Any]
+
+    @property
+    def asked_vocab(self) -> int:
+        """The size that was asked of the vocabulary; config.yaml has the one that it got."""
+        return int(self.record["vocab"])
+
+    @property
+    def wandb_id(self) -> str:
+        """Of its run in Weights & Biases."""
+        return str(self.record["wandb_id"])
+
+    def expect_to_go_on(self, settings: RunSettings, step: int) -> None:
+        """Raises ConfigError where there is nothing to do after `step`, or nothing that would end better."""
+        steps, schedule = settings.trainer.steps, settings.schedule
+        if self.status.get("state") == "diverged":
+            rule = f"diverged ({self.status.get('reason', '')}), and would do so again: a resumed run repeats its steps"
+            raise ConfigError(Problem("resume", rule, help="start a new run with a lower learning rate"))
+        if steps < step or (steps == step and self.status.get("state") == "done"):
+            rule = f"is {steps}, and the run has done {step} steps"
+            raise ConfigError(
+                Problem("trainer.steps", rule, help=f"train longer: trainer.steps={2 * max(step, steps)}")
+            )
+        if isinstance(schedule, LinearSettings) and steps > schedule.steps:
+            rule = f"is {steps}, but the learning rate of this run is 0 after step {schedule.steps}"
+            raise ConfigError(Problem("trainer.steps", rule, help="start a new run, whose rate falls more slowly"))
+
+
+def read_left(run: Path) -> Left:
+    """Raises RunError where the folder is damaged, or is none of a training."""
+    expect_folder(run)
+    record, status = read_json(run / RUN), read_json(run / STATUS)
+    if not isinstance(record.get("vocab"), int) or not isinstance(record.get("text"), dict) or "wandb_id" not in record:
+        raise RunError(Problem(str(run / RUN), "is damaged: it must have vocab, wandb_id and text", help="restore it"))
+    text = _read_text(run / CONFIG)
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RunError(Problem(str(run / CONFIG), f"is damaged: {error}", help="restore it")) from None
+    if not isinstance(config, dict) or "${" in text:
+        raise RunError(Problem(str(run / CONFIG), "is damaged: it must be a mapping without ${…}", help="restore it"))
+    if config.get("model") != read_json(run / MODEL).get("model"):
+        rule = f"has another model than {MODEL}, and the weights are of that one"
+        raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
+    return Left(run, config, text, record, status)
+
+
+def find_begun(root: Path, name: str, place: Place) -> Left | None:
+    """What the processes of this launch had begun before their launcher started them anew; None where it has not."""
+    if not place.restarts:
+        return None
+    number = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
+    folders = {int(found[1] or 1): path for path in root.glob(f"{name}*") if (found := number.fullmatch(path.name))}
+    for _, folder in sorted(folders.items(), reverse=True):
+        with suppress(RunError):
+            if read_json(folder / RUN).get("launch") == place.launch:
+                return read_left(folder)
+    return None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise RunError(Problem(str(path), f"cannot be read: {error}", help="restore it")) from None
+
+
+def expect_same_text(left: Left, found: Fingerprint) -> None:
+    """Raises RunError where the vocabulary or the training text is not what the run was begun with."""
+    for what in ("vocabulary", "training text"):
+        if left.record["text"].get(what) != found[what]:
+            rule = f"the {what} is not what the run was begun with: {shown(left.config.get('data', {}).get('dir'))}"
+            raise RunError(Problem("data", rule, help="restore the text, or start a new run"))

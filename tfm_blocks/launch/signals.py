@@ -1,0 +1,74 @@
+"""How a run is stopped from outside: at the end of a step, or at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class StoppedError(SystemExit):
+    """Ends the process with 128 + the number of the signal, after every `finally` on the way.
+
+    `again`: it is the second signal, whose sender did not want to wait for the end of a step.
+    """
+
+    def __init__(self, number: int, *, again: bool) -> None:
+        super().__init__(128 + number)
+        self.number, self.again = number, again
+
+
+@dataclass
+class _Asked:
+    """`number`: the signal that has come, or 0. `waits`: it is read at the end of a step, and need not end the process.
+    `led`: a parent decides when this process ends at once, so a second signal, which the parent may relay, is nothing.
+    """
+
+    number: int = 0
+    waits: bool = False
+    led: bool = False
+
+
+_asked = _Asked()
+
+
+def end_on_signals(*, led: bool = False) -> None:
+    """Ctrl-C, SIGTERM and SIGUSR1 become exceptions; `led`: a parent has called this, too."""
+    _asked.number, _asked.led = 0, led
+    take_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+def take_signals() -> None:
+    """Makes the handlers ours, and again where Lightning has put its own before them.
+
+    That one, for SIGTERM, waits for the other ranks inside the handler, which can hang.
+    """
+    for number in STOPS:
+        signal.signal(number, _handle)
+
+
+def asked_to_stop() -> int:
+    """The number of the signal that waits for the end of the step, or 0."""
+    return _asked.number
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Inside, the first signal is only written down; who trains asks for it after each step. A second ends at once."""
+    _asked.waits = True
+    try:
+        yield
+    finally:
+        _asked.waits = False
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    again = bool(_asked.number)
+    _asked.number = _asked.number or number
+    if not ((_asked.led and again) or (_asked.waits and not again)):
+        raise StoppedError(number, again=again)

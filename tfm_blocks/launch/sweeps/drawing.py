@@ -1,0 +1,44 @@
+"""Values that are drawn from what a sweep leaves open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from random import Random
+
+from tfm_blocks.compose.sweep import Choices, Interval, Part
+
+PATIENCE = 100  # draws for each job that is asked for: where fewer combinations are left, there are fewer jobs
+
+
+def draw_jobs(parts: Sequence[Part], trials: int, seed: int) -> list[list[str]]:
+    """The overrides of so many jobs, no two alike; of more trials the first are the same."""
+    random, jobs = Random(seed), {}
+    for _ in range(PATIENCE * trials):
+        job = [_draw(part, random) for part in parts]
+        jobs[tuple(job)] = job
+        if len(jobs) == trials:
+            break
+    return list(jobs.values())
+
+
+def _draw(part: Part, random: Random) -> str:
+    if isinstance(part, Choices):
+        return random.choice(part.texts)
+    low, high = (math.log(part.low), math.log(part.high)) if part.log else (part.low, part.high)
+    if is_whole(part) and not part.log:
+        return text_of(part, random.randint(int(part.low), int(part.high)))
+    drawn = random.uniform(low, high)
+    return text_of(part, math.exp(drawn) if part.log else drawn)
+
+
+def is_whole(part: Interval) -> bool:
+    """Whether its numbers are integers, as those of int(interval(1, 8))."""
+    return isinstance(part.low, int) and isinstance(part.high, int)
+
+
+def text_of(part: Interval, number: float) -> str:
+    """The override, with six digits, which are enough for any setting and few enough for a name."""
+    if is_whole(part):
+        return f"{part.key}={min(max(round(number), int(part.low)), int(part.high))}"
+    return f"{part.key}={number:.6g}"

@@ -1,0 +1,57 @@
+"""Stands between a sweep and a job of it, so that nothing of the job outlives the sweep, however that one ends.
+
+It is a script that imports nothing but the standard library. The sweep holds the other end of its stdin, which the
+system closes when the sweep is gone. Then the job is asked to stop, and after a while it is killed with all that it
+has started. SIGTERM asks the job to stop and waits for it; SIGUSR1 kills it.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+LOOK = 0.1  # seconds between two looks at the job
+GRACE = 10.0  # seconds for a job whose sweep is gone
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+came: set[int] = set()
+
+
+def keep(command: list[str]) -> int:
+    """The exit status of the command; of one that a signal has ended, 128 + its number."""
+    job = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_keeper)
+    until = float("inf")
+    while job.poll() is None:
+        gone = until < float("inf")
+        if signal.SIGTERM in came or (not gone and select.select([sys.stdin], [], [], LOOK)[0]):
+            until = until if signal.SIGTERM in came else time.monotonic() + GRACE
+            came.discard(signal.SIGTERM)
+            job.terminate()
+        elif gone:
+            time.sleep(LOOK)
+        if signal.SIGUSR1 in came or time.monotonic() > until:
+            kill_all(job.pid)
+    kill_all(job.pid)
+    return job.returncode if job.returncode >= 0 else 128 - job.returncode
+
+
+def _die_with_keeper() -> None:
+    """In the job: where Linux runs, it ends when this process is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill_all(group: int) -> None:
+    """Kills what there is of the job's processes, which are a group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: came.add(number))
+    sys.exit(keep(sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""Names of sweeps and of their jobs: what differs in the sweep, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+
+LONGEST = 80  # characters; beside it there is room for .log and for a number
+UNSWEPT = "sweep", "run"  # the names of a sweep that leaves nothing open, and of its job
+
+
+def sweep_name(swept: Sequence[str]) -> str:
+    """`model_heads_seed`."""
+    return _cut("_".join(short_keys(swept))) or UNSWEPT[0]
+
+
+def job_names(swept: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
+    """`model-base_heads-2` for each row of the values of the swept keys; two that would be alike get a number."""
+    keys, names = short_keys(swept), []
+    for row in values:
+        name = _cut("_".join(f"{key}-{text}" for key, text in zip(keys, row, strict=True))) or UNSWEPT[1]
+        names.append(next(one for one in _numbered(name) if one not in names))
+    return names
+
+
+def short_keys(keys: Sequence[str]) -> list[str]:
+    """The last part of each key, or the whole key where another one ends alike."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    for count in range(2, 1_000_000):
+        yield f"{name}-{count}"
+
+
+def _cut(name: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.replace("+", "")).strip("_.-")
+    if len(name) <= LONGEST:
+        return name
+    return f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,0 +1,236 @@
+"""Runs the jobs of a sweep, so many at a time, and writes down what becomes of each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from tfm_blocks.launch.devices import device_of, processor_cores
+from tfm_blocks.launch.signals import asked_to_stop, signals_wait
+from tfm_blocks.launch.sweeps.attempt import Attempt, start
+from tfm_blocks.launch.sweeps.ending import Ending
+from tfm_blocks.launch.sweeps.job import (
+    DONE,
+    PRUNED,
+    RUNNING,
+    STOPPED,
+    TIMED_OUT,
+    WAITING,
+    WORTH_A_RETRY,
+    WRONG,
+    SweepJob,
+)
+from tfm_blocks.launch.sweeps.progress import Progress
+from tfm_blocks.launch.sweeps.record import SweepFolder, make_way, plugins_of, state_before
+from tfm_blocks.launch.sweeps.settings import SweepSettings
+from tfm_blocks.launch.sweeps.share import Share
+from tfm_blocks.report.sweep import SweepRow, SweepView
+from tfm_blocks.runs.folder import METRICS, is_held
+
+LOOK = 0.2  # seconds between two looks at the jobs
+OFTEN = 1.0  # seconds between two looks at what they have measured
+
+
+class JobSource(Protocol):
+    """Which jobs there are. A grid knows all of them, a search finds them one after the other."""
+
+    metric: str
+    jobs: list[SweepJob]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether what was asked for is there, when no job is left."""
+
+    def news(self) -> str:
+        """What came out of it, in a line; empty where the table says all."""
+
+    def next(self) -> SweepJob | None:
+        """The next job to start; None where there is none, or none before another one ends."""
+
+    def is_hopeless(self, job: SweepJob, progress: Progress) -> bool:
+        """Whether a running job is to be ended, since others are better."""
+
+    def ended(self, job: SweepJob, progress: Progress) -> None:
+        """Told once of each job that `next` has given, when its state is final."""
+
+
+class Grid:
+    """Jobs that are known before the first starts."""
+
+    metric = "val/loss"
+
+    def __init__(self, jobs: list[SweepJob]) -> None:
+        self.jobs = jobs
+        self.waiting = [job for job in jobs if job.state == WAITING]
+
+    def next(self) -> SweepJob | None:
+        return self.waiting.pop(0) if self.waiting else None
+
+    @property
+    def succeeded(self) -> bool:
+        return all(job.state == DONE for job in self.jobs)
+
+    def news(self) -> str:
+        return ""
+
+    def is_hopeless(self, job: SweepJob, progress: Progress) -> bool:
+        return False
+
+    def ended(self, job: SweepJob, progress: Progress) -> None:
+        pass
+
+
+class Sweep:
+    """`command` starts a run, and `is_same` says whether a job still means what it meant when it was checked."""
+
+    def __init__(
+        self,
+        folder: SweepFolder,
+        source: JobSource,
+        settings: SweepSettings,
+        command: Sequence[str],
+        is_same: Callable[[SweepJob], bool],
+    ) -> None:
+        self.folder, self.source, self.settings = folder, source, settings
+        self.command, self.is_same = command, is_same
+        self.share = Share(os.environ, settings.parallel, processor_cores(), torch.cuda.device_count())
+        self.running: list[Attempt] = []
+        self.again: list[SweepJob] = []  # which wait for another process, or for a further attempt
+        self.failures: defaultdict[str, list[str]] = defaultdict(list)
+        self.progress: dict[str, Progress] = {}
+        self.looked = 0.0
+
+    def run(self) -> int:
+        """The number of the signal that has ended it, or 0. Afterwards nothing runs, whatever is raised."""
+        self._write()
+        with SweepView(self.rows()) as view, signals_wait():
+            try:
+                while self._goes_on():
+                    view.show(self.rows())
+                    time.sleep(LOOK)
+                view.show(self.rows())
+            finally:
+                self._kill()
+        return asked_to_stop()
+
+    def rows(self) -> list[SweepRow]:
+        """How each job stands."""
+        return [self._row(job) for job in self.source.jobs]
+
+    def _goes_on(self) -> bool:
+        number = asked_to_stop()
+        for attempt in list(self.running):
+            if number:
+                attempt.ask(Ending(STOPPED, f"by {signal.Signals(number).name}"))
+            self._look(attempt)
+        if not number:
+            self._fill()
+        self.looked = time.monotonic() if time.monotonic() > self.looked + OFTEN else self.looked
+        return bool(self.running) or (bool(self.again) and not number)
+
+    def _look(self, attempt: Attempt) -> None:
+        now = time.monotonic()
+        if now > attempt.deadline:
+            attempt.ask(Ending(TIMED_OUT, f"after {self.settings.timeout:g} s"))
+        if now > attempt.until:
+            attempt.kill()
+        ending = attempt.ending()
+        if ending or now > self.looked + OFTEN:
+            attempt.progress.look()
+        if ending:
+            self._end(attempt, ending)
+        elif now > self.looked + OFTEN and self.source.is_hopeless(attempt.job, attempt.progress):
+            attempt.ask(Ending(PRUNED, "others of this search were better by then"))
+
+    def _end(self, attempt: Attempt, ending: Ending) -> None:
+        job = attempt.job
+        self.running.remove(attempt)
+        self.share.give_back(attempt.devices)
+        job.state, job.reason = ending.state, ending.reason
+        failures = self.failures[job.name]
+        if ending.state in WORTH_A_RETRY and len(failures) < self.settings.retries and not asked_to_stop():
+            failures.append(f"{ending.state}: {ending.reason}")
+            job.state = WAITING
+            self.again.append(job)
+        else:
+            self.source.ended(job, attempt.progress)
+        self._write()
+
+    def _fill(self) -> None:
+        while len(self.running) < self.settings.parallel and (job := self._next()):
+            self._start(job)
+            self._write()
+
+    def _next(self) -> SweepJob | None:
+        """A job that no other process trains, as those of a sweep do that was killed a moment ago."""
+        for job in self.again:
+            if not self._is_held(job):
+                self.again.remove(job)
+                return job
+        while new := self.source.next():
+            if not self._is_held(new):
+                return new
+            new.reason = "another process trains it"
+            self.again.append(new)
+        return None
+
+    def _is_held(self, job: SweepJob) -> bool:
+        run = self.folder.run(job)
+        return run.is_dir() and is_held(run)
+
+    def _start(self, job: SweepJob) -> None:
+        before = state_before(self.folder, job)
+        progress = self._progress(job)
+        if before in ("", "diverged"):
+            if not self.is_same(job):
+                job.state, job.reason = WRONG, "conf/ has changed since the sweep was begun"
+                self.source.ended(job, progress)
+                return
+            make_way(self.folder, job)
+            more = [*job.overrides, f"name={job.name}", f"sweep.name={self.folder.path.name}"]
+        else:
+            more = [f"resume={self.folder.run(job)}", *plugins_of(job)]
+        trainer = job.settings.trainer
+        devices = self.share.take(trainer.devices) if device_of(trainer) == "cuda" else []
+        attempt = start(
+            job,
+            [*self.command, *more],
+            self.folder.run(job),
+            environment=self.share.environment_with(devices),
+            devices=devices,
+            progress=progress,
+            timeout=self.settings.timeout,
+        )
+        self.running.append(attempt)
+        again = [f"again after {failure}" for failure in self.failures[job.name][-1:]]
+        job.state, job.reason, progress.first = RUNNING, "".join(again), None
+
+    def _progress(self, job: SweepJob) -> Progress:
+        if job.name not in self.progress:
+            self.progress[job.name] = Progress(self.folder.run(job) / METRICS, self.source.metric)
+            self.progress[job.name].look()
+        return self.progress[job.name]
+
+    def _row(self, job: SweepJob) -> SweepRow:
+        found, steps = self._progress(job), job.settings.trainer.steps
+        left = found.seconds_left(steps) if job.state == RUNNING else float("nan")
+        log = job.log if (self.folder.path / job.log).is_file() else ""
+        return SweepRow(job.name, job.state, job.reason, log, found.step, steps, found.pace, found.best, left)
+
+    def _kill(self) -> None:
+        """What still runs, since a second signal has come or something has gone wrong."""
+        for attempt in self.running:
+            attempt.kill()
+        for attempt in self.running:
+            attempt.keeper.wait()
+            attempt.job.state, attempt.job.reason = STOPPED, "at once"
+        self._write()
+
+    def _write(self) -> None:
+        self.folder.write(self.source.jobs)

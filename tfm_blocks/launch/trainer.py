@@ -1,0 +1,95 @@
+"""Lightning's trainer, with what is decided here and not by it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from rich.console import Console
+
+from tfm_blocks.launch.begun import Job
+from tfm_blocks.launch.devices import device_of
+from tfm_blocks.launch.meeting import environment_of
+from tfm_blocks.launch.place import Place
+from tfm_blocks.launch.precision import Precision
+from tfm_blocks.launch.signals import take_signals
+from tfm_blocks.runs.folder import CHECKPOINTS
+from tfm_blocks.training.callbacks import KeepWeights, LogAttention, ShowProgress
+from tfm_blocks.training.checkpoints import CheckpointFiles
+from tfm_blocks.training.ema import MovingAverage
+from tfm_blocks.training.loggers import RunLogger
+from tfm_blocks.training.settings import TrainerSettings
+from tfm_blocks.training.sharding import SharedOut, WholeWhileScored
+
+
+class OwnSignals(Callback):
+    """Each stage of the trainer begins with handlers of Lightning's, which this one takes away again.
+
+    So is what the ranks exchange in each step about those, for which they would wait for the device.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        take_signals()
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        take_signals()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        take_signals()
+
+
+def build_trainer(
+    place: Place,
+    job: Job,
+    settings: TrainerSettings,
+    precision: Precision,
+    loggers: list[RunLogger],
+    callbacks: list[Callback],
+) -> Trainer:
+    picturing = [logger for logger in loggers if logger.shows_pictures]
+    callbacks = [
+        *callbacks,
+        *([LogAttention(picturing)] if picturing else []),
+        KeepWeights(job.folder / CHECKPOINTS, settings.keep_last),
+        WholeWhileScored(),
+        *([ShowProgress(Console())] if place.rank == 0 else []),
+        *([MovingAverage(settings.ema)] if settings.ema else []),
+    ]
+    return Trainer(
+        accelerator="gpu" if device_of(settings) == "cuda" else "cpu",
+        devices=place.devices,
+        num_nodes=place.nodes,
+        strategy=_strategy(settings, place.world),
+        plugins=[environment_of(place), CheckpointFiles(settings.checkpoint_keep)],
+        precision=precision.lightning,
+        logger=loggers or False,
+        callbacks=callbacks,
+        max_steps=settings.steps,
+        max_epochs=-1,
+        val_check_interval=settings.validate_every,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        log_every_n_steps=settings.log_every,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=job.folder,
+    )
+
+
+def _strategy(settings: TrainerSettings, world: int) -> Strategy | str:
+    """Buffers are constants. To exchange them would hang where ranks validate unequal numbers of batches."""
+    if world == 1:
+        return "auto"
+    return SharedOut(world) if settings.strategy == "fsdp2" else DDPStrategy(broadcast_buffers=False)
+
+
+def quiet_lightning() -> None:
+    """It advises on what is decided here: workers, devices, loggers."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning.*")

@@ -1,0 +1,101 @@
+"""`verify=resume`: whether a short form of the user's own run, stopped and resumed, ends as one that is not stopped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.launch.job import resume, train
+from tfm_blocks.launch.place import find_place
+from tfm_blocks.launch.resume import read_left
+from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
+from tfm_blocks.runs.folder import CHECKPOINTS
+from tfm_blocks.training.checkpoints import PreemptedError
+from tfm_blocks.training.settings import RunSettings, read_run
+
+STEPS = 8
+VALIDATE = 3  # steps: one validation lies before the stop, one after it
+PARTS = ("state_dict", "optimizer_states")
+
+
+def verify_resume(composed: Composed, settings: RunSettings) -> int:
+    """Trains 8 steps twice, once with a stop after 4, and compares weights and the optimizer's state bit by bit.
+
+    Nothing is tested, and nothing stays on disk. Returns 0. Raises RunError where something differs.
+    """
+    if find_place(settings.trainer, os.environ).outside:
+        rule = "is done by one command, and a launcher has started this process"
+        raise ConfigError(Problem("verify", rule, help="leave the launcher out: trainer.devices is taken"))
+    short = _short(composed)
+    settings, until = read_run(short.mapping), min(STEPS, settings.trainer.steps)
+    with TemporaryDirectory(prefix="tfm-blocks-verify-") as folder:
+        whole, parted = (Path(folder) / name / str(short.mapping["name"]) for name in ("whole", "parted"))
+        with _stopped(whole, until):
+            train(short, settings, whole.parent, until=until)
+        with _stopped(parted, until // 2):
+            train(short, settings, parted.parent, until=until // 2)
+        left = read_left(parted)
+        with _stopped(parted, until):
+            resume(replace(short, mapping=left.config), settings, left, until=until)
+        ours, theirs = (_tensors(run) for run in (parted, whole))
+    differing = [name for name in theirs if name not in ours or not torch.equal(ours[name], theirs[name])]
+    stopped = f"after {until} steps, with a stop after {until // 2}"
+    if differing:
+        rule = f"{len(differing)} of {len(theirs)} tensors are not those of a run without a stop, {stopped}"
+        help = f"a block may draw numbers, or keep a state, that a checkpoint does not hold; the first: {differing[0]}"
+        raise RunError(Problem("resume", rule, help=help))
+    print(f"verify: {len(theirs)} tensors of the weights and the optimizer are bit-equal {stopped}")
+    return 0
+
+
+def _short(composed: Composed) -> Composed:
+    """The config with the model, the data, the schedule and the devices that it has."""
+    config = composed.mapping
+    values = {
+        "name": config["name"],
+        "logger": {"csv": {}},
+        "trainer.validate_every": min(VALIDATE, config["trainer"]["validate_every"]),
+        "trainer.validate_sentences": 0,
+        "trainer.checkpoint_every": None,
+        "trainer.checkpoint_minutes": None,
+    }
+    return composed.with_values(values)
+
+
+@contextmanager
+def _stopped(run: Path, step: int) -> Iterator[None]:
+    """What is inside ends after `step`; a signal from outside, which ends it before, ends all."""
+    try:
+        yield
+    except PreemptedError:
+        newest = newest_whole(run / CHECKPOINTS)
+        if newest is None or newest.step != step:
+            raise
+
+
+def _tensors(run: Path) -> dict[str, Tensor]:
+    newest = newest_whole(run / CHECKPOINTS)
+    assert newest is not None
+    state = read_checkpoint(run / CHECKPOINTS / newest.file)
+    return {name: tensor for part in PARTS for name, tensor in _leaves(part, state[part])}
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}", inner)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _leaves(f"{name}.{number}", inner)

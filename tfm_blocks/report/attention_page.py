@@ -1,0 +1,141 @@
+"""Attention as pictures: every layer and head, tokens on the axes."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+
+from tfm_blocks.errors import ConfigError, DataError, Problem
+from tfm_blocks.translation.sentence_attention import Attention
+
+MOST = 64  # tokens on an axis: with as many, the 18 rows of 8 heads of the base model make 144 megapixels
+SIDE = 60_000  # pixels: matplotlib draws at most 2^16
+CELL = 0.15  # inches a token: labels of 7 points stay apart
+GAP = 2  # cells between heads, with their title
+PAGE = """<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>{source}</title>
+<style>body {{ font-family: sans-serif; margin: 2em }} svg text {{ white-space: pre }}</style>
+<h1>{source}</h1>
+<p>{target}</p>
+<p>A row is a position that looks, a column what it looks at: the darker, the more. A row of the target is labelled with
+the token that is read there; the token after it is predicted from it.</p>
+{picture}
+</html>
+"""
+
+
+def save_attention(attention: Attention, path: Path) -> list[str]:
+    """Writes a self-contained page (.html) or a picture (.png). Returns warnings, such as letters without a glyph.
+
+    Raises DataError for sentences beyond MOST tokens.
+    """
+    if path.suffix == ".html":
+        path.write_text(page(attention), "utf-8")
+        return []
+    path.write_bytes(png(attention))
+    missing = _find_missing_letters(attention)
+    rule = f"the picture has no letters for {missing}: write a .html, which a browser shows in its own fonts"
+    return [rule] if missing else []
+
+
+def check_path(path: Path) -> None:
+    """Raises ConfigError unless `path` ends in .html or .png, is no folder, and lies in one that exists."""
+    if path.suffix not in (".html", ".png"):
+        raise ConfigError(Problem("-o", f"must end in .html or .png, but is {path}"))
+    if path.is_dir():
+        raise ConfigError(Problem("-o", f"is a folder: {path}", help="name a file"))
+    if not path.parent.is_dir():
+        raise ConfigError(Problem("-o", f"there is no folder {path.parent}", help="make it first"))
+
+
+def _find_missing_letters(attention: Attention) -> str:
+    font = get_font(findfont("DejaVu Sans"))
+    letters = {letter for tokens in attention.tokens.values() for token in tokens for letter in token}
+    return "".join(sorted(letter for letter in letters if not font.get_char_index(ord(letter))))
+
+
+def page(attention: Attention) -> str:
+    """HTML with the pictures as inline SVG, whose labels are text. Raises DataError as `draw` does."""
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tfm-blocks"}):
+        data = _render(draw(attention), format="svg", metadata={"Date": None})
+    _, _, picture = data.decode("utf-8").partition("<svg")
+    return PAGE.format(source=escape(attention.source), target=escape(attention.target), picture=f"<svg{picture}")
+
+
+def png(attention: Attention) -> bytes:
+    """All pictures as one PNG. Raises DataError as `draw` does."""
+    figure = draw(attention)
+    return _render(figure, format="png", dpi=min(100, SIDE / max(figure.get_size_inches())))
+
+
+def _render(figure: Figure, **how: Any) -> bytes:
+    target = BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(target, **how)
+    return target.getvalue()
+
+
+def draw(attention: Attention) -> Figure:
+    """Draws one picture for all nodes that differ only in their layer: a row for each layer, a column for each head.
+
+    Raises DataError for a sentence of more than MOST tokens.
+    """
+    for name, tokens in attention.tokens.items():
+        if len(tokens) > MOST:
+            rule = f"{name} has {len(tokens)} tokens, and a picture shows at most {MOST}"
+            raise DataError(Problem("sentence", rule, help="give a shorter one"))
+    kinds: dict[str, list[str]] = {}
+    for address in attention.weights:
+        kinds.setdefault(re.sub(r"\.\d+(?=\.|$)", "", address), []).append(address)
+    tiled = [_tile(attention, addresses) for addresses in kinds.values()]
+    heights = [image.shape[0] + 2 * GAP for image in tiled]
+    width = max(image.shape[1] for image in tiled)
+    margin = 0.6 * max(len(token) for tokens in attention.tokens.values() for token in tokens)
+    size = ((width + margin) * CELL, (sum(heights) + (margin + 2) * len(tiled)) * CELL)
+    figure = Figure(figsize=size, layout="constrained")
+    rows = figure.subplots(len(tiled), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, image, addresses in zip(rows, tiled, kinds.values(), strict=True):
+        _draw_kind(axes, image, attention, addresses)
+    return figure
+
+
+def _tile(attention: Attention, addresses: Sequence[str]) -> np.ndarray:
+    """Lays out the weights of all heads and layers as one image, with NaN between them."""
+    maps = [attention.weights[address].numpy() for address in addresses]
+    heads = max(len(w_HTS) for w_HTS in maps)
+    _, T, S = maps[0].shape
+    image = np.full((len(maps), GAP + T, heads, S + GAP), np.nan)
+    for layer, w_HTS in enumerate(maps):
+        image[layer, GAP:, : len(w_HTS), :S] = w_HTS.transpose(1, 0, 2)
+    return image.reshape(len(maps) * (T + GAP), heads * (S + GAP))[:, :-GAP]
+
+
+def _draw_kind(axes: Axes, image: np.ndarray, attention: Attention, addresses: Sequence[str]) -> None:
+    look = attention.looks[addresses[0]]
+    rows, columns = attention.tokens[look.queries], attention.tokens[look.keys]
+    high, wide = len(rows) + GAP, len(columns) + GAP
+    axes.imshow(image, cmap="Blues", vmin=0, vmax=1, interpolation="none")
+    for layer, address in enumerate(addresses):
+        for head in range(len(attention.weights[address])):
+            axes.text(head * wide, layer * high + GAP - 0.8, f"{address}  head {head}", fontsize=7, parse_math=False)
+    heads = range((image.shape[1] + GAP) // wide)
+    across = [head * wide + place for head in heads for place in range(len(columns))]
+    down = [layer * high + GAP + place for layer in range(len(addresses)) for place in range(len(rows))]
+    axes.set_xticks(across, columns * len(heads), rotation=90, fontsize=7, parse_math=False)
+    axes.set_yticks(down, rows * len(addresses), fontsize=7, parse_math=False)
+    axes.set_xlabel(f"{look.keys}, looked at", fontsize=8)
+    axes.set_ylabel(f"{look.queries}, looks", fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)

@@ -1,0 +1,24 @@
+"""`tfm models`: the models that can be chosen by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from tfm_blocks.compose.catalogue import Entry
+from tfm_blocks.report.screen import screen
+from tfm_blocks.report.sheet import Cell, Sheet, rich_table
+
+
+def show_models(models: Sequence[Entry]) -> None:
+    """Prints a row for each."""
+    rows = [
+        [Cell(one.name), Cell(", ".join(one.parents)), Cell(one.about), Cell(" ".join(one.knobs))] for one in models
+    ]
+    screen().print(rich_table(Sheet("models", ("model", "inherits", "what it is", "knobs that it sets"), rows, 4)))
+
+
+def print_models_json(models: Sequence[Entry]) -> None:
+    """Prints the same, and the files."""
+    print(json.dumps([asdict(one) for one in models], indent=1, ensure_ascii=False))

@@ -1,0 +1,114 @@
+"""`tfm compare`: a comparison for a terminal, as Markdown, as CSV or as JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from tfm_blocks.report.comparison import Comparison
+from tfm_blocks.report.differences import Group
+from tfm_blocks.report.screen import screen
+from tfm_blocks.report.sheet import rich_table
+from tfm_blocks.report.sheets import sheets_of
+from tfm_blocks.runs.record import RunRecord
+
+TESTS = (
+    "p, sentences: paired bootstrap over test sentences of the means over seeds (Koehn 2004); p, seeds: Welch's t-test "
+    "over runs; corrected: for the number of models in the table (Holm 1979)"
+)
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Prints the tables, and below them what cannot be compared."""
+    console = screen()
+    for sheet in sheets_of(comparison):
+        console.print(rich_table(sheet))
+    if comparison.against:
+        console.print(TESTS, soft_wrap=True)
+    for note in comparison.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def print_markdown(comparison: Comparison) -> None:
+    """Prints the same as tables for a text in Markdown."""
+    for sheet in sheets_of(comparison):
+        print(f"**{_plain(sheet.title)}**\n")
+        rules = ["---"] * sheet.words + ["---:"] * (len(sheet.columns) - sheet.words)
+        for row in (sheet.columns, rules, *([cell.text for cell in row] for row in sheet.rows)):
+            print(f"| {' | '.join(map(_plain, row))} |")
+        print()
+    for note in ([TESTS] if comparison.against else []) + list(comparison.notes):
+        print(f"- {_plain(note)}")
+
+
+def _plain(text: str) -> str:
+    """One line, in which nothing ends a cell or begins a tag."""
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def print_csv(comparison: Comparison) -> None:
+    """Prints a row for each run, unrounded; runs that differ by their seed alone have the same group."""
+    rows = [{"group": group.label, **_flat(run, comparison)} for group in comparison.groups for run in group.runs]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _flat(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
+    settings = {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
+    row: dict[str, Any] = {"run": str(run.folder), "state": run.state, "reason": run.reason, **settings}
+    row |= {"seed": run.settings.get("seed", ""), **run.numbers}
+    for name, best in run.best.items():
+        row |= {f"best {name}": best.value, f"step of best {name}": best.step}
+    for name, score in run.scores.items():
+        row |= {name: score.value, f"{name} low": _or_none(score.low), f"{name} high": _or_none(score.high)}
+    return row | {f"{run.scored_on}/{name}": value for name, value in run.values.items()}
+
+
+def print_json(comparison: Comparison) -> None:
+    """Prints everything, unrounded."""
+    factors = {
+        factor.key: {value: dict(zip(factor.others, others, strict=True)) for value, others in factor.values.items()}
+        for factor in comparison.factors
+    }
+    against = [{**asdict(one), "group": one.group.label} for one in comparison.against]
+    record = {
+        "differences": factors,
+        "groups": [_group_record(group, comparison) for group in comparison.groups],
+        "baseline": comparison.baseline.label if comparison.baseline else None,
+        "against": against,
+        "notes": comparison.notes,
+    }
+    print(json.dumps(record, indent=1, ensure_ascii=False))
+
+
+def _group_record(group: Group, comparison: Comparison) -> dict[str, Any]:
+    return {"group": group.label, "runs": [_run_record(run, comparison) for run in group.runs]}
+
+
+def _run_record(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
+    scores = {
+        name: {**asdict(one), "low": _or_none(one.low), "high": _or_none(one.high)} for name, one in run.scores.items()
+    }
+    settings = {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
+    return {
+        "folder": str(run.folder),
+        "state": run.state,
+        "reason": run.reason,
+        "seed": run.settings.get("seed"),
+        "settings": settings,
+        **run.numbers,
+        "best": {name: asdict(best) for name, best in run.best.items()},
+        "scored_on": run.scored_on,
+        "scores": scores,
+        "values": run.values,
+    }
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,112 @@
+"""What can be said of runs beside each other: what differs, what they scored, and whether that is sure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfm_blocks.errors import ConfigError, Problem, suggest
+from tfm_blocks.report.differences import Factor, Group, find_factors, group_seeds
+from tfm_blocks.runs.record import RunRecord, read_records
+
+if TYPE_CHECKING:
+    from tfm_blocks.report.against import Against
+
+NAMED = 3  # runs that a note names; of more it tells how many
+SAME_TOKENS = 0.01  # runs whose tokens seen differ by a smaller share have seen as much
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`notes` tell what cannot be compared, or is not there."""
+
+    runs: Sequence[RunRecord]
+    factors: Sequence[Factor]
+    groups: Sequence[Group]
+    baseline: Group | None
+    against: Sequence[Against]
+    notes: Sequence[str]
+
+
+def compare_runs(paths: Sequence[Path], baseline: str | None = None) -> Comparison:
+    """Of the runs that `paths` are, or that lie in them. Raises RunError, and ConfigError for another baseline."""
+    runs = read_records(paths)
+    factors = find_factors(runs)
+    groups = group_seeds(runs, factors)
+    notes = list(find_notes(runs))
+    chosen = _find_group(groups, baseline) if baseline else None
+    against: Sequence[Against] = []
+    if chosen:
+        from tfm_blocks.report.against import compare_groups  # sacreBLEU, which nothing else here needs
+
+        against, untested = compare_groups(groups, chosen)
+        notes += untested
+    return Comparison(runs, factors, groups, chosen, against, notes)
+
+
+def _find_group(groups: Sequence[Group], baseline: str) -> Group:
+    """By the name or the folder of one of its runs, or by its label."""
+    wanted = Path(baseline)
+    for group in groups:
+        for run in group.runs:
+            if baseline in (run.name, group.label) or wanted.resolve() == run.folder.resolve():
+                return group
+    rule = f"must be one of the runs that are compared, but is {baseline}"
+    names = [run.name for group in groups for run in group.runs]
+    raise ConfigError(Problem("--baseline", rule, help=suggest(wanted.name, names)))
+
+
+def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
+    """Sentences on what is not comparable, and on what is missing."""
+    yield from _unlike(runs, "test set", lambda run: run.test_set, "no scores of theirs can be compared")
+    yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity a token cannot be compared")
+    yield from _unlike(runs, "way to compute BLEU", _signature, "BLEU cannot be compared")
+    yield from _unlike_tokens(runs)
+    for ended, those in _by(runs, _end).items():
+        if ended:
+            yield f"not done: {_names(those)}: {ended}"
+    old = [run for run in runs if run.state == "done" and "parameters" not in run.numbers]
+    if old:
+        what = "parameters, multiply-adds, tokens seen, test set and translations are not known"
+        yield f"written by an older version: {_names(old)}: {what}"
+
+
+def _signature(run: RunRecord) -> str:
+    return run.scores["BLEU"].signature if "BLEU" in run.scores else ""
+
+
+def _end(run: RunRecord) -> str:
+    state = run.state or "nothing says how it ended"
+    return "" if state == "done" else f"{state} ({run.reason})" if run.reason else state
+
+
+def _by(runs: Sequence[RunRecord], of: Callable[[RunRecord], str]) -> dict[str, list[RunRecord]]:
+    kinds: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        kinds.setdefault(of(run), []).append(run)
+    return kinds
+
+
+def _unlike(runs: Sequence[RunRecord], what: str, of: Callable[[RunRecord], str], so: str) -> Iterator[str]:
+    """Nothing where all runs that have it have the same."""
+    kinds = _by([run for run in runs if of(run)], of).values()
+    most = max(kinds, key=len, default=[])
+    for other in kinds:
+        if other is not most:
+            yield f"not comparable: {_names(other)} had another {what} than {_names(most)}; {so}"
+
+
+def _unlike_tokens(runs: Sequence[RunRecord]) -> Iterator[str]:
+    done = [run for run in runs if run.state == "done" and "tokens_seen" in run.numbers]
+    seen = [run.numbers["tokens_seen"] for run in done]
+    least, most = min(seen, default=0), max(seen, default=0)
+    if most - least > SAME_TOKENS * most:
+        few, many = (_names([run for run, one in zip(done, seen, strict=True) if one == end]) for end in (least, most))
+        yield f"not comparable: {few} saw {least:,.0f} target tokens in training, and {many} {most:,.0f}"
+
+
+def _names(runs: Sequence[RunRecord]) -> str:
+    names = [run.name for run in runs[:NAMED]]
+    return ", ".join(names) + (f" and {len(runs) - NAMED} more" if len(runs) > NAMED else "")

@@ -1,0 +1,71 @@
+"""Table 1 of the paper: what a layer costs, what has to wait for what in it, and how far a signal travels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from tfm_blocks.blocks.parts.decay import CHUNK
+from tfm_blocks.language.spec import Node
+from tfm_blocks.registry.blocks import REGISTRY
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """Arithmetic of n positions, the width d and arguments of the block, each up to a constant factor.
+
+    `layer` are the multiply-adds of what mixes positions, as in the paper without the maps before and after it;
+    `sequential` the operations that wait for each other; `path` those through which a signal goes from the first of n
+    positions to the last, in as many layers as that takes.
+    """
+
+    layer: str
+    sequential: str
+    path: str
+
+
+_ATTENTION = Complexity("n * n * d", "1", "1")
+_RECURRENT = Complexity("n * d * d", "n", "n")
+_LINEAR = Complexity(f"n * ({CHUNK} + d / heads) * d", f"n / {CHUNK}", f"n / {CHUNK}")
+
+COMPLEXITY = {
+    "attention": _ATTENTION,
+    "normed_attention": _ATTENTION,
+    "gated_attention": _ATTENTION,
+    "talking_heads_attention": _ATTENTION,
+    "differential_attention": _ATTENTION,
+    "restricted_attention": Complexity("n * r * d", "1", "n / r"),
+    "dilated_attention": Complexity("n * r * d", "1", "n / (r * dilation)"),
+    "rnn": _RECURRENT,
+    "gru": _RECURRENT,
+    "lstm": _RECURRENT,
+    "convolution": Complexity("n * kernel_size * d * d", "1", "n / (kernel_size * dilation)"),
+    "depthwise_conv": Complexity("n * kernel_size * d", "1", "n / kernel_size"),
+    "retention": _LINEAR,
+    "gated_delta_rule": _LINEAR,
+}
+
+
+def complexity(node: Node) -> Complexity | None:
+    """That of the node's block, where it is known and mixes the positions of one sequence."""
+    if node.block not in COMPLEXITY:
+        return None
+    sequences = {node.axes[one] for one in REGISTRY.blocks[node.block].signature.sequences if node.axes.get(one)}
+    return COMPLEXITY[node.block] if len(sequences) == 1 else None
+
+
+def complexity_table(nodes: Iterable[Node]) -> Table | None:
+    """A row for each of the nodes whose complexity is known; None where there are none."""
+    table = Table("node", "block", "multiply-adds a layer", "sequential", "longest path")
+    table.title, table.title_justify = "of n positions, each of width d", "left"
+    for node in nodes:
+        known = complexity(node)
+        if known:
+            table.add_row(node.address, node.block, *map(_short, (known.layer, known.sequential, known.path)))
+    return table if table.row_count else None
+
+
+def _short(formula: str) -> str:
+    return formula.replace("n * n", "n²").replace("d * d", "d²").replace("*", "·")

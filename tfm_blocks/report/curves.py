@@ -1,0 +1,102 @@
+"""Learning curves of several runs, drawn by Bokeh in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from bokeh.embed import json_item
+from bokeh.models import ColumnDataSource, HoverTool
+from bokeh.palettes import Category10, Category20
+from bokeh.plotting import figure
+
+from tfm_blocks.runs.metrics import SECONDS, TOKENS, Row
+
+Floats = npt.NDArray[np.float64]
+
+MOST_POINTS = 500  # of a curve: more than a screen shows, and than a page of ten runs can hold
+AXES = {"steps": "step", "tokens": TOKENS, "seconds": SECONDS}
+CURVES = ("train/loss", "val/loss", "val/bleu", "val/chrf", "val/exact_match", "train/lr")
+DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
+
+
+@dataclass(frozen=True)
+class Line:
+    """How a run is drawn: runs that differ by their seed alone have one colour and another dash."""
+
+    name: str
+    colour: str
+    dash: str
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One figure: what Bokeh draws it from, and how many rows of the runs stand behind each point of it at most."""
+
+    title: str
+    item: Mapping[str, Any]
+    every: int
+
+
+def line_style(group: int, seed: int, groups: int) -> tuple[str, str]:
+    """A colour for each of up to twenty groups, then again."""
+    colours = Category10[10] if groups <= 10 else Category20[20]
+    return colours[group % len(colours)], DASHES[seed % len(DASHES)]
+
+
+def charts_of(lines: Sequence[Line]) -> list[Chart]:
+    """A chart for each key that any of the runs has measured."""
+    return [_chart(name, lines) for name in CURVES if any(name in row for line in lines for row in line.rows)]
+
+
+def _chart(name: str, lines: Sequence[Line]) -> Chart:
+    drawn = figure(height=300, sizing_mode="stretch_width", tools="box_zoom,reset", active_drag=None, name=name)
+    drawn.toolbar.logo = None
+    drawn.toolbar.autohide = True
+    drawn.background_fill_color = drawn.border_fill_color = None  # that of the page, light or dark
+    drawn.outline_line_color = None
+    drawn.xaxis.axis_label = "steps"
+    drawn.xaxis.name = "x"
+    tips = [
+        ("run", "$name"),
+        ("steps", "@steps{0,0}"),
+        ("tokens", "@tokens{0,0}"),
+        ("seconds", "@seconds{0,0}"),
+        (name, "@y{0.0000}"),
+    ]
+    every = 1
+    for line in lines:
+        columns, thinned = points(line.rows, name)
+        every = max(every, thinned)
+        source = ColumnDataSource({"x": columns["steps"], **columns})
+        style: dict[str, Any] = {"color": line.colour, "name": line.name}
+        drawn.line("x", "y", source=source, line_dash=line.dash, line_width=2, **style)
+        if len(columns["y"]) < 50:
+            drawn.scatter("x", "y", source=source, size=5, **style)
+    drawn.add_tools(HoverTool(tooltips=tips, mode="mouse"))
+    return Chart(name, json_item(drawn), every)
+
+
+def points(rows: Sequence[Row], name: str) -> tuple[dict[str, Floats], int]:
+    """The curve of a key, `y` over each of AXES, and of how many rows each point is one: first and last stay.
+
+    Where a row does not say how many tokens and seconds had passed, the rows around it do; of a run that nowhere says
+    so they are NaN.
+    """
+    measured = [row for row in rows if name in row and "step" in row]
+    every = max(1, -(-len(measured) // MOST_POINTS))
+    kept = [*measured[:-1:every], *measured[-1:]]
+    found = {axis: _passed(rows, key, kept) for axis, key in AXES.items()}
+    return found | {"y": np.array([row[name] for row in kept])}, every
+
+
+def _passed(rows: Sequence[Row], key: str, kept: Sequence[Row]) -> Floats:
+    known = dict(sorted((row["step"], row[key]) for row in rows if key in row and "step" in row))
+    if not known:
+        return np.full(len(kept), np.nan)
+    between = np.interp([row["step"] for row in kept], [0.0, *known], [0.0, *known.values()])
+    return np.array([row.get(key, passed) for row, passed in zip(kept, between, strict=True)])

@@ -1,0 +1,116 @@
+"""In which settings runs differ, and which of them are one model trained with several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tfm_blocks.runs.record import NO_EXPERIMENT, RunRecord, Setting
+
+MODEL = "model"
+SEED = "seed"
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Something that differs: a setting, and `others` that differ with it, such as `model.add_norm` with `model`.
+
+    `values` maps each value of the first to those of the others. What only repeats the first, as `model.args.heads`
+    does `heads`, is not among them.
+    """
+
+    key: str
+    others: tuple[str, ...]
+    values: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ by their seed alone; `label` is what differs from the other groups."""
+
+    label: str
+    runs: Sequence[RunRecord]
+
+    def over_seeds(self, name: str) -> list[float]:
+        """The values of one score, of the runs that have it."""
+        return [run.scores[name].value for run in self.runs if name in run.scores]
+
+    def setting(self, factor: Factor) -> str:
+        """What the runs have of it; nothing where that is not known."""
+        return show_setting(settings_of(self.runs[0]).get(factor.key, ABSENT)) if self.runs[0].settings else ""
+
+
+def find_factors(runs: Sequence[RunRecord]) -> list[Factor]:
+    """What makes runs other experiments, the seed aside: settings that tell the same runs apart are one factor."""
+    known = [settings_of(run) for run in runs if run.settings]
+    keys = dict.fromkeys(key for settings in known for key in settings)
+    together: dict[tuple[int, ...], list[str]] = {}
+    for key in keys:
+        if _makes_another(key):
+            parts = _parts([_hashable(settings.get(key, ABSENT)) for settings in known])
+            if max(parts):
+                together.setdefault(parts, []).append(key)
+    return [_factor(sorted(group, key=_rank), known) for group in together.values()]
+
+
+def _makes_another(key: str) -> bool:
+    return key != SEED and key.partition(".")[0] not in NO_EXPERIMENT
+
+
+def settings_of(run: RunRecord) -> dict[str, Setting]:
+    """Those of config.yaml, and the model's name."""
+    return {MODEL: run.model or ABSENT, **run.settings}
+
+
+def show_setting(value: Setting) -> str:
+    """As YAML writes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def group_seeds(runs: Iterable[RunRecord], factors: Sequence[Factor]) -> list[Group]:
+    """In the order of their first runs; one without settings is by itself."""
+    groups: dict[Hashable, list[RunRecord]] = {}
+    for run in runs:
+        settings = settings_of(run)
+        rest = frozenset((key, _hashable(value)) for key, value in settings.items() if _makes_another(key))
+        groups.setdefault(rest if run.settings else run.folder, []).append(run)
+    return [Group(_label(group, factors), group) for group in groups.values()]
+
+
+def _label(group: Sequence[RunRecord], factors: Sequence[Factor]) -> str:
+    """`prenorm, heads 4`; where nothing differs, or nothing is known, the name of a run."""
+    first = group[0]
+    if not first.settings or not factors:
+        return first.name
+    settings = settings_of(first)
+    values = [(factor.key, show_setting(settings.get(factor.key, ABSENT))) for factor in factors]
+    return ", ".join(value if key == MODEL else f"{key.rpartition('.')[2]} {value}" for key, value in values)
+
+
+def _hashable(value: Setting) -> Hashable:
+    """1, 1.0 and true are three values."""
+    return type(value).__name__, value
+
+
+def _parts(values: Sequence[Hashable]) -> tuple[int, ...]:
+    """Which values are equal: each as the number of the first of its kind."""
+    seen: dict[Hashable, int] = {}
+    return tuple(seen.setdefault(value, len(seen)) for value in values)
+
+
+def _rank(key: str) -> tuple[bool, int, str]:
+    """The model's name says most, then what is short to type."""
+    return key != MODEL, key.count("."), key
+
+
+def _factor(keys: Sequence[str], known: Sequence[Mapping[str, Setting]]) -> Factor:
+    first = keys[0]
+    others = [key for key in keys[1:] if any(one.get(key, ABSENT) != one.get(first, ABSENT) for one in known)]
+    values = {
+        show_setting(settings.get(first, ABSENT)): tuple(show_setting(settings.get(key, ABSENT)) for key in others)
+        for settings in known
+    }
+    return Factor(first, tuple(others), values)

@@ -1,0 +1,79 @@
+"""What the models of several runs look at in one sentence, as pictures for a page."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+
+from PIL import Image
+
+from tfm_blocks.errors import TfmError
+from tfm_blocks.report.attention_page import png
+from tfm_blocks.report.differences import Group
+from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.translations import TranslatedLine
+from tfm_blocks.translation.sentence_attention import attention_of
+from tfm_blocks.translation.tasks import Text
+from tfm_blocks.translation.translator import Translator
+
+MOST_PICTURES = 6  # models; a picture of the paper's base model takes 150 kB
+SHORT = 40  # characters of a sentence of the test set: the labels of eight heads still fit the picture
+SHADES = 32
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Of one run: a PNG as the address of a page's picture, or why there is none."""
+
+    name: str
+    source: str
+    target: str
+    address: str = ""
+    reason: str = ""
+
+
+def pictures_of(
+    groups: Sequence[Group], lines: Mapping[str, Sequence[TranslatedLine]], sentence: str | None, plugins: Sequence[str]
+) -> list[Picture]:
+    """Of the first finished run of each of MOST_PICTURES groups, between `sentence` and its translation by the run.
+
+    Without a sentence it is between the first short line of the test set and its reference.
+    """
+    line = None if sentence else _short_line(lines)
+    if sentence is None and line is None:
+        return []
+    source, target = (sentence or "", None) if line is None else (line.source, line.reference)
+    finished = [run for group in groups for run in [one for one in group.runs if one.scores][:1]]
+    return [_picture(run, source, target, plugins) for run in finished[:MOST_PICTURES]]
+
+
+def _short_line(lines: Mapping[str, Sequence[TranslatedLine]]) -> TranslatedLine | None:
+    """The first one that is short on both sides, else the shortest."""
+    first = next(iter(lines.values()), [])
+    return min(first, key=lambda one: max(SHORT, len(one.source), len(one.reference)), default=None)
+
+
+def _picture(run: RunRecord, source: str, target: str | None, plugins: Sequence[str]) -> Picture:
+    try:
+        translator = Translator.load(run.folder, plugins=plugins)
+        attention = attention_of(translator, _text(source, translator), target)
+        address = f"data:image/png;base64,{b64encode(_small(png(attention))).decode()}"
+        return Picture(run.name, source, attention.target, address)
+    except TfmError as error:
+        return Picture(run.name, source, target or "", reason=error.problems[0].rule)
+    except TypeError as error:  # a sentence of other sources than the model's
+        return Picture(run.name, source, target or "", reason=str(error))
+
+
+def _text(source: str, translator: Translator) -> Text:
+    """The texts of several sources, as translations.jsonl joins them."""
+    return source if len(translator.sources) == 1 else source.split(" | ")
+
+
+def _small(picture: bytes) -> bytes:
+    """With SHADES colours, which the eye does not tell from all."""
+    target = BytesIO()
+    Image.open(BytesIO(picture)).convert("RGB").quantize(SHADES).save(target, "PNG", optimize=True)
+    return target.getvalue()

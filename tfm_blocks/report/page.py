@@ -1,0 +1,114 @@
+"""`tfm report`: one page with all that can be seen of several runs, which needs no server and no network."""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bokeh.core.json_encoder import serialize_json
+from bokeh.resources import Resources
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+
+from tfm_blocks.report.compare import TESTS
+from tfm_blocks.report.comparison import Comparison
+from tfm_blocks.report.curves import AXES, MOST_POINTS, Line, charts_of, line_style
+from tfm_blocks.report.differences import Group
+from tfm_blocks.report.looks import pictures_of
+from tfm_blocks.report.models import models_of
+from tfm_blocks.report.samples import choose_samples, common_test_set
+from tfm_blocks.report.sheets import sheets_of
+from tfm_blocks.runs.folder import CONFIG, METRICS
+from tfm_blocks.runs.metrics import read_rows
+from tfm_blocks.runs.record import RunRecord
+
+ASSETS = Path(__file__).parent / "assets"
+MOST_RUNS = 20  # that are drawn and sampled; the tables have all
+LONGEST_CONFIG = 20_000  # characters
+
+
+def page(comparison: Comparison, title: str, *, sentence: str | None = None, plugins: Sequence[str] = ()) -> str:
+    """HTML. Text of a run is escaped, no script but the page's own may run, and nothing may be fetched.
+
+    `sentence` is the one whose attention is shown, in place of one of the test set.
+    """
+    groups = _shown(comparison)
+    runs = [run for group in groups for run in group.runs]
+    lines = _lines(groups)
+    charts = charts_of(lines)
+    lines_of_runs = common_test_set(runs)
+    scripts = {"bokeh": Resources(mode="inline", components=["bokeh"]).js_raw[0], "own": _asset("page.js")}
+    return _template().render(
+        title=title,
+        policy=_policy(scripts.values()),
+        scripts={name: Markup(text) for name, text in scripts.items()},
+        style=Markup(_asset("page.css")),
+        comparison=comparison,
+        hidden=len(comparison.runs) - len(runs),
+        sheets=sheets_of(comparison),
+        tests=TESTS if comparison.against else "",
+        lines=lines,
+        axes=list(AXES),
+        charts=charts,
+        most_points=MOST_POINTS,
+        chart_data=_data([chart.item for chart in charts]),
+        samples=choose_samples(lines_of_runs),
+        pictures=pictures_of(groups, lines_of_runs, sentence, plugins),
+        models=models_of(groups, plugins),
+        configs=[(group.label, _config(group.runs[0])) for group in groups],
+    )
+
+
+def _shown(comparison: Comparison) -> list[Group]:
+    """The groups whose runs are drawn: those of the lowest validation loss, where there are too many."""
+
+    def loss(group: Group) -> float:
+        return min((run.best["val/loss"].value for run in group.runs if "val/loss" in run.best), default=float("inf"))
+
+    places: set[int] = set()
+    count = 0
+    for place, group in sorted(enumerate(comparison.groups), key=lambda one: loss(one[1])):
+        if not places or count + len(group.runs) <= MOST_RUNS:
+            places.add(place)
+            count += len(group.runs)
+    return [Group(one.label, one.runs[:MOST_RUNS]) for place, one in enumerate(comparison.groups) if place in places]
+
+
+def _lines(groups: Sequence[Group]) -> list[Line]:
+    found = []
+    for number, group in enumerate(groups):
+        for place, run in enumerate(group.runs):
+            colour, dash = line_style(number, place, len(groups))
+            found.append(Line(run.name, colour, dash, read_rows(run.folder / METRICS)))
+    return found
+
+
+def _config(run: RunRecord) -> str:
+    try:
+        return (run.folder / CONFIG).read_text("utf-8", "replace")[:LONGEST_CONFIG]
+    except OSError:
+        return ""
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text("utf-8")
+
+
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_asset("page.html"))
+
+
+def _data(value: object) -> Markup:
+    """JSON in which nothing ends a script."""
+    return Markup(serialize_json(value).replace("<", "\\u003c"))
+
+
+def _policy(scripts: Iterable[str]) -> str:
+    """What the browser holds the page to: these scripts by their hashes, styles and pictures of its own."""
+    hashes = [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
+    rules = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; script-src {allowed}; {rules}"

@@ -1,0 +1,58 @@
+"""`tfm runs`: what lies in a folder of runs, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from tfm_blocks.report.screen import screen
+from tfm_blocks.runs.listing import RunEntry, size_of
+
+
+def show_runs(runs: Sequence[RunEntry]) -> None:
+    """Prints a line for each run."""
+    table = Table("run", "state", "model", "data", "step", "score", "changed")
+    table.columns[4].justify = "right"
+    for one in runs:
+        score = f"{one.score[0]} {one.score[1]:.4g}" if one.score else ""
+        changed = datetime.fromtimestamp(one.changed).strftime("%Y-%m-%d %H:%M")
+        texts = (str(one.folder), one.state, one.model, one.data, f"{one.step:,}", score, changed)
+        table.add_row(*map(escape, texts))
+    screen().print(table)
+
+
+def show_run(run: RunEntry) -> None:
+    """Prints how a run stands, in a few lines."""
+    score = f", {run.score[0]} {run.score[1]:.4g}" if run.score else ""
+    lines = [f"{run.folder}: {run.state or 'of no known state'}, {run.step:,} steps{score}", *run.commands]
+    for line in lines:
+        screen().print(line, markup=False, soft_wrap=True)
+
+
+def print_runs_json(runs: Sequence[RunEntry]) -> None:
+    """Prints everything that the table shows, unrounded, and the command lines."""
+    found = [
+        {
+            "folder": str(one.folder),
+            "state": one.state,
+            "model": one.model,
+            "data": one.data,
+            "step": one.step,
+            "score": dict([one.score]) if one.score else {},
+            "changed": datetime.fromtimestamp(one.changed).astimezone().isoformat(timespec="seconds"),
+            "commands": one.commands,
+        }
+        for one in runs
+    ]
+    print(json.dumps(found, indent=1, ensure_ascii=False))
+
+
+def show_sizes(folders: Sequence[Path]) -> None:
+    """Prints what each folder holds in megabytes."""
+    for folder in folders:
+        print(f"{folder}: {size_of(folder) / 1e6:,.1f} MB")

@@ -1,0 +1,86 @@
+"""Translations of several runs side by side, with what differs from the reference marked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Literal
+
+from tfm_blocks.errors import RunError
+from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.translations import TranslatedLine, read_translations
+
+MOST_SAMPLES = 20
+LONGEST = 1000  # characters of a text: a comparison takes their square
+PIECES = re.compile(r"\w+|\W")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an output: `added` is not in the reference, `missing` is only there."""
+
+    kind: Literal["same", "added", "missing"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A line of the test set, counted from 1, and what each run made of it."""
+
+    line: int
+    source: str
+    reference: str
+    outputs: Mapping[str, Sequence[Piece]]
+
+
+def common_test_set(runs: Sequence[RunRecord]) -> dict[str, Sequence[TranslatedLine]]:
+    """The translations of the runs that were scored on the test set of the first, by name; no others."""
+    found: dict[str, Sequence[TranslatedLine]] = {}
+    for run in runs:
+        with suppress(RunError):
+            lines = read_translations(run.folder)
+            first = next(iter(found.values()), lines)
+            if [(one.source, one.reference) for one in lines] == [(one.source, one.reference) for one in first]:
+                found[run.name] = lines
+    return found
+
+
+def choose_samples(translations: Mapping[str, Sequence[TranslatedLine]]) -> list[Sample]:
+    """Lines on which the runs differ before others, evenly over the test set, in its order."""
+    lines = list(zip(*translations.values(), strict=True))
+    unlike = [place for place, row in enumerate(lines) if len({one.output for one in row}) > 1]
+    alike = sorted(set(range(len(lines))) - set(unlike))
+    chosen = _spread(unlike, MOST_SAMPLES)
+    chosen += _spread(alike, MOST_SAMPLES - len(chosen))
+    return [_sample(place, dict(zip(translations, lines[place], strict=True))) for place in sorted(chosen)]
+
+
+def _spread(places: Sequence[int], count: int) -> list[int]:
+    """`count` of them at even distances."""
+    if len(places) <= count:
+        return list(places)
+    return [places[number * len(places) // count] for number in range(count)]
+
+
+def _sample(place: int, row: Mapping[str, TranslatedLine]) -> Sample:
+    first = next(iter(row.values()))
+    outputs = {name: mark(one.output[:LONGEST], one.reference[:LONGEST]) for name, one in row.items()}
+    return Sample(place + 1, first.source[:LONGEST], first.reference[:LONGEST], outputs)
+
+
+def mark(output: str, reference: str) -> list[Piece]:
+    """The output in pieces, with those of the reference that it lacks."""
+    ours, theirs = PIECES.findall(output), PIECES.findall(reference)
+    found = []
+    for kind, a, b, c, d in SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes():
+        if kind == "equal":
+            found.append(Piece("same", "".join(ours[c:d])))
+            continue
+        if b > a:
+            found.append(Piece("missing", "".join(theirs[a:b])))
+        if d > c:
+            found.append(Piece("added", "".join(ours[c:d])))
+    return found

@@ -1,0 +1,171 @@
+"""What lies in a folder of runs: what each run is, how far it got, and what it scored."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP, hold, read_json, state_of
+from tfm_blocks.runs.sweep import WAITING, SweepJob, is_sweep, read_jobs
+
+DEEPEST = 4  # folders in folders in which runs are sought
+TAIL = 65_536  # bytes at the end of metrics.csv, which hold many rows
+SCORES = ("bleu", "exact_match", "perplexity", "loss")  # the first that was measured says most
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """One run folder. `score` is the name and value of what its last test, else its last validation, measured.
+
+    `changed` is a time in seconds since 1970; `commands` are the command lines that began it and went on with it.
+    """
+
+    folder: Path
+    state: str
+    model: str
+    data: str
+    step: int
+    score: tuple[str, float] | None
+    changed: float
+    commands: tuple[str, ...]
+
+    def has(self, words: Sequence[str]) -> bool:
+        """Whether each word stands in its name, its model, its data or its command lines."""
+        text = " ".join((str(self.folder), self.model, self.data, *self.commands)).lower()
+        return all(word.lower() in text for word in words)
+
+
+def list_runs(root: Path) -> list[RunEntry]:
+    """All runs below `root`, those of sweeps too and their jobs without a folder, what changed last first.
+
+    Raises RunError.
+    """
+    if not root.is_dir():
+        raise RunError(Problem(str(root), "there is no such folder", help="write the folder that holds the runs"))
+    return sorted(map(_entry, find_members(root)), key=lambda one: one.changed, reverse=True)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run below a folder: `job` is what its sweep says of it, where it is of one. `begun`: it has a run folder."""
+
+    folder: Path
+    job: SweepJob | None
+    begun: bool
+
+    def state(self) -> tuple[str, str]:
+        """The state and its reason. A sweep knows better than the folder how a job ended that was not done."""
+        state, reason = state_of(self.folder) if self.begun else ("", "")
+        if self.job is None or state in ("done", "running") or (state and self.job.state in (WAITING, "running")):
+            return state, reason
+        return self.job.state, self.job.reason or reason
+
+
+def find_members(root: Path, depth: int = DEEPEST) -> Iterator[Member]:
+    """The runs below `root`, by name; of a sweep its jobs in their order first."""
+    jobs = {job.folder: job for job in read_jobs(root)} if is_sweep(root) else {}
+    yield from (Member(folder, job, is_run(folder)) for folder, job in jobs.items())
+    for entry in sorted(os.scandir(root), key=lambda one: one.name):
+        folder = Path(entry.path)
+        if folder in jobs or not entry.is_dir(follow_symlinks=False):
+            continue
+        if is_run(folder):
+            yield Member(folder, None, True)
+        elif depth > 1:
+            yield from find_members(folder, depth - 1)
+
+
+def read_entry(folder: Path) -> RunEntry:
+    """One run folder."""
+    return _entry(Member(folder, None, True))
+
+
+def expect_deletable(folder: Path) -> None:
+    """Raises RunError where the folder is none of a run or of a sweep, or where a process trains in it."""
+    if folder.is_symlink() or not (is_run(folder) or is_sweep(folder)):
+        raise RunError(Problem(str(folder), "is no run folder, so it stays", help="tfm runs lists what is one"))
+    inner = [] if is_run(folder) else [member.folder for member in find_members(folder) if member.begun]
+    for one in (folder, *inner):
+        with hold(one):
+            pass
+
+
+def delete_run(folder: Path) -> None:
+    """Removes a run, or a sweep with all its runs. Raises RunError as `expect_deletable` does."""
+    expect_deletable(folder)
+    with hold(folder):
+        shutil.rmtree(folder)
+
+
+def size_of(folder: Path) -> int:
+    """In bytes, of all files below it."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a training has begun in it, or left a model in it."""
+    return (folder / STATUS).is_file() or (folder / MODEL).is_file()
+
+
+def _entry(member: Member) -> RunEntry:
+    if not member.begun:
+        return _waiting(member)
+    folder, state = member.folder, member.state()[0]
+    record, status = read_or_empty(folder / RUN), read_or_empty(folder / STATUS)
+    row = _last_measured(folder / METRICS)
+    chosen = record.get("choices") or {}
+    changed = max(path.stat().st_mtime for path in _dated(folder))
+    step = status.get("steps") or int(row.get("step") or 0)
+    commands = tuple(map(str, record.get("commands") or ()))
+    model, data = str(chosen.get("model", "")), str(chosen.get("data", ""))
+    return RunEntry(folder, state, model, data, step, _score(status, row), changed, commands)
+
+
+def _waiting(member: Member) -> RunEntry:
+    overrides = member.job.overrides if member.job else ()
+    values = dict(text.partition("=")[::2] for text in overrides)
+    changed = (member.folder.parent / SWEEP).stat().st_mtime
+    model, data = values.get("model", ""), values.get("data", "")
+    return RunEntry(member.folder, member.state()[0], model, data, 0, None, changed, (" ".join(overrides),))
+
+
+def _dated(folder: Path) -> list[Path]:
+    files = (folder / name for name in (STATUS, METRICS, MODEL, CHECKPOINTS))
+    return [path for path in files if path.exists()] or [folder]
+
+
+def read_or_empty(path: Path) -> dict[str, Any]:
+    """A damaged file of one run does not hide the others."""
+    try:
+        return read_json(path)
+    except RunError:
+        return {}
+
+
+def _last_measured(path: Path) -> dict[str, str]:
+    """The last value of each column in the last rows of metrics.csv."""
+    if not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        header = file.readline()
+        file.seek(max(len(header), path.stat().st_size - TAIL))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    found: dict[str, str] = {}
+    for row in csv.DictReader([header.decode("utf-8", "replace"), *lines]):
+        found |= {name: value for name, value in row.items() if name and value}
+    return found
+
+
+def _score(status: dict[str, Any], row: dict[str, str]) -> tuple[str, float] | None:
+    measured = {**row, **(status.get("scores") or {})}
+    for split in ("test", "val"):
+        for name in SCORES:
+            if f"{split}/{name}" in measured:
+                return f"{split}/{name}", float(measured[f"{split}/{name}"])
+    return None

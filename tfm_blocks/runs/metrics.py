@@ -1,0 +1,86 @@
+"""What metrics.csv tells, read without the libraries that wrote it."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TOKENS = "train/tokens"
+SECONDS = "train/seconds"
+SPEED = "train/tokens_per_second"
+LOWEST = ("val/loss", "val/perplexity")  # of these the lowest value is the best one
+HIGHEST = ("val/bleu", "val/chrf", "val/exact_match", "val/token_accuracy")
+
+Row = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best value of a key, and after which step it was measured first."""
+
+    value: float
+    step: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What stands for all rows: `tokens_per_second` is the median of the rows, `best` the best of each validation."""
+
+    tokens_seen: float | None
+    tokens_per_second: float | None
+    best: Mapping[str, Best]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The finite numbers of each row by column; without the file, or from where it is damaged, nothing."""
+    return list(_rows(path))
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            names, *rows = csv.reader(file)
+    except (OSError, ValueError, csv.Error):
+        return
+    for row in rows:
+        yield {
+            name: number for name, text in zip(names, row, strict=False) if text and _finite(number := _number(text))
+        }
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _finite(number: float) -> bool:
+    return math.isfinite(number)
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    """Of all rows of a run."""
+    speeds = [row[SPEED] for row in rows if SPEED in row]
+    seen = [row[TOKENS] for row in rows if TOKENS in row]
+    found = {name: best for name in (*LOWEST, *HIGHEST) if (best := _best(rows, name))}
+    return Summary(seen[-1] if seen else None, statistics.median(speeds) if speeds else None, found)
+
+
+def _best(rows: Sequence[Row], name: str) -> Best | None:
+    measured = [(row[name], int(row["step"])) for row in rows if name in row and "step" in row]
+    if not measured:
+        return None
+    sign = 1 if name in LOWEST else -1
+    return Best(*min(measured, key=lambda one: (sign * one[0], one[1])))
+
+
+def summary_record(summary: Summary) -> dict[str, Any]:
+    """As status.json has it."""
+    best = {name: {"value": one.value, "step": one.step} for name, one in summary.best.items()}
+    return {"tokens_seen": summary.tokens_seen, "tokens_per_second": summary.tokens_per_second, "best": best}

@@ -1,0 +1,190 @@
+"""Everything of a run folder by which runs are compared; little is read, and nothing is computed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.runs.folder import CONFIG, METRICS, RUN, STATUS, expect_folder
+from tfm_blocks.runs.listing import Member, find_members, is_run, read_or_empty
+from tfm_blocks.runs.metrics import Best, read_rows, summarise, summary_record
+
+Setting = str | int | float | bool | None
+ROOT_KEY = re.compile(r"\n(?=\w)")
+NO_EXPERIMENT = frozenset({"name", "sweep_name", "logger"})  # root keys of a config that make no other experiment
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # eight times as fast, where PyYAML was built with libyaml
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A score from 0 to 100 with its 95 % interval, and how it was computed."""
+
+    value: float
+    low: float
+    high: float
+    signature: str = ""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run. What its folder does not tell is None or empty; `settings` are those of config.yaml by dotted key.
+
+    `tokenizer` and `test_set` are hashes; `scores` are those of the finished model on the split `scored_on`, and
+    `values` what was measured there without an interval, such as perplexity.
+    """
+
+    folder: Path
+    name: str
+    state: str
+    reason: str
+    model: str = ""
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    tokenizer: str = ""
+    test_set: str = ""
+    scored_on: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, Best] = field(default_factory=dict)
+    scores: Mapping[str, Measured] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+def find_runs(paths: Sequence[Path]) -> list[Member]:
+    """The runs that `paths` are, or that lie in them, each once. Raises RunError where there are none in one."""
+    found: dict[Path, Member] = {}
+    for path in paths:
+        expect_folder(path)
+        members = [Member(path, None, True)] if is_run(path) else list(find_members(path))
+        if not members:
+            rule = "is no run folder, and holds none"
+            raise RunError(Problem(str(path), rule, help="tfm runs lists the runs there are"))
+        for member in members:
+            found.setdefault(member.folder.resolve(), member)
+    return list(found.values())
+
+
+def read_records(paths: Sequence[Path]) -> list[RunRecord]:
+    """Those of `find_runs`. A run is named by its folder; where two folders have one name, by their paths."""
+    runs = [read_record(member) for member in find_runs(paths)]
+    counts = Counter(run.name for run in runs)
+    return [replace(run, name=str(run.folder)) if counts[run.name] > 1 else run for run in runs]
+
+
+def read_record(member: Member) -> RunRecord:
+    """Of a damaged file only what it tells is left out."""
+    state, reason = member.state()
+    if not member.begun:
+        return RunRecord(member.folder, member.folder.name, state, reason)
+    folder = member.folder
+    status, record = read_or_empty(folder / STATUS), read_or_empty(folder / RUN)
+    if "best" not in status:  # not done, or of an older version
+        status = {**summary_record(summarise(read_rows(folder / METRICS))), **status}
+    split = str(status.get("scored_on") or "")
+    numbers = ("steps", "seconds", "parameters", "multiply_adds", "tokens_seen", "tokens_per_second")
+    return RunRecord(
+        folder,
+        folder.name,
+        state,
+        reason,
+        str(_mapping(record, "choices").get("model") or ""),
+        read_settings(folder / CONFIG),
+        str(_mapping(record, "text").get("vocabulary") or ""),
+        str(_mapping(status, "test_set").get("sha256") or ""),
+        split,
+        {name: number for name in numbers if (number := _number(status.get(name))) is not None},
+        _best(_mapping(status, "best")),
+        _scores(status, split),
+        _values(status, split),
+    )
+
+
+def read_settings(path: Path) -> dict[str, Setting]:
+    """Each value of config.yaml by dotted key; a list is one value. Nothing where the file is missing or damaged.
+
+    Root keys are read one by one, since most runs share most of what is below them; what somebody has written in
+    another form than a run writes it is read whole.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, ValueError):
+        return {}
+    for parts in (ROOT_KEY.split(text), [text]):
+        with suppress(ValueError, RecursionError, yaml.YAMLError):
+            return dict(one for part in parts for one in _read_part(part))
+    return {}
+
+
+@lru_cache(maxsize=4096)
+def _read_part(text: str) -> list[tuple[str, Setting]]:
+    value = yaml.load(text, Loader)  # a safe one
+    if not isinstance(value, dict):
+        raise ValueError("a config is a mapping")
+    return _flat("", value)
+
+
+def _flat(prefix: str, value: Any) -> list[tuple[str, Setting]]:
+    if isinstance(value, dict) and value:
+        return [one for key, inner in value.items() for one in _flat(f"{prefix}.{key}" if prefix else str(key), inner)]
+    plain = value is None or isinstance(value, (str, int, float, bool))
+    return [(prefix, value if plain else str(value))]
+
+
+def _mapping(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if number and math.isfinite(value) else None
+
+
+def _best(listed: Mapping[str, Any]) -> dict[str, Best]:
+    pairs = {
+        name: (_number(one.get("value")), one.get("step")) for name, one in listed.items() if isinstance(one, dict)
+    }
+    return {name: Best(value, step) for name, (value, step) in pairs.items() if value is not None and type(step) is int}
+
+
+def _values(status: Mapping[str, Any], split: str) -> dict[str, float]:
+    measured = {name: _number(one) for name, one in _mapping(status, "scores").items()}
+    return {
+        name.removeprefix(f"{split}/"): one
+        for name, one in measured.items()
+        if name.startswith(f"{split}/") and one is not None
+    }
+
+
+def _scores(status: Mapping[str, Any], split: str) -> dict[str, Measured]:
+    """The share of exact matches with Wilson's interval, and the scores of the translations as sacreBLEU gave them."""
+    found = {}
+    share, rows = (
+        _number(_mapping(status, "scores").get(f"{split}/exact_match")),
+        _mapping(status, "test_set").get("rows"),
+    )
+    if share is not None:
+        low, high = wilson(share, rows) if type(rows) is int and rows > 0 else (math.nan, math.nan)
+        found["exact match"] = Measured(100 * share, 100 * low, 100 * high)
+    listed = status.get("translation")
+    for one in listed if isinstance(listed, list) else ():
+        value, interval = (_number(one.get(key)) if isinstance(one, dict) else None for key in ("value", "interval"))
+        if value is not None and interval is not None:
+            found[str(one.get("name"))] = Measured(value, value - interval, value + interval, str(one.get("signature")))
+    return found
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share of `count` trials (Wilson 1927), which stays within 0 and 1."""
+    z = 1.959963984540054  # the normal distribution has 2.5 % beyond it
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return max(0.0, middle - half), min(1.0, middle + half)

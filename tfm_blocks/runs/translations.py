@@ -1,0 +1,60 @@
+"""What the finished model of a run made of its test set, line by line: translations.jsonl."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tfm_blocks.errors import Place, Problem, RunError
+from tfm_blocks.runs.folder import TRANSLATIONS, settle
+
+
+@dataclass(frozen=True)
+class TranslatedLine:
+    """One line of the test set; of several sources the texts are joined by ` | `."""
+
+    source: str
+    output: str
+    reference: str
+
+
+def write_translations(run: Path, lines: Iterable[TranslatedLine]) -> None:
+    """The file whole or not at all: a JSON object a line, so that no text can break a line."""
+    part = run / f"{TRANSLATIONS}.part"
+    part.write_text("".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in lines), "utf-8")
+    settle(part, run / TRANSLATIONS)
+
+
+def read_translations(run: Path) -> list[TranslatedLine]:
+    """In the order of the test set. Raises RunError where the file is missing or damaged."""
+    path = run / TRANSLATIONS
+    if not path.is_file():
+        rule = f"has no {TRANSLATIONS}: it is not done, it translates nothing, or an older version wrote it"
+        raise RunError(Problem(str(run), rule, help="tfm evaluate RUN --against RUN2 tests runs on a text"))
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            found.append(_translation(json.loads(line)))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RunError(Problem(str(path), f"is damaged: {error}", Place(str(path), number))) from None
+    if not found:
+        raise RunError(Problem(str(path), "is damaged: it holds no lines"))
+    return found
+
+
+def _translation(value: object) -> TranslatedLine:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError("a line is an object of texts")
+    return TranslatedLine(**value)
+
+
+def hash_rows(rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> str:
+    """SHA-256 of a test set: two runs with the same one were scored on the same text."""
+    found = hashlib.sha256()
+    for row in rows:
+        texts = [row[name] for name in columns]
+        found.update((json.dumps(texts) if len(texts) > 1 else texts[0]).encode())  # plain text has no rows of its own
+    return found.hexdigest()

@@ -1,0 +1,151 @@
+"""When a run writes down all that it needs to go on, and how it ends where it is asked to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from tfm_blocks.errors import Problem, RunError, TfmError
+from tfm_blocks.runs.checkpoints import read_checkpoint, write_checkpoint
+from tfm_blocks.training.module import TrainingModule
+from tfm_blocks.training.settings import TrainerSettings
+
+
+class PreemptedError(TfmError):
+    """A signal has asked the run to end, and all that it has done is kept; `help` is the command to go on."""
+
+    exit_status = 75  # EX_TEMPFAIL of sysexits.h: what a scheduler may start again
+
+    def __str__(self) -> str:
+        return f"{self.problems[0].rule}\nresume: {self.problems[0].help}"
+
+
+def preempted(number: int, command: str) -> PreemptedError:
+    """The error for a run that the signal has stopped."""
+    return PreemptedError(Problem("", f"the run was stopped by {signal.Signals(number).name}", help=command))
+
+
+class CheckpointFiles(CheckpointIO):
+    """Lightning's checkpoints as files of runs/checkpoints.py, of which `keep` stay."""
+
+    def __init__(self, keep: int) -> None:
+        self.keep = keep
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """The name is made of the step; `path` is in the folder. Raises RunError where the disk does not take it."""
+        folder = Path(path).parent
+        try:
+            write_checkpoint(folder, checkpoint["global_step"], checkpoint, self.keep)
+        except OSError as error:
+            rule = f"a checkpoint cannot be written: {error.strerror}"
+            raise RunError(Problem(str(folder), rule, help="make room on the disk, then resume the run")) from None
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """On the processor, and never anything that runs code. Raises RunError."""
+        checkpoint = read_checkpoint(Path(path))
+        if not checkpoint.keys() >= {"counted", "log_bytes", "owed", "tokens", "seconds"}:
+            help = "resume it with that version, or start a new run with its weights: init_from=RUN"
+            raise RunError(Problem(str(path), "was written by an older version of tfm-blocks", help=help))
+        return checkpoint
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """`write_checkpoint` removes what is not to stay."""
+
+
+class Checkpoints(Callback):
+    """Between two steps, after the validation of the first, all ranks agree whether to write one, and whether to end.
+
+    `asked` gives the number of a signal that has come to this rank, or 0; `command` is what goes on with the run;
+    `logs` are files that grow with the steps.
+    """
+
+    def __init__(
+        self, folder: Path, logs: Sequence[Path], settings: TrainerSettings, asked: Callable[[], int], command: str
+    ) -> None:
+        self.folder, self.logs, self.settings, self.asked, self.command = folder, logs, settings, asked, command
+        self.written = -1
+        self.owed = False  # a validation that a signal has cut short, and that the run has yet to do
+        self._group: Any = None  # of processors, which accelerators do not talk in
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.written = trainer.global_step
+        self._last = time.monotonic()
+        if trainer.world_size > 1:
+            self._group = torch.distributed.new_group(backend="gloo")
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.owed:
+            self._validate(trainer)
+        every, step = self.settings.checkpoint_every, trainer.global_step
+        number, timely = self._agree(trainer)
+        if number or timely or (every and step % every == 0):
+            self._write(trainer)
+        if number:
+            raise preempted(number, self.command)
+
+    def _validate(self, trainer: Trainer) -> None:
+        """As Lightning does between two steps, in TrainingEpochLoop.on_advance_end."""
+        self.owed = False
+        trainer.validating = True
+        first = trainer._logger_connector._first_loop_iter
+        trainer.fit_loop.epoch_loop.val_loop.run()
+        trainer.training = True
+        trainer._logger_connector._first_loop_iter = first
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that is done can be trained for longer."""
+        number, _ = self._agree(trainer)
+        self._write(trainer)
+        if number:
+            raise preempted(number, self.command)
+
+    def _agree(self, trainer: Trainer) -> tuple[int, bool]:
+        """The signal of any rank, and whether the clock of any says that it is time. No device is waited for."""
+        minutes = self.settings.checkpoint_minutes
+        timely = bool(minutes) and time.monotonic() - self._last >= 60 * (minutes or 0)
+        both = torch.tensor([self.asked(), timely])
+        if trainer.world_size > 1:
+            torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=self._group)
+        number, due = both.tolist()
+        return number, bool(due)
+
+    def _write(self, trainer: Trainer) -> None:
+        if trainer.global_step != self.written or not trainer.global_step:
+            trainer.save_checkpoint(self.folder / "step.ckpt", weights_only=False)
+        self.written, self._last = trainer.global_step, time.monotonic()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        assert isinstance(pl_module, TrainingModule)
+        _count_whole_steps(checkpoint)
+        checkpoint["owed"] = pl_module.abandoned
+        checkpoint["log_bytes"] = {log.name: log.stat().st_size if log.exists() else 0 for log in self.logs}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Lines of steps that are done again are cut off."""
+        self.owed = checkpoint["owed"]
+        for log in self.logs if trainer.is_global_zero else ():
+            if log.exists():
+                os.truncate(log, min(checkpoint["log_bytes"][log.name], log.stat().st_size))
+
+
+def _count_whole_steps(checkpoint: dict[str, Any]) -> None:
+    """Makes Lightning's counters those of a run that has done its steps, and their validations, and nothing more.
+
+    It has already counted the batch that comes next, or at the end of the training the end of its one endless epoch.
+    A run that goes on from such counters would validate at other steps.
+    """
+    loops = checkpoint["loops"]["fit_loop"]
+    whole = dict.fromkeys(("ready", "started", "processed", "completed"), checkpoint["global_step"])
+    begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+    loops["epoch_loop.batch_progress"] |= {"total": whole, "current": dict(whole), "is_last_batch": False}
+    loops["epoch_progress"] = {"total": begun, "current": dict(begun)}
+    checkpoint["epoch"] = 0

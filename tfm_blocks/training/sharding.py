@@ -1,0 +1,123 @@
+"""Training whose weights, gradients and optimizer state are shared out among the processes (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+from tfm_blocks.network.graph import Network
+from tfm_blocks.runs.model import fill, weights_of
+
+Tree = TypeVar("Tree")
+
+
+def whole(values: Tree) -> Tree:
+    """The same with whole tensors in place of shares of them, for which all processes must ask; the rest as it is."""
+    return cast(Tree, tree_map_only(DTensor, lambda share: share.full_tensor(), values))
+
+
+def _share_of(value: Tensor, like: Tensor) -> Tensor:
+    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
+
+
+def fill_shares(network: Network, tensors: Mapping[str, Tensor]) -> None:
+    """Fills the network from whole tensors by name, each process its share."""
+    own = weights_of(network)
+    fill(network, {name: _share_of(tensors[name].to(one.device), one) for name, one in own.items()})
+
+
+class SharedOut(ModelParallelStrategy):
+    """Each process keeps a share of every weight, of its gradient and of the optimizer's state.
+
+    The whole weights are there from the first forward of a step to the backward of its last micro-batch, and during a
+    validation: between those the processes, which differ in how many micro-batches they have, need not wait for each
+    other. Checkpoints hold whole tensors, in the format of every other run.
+    """
+
+    def __init__(self, world: int) -> None:
+        super().__init__(data_parallel_size=world, tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    @property
+    def network(self) -> Network:
+        return cast(Network, cast(Any, self.lightning_module).network)
+
+    def shard(self, network: Network) -> None:
+        """Shares out the network; its trunk then gathers it. Does nothing where that is done."""
+        if not isinstance(network, FSDPModule):
+            fully_shard(network, mesh=self.device_mesh["data_parallel"], reshard_after_forward=False)
+            register_fsdp_forward_method(network, "trunk_with_losses")
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Inside, gradients stay where they are, and the weights stay whole."""
+        network = cast(FSDPModule, self.network)
+        self._exchange(network, False)
+        yield
+        self._exchange(network, True)
+
+    def _exchange(self, network: FSDPModule, now: bool) -> None:
+        network.set_requires_gradient_sync(now)
+        network.set_reshard_after_backward(now)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        assert self.lightning_module is not None
+        return whole(self.lightning_module.state_dict())
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        prefix = "network."
+        state = checkpoint["state_dict"]
+        fill_shares(self.network, {name.removeprefix(prefix): one for name, one in state.items()})
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return whole(optimizer.state_dict())
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.load_state_dict({**state, "state": _shared(optimizer, state["state"])})
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        return self.checkpoint_io.load_checkpoint(checkpoint_path)
+
+
+def _shared(optimizer: Optimizer, states: Mapping[int, Any]) -> dict[int, Any]:
+    """The optimizer's state by the number of the parameter, where a tensor of its shape is shared out as it is."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    return {
+        number: {
+            name: _share_of(value, parameters[number]) if value.shape == parameters[number].shape else value
+            for name, value in state.items()
+        }
+        for number, state in states.items()
+    }
+
+
+class WholeWhileScored(Callback):
+    """Keeps the weights whole while a network that is shared out is validated or tested."""
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _each(pl_module, "unshard")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _each(pl_module, "reshard")
+
+    on_test_start = on_validation_start
+    on_test_end = on_validation_end
+
+
+def _each(module: nn.Module, what: str) -> None:
+    for one in module.modules():
+        if isinstance(one, FSDPModule):
+            getattr(one, what)()

@@ -1,0 +1,111 @@
+"""The most expensive micro-batches of the plan are tried before the first step: memory runs out then, or never."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tfm_blocks.data.layout import Batch
+from tfm_blocks.data.plan import EpochPlan, Ranks
+from tfm_blocks.data.settings import LmSettings
+from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.network.graph import Network
+from tfm_blocks.training.data import Feed
+from tfm_blocks.training.objective import Objective
+
+STATUS = Path("/proc/self/status")
+ROUNDS = 6  # of halving the interval in which the largest cap lies
+MARGIN = 0.9  # of it: memory that was taken and given back has gaps
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Tries micro-batches with a copy of the network, so that nothing of the run changes. Adam keeps two numbers for
+    each weight, which have their place in a trial; so have the gradients.
+    """
+
+    network: Network
+    feed: Feed
+    smoothing: float
+    ranks: Ranks
+    device: torch.device
+    precision: AbstractContextManager[None]
+
+    def run(self, seed: int) -> str:
+        """What the most expensive micro-batches of the first epoch take, for people. Raises RunError."""
+        cap = self.feed.settings.batch_tokens
+        if not self._fits(cap, seed):
+            raise RunError(self._too_large(cap, seed))
+        return f"memory: {_peak(self.device)} for micro-batches of up to {cap:,} tokens"
+
+    def _too_large(self, cap: int, seed: int) -> Problem:
+        settings = self.feed.settings
+        least = settings.context if isinstance(settings, LmSettings) else 2 * (settings.max_length + 1)
+        rule = f"is {cap}: memory does not hold the largest micro-batch of the plan"
+        if cap == least or not self._fits(least, seed):
+            help = f"lower the sizes of the model, or the longest row: not even {least} tokens fit"
+            return Problem("data.batch_tokens", rule, help=help)
+        fits, fails = least, cap
+        for _ in range(ROUNDS):
+            middle = (fits + fails) // 2
+            fits, fails = (middle, fails) if self._fits(middle, seed) else (fits, middle)
+        fits = max(least, int(MARGIN * fits))
+        return Problem("data.batch_tokens", rule, help=f"data.batch_tokens={fits} fits; it changes no result")
+
+    def _fits(self, cap: int, seed: int) -> bool:
+        """Whether the largest micro-batches under the cap run forward and backward."""
+        settings = self.feed.settings.model_copy(update={"batch_tokens": cap})
+        try:
+            for batch in worst(replace(self.feed, settings=settings), seed, self.ranks):
+                self._try(batch)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                return False
+            raise
+        return True
+
+    def _try(self, batch: Batch) -> None:
+        network = deepcopy(self.network).to(self.device)
+        adam = [torch.zeros_like(one) for one in network.parameters()]
+        with self.precision, torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            loss, _ = Objective(network, self.smoothing).loss(batch.to(self.device))
+            loss.backward()  # type: ignore[no-untyped-call]
+        del adam
+
+
+def worst(feed: Feed, seed: int, ranks: Ranks) -> Iterator[Batch]:
+    """Of the first epoch the micro-batch of most tokens, and the one of most products between its tokens."""
+    plan = feed.plan(seed=seed, epoch=0)
+    for power in (1, 2):
+        step = plan[_largest(plan, power)]
+        shares = step.share(ranks.rank, ranks.world)
+        widths = [plan.widths_NC[rows_B].max(0).astype(np.int64) for rows_B in shares]
+        costs = [len(rows_B) * (widths_C**power).sum() for rows_B, widths_C in zip(shares, widths, strict=True)]
+        yield feed.batches(step, ranks)[int(np.argmax(costs))]
+
+
+def _largest(plan: EpochPlan, power: int) -> int:
+    """The step with the micro-batch that costs most: as many rows, of its largest widths, as the cap admits."""
+    widths_KC = np.maximum.reduceat(plan.widths_NC[plan.rows_N], plan.bounds_K1[:-1]).astype(np.int64)
+    rows_K = np.minimum(np.diff(plan.bounds_K1), np.maximum(1, plan.batch_tokens // widths_KC.sum(1)))
+    place = int(np.argmax(rows_K * (widths_KC**power).sum(1)))
+    return int(np.flatnonzero(plan.order_K == place)[0])
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch's allocator for processors raises a RuntimeError that is told by its words alone."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+def _peak(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB of the device"
+    lines = STATUS.read_text().splitlines() if STATUS.exists() else []
+    peak = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]  # in kB of 1,024 bytes
+    return f"the process has taken {peak[0] * 1024 / 1e9:.2f} GB at most" if peak else "there is enough"

@@ -1,0 +1,84 @@
+"""How well a model of plain text predicts a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from tfm_blocks.errors import DataError, Problem, RunError
+from tfm_blocks.language.spec import TARGET
+from tfm_blocks.network.graph import Network, evaluating
+from tfm_blocks.translation.search import BOS, EOS
+from tfm_blocks.translation.translator import Translator
+
+DEFAULT_CONTEXT = 512
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """`nll` is the sum of -log p over all tokens, eos of each line included, in nats. Words are what white space parts,
+    and the end of each line; bytes are those of the text in UTF-8, line ends included.
+    """
+
+    nll: float
+    tokens: int
+    words: int
+    bytes: int
+
+    @property
+    def per_token(self) -> float:
+        """e^(nll / tokens)."""
+        return math.exp(self.nll / self.tokens)
+
+    @property
+    def per_word(self) -> float:
+        """e^(nll / words), which does not depend on the tokenizer."""
+        return math.exp(self.nll / self.words)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """nll / (bytes · ln 2), which does not depend on the tokenizer."""
+        return self.nll / self.bytes / math.log(2)
+
+
+@torch.inference_mode()
+def perplexity(translator: Translator, lines: Iterable[str], *, context: int, batch_tokens: int) -> Perplexity:
+    """Of text that is read as in training: packed into rows of `context` tokens, each from bos, without blank lines.
+
+    Raises RunError for a model that reads sources, DataError for a text without a word.
+    """
+    network, tokenizer = translator.network, translator.tokenizer
+    if translator.inputs:
+        rule = f"reads {', '.join(translator.inputs)} beside the target, so it has no perplexity of plain text"
+        raise RunError(Problem("model", rule, help="tfm evaluate RUN --src FILE --ref FILE"))
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise DataError(Problem("--text", "holds no word", help="name a file with text"))
+    ids = [id for one in tokenizer.encode_batch(texts) for id in (*one, EOS)]
+    rows = iter(torch.tensor(ids[first : first + context]) for first in range(0, len(ids), context))
+    with evaluating(network):
+        nll = sum(_nll(network, batch) for batch in _batches(rows, max(1, batch_tokens // context)))
+    words = sum(len(text.split()) + 1 for text in texts)
+    size = sum(len(text.encode()) + 1 for text in texts)
+    return Perplexity(float(nll), len(ids), words, size)
+
+
+def _batches(rows: Iterator[Tensor], size: int) -> Iterator[Tensor]:
+    while batch := list(islice(rows, size)):
+        yield torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
+
+
+def _nll(network: Network, labels_BT: Tensor) -> float:
+    labels_BT = labels_BT.to(next(network.parameters()).device)
+    tgt_BT = torch.cat((torch.full_like(labels_BT[:, :1], BOS), labels_BT[:, :-1]), 1)
+    logits_BTV = network(**{TARGET: tgt_BT}).float()
+    return float(
+        torch.nn.functional.cross_entropy(
+            logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=0, reduction="sum"
+        )
+    )

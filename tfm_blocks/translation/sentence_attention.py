@@ -1,0 +1,59 @@
+"""What a model looks at while it translates one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tfm_blocks.data.layout import prompt
+from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.language.spec import TARGET
+from tfm_blocks.network.attention_maps import Look, attention_nodes, attention_weights
+from tfm_blocks.network.graph import evaluating
+from tfm_blocks.translation.search import BOS, EOS
+from tfm_blocks.translation.settings import Search
+from tfm_blocks.translation.tasks import Text, texts_of
+from tfm_blocks.translation.translator import Translator
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The tokens that were read of each input, and w_HTS of each node that looks, by address in the order of the graph.
+
+    The target is read from bos on: a row of it predicts the token after the one that it reads.
+    """
+
+    source: str
+    target: str
+    tokens: dict[str, list[str]]
+    looks: dict[str, Look]
+    weights: dict[str, Tensor]
+
+
+def attention_of(translator: Translator, sentence: Text, target: str | None = None) -> Attention:
+    """Of `sentence` and `target`, or its greedy translation. Raises RunError for a model without attention."""
+    network, tokenizer = translator.network, translator.tokenizer
+    looks = attention_nodes(network)
+    if not looks:
+        rule = "none of its nodes has attention weights"
+        raise RunError(Problem("model.graph", rule, help="a block of yours shows its own with a method weights"))
+    if target is None:
+        ((best,),) = translator.search([sentence], Search())
+        target, made = best.text, list(best.ids)
+    else:
+        made = tokenizer.encode(target)
+    (texts,) = texts_of([sentence], translator.sources)
+    read = [tokenizer.encode(text) for text in texts]
+    ids = {name: [*one, EOS] for name, one in zip(translator.inputs, read, strict=False)}
+    ids[TARGET] = [BOS, *made] if translator.inputs else [*prompt(read).tolist(), *made]
+    device = next(network.parameters()).device
+    with evaluating(network):
+        weights = attention_weights(
+            network, looks, **{name: torch.tensor([row], device=device) for name, row in ids.items()}
+        )
+    tokens = {name: [tokenizer.piece(one) for one in row] for name, row in ids.items()}
+    return Attention(
+        " | ".join(texts), target, tokens, looks, {name: w_BHTS[0].float().cpu() for name, w_BHTS in weights.items()}
+    )
