@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from tfm_blocks.errors import RunError
 from tfm_blocks.training.trial import Trial, worst
 
 ROOT = Path(__file__).parents[2]
-ROOM = 60_000_000
+ROOM = 90_000_000  # bytes
 
 
 def trial(composed: Composed) -> Trial:
@@ -51,12 +52,13 @@ def test_a_trial_tells_its_peak_and_leaves_the_network_as_it_was(small: Callable
         assert torch.equal(parameter, kept) and parameter.grad is None
 
 
-def shrink() -> None:
-    """In a process of its own: prints the error of a trial in little memory, and whether the cap that it names fits."""
+def try_in_little_memory(cap: int) -> None:
+    """In a process of its own: prints what a trial says that may map little more than its smallest micro-batch needs."""
     from tests.conftest import composed_small
 
     small = composed_small(Path(os.environ["FOLDER"]), pytest.MonkeyPatch())
-    one = trial(small("data.train=3000", "data.step_tokens=20000", "data.batch_tokens=30000", "d_model=64", "d_ff=256"))
+    sizes = ("data.train=3000", "data.step_tokens=20000", "d_model=64", "d_ff=256")
+    one = trial(small(*sizes, f"data.batch_tokens={cap}"))
     one._try(next(iter(worst(one.feed, 1, Ranks(63, 64)))))  # what a first backward maps
     (mapped,) = [
         line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")
@@ -64,21 +66,25 @@ def shrink() -> None:
     limit = int(mapped) * 1024 + ROOM
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
-        one.run(1)
+        print(one.run(1))
     except RunError as error:
         print(error)
-        cap = int(str(error).partition("data.batch_tokens=")[2].partition(" ")[0])
-        print(one._fits(cap, 1), one._fits(2 * cap, 1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_too_little_memory_is_told_before_the_first_step_with_the_largest_cap_that_fits(tmp_path: Path) -> None:
-    code = "from tests.training.test_trial import shrink; shrink()"
-    environment = {**os.environ, "FOLDER": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.strip().splitlines()
-    place = said.index("error: data.batch_tokens: is 30000: memory does not hold the largest micro-batch of the plan")
-    assert said[place + 1].startswith("  help: data.batch_tokens=")
-    assert said[place + 1].endswith(" fits; it changes no result")
-    assert said[-1] == "True False"
+def test_too_little_memory_is_told_before_the_first_step_with_a_cap_that_fits(tmp_path: Path) -> None:
+    def told(cap: int) -> str:
+        code = f"from tests.training.test_trial import try_in_little_memory as t; t({cap})"
+        environment = {**os.environ, "FOLDER": str(tmp_path), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    refusal = "error: data.batch_tokens: is {}: memory does not hold the largest micro-batch of the plan"
+    _, found, said = told(30000).partition(refusal.format(30000))
+    assert found
+    match = re.fullmatch(r"\s*help: data\.batch_tokens=(\d+) fits; it changes no result\n", said)
+    assert match
+    cap = int(match[1])
+    assert "memory: the process has taken " in told(cap)
+    assert refusal.format(2 * cap) in told(2 * cap)
