@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from itertools import pairwise
 
 from babel import Locale, UnknownLocaleError
-from babel.dates import parse_pattern, tokenize_pattern
+from babel.dates import DateTimePattern, parse_pattern, tokenize_pattern
 
 CASES = {"upper": str.upper, "lower": str.lower}
 FIELDS = {
@@ -27,9 +28,14 @@ class Form:
 
     def write(self, day: date) -> str:
         """`day` in this form, as in 'Dienstag, 3. März 1987'."""
-        pattern, _, case = self.pattern.partition(" | ")
-        text = str(parse_pattern(pattern).apply(day, Locale.parse(self.language)))
+        pattern, case, locale = self._parsed
+        text = str(pattern.apply(day, locale))
         return CASES[case](text) if case else text
+
+    @cached_property
+    def _parsed(self) -> tuple[DateTimePattern, str, Locale]:
+        pattern, _, case = self.pattern.partition(" | ")
+        return parse_pattern(pattern), case, Locale.parse(self.language)
 
 
 def is_language(code: str) -> bool:

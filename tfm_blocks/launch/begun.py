@@ -6,13 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.data.layout import layout_of
-from tfm_blocks.data.prepare import Prepared
-from tfm_blocks.language.spec import names
-from tfm_blocks.network.build import check_model
-from tfm_blocks.training.data import Feed
-from tfm_blocks.training.settings import read_run
-
 
 @dataclass(frozen=True)
 class Job:
@@ -29,9 +22,3 @@ class Job:
     wandb_id: str
     checkpoint: Path | None = None
     until: int | None = None
-
-
-def feed_of(job: Job, prepared: Prepared) -> Feed:
-    """The training text as the model of the run reads it."""
-    layout = layout_of(prepared.train.columns, names(check_model(job.config["model"]).sources))
-    return Feed(prepared.train, layout, read_run(job.config).data)

@@ -19,7 +19,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.errors import TfmError
 from tfm_blocks.launch.agreement import fingerprint
-from tfm_blocks.launch.begun import Job, feed_of
+from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.check import check_lengths, placed
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.meeting import Meeting
@@ -45,6 +45,7 @@ from tfm_blocks.runs.folder import (
 )
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
+from tfm_blocks.training.data import feed_of
 from tfm_blocks.training.settings import RunSettings
 from tfm_blocks.training.skipped import SKIPPED, DivergedError
 
@@ -84,7 +85,8 @@ def _begin(
     config = {**composed.with_vocab(prepared.tokenizer.size).mapping, "name": name}
     for key in ("resume", "verify"):
         config.pop(key, None)
-    check_lengths(network_without_values(check_model(config["model"])), prepared, settings, composed)
+    network = network_without_values(check_model(config["model"]))
+    check_lengths(network, prepared, settings, composed)
 
     def claim() -> Job:
         folder = claim_folder(root, name)
@@ -94,7 +96,8 @@ def _begin(
     with _held(meeting, job.folder), _ends(meeting, job):
         if meeting.place.rank == 0:
             how = {"commands": [shlex.join(typed)], "launch": meeting.place.launch, "choices": dict(composed.choices)}
-            start_folder(job, prepared, how)
+            feed = feed_of(network.spec, prepared, settings.data)
+            start_folder(job, prepared, how | {"text": fingerprint(job.config, prepared, feed)})
         _run(meeting, job, prepared, settings)
     return 0
 
@@ -140,7 +143,8 @@ def _resume(
             path = left.folder / CHECKPOINTS / newest.file if newest else None
             command = resume_command(typed, left.folder, settings)
             job = Job(composed.mapping, left.folder, left.asked_vocab, command, left.wandb_id, path, until)
-            expect_same_text(left, fingerprint(job.config, prepared, feed_of(job, prepared)))
+            feed = feed_of(check_model(job.config["model"]), prepared, settings.data)
+            expect_same_text(left, fingerprint(job.config, prepared, feed))
             print(f"resume: {left.folder} after {newest.step if newest else 0} steps")
             return job
 
@@ -220,8 +224,7 @@ def start_folder(job: Job, prepared: Prepared, record: Mapping[str, Any]) -> Non
     write_model(job.folder, job.config["model"], job.config["plugins"], prepared.train.columns)
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
-    text = fingerprint(job.config, prepared, feed_of(job, prepared))
-    write_json(job.folder / RUN, {"vocab": job.asked_vocab, "wandb_id": job.wandb_id, "text": text, **record})
+    write_json(job.folder / RUN, {"vocab": job.asked_vocab, "wandb_id": job.wandb_id, **record})
     write_json(job.folder / STATUS, {"state": "running"})
 
 

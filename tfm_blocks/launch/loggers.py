@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.launch.begun import Job
-from tfm_blocks.network.build import check_model
-from tfm_blocks.network.modules import losses_of
 from tfm_blocks.runs.folder import METRICS, step_of
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.training.contract import columns
@@ -16,8 +14,12 @@ from tfm_blocks.training.loggers import CsvLogger, RunLogger
 from tfm_blocks.training.settings import RunSettings
 
 
-def open_loggers(job: Job, settings: RunSettings, prepared: Prepared, facts: Mapping[str, Any]) -> list[RunLogger]:
-    """metrics.csv, and what the settings name; when a run goes on, each has all rows up to the checkpoint."""
+def open_loggers(
+    job: Job, settings: RunSettings, prepared: Prepared, facts: Mapping[str, Any], losses: Sequence[str]
+) -> list[RunLogger]:
+    """metrics.csv, with a column for each of `losses`, and what the settings name. When a run goes on, each has all
+    rows up to the checkpoint.
+    """
     path = job.folder / METRICS
     last = step_of(job.checkpoint) if job.checkpoint else 0
     rows = [row for row in read_rows(path) if row["step"] <= last]
@@ -26,7 +28,7 @@ def open_loggers(job: Job, settings: RunSettings, prepared: Prepared, facts: Map
         for row in rows:
             logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
     groups = dict.fromkeys([*prepared.val.groups, *prepared.last_scored[1].groups])
-    return [CsvLogger(path, columns(losses_of(check_model(job.config["model"])), list(groups))), *others]
+    return [CsvLogger(path, columns(losses, list(groups))), *others]
 
 
 def _others(job: Job, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[RunLogger]:

@@ -15,7 +15,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.errors import TfmError
 from tfm_blocks.launch.agreement import ExpectSameRun, fingerprint
-from tfm_blocks.launch.begun import Job, feed_of
+from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.facts import facts_of
 from tfm_blocks.launch.loggers import open_loggers
@@ -29,11 +29,12 @@ from tfm_blocks.launch.start import start_from
 from tfm_blocks.launch.trainer import OwnSignals, build_trainer, quiet_lightning
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.modules import losses_of
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, hold
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
-from tfm_blocks.training.data import Feed, RunData
+from tfm_blocks.training.data import Feed, RunData, feed_of
 from tfm_blocks.training.loggers import RunLogger
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import RunSettings, read_run
@@ -64,7 +65,10 @@ def take_part(place: Place, job: Job, prepared: Prepared) -> None:
     settings = read_run(job.config)
     with hold(job.folder / CHECKPOINTS, wait=True) if ranks.rank == 0 else nullcontext():
         network = build_network(check_model(job.config["model"]), seed=settings.seed)
-        loggers = open_loggers(job, settings, prepared, facts_of(job, network, place)) if ranks.rank == 0 else []
+        loggers: list[RunLogger] = []
+        if ranks.rank == 0:
+            facts, losses = facts_of(job, network, place), losses_of(network.spec)
+            loggers = open_loggers(job, settings, prepared, facts, losses)
         exit_code, reason = 1, ""
         try:
             _fit_and_test(place, job, prepared, settings, network, loggers)
@@ -108,7 +112,7 @@ def _fit_and_test(
     patience = settings.trainer.patience_nan
     count = SkippedSteps(None if ranks.rank else skipped, prepared.train, patience)
     module = TrainingModule(network, prepared, settings, ranks, count, asked_to_stop)
-    feed = feed_of(job, prepared)
+    feed = feed_of(network.spec, prepared, settings.data)
     tell(_try_memory(place, network, feed, settings, precision))
     data = _data(ranks, feed, prepared, settings)
     logs = (job.folder / METRICS, skipped)

@@ -14,10 +14,11 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.layout import PAD, Batch, Layout
+from tfm_blocks.data.layout import PAD, Batch, Layout, layout_of
 from tfm_blocks.data.plan import EpochPlan, PlanStep, Ranks, epoch_plan
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import DataSettings
+from tfm_blocks.language.spec import Spec, names
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class Feed:
         """The micro-batches of a step that a rank reads."""
         idle = step.idle(ranks.rank, ranks.world)
         return [self.layout.batch(self.corpus, rows_B, empty=idle) for rows_B in step.share(ranks.rank, ranks.world)]
+
+
+def feed_of(spec: Spec, prepared: Prepared, settings: DataSettings) -> Feed:
+    """The training text as a model reads it."""
+    return Feed(prepared.train, layout_of(prepared.train.columns, names(spec.sources)), settings)
 
 
 @dataclass(frozen=True)
