@@ -7,6 +7,7 @@ outside of its layer, such as rotary angles, is computed in every step, as ours 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -47,13 +48,15 @@ RADIUS = 128  # of restricted attention
 
 
 def ours(block: str, **arguments: Any) -> Maker:
-    """A block as a model of its own, in training without dropout."""
+    """A block as the only node of a model, in training without dropout; keep masks are there before."""
 
     def make(width: int, heads: int, n: int) -> Layer:
         args = {"heads": heads, "d_ff": 4 * width, "r": RADIUS, "d_model": width}
         graph = {"node": {"block": block, "in": "x", **arguments}}
         network = build_network(check_model({"inputs": {"x": f"B N {width}"}, "args": args, "graph": graph}), seed=1)
-        return lambda x_BND: network.trunk_with_losses({"x": x_BND})[0]
+        call = [*network.calls, *network.head_calls][-1]
+        keeps = cache(lambda length: network.begin({"x": torch.zeros(1, length, width)})[1])
+        return lambda x_BND: call({"x": x_BND}, keeps(x_BND.shape[1]))
 
     return make
 
@@ -155,10 +158,11 @@ def recurrent(kind: type[nn.RNNBase]) -> Maker:
 
 
 def convolution(groups_of: int) -> Maker:
-    @named("torch Conv1d")
+    @named("masked_fill, torch Conv1d")
     def make(width: int, heads: int, n: int) -> Layer:
         layer = nn.Conv1d(width, width, 3, padding=1, groups=width if groups_of else 1)
-        return lambda x: layer(x.mT).mT
+        padding_BND = torch.zeros(1, n, 1, dtype=torch.bool)
+        return lambda x: layer(x.masked_fill(padding_BND, 0).mT).mT
 
     return make
 

@@ -46,12 +46,15 @@ class DepthwiseConvolution(nn.Module):
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
         x_BTD = x_BTD.masked_fill(~keep_BT[:, :, None], 0)
-        return self._slide(F.pad(x_BTD, (0, 0, *self.reach)))
+        before, after = self.reach
+        if before == after:  # what the convolution pads by itself is not copied
+            return self._slide(x_BTD, padding=before)
+        return self._slide(F.pad(x_BTD, (0, 0, before, after)))
 
-    def _slide(self, x_BLD: Tensor) -> Tensor:
-        """The outputs at all places where the whole kernel fits: x_BLD -> x_BTD."""
+    def _slide(self, x_BLD: Tensor, padding: int = 0) -> Tensor:
+        """The outputs where the whole kernel fits, between `padding` zeros at either end: x_BLD -> x_BTD."""
         x_BDL = x_BLD.transpose(1, 2)
-        return F.conv1d(x_BDL, self.weight, self.bias, groups=self.weight.shape[0]).transpose(1, 2)
+        return F.conv1d(x_BDL, self.weight, self.bias, padding=padding, groups=len(self.weight)).transpose(1, 2)
 
     def start(self, *, room: Room) -> State:
         """The inputs before the first position, which are 0."""
