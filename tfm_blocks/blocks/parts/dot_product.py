@@ -24,6 +24,11 @@ class Look(NamedTuple):
     bias: Tensor | None = None
     distance_TS: Tensor | None = None
 
+    @property
+    def learned(self) -> bool:
+        """Whether the bias needs a gradient, for which torch has no fast kernel on a processor."""
+        return self.bias is not None and self.bias.requires_grad
+
     def masked_bias(self, q_BHTK: Tensor, k_BHSK: Tensor) -> Tensor | None:
         """The bias, and where a query may not look the least number; None where nothing is added or hidden.
 
@@ -35,9 +40,9 @@ class Look(NamedTuple):
             mask = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril()
         if mask is None:
             return self.bias
-        bias = q_BHTK.new_zeros(()) if self.bias is None else self.bias
-        hidden = torch.finfo(bias.dtype).min
-        return bias.masked_fill(~mask, hidden) if bias.ndim else torch.where(mask, bias, hidden)
+        shown = q_BHTK.new_zeros(()) if self.bias is None else self.bias.new_zeros(())
+        hidden = torch.where(mask, shown, torch.finfo(shown.dtype).min)
+        return hidden if self.bias is None else self.bias + hidden
 
 
 def causal_mask(keep_BT: Tensor) -> Tensor:
@@ -78,7 +83,7 @@ def weighed_attention(
     """Attention whose weights `scores` makes of the products: q_BHTK, k_BGSK, v_BGSK -> y_BHTK, G dividing H."""
     heads = q_BHTK.shape[1]
     k_BHSK, v_BHSK = for_each_query(k_BGSK, heads), for_each_query(v_BGSK, heads)
-    if scores.fused:
+    if scores.fused and not (look.learned and q_BHTK.device.type == "cpu"):
         mask, causal = look.mask, look.causal
         if look.bias is not None:
             added = look.masked_bias(q_BHTK, k_BHSK)
@@ -92,7 +97,7 @@ def weighed_attention(
 
 def attention_weights(q_BHTK: Tensor, k_BHSK: Tensor, look: Look, scores: Weighing) -> Tensor:
     """w_BHTS, of every query the share of each key."""
-    scores_BHTS = scores.bend(q_BHTK @ k_BHSK.mT * scores.beta)
+    scores_BHTS = scores.bend(q_BHTK * scores.beta @ k_BHSK.mT)
     added = look.masked_bias(q_BHTK, k_BHSK)
     return scores.shares(scores_BHTS if added is None else scores_BHTS + added)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tfm_blocks.blocks.parts.dot_product import Look, causal_mask, few_queries, weighed_attention
 from tfm_blocks.blocks.parts.heads import Widths, for_each_query, merge_heads, one_hot_values, split_heads, split_widths
 from tfm_blocks.blocks.parts.linear import Linear
-from tfm_blocks.blocks.parts.order import Biases, Span, Turns, distance
+from tfm_blocks.blocks.parts.order import Biases, Span, Turns, bias_between, distance
 from tfm_blocks.blocks.parts.state import Room, State
 from tfm_blocks.blocks.parts.weighing import Weighing
 from tfm_blocks.registry.blocks import REGISTRY
@@ -175,15 +175,12 @@ class MultiHead(nn.Module):
         causal: bool = False,
     ) -> Look:
         """With what the order of positions gives: biases and distances, where they are needed."""
-        if not self.biases and not self.measures:
-            return Look(mask, causal, score_bias_HTS)
         device = self.out.weight.device
-        distance_TS = distance(span_T.on(device), span_S.on(device))
-        if not self.biases:
-            return Look(mask, causal, score_bias_HTS, distance_TS)
-        bias_HTS: Tensor = self.position.of_distance(distance_TS)
-        if score_bias_HTS is not None:
-            bias_HTS = bias_HTS + score_bias_HTS
+        distance_TS = distance(span_T.on(device), span_S.on(device)) if self.measures else None
+        bias_HTS = score_bias_HTS
+        if self.biases:
+            own_HTS = bias_between(self.position, span_T, span_S, device)
+            bias_HTS = own_HTS if score_bias_HTS is None else own_HTS + score_bias_HTS
         return Look(mask, causal, bias_HTS, distance_TS)
 
     def start(self, kv_BSE: Tensor | None = None, *, keep_BS: Tensor | None = None, room: Room) -> State:

@@ -44,6 +44,15 @@ def distance(queries_T: Tensor, keys_S: Tensor) -> Tensor:
     return keys_S - queries_T[:, None]
 
 
+def bias_between(biases: Biases, queries: Span, keys: Span, device: torch.device) -> Tensor:
+    """bias_HTS. Each distance is looked up once where both go on by ones, which is nearly always."""
+    if queries.every != 1 or keys.every != 1:
+        return biases.of_distance(distance(queries.on(device), keys.on(device)))
+    farthest = Span(keys.first - queries.first - queries.length + 1, queries.length + keys.length - 1)
+    bias_HL = biases.of_distance(farthest.on(device)[None])[:, 0]
+    return bias_HL.unfold(1, keys.length, 1).flip(1)
+
+
 class ScoreBias(nn.Module, ABC):
     """As a node it gives the bias of the scores of all pairs of positions: x_BND -> bias_HNN, whatever x holds."""
 
@@ -52,8 +61,8 @@ class ScoreBias(nn.Module, ABC):
         """bias_HTS, for distances below 0 where the key comes before the query."""
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        all_N = torch.arange(x_BND.shape[1], device=x_BND.device)
-        return self.of_distance(distance(all_N, all_N)).to(x_BND.dtype)
+        all_N = Span(0, x_BND.shape[1])
+        return bias_between(self, all_N, all_N, x_BND.device).to(x_BND.dtype)
 
     def start(self, *, room: Room) -> State:
         """Nothing to remember but the position."""
@@ -65,5 +74,5 @@ class ScoreBias(nn.Module, ABC):
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
         """Of the present position to each of the past and itself: bias_H1N."""
-        past_N = torch.arange(state.position + 1, device=x_R1D.device)
-        return self.of_distance(distance(past_N[-1:], past_N)).to(x_R1D.dtype), state
+        past_N = Span(0, state.position + 1)
+        return bias_between(self, Span(state.position, 1), past_N, x_R1D.device).to(x_R1D.dtype), state
