@@ -3,9 +3,9 @@
     python tests/benchmarks/blocks.py [--lengths 512 4096] [--width 512] [--heads 8] [--rounds 5] [--threads 2] [--only NAME …]
     python tests/benchmarks/blocks.py --growth [--lengths 1024 2048 4096 8192 16384]
 
-Prints medians in milliseconds of one sequence, ours over theirs, and a mark where ours takes more than 1.1 times as
-long. With --growth: of the blocks whose cost is to grow with the length alone, the exponent since half the length (1 is
-linear, 2 quadratic).
+Prints medians in milliseconds of one sequence, of `--rounds` or of as many as a second holds, ours over theirs, and a
+mark where ours takes more than 1.1 times as long. With --growth: of the blocks whose cost is to grow with the length
+alone, the exponent since half the length (1 is linear, 2 quadratic). As in training, freed memory is kept.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import TypeVar
 
 import torch
 from block_pairs import LINEAR, PAIRS, Layer, ours
+
+from tfm_blocks.launch.memory import keep_freed_memory
 
 Key = TypeVar("Key")
 MOST = 1.1  # times as long as the library's layer
@@ -36,13 +38,18 @@ def step(layer: Layer, n: int, width: int) -> Callable[[], None]:
 
 
 def alternate(steps: dict[Key, Callable[[], None]], rounds: int) -> dict[Key, float]:
-    """Median milliseconds of each, taken in turns after one round of warming up."""
+    """Median milliseconds of each, taken in turns after one round of warming up, each side first in every second one.
+
+    What is short has as many rounds as a second holds.
+    """
     times: dict[Key, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds + 1):
-        for name, one in steps.items():
+    order, end = list(steps.items()), time.perf_counter() + 1
+    while len(times[order[0][0]]) <= rounds or time.perf_counter() < end:
+        for name, one in order:
             begin = time.perf_counter()
             one()
             times[name].append((time.perf_counter() - begin) * 1e3)
+        order.reverse()
     return {name: statistics.median(taken[1:]) for name, taken in times.items()}
 
 
@@ -86,6 +93,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[*PAIRS, *LINEAR])
     options = parser.parse_args()
+    keep_freed_memory()
     torch.set_num_threads(options.threads)
     print(f"width {options.width}, {options.heads} heads, {options.threads} threads, torch {torch.__version__}")
     print(f"forward + backward of one sequence in float32, medians of {options.rounds}\n")
