@@ -104,6 +104,14 @@ def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(swee
             assert against[group]["difference"] == pytest.approx(np.mean(scores[model]) - np.mean(scores["base"]))
 
 
+def test_every_score_of_the_table_is_tested_against_the_baseline(sweep):
+    found = asked(sweep, "--baseline", sweep / "base-1")
+    tested = {one["score"]: one for one in found["against"] if one["group"] == "prenorm, heads 2"}
+    assert list(tested) == list(found["groups"][0]["runs"][0]["scores"]) == ["exact match", "BLEU", "chrF", "TER"]
+    assert all(0 < one["sentences"] <= 1 and 0 < one["seeds"] <= 1 for one in tested.values())
+    assert tested["TER"]["difference"] < 0 < tested["BLEU"]["difference"], "fewer edits are better"
+
+
 def test_csv_has_a_row_for_each_run_unrounded(sweep):
     rows = list(csv.DictReader(io.StringIO(said(sweep, "--csv"))))
     assert len(rows) == 9 and {row["model"] for row in rows} == {"base", "prenorm"}
