@@ -161,9 +161,9 @@ def is_held(folder: Path) -> bool:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the file whole or not at all; half a letter, which UTF-8 cannot write, as JSON escapes it."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8", "backslashreplace")
     settle(part, path)
 
 
