@@ -113,6 +113,10 @@ def test_show_of_a_run_tells_how_it_stands_and_the_nodes_that_were_trained(trans
     assert f"{tmp_path / 'run'}: done, 850 steps, test/bleu 31.25\npython train.py model=[tiny]\n" in shown
     count = sum(one.numel() for one in translator.network.parameters())
     assert f"{count:,} parameters" in shown and "decoder.0.cross" in shown
+    main(["show", str(tmp_path / "run"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run"]["state"], found["run"]["step"], found["run"]["facts"]) == ("done", 850, {})
+    assert found["run"]["commands"] == ["python train.py model=[tiny]"] and found["parameters"] == count
     with pytest.raises(SystemExit):
         main(["show", str(tmp_path / "run"), "heads=2"])
     assert "none can be changed: 'heads=2'" in capsys.readouterr().err

@@ -143,6 +143,23 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     assert any("so they are not tested" in note for note in found["notes"])
 
 
+def test_runs_of_several_versions_of_torch_are_told_with_what_a_resume_has_changed(tmp_path):
+    facts = [{"versions": {"torch": version}} for version in ("2.13.0", "2.14.0")]
+    leave_run(tmp_path / "unknown", REFERENCES, REFERENCES)
+    for name, more in (
+        ("one", {"facts": facts[0]}),
+        ("two", {"facts": facts[1]}),
+        ("both", {"facts": facts[0], "changes": facts[1:]}),
+    ):
+        run = leave_run(tmp_path / name, REFERENCES, REFERENCES)
+        (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | more))
+    assert asked(tmp_path / "one", tmp_path / "unknown")["notes"] == []
+    (note,) = asked(tmp_path)["notes"]
+    assert note.endswith("other weights: both by 2.13.0, then 2.14.0; one by 2.13.0; two by 2.14.0")
+    told = {run["folder"].rpartition("/")[2]: run for group in asked(tmp_path)["groups"] for run in group["runs"]}
+    assert (told["both"]["facts"], told["both"]["changes"]) == (facts[0], facts[1:])
+
+
 def test_a_run_of_an_older_version_is_compared_by_what_it_has(tmp_path):
     leave_run(tmp_path / "old", REFERENCES, garbled(REFERENCES, 0.2, 1), old=True)
     leave_run(tmp_path / "new", REFERENCES, garbled(REFERENCES, 0.3, 2), changed={"heads": 4})
@@ -198,7 +215,12 @@ def test_text_of_a_run_is_no_markup_and_breaks_no_table(tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "{", "[]", '{"best": 3, "scores": [], "translation": [1, {}], "test_set": {"rows": "x"}, "state": 7}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"best": 3, "scores": [], "translation": [1, {}], "test_set": {"rows": "x"}, "state": 7, "facts": {"versions": 3}, "changes": {"x": 1}}',
+    ],
 )
 def test_a_damaged_folder_is_listed_by_what_is_left(tmp_path, damage):
     run = leave_run(tmp_path / "a", REFERENCES, REFERENCES)

@@ -87,8 +87,11 @@ def _begin(
     check_lengths(network_without_values(check_model(config["model"])), prepared, settings, composed)
 
     def claim() -> Job:
+        asked = network_without_values(check_model(composed.model)).parameters()
+        count = sum(parameter.numel() for parameter in asked)
         folder = claim_folder(root, name)
-        return Job(config, folder, vocab, resume_command(typed, folder, settings), _wandb_id(), until=until)
+        command = resume_command(typed, folder, settings)
+        return Job(config, folder, vocab, command, _wandb_id(), until=until, asked_parameters=count)
 
     job = meeting.decide("job", claim)
     with _held(meeting, job.folder), _ends(meeting, job):
@@ -139,7 +142,8 @@ def _resume(
             left.expect_to_go_on(settings, newest.step if newest else 0)
             path = left.folder / CHECKPOINTS / newest.file if newest else None
             command = resume_command(typed, left.folder, settings)
-            job = Job(composed.mapping, left.folder, left.asked_vocab, command, left.wandb_id, path, until)
+            started = left.asked_vocab, command, left.wandb_id, path, until, left.asked_parameters
+            job = Job(composed.mapping, left.folder, *started)
             expect_same_text(left, fingerprint(job.config, prepared, feed_of(job, prepared)))
             print(f"resume: {left.folder} after {newest.step if newest else 0} steps")
             return job

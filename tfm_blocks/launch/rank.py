@@ -17,7 +17,7 @@ from tfm_blocks.errors import TfmError
 from tfm_blocks.launch.agreement import ExpectSameRun, fingerprint
 from tfm_blocks.launch.begun import Job, feed_of
 from tfm_blocks.launch.devices import device_of
-from tfm_blocks.launch.facts import facts_of
+from tfm_blocks.launch.facts import keep_facts
 from tfm_blocks.launch.loggers import open_loggers
 from tfm_blocks.launch.meeting import backend_of
 from tfm_blocks.launch.memory import keep_freed_memory
@@ -64,7 +64,7 @@ def take_part(place: Place, job: Job, prepared: Prepared) -> None:
     settings = read_run(job.config)
     with hold(job.folder / CHECKPOINTS, wait=True) if ranks.rank == 0 else nullcontext():
         network = build_network(check_model(job.config["model"]), seed=settings.seed)
-        loggers = open_loggers(job, settings, prepared, facts_of(job, network, place)) if ranks.rank == 0 else []
+        loggers = open_loggers(job, settings, prepared, keep_facts(job, network, place)) if ranks.rank == 0 else []
         exit_code, reason = 1, ""
         try:
             _fit_and_test(place, job, prepared, settings, network, loggers)
