@@ -42,6 +42,7 @@ from tfm_blocks.runs.folder import (
     hold,
     settle,
     write_json,
+    write_running,
 )
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
@@ -226,7 +227,7 @@ def start_folder(job: Job, prepared: Prepared, record: Mapping[str, Any]) -> Non
     (job.folder / CHECKPOINTS).mkdir()
     text = fingerprint(job.config, prepared, feed_of(job, prepared))
     write_json(job.folder / RUN, {"vocab": job.asked_vocab, "wandb_id": job.wandb_id, "text": text, **record})
-    write_json(job.folder / STATUS, {"state": "running"})
+    write_running(job.folder)
 
 
 def write_config(job: Job) -> None:
@@ -243,4 +244,4 @@ def _go_on_in_folder(job: Job, left: Left, typed: Sequence[str]) -> None:
     if job.checkpoint is None:
         for log in (METRICS, SKIPPED):
             (job.folder / log).unlink(missing_ok=True)
-    write_json(job.folder / STATUS, {"state": "running"})
+    write_running(job.folder)

@@ -9,7 +9,7 @@ from typing import Any
 from tfm_blocks.compose.sweep import Choices, Part
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.launch.sweeps.drawing import is_whole, text_of
-from tfm_blocks.launch.sweeps.job import DONE, ERROR, PRUNED, RUNNING, STOPPED, WAITING, SweepJob
+from tfm_blocks.launch.sweeps.job import DONE, ERROR, NOT_STARTED, PRUNED, RUNNING, STOPPED, WAITING, SweepJob
 from tfm_blocks.launch.sweeps.progress import Progress
 from tfm_blocks.launch.sweeps.record import SweepFolder, state_before
 from tfm_blocks.launch.sweeps.settings import OptunaSettings
@@ -75,7 +75,7 @@ class Search:
             self._tell(job, states.COMPLETE, (min if self.settings.direction == "minimize" else max)(scores))
         elif job.state == PRUNED:
             self._tell(job, states.PRUNED)
-        elif job.state != STOPPED:
+        elif job.state not in (STOPPED, NOT_STARTED):
             self._tell(job, states.FAIL)
 
     @property
