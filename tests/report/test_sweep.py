@@ -35,7 +35,7 @@ def test_the_end_tells_each_failure_with_its_log(capsys):
     show_end([DONE, FAILED], "runs/x")
     told = capsys.readouterr().out
     assert "runs/x/seed-3.log" in told and "runs/x/seed-1.log" not in told
-    assert told.endswith("  out of memory: seed-3: data.batch_tokens: is 8\nsweep: 1 of 2 runs done\n")
+    assert told.endswith("  out of memory: seed-3: data.batch_tokens: is 8\nsweep: 1 of 2 runs done, 1 out of memory\n")
 
 
 WATCHED = """

@@ -99,8 +99,8 @@ def show_end(rows: Sequence[SweepRow], folder: str) -> None:
     for row in rows:
         if row.state not in ("done", "waiting"):
             print(f"  {row.state}: {row.name}: {row.reason}")
-    done = sum(row.state == "done" for row in rows)
-    print(f"sweep: {done} of {len(rows)} runs done")
+    done, others = _counted(rows)
+    print(f"sweep: {done} of {len(rows)} runs done{others}")
 
 
 def _table(rows: Sequence[SweepRow], lines: int) -> Table:
@@ -122,8 +122,14 @@ def _rank(row: SweepRow) -> tuple[int, bool]:
 
 
 def _counts(rows: Sequence[SweepRow]) -> str:
+    done, others = _counted(rows)
+    return f"{done} of {len(rows)} done{others}"
+
+
+def _counted(rows: Sequence[SweepRow]) -> tuple[int, str]:
+    """How many are done, and how many are in each other state: `, 2 killed, 1 pruned`."""
     found = Counter(row.state for row in rows)
-    return f"{found.pop('done', 0)} of {len(rows)} done" + "".join(f", {n} {state}" for state, n in found.items())
+    return found.pop("done", 0), "".join(f", {count} {state}" for state, count in found.items())
 
 
 def _news(row: SweepRow) -> str:

@@ -108,6 +108,11 @@ def test_failed_trials_are_failed_trials_and_one_that_was_stopped_goes_on(start:
     found = {f"{trial.number:03}": trial.state.name for trial in study.trials}
     assert [found[name] for name in given] == ["COMPLETE", "FAIL", "PRUNED", "RUNNING", "RUNNING"]
     assert {found[name] for name in wrong} <= {"FAIL"}
+    assert search.succeeded, "one is done"
+    assert (
+        search.news()
+        == f"search: best val/loss 1.0000: {given[0]}; {1 + len(wrong)} of {len(search.jobs)} trials failed"
+    )
     again = start("one", trials=12)
     first, second = again.next(), again.next()
     assert first and second and [first.name, second.name] == given[3:]
