@@ -47,7 +47,7 @@ def add_commands(commands: Commands) -> None:
     models.add_argument("--json", action="store_true", help="print JSON instead of a table")
     models.set_defaults(run=_models)
     blocks = commands.add_parser("blocks", help="the registered blocks", description="the registered blocks")
-    blocks.add_argument("name", nargs="?", metavar="NAME", help="all about one block")
+    blocks.add_argument("name", nargs="?", metavar="BLOCK", help="all about one block")
     blocks.add_argument("--markdown", action="store_true", help="print the page docs/blocks.md")
     add_plugins(blocks)
     blocks.set_defaults(run=_blocks)
