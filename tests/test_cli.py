@@ -1,15 +1,22 @@
 """The command `tfm`."""
 
+import contextlib
 import json
+import os
+import pty
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import save
+from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.runs.model import write_model
 
 
 def test_check_of_a_good_model_says_so(capsys):
@@ -106,6 +113,10 @@ def test_show_of_a_run_tells_how_it_stands_and_the_nodes_that_were_trained(trans
     assert f"{tmp_path / 'run'}: done, 850 steps, test/bleu 31.25\npython train.py model=[tiny]\n" in shown
     count = sum(one.numel() for one in translator.network.parameters())
     assert f"{count:,} parameters" in shown and "decoder.0.cross" in shown
+    main(["show", str(tmp_path / "run"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run"]["state"], found["run"]["step"], found["run"]["facts"]) == ("done", 850, {})
+    assert found["run"]["commands"] == ["python train.py model=[tiny]"] and found["parameters"] == count
     with pytest.raises(SystemExit):
         main(["show", str(tmp_path / "run"), "heads=2"])
     assert "none can be changed: 'heads=2'" in capsys.readouterr().err
@@ -132,3 +143,39 @@ def test_models_lists_those_of_ones_own_folder_too_with_what_their_files_say(tmp
     assert all(one["about"] for one in found.values()) and "figure 1" in found["base"]["about"]
     main(["models", "--config-dir", str(tmp_path)])
     assert "two [b]heads" in capsys.readouterr().out
+
+
+HALF = "half \ud800 a letter"
+
+
+def told_to(command, terminal, monkeypatch):
+    """What a command prints to a terminal or to a pipe, both of which take nothing but UTF-8."""
+    read, write = pty.openpty() if terminal else os.pipe()
+    with ThreadPoolExecutor() as reader:
+        said = reader.submit(lambda: b"".join(parts_of(read)))
+        with os.fdopen(write, "w", encoding="utf-8") as out:
+            monkeypatch.setattr(sys, "stdout", out)
+            main(command)
+        return said.result().decode()
+
+
+def parts_of(descriptor):
+    with os.fdopen(descriptor, "rb", buffering=0) as file, contextlib.suppress(OSError):  # a terminal's end is an error
+        while part := file.read(1 << 16):
+            yield part
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+@pytest.mark.parametrize("command", [["runs", "--in"], ["show"], ["compare"], ["compare", "--csv"], ["runs", "--json", "--in"]], ids=" ".join)  # fmt: skip
+def test_half_a_letter_in_the_files_of_a_run_is_printed_as_json_escapes_it(command, terminal, tmp_path, monkeypatch):
+    run = leave_run(tmp_path / "runs" / "one", ["Haus"], ["Haus"])
+    write_model(run, compose_model("tiny").model, [])
+    for name, key in (("run.json", "commands"), ("status.json", "state")):
+        record = json.loads((run / name).read_text())
+        (run / name).write_text(json.dumps(record | {key: [HALF] if key == "commands" else HALF}))
+    monkeypatch.setenv("COLUMNS", "200")
+    said = told_to([*command, str(run if command[0] == "show" else run.parent)], terminal, monkeypatch)
+    assert r"half \ud800 a letter" in said
+    if "--json" in command:
+        (found,) = json.loads(said)
+        assert (found["state"], found["commands"]) == (HALF, [HALF])

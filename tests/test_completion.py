@@ -80,6 +80,19 @@ def test_bash_completes_groups_options_and_keys_of_a_run(folder: Path, start: st
     assert set(keys[8]) == {"fast", "overfit", "null"}
 
 
+def test_bash_completes_names_of_blocks_where_they_are_expected(folder: Path) -> None:
+    position = "model.graph.encoder.layer.attn.position"
+    found = ask(
+        folder, "tfm blocks restr", f"python train.py {position}=r", "tfm show prenorm model.args.norm=rms",
+        "tfm check tiny model.graph.encoder.layer.attn.blo", "python train.py model.gr",
+    )  # fmt: skip
+    words = [[word.rpartition("=")[2] if "=" in word[:-1] else word for word in words] for words in found]
+    assert words[0] == ["restricted_attention", "restricted_global_attention"]
+    assert words[1] == ["rotary", "relative_bias"] or set(words[1]) == {"rotary", "relative_bias"}
+    assert words[2:4] == [["rmsnorm"], ["model.graph.encoder.layer.attn.block="]]
+    assert words[4] == ["model.graph."] or all(word.startswith("model.graph.") for word in words[4])
+
+
 def test_python_with_another_script_is_left_to_the_shell(folder: Path) -> None:
     assert ask(folder, "python other.py mod") == [[]]
 
@@ -126,7 +139,15 @@ def completed(folder: Path, line: str, shell: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "line", ["tfm ", "tfm train model=", "tfm train trainer.", "tfm translate runs/", "tfm show t"]
+    "line",
+    [
+        "tfm ",
+        "tfm train model=",
+        "tfm train trainer.",
+        "tfm translate runs/",
+        "tfm show t",
+        "tfm train model.args.norm=",
+    ],
 )
 def test_an_answer_takes_less_than_half_a_second_of_a_processor(folder: Path, line: str) -> None:
     def spent() -> float:

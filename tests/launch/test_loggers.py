@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.launch.test_job import records
 from tests.launch.test_resume import begin, go_on, handlers, stopping  # noqa: F401  a fixture
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.runs.facts import newest_facts
 from tfm_blocks.runs.folder import read_json
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.contract import CONTRACT, FACTS, MEDIA
@@ -149,6 +150,9 @@ def _expect_media(run: Path, parts: list[list[dict[str, Any]]]) -> None:
 
 
 def _expect_facts(run: Path, configs: list[dict[str, Any]]) -> None:
+    kept = read_json(run / "run.json")
+    assert configs[0]["facts"] == kept["facts"], "the folder and the loggers have the same"
+    assert configs[1]["facts"] == newest_facts(kept["facts"], kept["changes"])
     for number, config in enumerate(configs):
         facts = config["facts"]
         assert set(facts) == {one.name for one in FACTS}

@@ -104,6 +104,14 @@ def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(swee
             assert against[group]["difference"] == pytest.approx(np.mean(scores[model]) - np.mean(scores["base"]))
 
 
+def test_every_score_of_the_table_is_tested_against_the_baseline(sweep):
+    found = asked(sweep, "--baseline", sweep / "base-1")
+    tested = {one["score"]: one for one in found["against"] if one["group"] == "prenorm, heads 2"}
+    assert list(tested) == list(found["groups"][0]["runs"][0]["scores"]) == ["exact match", "BLEU", "chrF", "TER"]
+    assert all(0 < one["sentences"] <= 1 and 0 < one["seeds"] <= 1 for one in tested.values())
+    assert tested["TER"]["difference"] < 0 < tested["BLEU"]["difference"], "fewer edits are better"
+
+
 def test_csv_has_a_row_for_each_run_unrounded(sweep):
     rows = list(csv.DictReader(io.StringIO(said(sweep, "--csv"))))
     assert len(rows) == 9 and {row["model"] for row in rows} == {"base", "prenorm"}
@@ -133,6 +141,23 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     ):
         assert any(text in note for note in found["notes"])
     assert any("so they are not tested" in note for note in found["notes"])
+
+
+def test_runs_of_several_versions_of_torch_are_told_with_what_a_resume_has_changed(tmp_path):
+    facts = [{"versions": {"torch": version}} for version in ("2.13.0", "2.14.0")]
+    leave_run(tmp_path / "unknown", REFERENCES, REFERENCES)
+    for name, more in (
+        ("one", {"facts": facts[0]}),
+        ("two", {"facts": facts[1]}),
+        ("both", {"facts": facts[0], "changes": facts[1:]}),
+    ):
+        run = leave_run(tmp_path / name, REFERENCES, REFERENCES)
+        (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | more))
+    assert asked(tmp_path / "one", tmp_path / "unknown")["notes"] == []
+    (note,) = asked(tmp_path)["notes"]
+    assert note.endswith("other weights: both by 2.13.0, then 2.14.0; one by 2.13.0; two by 2.14.0")
+    told = {run["folder"].rpartition("/")[2]: run for group in asked(tmp_path)["groups"] for run in group["runs"]}
+    assert (told["both"]["facts"], told["both"]["changes"]) == (facts[0], facts[1:])
 
 
 def test_a_run_of_an_older_version_is_compared_by_what_it_has(tmp_path):
@@ -190,7 +215,12 @@ def test_text_of_a_run_is_no_markup_and_breaks_no_table(tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "{", "[]", '{"best": 3, "scores": [], "translation": [1, {}], "test_set": {"rows": "x"}, "state": 7}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"best": 3, "scores": [], "translation": [1, {}], "test_set": {"rows": "x"}, "state": 7, "facts": {"versions": 3}, "changes": {"x": 1}}',
+    ],
 )
 def test_a_damaged_folder_is_listed_by_what_is_left(tmp_path, damage):
     run = leave_run(tmp_path / "a", REFERENCES, REFERENCES)

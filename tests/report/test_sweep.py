@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import subprocess
 import sys
 
@@ -34,12 +35,13 @@ def test_the_end_tells_each_failure_with_its_log(capsys):
     show_end([DONE, FAILED], "runs/x")
     told = capsys.readouterr().out
     assert "runs/x/seed-3.log" in told and "runs/x/seed-1.log" not in told
-    assert told.endswith("  out of memory: seed-3: data.batch_tokens: is 8\nsweep: 1 of 2 runs done\n")
+    assert told.endswith("  out of memory: seed-3: data.batch_tokens: is 8\nsweep: 1 of 2 runs done, 1 out of memory\n")
 
 
 WATCHED = """
 from tests.report.test_sweep import *
 rows = [SweepRow(f"job-{number}", "waiting") for number in range(50)]
+rows.append(SweepRow("job-50", "waiting", "another process (4711 on [node7]) trains it"))
 with SweepView(rows) as view:
     view.show([*rows, DONE, RUNNING, FAILED])
 """
@@ -49,9 +51,22 @@ def test_on_a_terminal_there_is_a_table_and_what_does_not_fit_is_what_waits():
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "LINES": "14", "COLUMNS": "100"}
     subprocess.run([sys.executable, "-c", WATCHED], stdout=slave, env=environment, check=True)
-    told = os.read(master, 1 << 16).decode()
+    parts = []
+    while select.select([master], [], [], 0)[0]:
+        parts.append(os.read(master, 1 << 16))
+    told = b"".join(parts).decode()
     os.close(slave)
     os.close(master)
-    assert "1 of 53 done" in told and "job-49" not in told
-    for text in ("seed-2", "4/8", "1,234", "3.2500", "1:01:01", "out of memory"):
+    assert "1 of 54 done" in told and "job-49" not in told
+    for text in (
+        "seed-2",
+        "4/8",
+        "1,234",
+        "3.2500",
+        "1:01:01",
+        "out of memory",
+        "job-50",
+        "waiting: another process",
+        "job-0",
+    ):
         assert text in told

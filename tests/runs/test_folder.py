@@ -11,7 +11,7 @@ from tests.runs.test_model import KNOBS
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import RunError
-from tfm_blocks.runs.folder import expect_folder, hold, step_file
+from tfm_blocks.runs.folder import expect_folder, hold, read_json, step_file, write_json
 from tfm_blocks.runs.model import read_network, weights_of, write_model, write_tensors
 
 
@@ -95,3 +95,10 @@ def test_a_folder_that_cannot_be_is_told_and_cut(name):
     with pytest.raises(RunError, match="there is no such run folder") as told:
         expect_folder(Path(name))
     assert len(str(told.value)) < 400
+
+
+def test_what_a_command_line_had_that_is_no_utf_8_is_in_the_folder(tmp_path):
+    """Python gives such bytes as halves of letters."""
+    said = {"commands": [b"data.dir=/B\xfccher".decode("utf-8", "surrogateescape"), "Bücher"]}
+    write_json(tmp_path / "run.json", said)
+    assert read_json(tmp_path / "run.json") == said and "Bücher" in (tmp_path / "run.json").read_text("utf-8")

@@ -7,6 +7,7 @@ import pytest
 import scipy.stats
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
 from tests.conftest import sentences
@@ -20,7 +21,7 @@ def resampled(outputs, name):
     return resample(outputs, REFERENCES, measures("13a")[name])
 
 
-@pytest.mark.parametrize(("name", "metric"), [("BLEU", BLEU(force=True)), ("chrF", CHRF())])
+@pytest.mark.parametrize(("name", "metric"), [("BLEU", BLEU(force=True)), ("chrF", CHRF()), ("TER", TER())])
 def test_for_two_runs_p_is_that_of_sacrebleus_paired_bootstrap(name, metric):
     before, after = garbled(REFERENCES, 0.3, 1), garbled(REFERENCES, 0.2, 2)
     systems = [("before", before), ("after", after)]

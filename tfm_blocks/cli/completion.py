@@ -1,4 +1,4 @@
-"""What a shell completes: commands, options, models, run folders, and the groups and keys of a run."""
+"""What a shell completes: commands, options, models, blocks, run folders, and the groups, keys and names of a run."""
 
 from __future__ import annotations
 
@@ -109,4 +109,10 @@ def _runs(prefix: str, **_: Any) -> list[str]:
     return sorted(str(folder) for folder in found if str(folder).startswith(prefix))
 
 
-COMPLETERS = {"KEY=VALUE": _overrides, "MODEL": _models, "RUN": _runs}
+def _blocks(prefix: str, **_: Any) -> list[str]:
+    from tfm_blocks.compose.model_keys import block_names
+
+    return [name for name in block_names() if name.startswith(prefix)]
+
+
+COMPLETERS = {"KEY=VALUE": _overrides, "MODEL": _models, "RUN": _runs, "BLOCK": _blocks}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.language.spec import Spec
+    from tfm_blocks.runs.listing import RunEntry
+    from tfm_blocks.runs.record import RunRecord
 
 
 def add_commands(commands: Commands) -> None:
@@ -44,7 +47,7 @@ def add_commands(commands: Commands) -> None:
     models.add_argument("--json", action="store_true", help="print JSON instead of a table")
     models.set_defaults(run=_models)
     blocks = commands.add_parser("blocks", help="the registered blocks", description="the registered blocks")
-    blocks.add_argument("name", nargs="?", metavar="NAME", help="all about one block")
+    blocks.add_argument("name", nargs="?", metavar="BLOCK", help="all about one block")
     blocks.add_argument("--markdown", action="store_true", help="print the page docs/blocks.md")
     add_plugins(blocks)
     blocks.set_defaults(run=_blocks)
@@ -86,38 +89,51 @@ def _check_several(arguments: argparse.Namespace) -> None:
 
 def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.language.spec import names
-    from tfm_blocks.report.show import show_model
+    from tfm_blocks.report.run import run_record, show_run
+    from tfm_blocks.report.show import model_record, show_model
 
-    spec, sources = _model(arguments)
+    folder = Path(arguments.model)
+    spec, sources = _trained_model(arguments, folder) if folder.is_dir() else _checked_model(arguments)
     lengths = {**dict(arguments.length), **{name: vars(arguments)[name] for name in ("src", "tgt")}}
     asked = {name: length for name, length in lengths.items() if length is not None}
     for name in asked:
         if name not in names(spec.inputs):
             help = suggest(name, names(spec.inputs))
             raise ConfigError(Problem(f"--{name}", f"the model has no input {name!r}", help=help))
-    show_model(spec, arguments.model, sources, asked, as_json=arguments.json)
+    if arguments.json:
+        run = {"run": run_record(*_read_run(folder))} if folder.is_dir() else {}
+        print(json.dumps({**run, **model_record(spec, arguments.model, sources, asked)}, indent=1, ensure_ascii=False))
+        return
+    if folder.is_dir():
+        show_run(*_read_run(folder))
+    show_model(spec, arguments.model, sources, asked)
 
 
-def _model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
-    """The model, and where its nodes are written. Of a run it is what was trained; how the run stands is told too."""
-    from tfm_blocks.language.sources import Sources
+def _checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
+    """The model, and where its nodes are written."""
     from tfm_blocks.network.build import check_model
 
-    folder = Path(arguments.model)
-    if not folder.is_dir():
-        composed = _composed(arguments)
-        return check_model(composed.model, composed.sources), composed.sources
-    from tfm_blocks.report.runs import show_run
-    from tfm_blocks.runs.listing import read_entry
+    composed = _composed(arguments)
+    return check_model(composed.model, composed.sources), composed.sources
+
+
+def _trained_model(arguments: argparse.Namespace, folder: Path) -> tuple[Spec, Sources]:
+    """The model of a run as it was trained; no file says where its nodes are written."""
+    from tfm_blocks.language.sources import Sources
     from tfm_blocks.runs.model import read_spec
 
     if arguments.overrides:
         rule = f"has its settings, and none can be changed: {shown(arguments.overrides[0])}"
         raise ConfigError(Problem(arguments.model, rule, help="show the model by its name, with what differs"))
-    spec = read_spec(folder, arguments.plugins)
-    if not arguments.json:
-        show_run(read_entry(folder))
-    return spec, Sources()
+    return read_spec(folder, arguments.plugins), Sources()
+
+
+def _read_run(folder: Path) -> tuple[RunEntry, RunRecord]:
+    from tfm_blocks.runs.listing import read_entry
+    from tfm_blocks.runs.record import read_records
+
+    (run,) = read_records([folder])
+    return read_entry(folder), run
 
 
 def _models(arguments: argparse.Namespace) -> None:
@@ -157,8 +173,6 @@ def _blocks(arguments: argparse.Namespace) -> None:
 
 
 def _schema(arguments: argparse.Namespace) -> None:
-    import json
-
     import tfm_blocks.blocks  # noqa: F401  registers them
     from tfm_blocks.language.schema import schema
     from tfm_blocks.registry.blocks import REGISTRY

@@ -23,7 +23,10 @@ PREEMPTED = 75
 
 
 def sweep(arguments: Sequence[str], *, program: str, start: Sequence[str]) -> int:
-    """0 where all are done, 1 where one has failed, 75 where a signal has stopped it. Raises ConfigError before."""
+    """0 where all are done, or one trial of a search by optuna; 75 where a signal has stopped it, else 1.
+
+    Raises ConfigError before anything is started.
+    """
     from tfm_blocks.compose.sweep import read_sweep
     from tfm_blocks.launch.place import refuse_launched_sweep
     from tfm_blocks.launch.sweeps.naming import sweep_name

@@ -1,4 +1,6 @@
-"""What a shell may offer after a part of an override: groups, their options, and keys. Files are read as plain YAML."""
+"""What a shell may offer after a part of an override: groups, their options, keys, and names that a key of a model may
+have. Files are read as plain YAML.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tfm_blocks.compose.folders import (
     read_yaml,
     root_keys,
 )
-from tfm_blocks.language.chain import model_chain
+from tfm_blocks.compose.model_keys import model_keys, names_for
+from tfm_blocks.language.chain import merged, model_chain
 
 
 def complete_override(prefix: str, overrides: Sequence[str], own: Path | None) -> list[str]:
@@ -27,6 +30,7 @@ def complete_override(prefix: str, overrides: Sequence[str], own: Path | None) -
         return _keys(prefix, overrides, folders)
     done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # of a sweep a,b or a list [a,b]
     known = [*options(name, folders), *(["null"] if name in EVERYWHERE else [])]
+    known = known or names_for(name, _model(overrides, folders))
     return [f"{name}={done}{one}" for one in known if one.startswith(value.removeprefix(done))]
 
 
@@ -37,8 +41,13 @@ def complete_model(prefix: str, own: Path | None) -> list[str]:
 
 def _keys(prefix: str, overrides: Sequence[str], folders: list[Path]) -> list[str]:
     """Keys up to their next dot, or whole where they have only one beginning."""
+    if prefix.startswith("model."):
+        return _up_to_dots(prefix, model_keys(_model(overrides, folders)))
     groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - {"dashboard"}
-    written = {*_addresses(_config(overrides, folders)), *groups}
+    return _up_to_dots(prefix, {*_addresses(_config(overrides, folders)), *groups})
+
+
+def _up_to_dots(prefix: str, written: Iterable[str]) -> list[str]:
     keys = sorted(key for key in written if key.startswith(prefix))
     heads = {key[: key.find(".", len(prefix)) + 1] or key for key in keys}
     if len(heads) == 1:
@@ -49,16 +58,14 @@ def _keys(prefix: str, overrides: Sequence[str], folders: list[Path]) -> list[st
 def _config(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
     """The keys of a run with these choices, as far as its files name them."""
     config = read_yaml(CONF / "train.yaml")
-    chosen = _chosen(config.pop("defaults"))
-    chosen |= {name: value for name, _, value in (text.partition("=") for text in overrides) if name in chosen}
+    chosen = _chosen(config.pop("defaults"), overrides)
     config.pop("hydra")
     for group, choice in chosen.items():
         if group in EVERYWHERE:
             continue
-        name = options_in(choice.partition(",")[0] if not choice.startswith("[") else choice)
         if group == "model":
-            for file in model_chain(name[0], [folder / "model" for folder in folders], root_keys()):
-                config |= {key: value for key, value in file.mapping.items() if key not in ("defaults", "model")}
+            knobs = _model(overrides, folders)
+            config |= {key: value for key, value in knobs.items() if key not in ("defaults", "model")}
         else:
             config[group] = {}
             for path in group_files(group, choice, folders):
@@ -66,10 +73,18 @@ def _config(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
     return config
 
 
-def _chosen(defaults: Iterable[Any]) -> dict[str, str]:
-    """What train.yaml chooses of each group."""
+def _model(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
+    """The files of the chosen model on top of each other; of several models the first's."""
+    choice = _chosen(read_yaml(CONF / "train.yaml")["defaults"], overrides)["model"]
+    name = options_in(choice.partition(",")[0] if not choice.startswith("[") else choice)[0]
+    return merged(model_chain(name, [folder / "model" for folder in folders], root_keys()))
+
+
+def _chosen(defaults: Iterable[Any], overrides: Sequence[str]) -> dict[str, str]:
+    """What train.yaml, or else an override, chooses of each group."""
     pairs = [pair for entry in defaults if isinstance(entry, dict) for pair in entry.items()]
-    return {group: str(choice) for group, choice in pairs if not group.startswith("override")}
+    chosen = {group: str(choice) for group, choice in pairs if not group.startswith("override")}
+    return chosen | {name: value for name, _, value in (text.partition("=") for text in overrides) if name in chosen}
 
 
 def _addresses(mapping: Mapping[str, Any], around: str = "") -> Iterable[str]:

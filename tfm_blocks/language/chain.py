@@ -24,7 +24,7 @@ def model_chain(name: str, folders: Sequence[Path], root_keys: Collection[str] =
         chain = _Chain([path.parent, *folders], root_keys).files(path, ())
     else:
         chain = _Chain(list(folders), root_keys).files(_find(name, folders), ())
-    _expect_mergeable(chain)
+    merged(chain)
     return chain
 
 
@@ -71,8 +71,11 @@ class _Chain:
         return [*chain, file]
 
 
-def _expect_mergeable(chain: Sequence[ModelFile]) -> None:
-    """Raises ConfigError where one file has a list and another a mapping: neither goes on top of the other."""
+def merged(chain: Sequence[ModelFile]) -> dict[str, Any]:
+    """The mapping of all files, each on top of those before it, nulls included.
+
+    Raises ConfigError where one file has a list and another a mapping: neither goes on top of the other.
+    """
     whole: dict[str, Any] = {}
     for file in chain:
         path = _merge(whole, file.mapping)
@@ -81,6 +84,7 @@ def _expect_mergeable(chain: Sequence[ModelFile]) -> None:
             sources.add_file(file.shown, file.text)
             rule = "is a list in one file and a mapping in another that inherits it, which cannot be merged"
             raise ConfigError(sources.problem(path, rule, help="write what the inherited file has, or another key"))
+    return whole
 
 
 def _merge(whole: dict[str, Any], mapping: Mapping[str, Any]) -> tuple[str, ...]:

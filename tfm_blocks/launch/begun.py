@@ -12,7 +12,8 @@ class Job:
     """A run that has its folder: plain data, from which any process can take part in it.
 
     `checkpoint` is where it goes on, or None; `command` is what goes on with it when it has been stopped. After `until`
-    steps it stops as if a signal had come.
+    steps it stops as if a signal had come. `asked_parameters` counts them with the vocabulary that was asked for; None
+    where an older version has begun the run.
     """
 
     config: dict[str, Any]
@@ -22,3 +23,4 @@ class Job:
     wandb_id: str
     checkpoint: Path | None = None
     until: int | None = None
+    asked_parameters: int | None = None

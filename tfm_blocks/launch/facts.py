@@ -18,20 +18,29 @@ from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.devices import device_of, processor_cores
 from tfm_blocks.launch.place import Place
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.folder import RUN, read_json
+from tfm_blocks.runs.facts import with_facts
+from tfm_blocks.runs.folder import RUN, read_json, write_json
 from tfm_blocks.runs.record import NO_EXPERIMENT
 from tfm_blocks.training.settings import read_run
 
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
 
 
-def facts_of(job: Job, network: Network, place: Place) -> dict[str, Any]:
-    """The facts by name; tfm_blocks/training/contract.py says what each is."""
+def keep_facts(job: Job, network: Network, place: Place) -> dict[str, Any]:
+    """The facts of this part of the run, which run.json has from here on, and which its loggers are told."""
     record = read_json(job.folder / RUN)
+    facts = _facts(job, record, network, place)
+    write_json(job.folder / RUN, with_facts(record, facts))
+    return facts
+
+
+def _facts(job: Job, record: Mapping[str, Any], network: Network, place: Place) -> dict[str, Any]:
+    """By name; tfm_blocks/training/contract.py says what each is."""
     commands = record.get("commands") or [""]
     return {
         "model": record.get("choices", {}).get("model", ""),
         "parameters": sum(one.numel() for one in network.parameters()),
+        "parameters_asked": job.asked_parameters,
         "parameters_by_node": parameters_by_node(network),
         "config_hash": config_hash(job.config),
         "git_commit": git_commit(),

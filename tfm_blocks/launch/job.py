@@ -42,6 +42,7 @@ from tfm_blocks.runs.folder import (
     hold,
     settle,
     write_json,
+    write_running,
 )
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
@@ -89,8 +90,11 @@ def _begin(
     check_lengths(network, prepared, settings, composed)
 
     def claim() -> Job:
+        asked = network_without_values(check_model(composed.model)).parameters()
+        count = sum(parameter.numel() for parameter in asked)
         folder = claim_folder(root, name)
-        return Job(config, folder, vocab, resume_command(typed, folder, settings), _wandb_id(), until=until)
+        command = resume_command(typed, folder, settings)
+        return Job(config, folder, vocab, command, _wandb_id(), until=until, asked_parameters=count)
 
     job = meeting.decide("job", claim)
     with _held(meeting, job.folder), _ends(meeting, job):
@@ -142,7 +146,8 @@ def _resume(
             left.expect_to_go_on(settings, newest.step if newest else 0)
             path = left.folder / CHECKPOINTS / newest.file if newest else None
             command = resume_command(typed, left.folder, settings)
-            job = Job(composed.mapping, left.folder, left.asked_vocab, command, left.wandb_id, path, until)
+            started = left.asked_vocab, command, left.wandb_id, path, until, left.asked_parameters
+            job = Job(composed.mapping, left.folder, *started)
             feed = feed_of(check_model(job.config["model"]), prepared, settings.data)
             expect_same_text(left, fingerprint(job.config, prepared, feed))
             print(f"resume: {left.folder} after {newest.step if newest else 0} steps")
@@ -225,7 +230,7 @@ def start_folder(job: Job, prepared: Prepared, record: Mapping[str, Any]) -> Non
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
     write_json(job.folder / RUN, {"vocab": job.asked_vocab, "wandb_id": job.wandb_id, **record})
-    write_json(job.folder / STATUS, {"state": "running"})
+    write_running(job.folder)
 
 
 def write_config(job: Job) -> None:
@@ -242,4 +247,4 @@ def _go_on_in_folder(job: Job, left: Left, typed: Sequence[str]) -> None:
     if job.checkpoint is None:
         for log in (METRICS, SKIPPED):
             (job.folder / log).unlink(missing_ok=True)
-    write_json(job.folder / STATUS, {"state": "running"})
+    write_running(job.folder)

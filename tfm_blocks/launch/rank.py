@@ -17,7 +17,7 @@ from tfm_blocks.errors import TfmError
 from tfm_blocks.launch.agreement import ExpectSameRun, fingerprint
 from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.devices import device_of
-from tfm_blocks.launch.facts import facts_of
+from tfm_blocks.launch.facts import keep_facts
 from tfm_blocks.launch.loggers import open_loggers
 from tfm_blocks.launch.meeting import backend_of
 from tfm_blocks.launch.memory import keep_freed_memory
@@ -67,7 +67,7 @@ def take_part(place: Place, job: Job, prepared: Prepared) -> None:
         network = build_network(check_model(job.config["model"]), seed=settings.seed)
         loggers: list[RunLogger] = []
         if ranks.rank == 0:
-            facts, losses = facts_of(job, network, place), losses_of(network.spec)
+            facts, losses = keep_facts(job, network, place), losses_of(network.spec)
             loggers = open_loggers(job, settings, prepared, facts, losses)
         exit_code, reason = 1, ""
         try:

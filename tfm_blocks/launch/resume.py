@@ -13,6 +13,7 @@ import yaml
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.agreement import Fingerprint
 from tfm_blocks.launch.place import Place
+from tfm_blocks.runs.facts import first_facts
 from tfm_blocks.runs.folder import CONFIG, MODEL, RUN, STATUS, expect_folder, read_json
 from tfm_blocks.training.schedule import LinearSettings
 from tfm_blocks.training.settings import RunSettings
@@ -37,6 +38,12 @@ class Left:
     def wandb_id(self) -> str:
         """Of its run in Weights & Biases."""
         return str(self.record["wandb_id"])
+
+    @property
+    def asked_parameters(self) -> int | None:
+        """How many there are with `asked_vocab`, where the folder says."""
+        count = first_facts(self.record).get("parameters_asked")
+        return count if isinstance(count, int) else None
 
     def expect_to_go_on(self, settings: RunSettings, step: int) -> None:
         """Raises ConfigError where there is nothing to do after `step`, or nothing that would end better."""

@@ -21,7 +21,7 @@ from tfm_blocks.translation.significance import (
     resample,
 )
 
-TESTED = ("exact match", "BLEU", "chrF")
+TESTED = ("exact match", "BLEU", "chrF", "TER")
 
 Resamples = dict[str, Sequence[Resampled]]  # of each run of a group, by score
 

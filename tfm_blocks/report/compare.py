@@ -14,7 +14,7 @@ from tfm_blocks.report.differences import Group
 from tfm_blocks.report.screen import screen
 from tfm_blocks.report.sheet import rich_table
 from tfm_blocks.report.sheets import sheets_of
-from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.record import RunRecord, describe
 
 TESTS = (
     "p, sentences: paired bootstrap over test sentences of the means over seeds (Koehn 2004); p, seeds: Welch's t-test "
@@ -92,22 +92,8 @@ def _group_record(group: Group, comparison: Comparison) -> dict[str, Any]:
 
 
 def _run_record(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
-    scores = {
-        name: {**asdict(one), "low": _or_none(one.low), "high": _or_none(one.high)} for name, one in run.scores.items()
-    }
     settings = {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
-    return {
-        "folder": str(run.folder),
-        "state": run.state,
-        "reason": run.reason,
-        "seed": run.settings.get("seed"),
-        "settings": settings,
-        **run.numbers,
-        "best": {name: asdict(best) for name, best in run.best.items()},
-        "scored_on": run.scored_on,
-        "scores": scores,
-        "values": run.values,
-    }
+    return {**describe(run), "seed": run.settings.get("seed"), "settings": settings}
 
 
 def _or_none(value: float) -> float | None:

@@ -64,6 +64,7 @@ def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity a token cannot be compared")
     yield from _unlike(runs, "way to compute BLEU", _signature, "BLEU cannot be compared")
     yield from _unlike_tokens(runs)
+    yield from _unlike_torch(runs)
     for ended, those in _by(runs, _end).items():
         if ended:
             yield f"not done: {_names(those)}: {ended}"
@@ -105,6 +106,13 @@ def _unlike_tokens(runs: Sequence[RunRecord]) -> Iterator[str]:
     if most - least > SAME_TOKENS * most:
         few, many = (_names([run for run, one in zip(done, seen, strict=True) if one == end]) for end in (least, most))
         yield f"not comparable: {few} saw {least:,.0f} target tokens in training, and {many} {most:,.0f}"
+
+
+def _unlike_torch(runs: Sequence[RunRecord]) -> Iterator[str]:
+    kinds = _by([run for run in runs if run.torch], lambda run: run.torch)
+    if len(kinds) > 1:
+        told = "; ".join(f"{_names(those)} by {version}" for version, those in kinds.items())
+        yield f"trained by several versions of torch, in which the same seed may give other weights: {told}"
 
 
 def _names(runs: Sequence[RunRecord]) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -26,30 +27,23 @@ def show_runs(runs: Sequence[RunEntry]) -> None:
     screen().print(table)
 
 
-def show_run(run: RunEntry) -> None:
-    """Prints how a run stands, in a few lines."""
-    score = f", {run.score[0]} {run.score[1]:.4g}" if run.score else ""
-    lines = [f"{run.folder}: {run.state or 'of no known state'}, {run.step:,} steps{score}", *run.commands]
-    for line in lines:
-        screen().print(line, markup=False, soft_wrap=True)
-
-
 def print_runs_json(runs: Sequence[RunEntry]) -> None:
     """Prints everything that the table shows, unrounded, and the command lines."""
-    found = [
-        {
-            "folder": str(one.folder),
-            "state": one.state,
-            "model": one.model,
-            "data": one.data,
-            "step": one.step,
-            "score": dict([one.score]) if one.score else {},
-            "changed": datetime.fromtimestamp(one.changed).astimezone().isoformat(timespec="seconds"),
-            "commands": one.commands,
-        }
-        for one in runs
-    ]
-    print(json.dumps(found, indent=1, ensure_ascii=False))
+    print(json.dumps([entry_record(one) for one in runs], indent=1, ensure_ascii=False))
+
+
+def entry_record(run: RunEntry) -> dict[str, Any]:
+    """What JSON has of it."""
+    return {
+        "folder": str(run.folder),
+        "state": run.state,
+        "model": run.model,
+        "data": run.data,
+        "step": run.step,
+        "score": dict([run.score]) if run.score else {},
+        "changed": datetime.fromtimestamp(run.changed).astimezone().isoformat(timespec="seconds"),
+        "commands": run.commands,
+    }
 
 
 def show_sizes(folders: Sequence[Path]) -> None:

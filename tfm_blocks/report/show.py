@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -31,24 +30,28 @@ class Row:
     file: str
 
 
-def show_model(spec: Spec, name: str, sources: Sources, lengths: Mapping[str, int], *, as_json: bool) -> None:
+def show_model(spec: Spec, name: str, sources: Sources, lengths: Mapping[str, int]) -> None:
     """Prints the nodes; `lengths` are the tokens of inputs by name, for the cost of one row."""
+    _print(*_measured(spec, sources, lengths), name)
+
+
+def model_record(spec: Spec, name: str, sources: Sources, lengths: Mapping[str, int]) -> dict[str, object]:
+    """The same for JSON."""
+    return _record(*_measured(spec, sources, lengths), name)
+
+
+def _measured(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> tuple[list[Row], int, dict[str, int]]:
+    """The rows, the number of parameters, and the length of each axis."""
     network = network_without_values(spec)
     sizes = axis_lengths(spec, lengths, LENGTH)
     rows = _rows(spec, network, sources, multiply_adds(network, sizes))
-    total = sum(parameter.numel() for parameter in network.parameters())
-    if as_json:
-        print(json.dumps(_record(rows, name, total, sizes), indent=1, ensure_ascii=False))
-    else:
-        _print(rows, name, total, sizes)
+    return rows, sum(parameter.numel() for parameter in network.parameters()), sizes
 
 
 def nodes_sheet(spec: Spec, name: str) -> Sheet:
     """The nodes of a model, those of a stack that are alike once; its last row has the sums."""
-    network = network_without_values(spec)
-    sizes = axis_lengths(spec, {}, LENGTH)
-    rows = _rows(spec, network, Sources(), multiply_adds(network, sizes))
-    total, cost = sum(one.numel() for one in network.parameters()), sum(row.multiply_adds for row in rows)
+    rows, total, sizes = _measured(spec, Sources(), {})
+    cost = sum(row.multiply_adds for row in rows)
     lengths = ", ".join(f"{axis} = {length}" for axis, length in sizes.items())
     last = [
         Cell(f"all, with {lengths}"),
@@ -78,7 +81,7 @@ def _rows(spec: Spec, network: Network, sources: Sources, costs: Mapping[str, in
     return rows
 
 
-def _print(rows: list[Row], name: str, total: int, sizes: Mapping[str, int]) -> None:
+def _print(rows: list[Row], total: int, sizes: Mapping[str, int], name: str) -> None:
     """Of the layers of a stack, the first stands for all that are like it."""
     columns = ("node", "block", "reads", "shape", "parameters", "multiply-adds", "file")
     table = Table(*columns, title=f"model {name}", title_justify="left")
@@ -105,7 +108,7 @@ def _texts(row: Row, others: list[Row]) -> tuple[str, ...]:
     return row.node.address, row.block, ", ".join(row.node.read), show(row.node.shape), parameters, cost
 
 
-def _record(rows: list[Row], name: str, total: int, sizes: Mapping[str, int]) -> dict[str, object]:
+def _record(rows: list[Row], total: int, sizes: Mapping[str, int], name: str) -> dict[str, object]:
     nodes = [
         {
             "address": row.node.address,

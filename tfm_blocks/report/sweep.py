@@ -99,25 +99,37 @@ def show_end(rows: Sequence[SweepRow], folder: str) -> None:
     for row in rows:
         if row.state not in ("done", "waiting"):
             print(f"  {row.state}: {row.name}: {row.reason}")
-    done = sum(row.state == "done" for row in rows)
-    print(f"sweep: {done} of {len(rows)} runs done")
+    done, others = _counted(rows)
+    print(f"sweep: {done} of {len(rows)} runs done{others}")
 
 
 def _table(rows: Sequence[SweepRow], lines: int) -> Table:
     table = Table(
         "job", "state", "step", "tokens/s", "best val/loss", "left", title=_counts(rows), title_justify="left"
     )
-    shown = sorted(rows, key=lambda row: ORDER.index(row.state) if row.state in ORDER else -1)[: max(lines, 1)]
+    shown = sorted(rows, key=_rank)[: max(lines, 1)]
     for row in rows if len(rows) <= lines else shown:
         step = f"{row.step:,}/{row.steps:,}" if row.state != "waiting" else ""
         numbers = (_number(row.pace, ",.0f"), _number(row.best, ".4f"), _duration(row.left))
-        table.add_row(escape(row.name), row.state, step, *numbers)
+        waits = f": {row.reason}" if row.state == "waiting" and row.reason else ""
+        table.add_row(escape(row.name), escape(row.state + waits), step, *numbers)
     return table
 
 
+def _rank(row: SweepRow) -> tuple[int, bool]:
+    """What has failed first; what waits for something before what only waits for its turn."""
+    return ORDER.index(row.state) if row.state in ORDER else -1, not row.reason
+
+
 def _counts(rows: Sequence[SweepRow]) -> str:
+    done, others = _counted(rows)
+    return f"{done} of {len(rows)} done{others}"
+
+
+def _counted(rows: Sequence[SweepRow]) -> tuple[int, str]:
+    """How many are done, and how many are in each other state: `, 2 killed, 1 pruned`."""
     found = Counter(row.state for row in rows)
-    return f"{found.pop('done', 0)} of {len(rows)} done" + "".join(f", {n} {state}" for state, n in found.items())
+    return found.pop("done", 0), "".join(f", {count} {state}" for state, count in found.items())
 
 
 def _news(row: SweepRow) -> str:

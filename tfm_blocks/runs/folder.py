@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -160,10 +161,42 @@ def is_held(folder: Path) -> bool:
         return True
 
 
+def write_running(folder: Path) -> None:
+    """status.json of a run that this process trains."""
+    write_json(folder / STATUS, {"state": "running", "process": {"pid": os.getpid(), "host": socket.gethostname()}})
+
+
+def holder_of(folder: Path) -> str:
+    """`4711 on node7`: the process that trains in the folder, as status.json has it.
+
+    Empty where it does not say, as before a resumed run has read its text, or where that process is gone.
+    """
+    try:
+        status = read_json(folder / STATUS)
+    except RunError:
+        return ""
+    process = status.get("process")
+    if status.get("state") != "running" or not isinstance(process, dict):
+        return ""
+    pid, host = process.get("pid"), process.get("host")
+    gone = host == socket.gethostname() and not _lives(pid)
+    return "" if gone or type(pid) is not int else f"{pid} on {cut(str(host))}"
+
+
+def _lives(pid: object) -> bool:
+    try:
+        os.kill(pid, 0)  # type: ignore[arg-type]  # TypeError
+    except (ProcessLookupError, OverflowError, TypeError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the file whole or not at all; half a letter, which UTF-8 cannot write, as JSON escapes it."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8", "backslashreplace")
     settle(part, path)
 
 

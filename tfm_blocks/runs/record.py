@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.runs.facts import changes_of, first_facts, versions_of
 from tfm_blocks.runs.folder import CONFIG, METRICS, RUN, STATUS, expect_folder
 from tfm_blocks.runs.listing import Member, find_members, is_run, read_or_empty
 from tfm_blocks.runs.metrics import Best, read_rows, summarise, summary_record
@@ -40,7 +41,8 @@ class RunRecord:
     """One run. What its folder does not tell is None or empty; `settings` are those of config.yaml by dotted key.
 
     `tokenizer` and `test_set` are hashes; `scores` are those of the finished model on the split `scored_on`, and
-    `values` what was measured there without an interval, such as perplexity.
+    `values` what was measured there without an interval, such as perplexity. `facts` are those at its start, and
+    `changes` those that its resumes have changed.
     """
 
     folder: Path
@@ -56,6 +58,33 @@ class RunRecord:
     best: Mapping[str, Best] = field(default_factory=dict)
     scores: Mapping[str, Measured] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    changes: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def torch(self) -> str:
+        """The version that trained it: `2.13.0`, or `2.13.0, then 2.14.0`; empty where that is not known."""
+        return ", then ".join(versions_of("torch", self.facts, self.changes))
+
+
+def describe(run: RunRecord) -> dict[str, Any]:
+    """What JSON has of it, its settings aside, which config.yaml has."""
+    scores = {
+        name: {key: None if value != value else value for key, value in asdict(one).items()}
+        for name, one in run.scores.items()
+    }
+    return {
+        "folder": str(run.folder),
+        "state": run.state,
+        "reason": run.reason,
+        **run.numbers,
+        "best": {name: asdict(best) for name, best in run.best.items()},
+        "scored_on": run.scored_on,
+        "scores": scores,
+        "values": run.values,
+        "facts": run.facts,
+        "changes": run.changes,
+    }
 
 
 def find_runs(paths: Sequence[Path]) -> list[Member]:
@@ -104,6 +133,8 @@ def read_record(member: Member) -> RunRecord:
         _best(_mapping(status, "best")),
         _scores(status, split),
         _values(status, split),
+        first_facts(record),
+        changes_of(record),
     )
 
 

@@ -88,7 +88,8 @@ MEDIA = (
 FACTS = (
     Fact("model", "the name of the model"),
     Fact("parameters", "how many, tied and shared ones counted once"),
-    Fact("parameters_by_node", "the same for each node's address"),
+    Fact("parameters_asked", "the same with the vocabulary that was asked for, as `tfm show` counts"),
+    Fact("parameters_by_node", "of each node's address"),
     Fact("config_hash", "equal for runs that differ in their seed alone, or in what a resumed run may change"),
     Fact("git_commit", "of the folder in which the run was started, with -dirty where files differ from it"),
     Fact("seed", "of weights, order and dropout"),

@@ -54,7 +54,7 @@ class Sacrebleu:
 def measures(tokenizer: str) -> dict[str, Measure]:
     """By the names under which runs have these scores."""
     asked = metrics(tokenizer, tokenised=False)
-    return {"exact match": ExactMatches(), **{name: Sacrebleu(asked[name]) for name in ("BLEU", "chrF")}}
+    return {"exact match": ExactMatches(), **{name: Sacrebleu(asked[name]) for name in ("BLEU", "chrF", "TER")}}
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,22 @@ def test_a_wrong_sweep_is_told_before_anything_is_started(arguments: list[str], 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("method", "expected"), [("random", 1), ("optuna", 0)])
+def test_one_failed_job_fails_what_is_drawn_and_no_search(folder: Path, method: str, expected: int) -> None:
+    """Of four trials optuna tries both experiments, with this seed."""
+    trials = 4 if method == "optuna" else 2
+    asked = ["experiment=fine,wrong", f"sweep={method}", f"sweep.trials={trials}", "sweep.name=x"]
+    status, output = run(folder, *asked)
+    ends = list(states(folder / "runs" / "x").values())
+    assert set(ends) == {"done", "wrong config"}, output
+    assert status == expected, output
+    failed = ends.count("wrong config")
+    assert f"sweep: {len(ends) - failed} of {len(ends)} runs done, {failed} wrong config\n" in output
+    if method == "optuna":
+        assert output.rstrip().splitlines()[-1].endswith(f"; {failed} of 4 trials failed")
+
+
+@pytest.mark.slow
 def test_a_search_that_is_killed_goes_on_and_its_failed_trials_are_failed_trials(folder: Path) -> None:
     """One model cannot be built and one diverges; the weights of what is done are those of a search without a kill."""
     space = [

@@ -12,7 +12,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import parts_of
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.sweeps.drawing import draw_jobs
-from tfm_blocks.launch.sweeps.job import DIVERGED, DONE, PRUNED, STOPPED, WRONG, SweepJob
+from tfm_blocks.launch.sweeps.job import DIVERGED, DONE, NOT_STARTED, PRUNED, STOPPED, WRONG, SweepJob
 from tfm_blocks.launch.sweeps.progress import Progress
 from tfm_blocks.launch.sweeps.record import SweepFolder
 from tfm_blocks.launch.sweeps.search import JOURNAL, Search
@@ -95,7 +95,7 @@ def test_the_search_finds_what_is_better(start: Start) -> None:
 
 def test_failed_trials_are_failed_trials_and_one_that_was_stopped_goes_on(start: Start) -> None:
     search = start("one", trials=12)
-    states = [DONE, DIVERGED, PRUNED, STOPPED]
+    states = [DONE, DIVERGED, PRUNED, STOPPED, NOT_STARTED]
     given = []
     for state in states:
         job = search.next()
@@ -106,11 +106,16 @@ def test_failed_trials_are_failed_trials_and_one_that_was_stopped_goes_on(start:
     wrong = {job.name for job in search.jobs if job.state == WRONG}
     study = optuna.load_study(study_name="sweep", storage=search.study._storage)
     found = {f"{trial.number:03}": trial.state.name for trial in study.trials}
-    assert [found[name] for name in given] == ["COMPLETE", "FAIL", "PRUNED", "RUNNING"]
+    assert [found[name] for name in given] == ["COMPLETE", "FAIL", "PRUNED", "RUNNING", "RUNNING"]
     assert {found[name] for name in wrong} <= {"FAIL"}
+    assert search.succeeded, "one is done"
+    assert (
+        search.news()
+        == f"search: best val/loss 1.0000: {given[0]}; {1 + len(wrong)} of {len(search.jobs)} trials failed"
+    )
     again = start("one", trials=12)
-    first = again.next()
-    assert first and first.name == given[3]
+    first, second = again.next(), again.next()
+    assert first and second and [first.name, second.name] == given[3:]
     assert first.overrides == next(job.overrides for job in search.jobs if job.name == first.name)
 
 

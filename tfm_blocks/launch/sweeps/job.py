@@ -15,6 +15,7 @@ WAITING, RUNNING, DONE, STOPPED, PRUNED = "waiting", "running", "done", "stopped
 WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR = (
     "wrong config", "diverged", "out of memory", "killed", "timed out", "error",
 )  # fmt: skip
+NOT_STARTED = "not started"  # another process has trained it for too long
 FAILED = frozenset({WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR})
 WORTH_A_RETRY = frozenset({MEMORY, KILLED, TIMED_OUT, ERROR})  # the others would end in the same way
 NOT_OF_THE_RUN = ("name", "sweep_name", "resume", "verify")

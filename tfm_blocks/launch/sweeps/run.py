@@ -17,6 +17,7 @@ from tfm_blocks.launch.sweeps.attempt import Attempt, start
 from tfm_blocks.launch.sweeps.ending import Ending
 from tfm_blocks.launch.sweeps.job import (
     DONE,
+    NOT_STARTED,
     PRUNED,
     RUNNING,
     STOPPED,
@@ -31,7 +32,7 @@ from tfm_blocks.launch.sweeps.record import SweepFolder, make_way, plugins_of, s
 from tfm_blocks.launch.sweeps.settings import SweepSettings
 from tfm_blocks.launch.sweeps.share import Share
 from tfm_blocks.report.sweep import SweepRow, SweepView
-from tfm_blocks.runs.folder import METRICS, is_held
+from tfm_blocks.runs.folder import METRICS, holder_of, is_held
 
 LOOK = 0.2  # seconds between two looks at the jobs
 OFTEN = 1.0  # seconds between two looks at what they have measured
@@ -102,6 +103,7 @@ class Sweep:
         self.share = Share(os.environ, settings.parallel, processor_cores(), torch.cuda.device_count())
         self.running: list[Attempt] = []
         self.again: list[SweepJob] = []  # which wait for another process, or for a further attempt
+        self.held: dict[str, float] = {}  # since when a job has been waiting for another process
         self.failures: defaultdict[str, list[str]] = defaultdict(list)
         self.progress: dict[str, Progress] = {}
         self.looked = 0.0
@@ -169,16 +171,29 @@ class Sweep:
 
     def _next(self) -> SweepJob | None:
         """A job that no other process trains, as those of a sweep do that was killed a moment ago."""
-        for job in self.again:
+        for job in list(self.again):
             if not self._is_held(job):
                 self.again.remove(job)
+                self.held.pop(job.name, None)
                 return job
+            self._wait_for_other(job)
         while new := self.source.next():
             if not self._is_held(new):
                 return new
-            new.reason = "another process trains it"
             self.again.append(new)
+            self._wait_for_other(new)
         return None
+
+    def _wait_for_other(self, job: SweepJob) -> None:
+        """Tells which process trains the job; after `sweep.timeout` it is waited for no longer."""
+        now, holder = time.monotonic(), holder_of(self.folder.run(job))
+        job.reason = f"another process{f' ({holder})' if holder else ''} trains it"
+        since = self.held.setdefault(job.name, now)
+        if self.settings.timeout is not None and now - since > self.settings.timeout:
+            self.again.remove(job)
+            job.state = NOT_STARTED
+            self.source.ended(job, self._progress(job))
+            self._write()
 
     def _is_held(self, job: SweepJob) -> bool:
         run = self.folder.run(job)
@@ -187,6 +202,11 @@ class Sweep:
     def _start(self, job: SweepJob) -> None:
         before = state_before(self.folder, job)
         progress = self._progress(job)
+        if before == DONE:  # by the process that was waited for
+            progress.look()
+            job.state, job.reason = DONE, ""
+            self.source.ended(job, progress)
+            return
         if before in ("", "diverged"):
             if not self.is_same(job):
                 job.state, job.reason = WRONG, "conf/ has changed since the sweep was begun"

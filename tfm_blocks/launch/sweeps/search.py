@@ -9,7 +9,7 @@ from typing import Any
 from tfm_blocks.compose.sweep import Choices, Part
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.launch.sweeps.drawing import is_whole, text_of
-from tfm_blocks.launch.sweeps.job import DONE, ERROR, PRUNED, RUNNING, STOPPED, WAITING, SweepJob
+from tfm_blocks.launch.sweeps.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, WAITING, SweepJob
 from tfm_blocks.launch.sweeps.progress import Progress
 from tfm_blocks.launch.sweeps.record import SweepFolder, state_before
 from tfm_blocks.launch.sweeps.settings import OptunaSettings
@@ -75,7 +75,7 @@ class Search:
             self._tell(job, states.COMPLETE, (min if self.settings.direction == "minimize" else max)(scores))
         elif job.state == PRUNED:
             self._tell(job, states.PRUNED)
-        elif job.state != STOPPED:
+        elif job.state not in (STOPPED, NOT_STARTED):
             self._tell(job, states.FAIL)
 
     @property
@@ -84,11 +84,13 @@ class Search:
         return any(job.state == DONE for job in self.jobs)
 
     def news(self) -> str:
-        """The best trial, in a line."""
+        """The best trial, in a line, and how many have failed."""
+        count = sum(job.state in FAILED for job in self.jobs)
+        failed = f"; {count} of {len(self.jobs)} trials failed" if count else ""
         if not any(trial.state == optuna.trial.TrialState.COMPLETE for trial in self.study.trials):
-            return "search: no trial is done"
+            return f"search: no trial is done{failed}"
         best = self.study.best_trial
-        return f"search: best {self.metric} {best.value:.4f}: {self.jobs[best.number].name}"
+        return f"search: best {self.metric} {best.value:.4f}: {self.jobs[best.number].name}{failed}"
 
     def _ask(self) -> Any:
         """A trial with a value for each key; the sampler depends on the seed and on what is known, not on the past of

@@ -1,0 +1,63 @@
+"""`tfm show RUN`: how one run stands, what it has scored, and what is known of how it was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfm_blocks.report.comparison import Comparison
+from tfm_blocks.report.differences import Group
+from tfm_blocks.report.runs import entry_record
+from tfm_blocks.report.screen import screen
+from tfm_blocks.report.sheet import Sheet
+from tfm_blocks.report.sheets import runs_sheet, scores_sheet
+from tfm_blocks.runs.listing import RunEntry
+from tfm_blocks.runs.record import RunRecord, describe
+
+UNTOLD = frozenset(
+    {"model", "seed", "command", "resumed", "parameters_by_node"}
+)  # other lines, or the nodes, have them
+
+
+def show_run(entry: RunEntry, run: RunRecord) -> None:
+    """Prints it in lines."""
+    for line in _lines(entry, run):
+        screen().print(line, markup=False, soft_wrap=True)
+
+
+def run_record(entry: RunEntry, run: RunRecord) -> dict[str, Any]:
+    """All of it for JSON."""
+    return {**entry_record(entry), **describe(run)}
+
+
+def _lines(entry: RunEntry, run: RunRecord) -> Iterator[str]:
+    score = f", {entry.score[0]} {entry.score[1]:.4g}" if entry.score else ""
+    reason = f" ({run.reason})" if run.reason else ""
+    yield f"{entry.folder}: {entry.state or 'of no known state'}{reason}, {entry.step:,} steps{score}"
+    yield from entry.commands
+    alone = Comparison([run], [], [Group(run.name, [run])], None, [], [])
+    yield from _row("measured", runs_sheet(alone))
+    if run.scored_on:
+        yield from _row(f"scores on {run.scored_on}", scores_sheet(alone))
+    for name, value in run.facts.items():
+        if name not in UNTOLD and value is not None:
+            yield f"{name}: {_text(value)}"
+    for change in run.changes:
+        told = {name: value for name, value in change.items() if name not in UNTOLD}
+        if told:
+            yield f"changed by resume {change.get('resumed', '')}: {_text(told)}"
+
+
+def _row(what: str, sheet: Sheet) -> Iterator[str]:
+    """The numbers of a table of one run."""
+    pairs = zip(sheet.columns[sheet.words :], sheet.rows[0][sheet.words :], strict=True)
+    told = [f"{column} {cell.text}" for column, cell in pairs if cell.text]
+    if told:
+        yield f"{what}: {', '.join(told)}"
+
+
+def _text(value: Any) -> str:
+    """`device cpu, cores 2`."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
+    return f"{value:,}" if type(value) is int else str(value)
