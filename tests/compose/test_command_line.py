@@ -64,6 +64,11 @@ def test_a_wrong_command_line_is_told_before_hydra_reads_it(arguments, told):
     assert len(str(caught.value)) < 2000
 
 
+def test_a_pattern_that_means_no_option_is_refused():
+    with pytest.raises(ConfigError, match=r"model: none of its options is meant by model=glob\(zz\*\)"):
+        prepare_arguments(["-m", "model=glob(zz*)"])
+
+
 def test_no_experiment_and_all_models_can_be_asked_for():
     assert prepare_arguments(["experiment=null", "heads=2"]) == ["heads=2"]
     assert prepare_arguments(["-m", "model=glob(*)"]) == ["-m", "model=glob(*)"]

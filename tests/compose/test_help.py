@@ -30,6 +30,7 @@ def test_help_names_the_files_of_the_config_in_the_order_in_which_they_are_laid_
 
 def test_help_of_a_sweep_shows_its_first_run():
     assert "\n  heads: 2 " in help_text(["-m", "heads=2,4", "-h"], "tfm train")
+    assert "model/alibi.yaml" in help_text(["-m", "model=glob(*,exclude=[base])", "-h"], "tfm train")
 
 
 def test_help_refuses_what_could_not_be_trained():

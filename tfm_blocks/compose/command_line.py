@@ -163,6 +163,9 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
         if not known:
             continue
         names = ["null"] if override.is_delete() else values(override, list(known))
+        if not names:
+            rule = f"none of its options is meant by {cut(override.input_line or '')}"
+            raise ConfigError(Problem(group, rule, help=suggest("", known)))
         singles = [name for choice in names for name in _options_of(group, choice, override)]
         for name in singles:
             if name == "null" and group not in OPTIONAL:

@@ -56,8 +56,9 @@ def help_text(arguments: Sequence[str], program: str) -> str:
     left = [argument for argument in arguments if argument not in HELP]
     own = split(left).own
     overrides = parse_overrides(split(prepare_arguments(left)).texts)
-    config = composed([first_of_sweep(override) for override in overrides], own, hydra=True)
     folders = config_folders(own)
+    first = [first_of_sweep(one, list(options(one.key_or_group, folders))) for one in overrides]
+    config = composed(first, own, hydra=True)
     names = sorted({path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - {"dashboard"})
     known = {name: sorted(options(name, folders)) for name in names}
     groups = [f"  {name}: {', '.join(found)}" for name, found in known.items() if found]

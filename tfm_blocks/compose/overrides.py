@@ -98,11 +98,14 @@ def _choice(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def first_of_sweep(override: Override) -> str:
-    """The text of the override with the first of its values."""
+def first_of_sweep(override: Override, options: Sequence[str] = ()) -> str:
+    """The text of the override with the first of its values; `options` are those of its group."""
     text = override.input_line or ""
+    key = text.partition("=")[0]
     if override.is_interval_sweep():
-        return f"{text.partition('=')[0]}={override.value().start}"  # type: ignore[union-attr]
-    if not override.is_sweep_override() or isinstance(override.value(), Glob):
+        return f"{key}={override.value().start}"  # type: ignore[union-attr]
+    if not override.is_sweep_override():
         return text
-    return f"{text.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"
+    pattern = override.value()
+    found = pattern.filter(list(options)) if isinstance(pattern, Glob) else override.sweep_string_iterator()
+    return next((f"{key}={one}" for one in found), text)

@@ -84,11 +84,12 @@ def read_sweep(arguments: Sequence[str]) -> AskedSweep:
         )
     how = [one for one in overrides if one.key_or_group.split(".")[0] == SWEEP]
     refuse_sweeps(how, help="a sweep is run in one way: write one value")
-    config = composed([with_plus(first_of_sweep(one)) for one in overrides], line.own)
+    folders = config_folders(line.own)
+    first = [first_of_sweep(one, list(options(one.key_or_group, folders))) for one in overrides]
+    config = composed([with_plus(text) for text in first], line.own)
     settings = cast(dict[str, Any], OmegaConf.to_container(config[SWEEP], resolve=True))
     if settings.get("name") is not None:
         expect_name("sweep.name", settings["name"], Sources())
-    folders = config_folders(line.own)
     jobs = [one for one in overrides if one not in how]
     parts = tuple(_part(one, folders) for one in jobs)
     texts = [one.input_line or "" for one in overrides if one.key_or_group not in ASIDE]

@@ -45,6 +45,7 @@ class Network(nn.ModuleDict):
         calls = [Call(node, modules[node.owner], moving) for node in spec.nodes]
         self.calls = calls[: len(calls) - spec.head]
         self.head_calls = calls[len(calls) - spec.head :]
+        self.bounded = [(call.node, call.block.max_length) for call in calls if isinstance(call.block, Bounded)]
         shapes = [one.shape for one in spec.inputs] + [node.shape for node in spec.nodes]
         self.joined = {axis for shape in shapes for axis in shape if isinstance(axis, Axis) and axis.joined}
 
@@ -114,11 +115,7 @@ class Network(nn.ModuleDict):
     def longest(self, name: str) -> Longest:
         """The most tokens that the input `name` can have, as blocks with an attribute `max_length` say."""
         axis = self.spec.input(name).shape[1]
-        bounds = [
-            Longest(call.block.max_length, call.node)
-            for call in (*self.calls, *self.head_calls)
-            if isinstance(call.block, Bounded) and axis in call.node.shape[1:2]
-        ]
+        bounds = [Longest(most, node) for node, most in self.bounded if axis in node.shape[1:2]]
         return min(bounds, key=lambda bound: bound.tokens, default=Longest(math.inf, None))
 
     def expect(self, inputs: Mapping[str, Tensor], wanted: Iterable[str]) -> None:

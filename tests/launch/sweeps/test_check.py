@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfm_blocks.cli import main
-from tfm_blocks.compose.sweep import combinations, parts_of
+from tfm_blocks.compose.sweep import combinations, parts_of, read_sweep
 from tfm_blocks.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -18,6 +18,11 @@ def test_jobs_are_every_combination_in_hydras_order():
     assert jobs == [
         [f"heads={heads}", "seed=1", f"model.add_norm={add_norm}"] for heads in (2, 4) for add_norm in ("pre", "post")
     ]
+
+
+def test_a_pattern_stands_for_the_options_of_its_group():
+    asked = read_sweep(["-m", "model=glob(*norm,exclude=[deep*])", "logger=csv"])
+    assert combinations(asked.parts) == [["model=prenorm", "logger=csv"]]
 
 
 def test_an_interval_has_no_list_of_jobs():
