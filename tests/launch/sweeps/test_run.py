@@ -39,9 +39,8 @@ SIX = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """With six experiments, one for each way to end."""
+def with_experiments(tmp_path: Path) -> Path:
+    """A folder with six experiments, one for each way to end."""
     (tmp_path / "my_conf" / "experiment").mkdir(parents=True)
     for name, text in SIX.items():
         steps = "" if "steps" in text else "trainer: {steps: 8}\n"
@@ -50,6 +49,11 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / "my_conf" / "experiment" / f"{name}.yaml").write_text(HEADER + steps + text)
     shutil.copy(ROOT / "tests" / "faulty.py", tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return with_experiments(tmp_path)
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:

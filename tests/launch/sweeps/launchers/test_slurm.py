@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from tfm_blocks.training.settings import TrainerSettings
 pytest.importorskip("submitit")
 from tfm_blocks.launch.sweeps.launchers import slurm
 
-STUBS = Path(__file__).parent / "slurm"
 CONF = {
     "name": "slurm", "cluster": "slurm", "partition": None, "account": None, "qos": None, "cpus": None, "gpus": None,
     "memory": None, "grace": "2m", "setup": [], "sbatch": {},
@@ -47,23 +46,6 @@ def launcher_with(timeout: float | None = None, **changes: Any) -> slurm.SlurmLa
 def trainer(small: Callable[..., Any]) -> Trainer:
     """The settings of a run, with some changed."""
     return lambda **changes: TrainerSettings.model_validate(small().mapping["trainer"] | changes)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the stubs; whatever they have started is gone afterwards."""
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    monkeypatch.setenv("SLURM_STUBS", str(folder))
-    monkeypatch.setenv("PATH", f"{STUBS}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(slurm, "SELDOM", 0.2)
-    monkeypatch.setattr(slurm, "OFTEN", 0.1)
-    monkeypatch.setattr(slurm, "LATE", 1.0)
-    slurm.submitit.SlurmJob.watcher.clear()  # which remembers numbers that the stubs give anew
-    yield folder
-    for tasks in folder.glob("jobs/*/tasks"):
-        for task in tasks.read_text().split():
-            subprocess.run(["kill", "-9", task], check=False, stderr=subprocess.DEVNULL)
 
 
 def start(launcher: Launcher, sweep: Path, trainer: TrainerSettings, script: str = "exit 0") -> Worker:
