@@ -14,6 +14,7 @@ from tfm_blocks.launch.sweeps.ending import Ending
 from tfm_blocks.launch.sweeps.job import (
     DONE,
     ERROR,
+    EXPECTED,
     PRUNED,
     RUNNING,
     STOPPED,
@@ -235,8 +236,8 @@ class Sweep:
             more = [*job.overrides, f"name={job.name}", f"sweep.name={self.folder.path.name}"]
         else:
             more = [f"resume={self.folder.run(job)}", *plugins_of(job)]
-        log = self.folder.run(job).with_name(job.log)
-        return self.launcher.start(job.name, [*self.command, *more], log, job.settings.trainer)
+        log, told = self.folder.run(job).with_name(job.log), {EXPECTED: job.config}
+        return self.launcher.start(job.name, [*self.command, *more], log, job.settings.trainer, told)
 
     def _begin(self, attempt: Attempt, place: str) -> None:
         job = attempt.job

@@ -57,7 +57,7 @@ def until(found: Callable[[], Any]) -> Any:
 
 
 def start(launcher: RayLauncher, log: Path, trainer: TrainerSettings, script: str) -> Worker:
-    return launcher.start(log.stem, ["bash", "-c", script], log, trainer)
+    return launcher.start(log.stem, ["bash", "-c", script], log, trainer, {"OF_THE_JOB": "told"})
 
 
 def said(log: Path) -> str:
@@ -74,12 +74,12 @@ def test_jobs_end_with_their_status_one_after_the_other_where_there_is_room_for_
     first = start(launcher, logs[0], trainer, WAITS)
     until(lambda: "ready" in said(logs[0]))
     assert str(first.place()).startswith("on ") and first.ended() is None and first.begin == len("before\n")
-    second = start(launcher, logs[1], trainer, "pwd; echo $OF_THE_SWEEP $WANDB_RUN_ID; exit 3")
+    second = start(launcher, logs[1], trainer, "pwd; echo $OF_THE_SWEEP $WANDB_RUN_ID $OF_THE_JOB; exit 3")
     assert second.place() is None
     first.stop()
     assert until(first.ended) == 75
     assert until(second.ended) == 3
-    assert said(logs[1]) == f"{Path.cwd()}\nknown\n"
+    assert said(logs[1]) == f"{Path.cwd()}\nknown told\n"
 
 
 def test_what_is_to_end_at_once_does_and_so_does_what_still_waits(

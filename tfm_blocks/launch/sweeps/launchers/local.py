@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -35,11 +35,13 @@ class LocalLauncher:
     ) -> None:
         pass
 
-    def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
+    def start(
+        self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings, told: Mapping[str, str]
+    ) -> Worker:
         """In a session of its own, whose end the keeper makes sure of."""
         devices = self.share.take(trainer.devices) if device_of(trainer) == "cuda" else []
         begin = log.stat().st_size if log.is_file() else 0
-        keeper = keep(kept_alive(command), str(log), ".", self.share.environment_with(devices))
+        keeper = keep(kept_alive(command), str(log), ".", self.share.environment_with(devices) | dict(told))
         return _LocalWorker(keeper, begin, self.share, devices)
 
     def find(self, sweep: Path) -> dict[str, Worker]:

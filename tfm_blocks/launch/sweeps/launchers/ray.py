@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -60,9 +60,11 @@ class RayLauncher:
     ) -> None:
         ray.shutdown()
 
-    def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
+    def start(
+        self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings, told: Mapping[str, str]
+    ) -> Worker:
         """In the environment of this command, as far as it is not that of this machine."""
-        errand = errand_of(command, log)
+        errand = errand_of(command, log, told)
         errand["with"] = {k: v for k, v in clean(os.environ).items() if k not in OF_A_NODE} | errand["with"]
         own = self.settings
         actor = self.actors.options(

@@ -79,9 +79,11 @@ class SlurmLauncher:
     ) -> None:
         pass
 
-    def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
+    def start(
+        self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings, told: Mapping[str, str]
+    ) -> Worker:
         """A node reads what is to be done in the errand, so nothing of it goes through submitit."""
-        errand = write_errand(name, command, log)
+        errand = write_errand(name, command, log, told)
         try:
             number = self.jobs.put(errand, f"{log.parent.name}/{name}", trainer)
         except RefusedError:
