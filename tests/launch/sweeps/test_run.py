@@ -207,6 +207,8 @@ def test_a_config_that_has_changed_is_refused_with_what_has_and_another_name_beg
         (["-m", "heads=2,4", "sweep.timeout=90"], "sweep.timeout: must be a duration, but is 90"),
         (["-m", "heads=2,4", "sweep.name=a/b"], "sweep.name: must be a folder's name"),
         (["-m", "heads=interval(1,4)"], "heads: is an interval from 1 to 4"),
+        (["-m", "heads=2,4", "launcher=slurm", "launcher.memory=32"], "launcher.memory: must be a size of memory"),
+        (["launcher=slurm"], "launcher: says how a sweep is run, and this is a single run"),
     ],
 )  # fmt: skip
 def test_a_wrong_sweep_is_told_before_anything_is_started(arguments: list[str], told: str, tmp_path: Path) -> None:

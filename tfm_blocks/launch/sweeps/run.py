@@ -208,9 +208,9 @@ class Sweep:
             self._begin(attempt, place)
 
     def _refused(self, job: SweepJob, error: RefusedError) -> None:
-        """A cluster that takes no more jobs may take this one when others have ended."""
+        """A cluster that takes no more jobs may take this one when others have ended; Ctrl-C ends sbatch, too."""
         job.reason = str(error)
-        if self.running:
+        if self.running or asked_to_stop():
             self.again.append(job)
             self.full_until = time.monotonic() + FULL
         else:

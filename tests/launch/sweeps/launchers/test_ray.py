@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.launch.sweeps.test_keeper import LIMIT
+from tfm_blocks.launch import signals
 from tfm_blocks.launch.sweeps.ending import Ending
 from tfm_blocks.launch.sweeps.job import ERROR, KILLED
 from tfm_blocks.launch.sweeps.launchers.contract import Worker
@@ -40,12 +42,15 @@ def trainer(small: Callable[..., Any]) -> TrainerSettings:
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[RayLauncher]:
-    """It takes as many cores of a job as the machine has, so that a second job waits."""
+    """A job takes as many cores as the machine has, so that a second one waits."""
+    before = {number: signal.getsignal(number) for number in signals.STOPS}
     launcher = RayLauncher(settings_with())
     cores = int(ray.cluster_resources()["CPU"])
     launcher.settings = settings_with(cpus=cores)
     with launcher:
         yield launcher
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def until(found: Callable[[], Any]) -> Any:
@@ -107,6 +112,10 @@ def test_a_node_that_is_lost_is_told_and_leaves_no_process(
     assert isinstance(found, Ending) and found.state == KILLED and found.reason.startswith("Ray: ")
     job = Path("/proc", said(tmp_path / "x.log").strip())
     until(lambda: not job.exists())
+
+
+def test_ray_leaves_signals_to_the_sweep(launcher: RayLauncher) -> None:
+    assert signal.getsignal(signal.SIGTERM) is signals._handle
 
 
 def test_a_node_that_does_not_see_the_folder_says_so(

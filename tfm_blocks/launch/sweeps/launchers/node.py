@@ -71,7 +71,8 @@ def do(path: Path) -> int:
         return 0
     first = os.environ.get("SLURM_PROCID", "0") == "0"
     if first:
-        write(path.with_suffix(".begun"), {"host": socket.gethostname(), "job": os.environ.get("SLURM_JOB_ID", "")})
+        here = {"host": socket.gethostname(), "process": os.getpid(), "job": os.environ.get("SLURM_JOB_ID", "")}
+        write(path.with_suffix(".begun"), here)
     keeper = keep(errand["command"], errand["log"] if first else None, errand["folder"], environment_of(errand))
     status = attend(keeper, came)
     if first:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import logging
 import math
 import os
@@ -31,7 +30,7 @@ except ImportError:
     raise ConfigError(Problem("launcher", "is slurm, and submitit is not installed", help=help)) from None
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel")
-OFTEN = 1.0  # seconds between two looks at what a node has written
+OFTEN = 2.0  # seconds between two looks at what a node has written
 SELDOM = 10.0  # seconds between two questions to Slurm
 LATE = 15.0  # seconds after the end of a job until a shared file system must show what its node has written
 ANSWER = 30.0  # seconds for Slurm's commands
@@ -53,10 +52,10 @@ class Queue(Protocol):
     def stop(self, number: str) -> None:
         """What runs gets a signal; what waits goes."""
 
-    def cancel(self, number: str) -> None:
+    def cancel(self, number: str, errand: Errand) -> None:
         """It ends, after what grace the queue may give it."""
 
-    def end_of(self, number: str, folder: Path) -> Ending:
+    def end_of(self, number: str, errand: Errand) -> Ending:
         """Of a job that has left no exit status."""
 
 
@@ -83,13 +82,16 @@ class SlurmLauncher:
         self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings, told: Mapping[str, str]
     ) -> Worker:
         """A node reads what is to be done in the errand, so nothing of it goes through submitit."""
-        errand = write_errand(name, command, log, told)
         try:
-            number = self.jobs.put(errand, f"{log.parent.name}/{name}", trainer)
-        except RefusedError:
-            errand.drop()
-            raise
-        errand.queued(self.label, number)
+            errand = write_errand(name, command, log, told)
+            try:
+                number = self.jobs.put(errand, f"{log.parent.name}/{name}", trainer)
+            except RefusedError:
+                errand.drop()
+                raise
+            errand.queued(self.label, number)
+        except OSError as error:
+            raise RefusedError(f"it was not submitted: {error}") from None
         return _QueuedWorker(errand, number, self.jobs, self.grace)
 
     def find(self, sweep: Path) -> dict[str, Worker]:
@@ -109,39 +111,48 @@ class SlurmLauncher:
 
 
 class _QueuedWorker:
+    """`gone` is since when the job is in the queue no more."""
+
     def __init__(self, errand: Errand, number: str, jobs: Queue, patience: float) -> None:
         self.errand, self.number, self.jobs = errand, number, jobs
         self.begin, self.patience = errand.begin, patience
         self.host: str | None = None
-        self.looked, self.gone = -math.inf, math.inf
+        self.looked = {"begun": -math.inf, "ended": -math.inf}
+        self.gone = math.inf
 
     def place(self) -> str | None:
-        if self.host is None and (told := self.errand.begun):
+        if self.host is None and self._is_time_for("begun") and (told := self.errand.begun):
             self.host = f"on {told.get('host')}, job {self.number}"
         return self.host
 
     def ended(self) -> int | Ending | None:
         """What the node has written down; or, some time after the job has left the queue, what that tells of it."""
-        now = time.monotonic()
-        if now < self.looked + OFTEN:
+        if not self._is_time_for("ended"):
             return None
-        self.looked = now
         if told := self.errand.ended:
             return _meaning(told)
         if self.jobs.has(self.number):
+            self.gone = math.inf
             return None
         self.errand.look_anew()
-        self.gone = min(self.gone, now)
-        if now < self.gone + LATE:
+        self.gone = min(self.gone, time.monotonic())
+        if time.monotonic() < self.gone + LATE:
             return None
         self.errand.drop()
-        return self.jobs.end_of(self.number, self.errand.path.parent)
+        return self.jobs.end_of(self.number, self.errand)
+
+    def _is_time_for(self, what: str) -> bool:
+        """A shared file system is not asked at each look of the sweep."""
+        if time.monotonic() < self.looked[what] + OFTEN:
+            return False
+        self.looked[what] = time.monotonic()
+        return True
 
     def stop(self) -> None:
         self.jobs.stop(self.number)
 
     def kill(self) -> None:
-        self.jobs.cancel(self.number)
+        self.jobs.cancel(self.number, self.errand)
 
     def wait(self) -> None:
         """The queue sees to it."""
@@ -203,8 +214,7 @@ class _SlurmQueue:
     def has(self, number: str) -> bool:
         """Slurm that does not answer has lost nothing."""
         if time.monotonic() > self.asked + SELDOM:
-            user = getpass.getuser()
-            done = _ask("squeue", "--noheader", f"--user={user}", "--format=%i")
+            done = _ask("squeue", "--noheader", f"--user={os.getuid()}", "--format=%i")
             if done is not None:
                 self.listed = frozenset(done.split())
             self.asked = time.monotonic()
@@ -213,13 +223,15 @@ class _SlurmQueue:
     def stop(self, number: str) -> None:
         _ask("scancel", "--state=PENDING", number)
         _ask("scancel", "--signal=TERM", number)
+        self.asked = -math.inf
 
-    def cancel(self, number: str) -> None:
+    def cancel(self, number: str, errand: Errand) -> None:
         _ask("scancel", number)
+        self.asked = -math.inf
 
-    def end_of(self, number: str, folder: Path) -> Ending:
+    def end_of(self, number: str, errand: Errand) -> Ending:
         """As sacct tells it, where the cluster keeps accounts."""
-        state = str(submitit.SlurmJob(folder, number).get_info().get("State") or "it is gone")
+        state = str(submitit.SlurmJob(errand.path.parent, number).get_info().get("State") or "it is gone")
         word = state.split()[0]
         return Ending(STATES.get(word, KILLED), f"Slurm says of job {number}: {state}")
 
@@ -241,7 +253,11 @@ class _LocalQueue:
             stderr_to_stdout=True,
             setup=self.settings.setup,
         )
-        return _submit(executor, errand, self.jobs)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that Ctrl-C at a terminal is the sweep's alone
+        try:
+            return _submit(executor, errand, self.jobs)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def has(self, number: str) -> bool:
         """Of a process that an earlier command has started, its number is all there is."""
@@ -257,11 +273,12 @@ class _LocalQueue:
         with suppress(ProcessLookupError):
             os.kill(int(number), signal.SIGTERM)
 
-    def cancel(self, number: str) -> None:
+    def cancel(self, number: str, errand: Errand) -> None:
+        """Without the process that does the errand the keeper ends the job, and submitit's has nothing left to do."""
         with suppress(ProcessLookupError):
-            os.kill(int(number), signal.SIGINT)
+            os.kill(int(errand.begun.get("process", number)), signal.SIGKILL)
 
-    def end_of(self, number: str, folder: Path) -> Ending:
+    def end_of(self, number: str, errand: Errand) -> Ending:
         return Ending(KILLED, f"the process {number} of submitit's is gone")
 
 
@@ -286,7 +303,9 @@ def _submit(
 def _ask(*command: str) -> str | None:
     """What one of Slurm's commands says; None where it does not answer."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER, check=False, start_new_session=True
+        )  # of no terminal, whose Ctrl-C would end it
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
