@@ -29,6 +29,8 @@ ONLY_IN = {
     "wandb_workspaces": {"training"},
     "mlflow": {"training"},
     "torchmetrics": {"training", "launch"},
+    "submitit": {"launch"},
+    "ray": {"launch"},
     "pydantic": {"registry", "data", "training", "launch"},
 }
 WITHOUT_TORCH = {"errors", "registry", "language", "compose"}

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.errors import TfmError
 
 if TYPE_CHECKING:
+    from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.compose.sweep import AskedSweep
     from tfm_blocks.launch.sweeps.check import CheckedJob
     from tfm_blocks.launch.sweeps.job import SweepJob
     from tfm_blocks.launch.sweeps.record import SweepFolder
     from tfm_blocks.launch.sweeps.run import JobSource, Sweep
     from tfm_blocks.launch.sweeps.settings import SweepSettings
+    from tfm_blocks.training.settings import RunSettings
 
+Check = Callable[["Composed"], "RunSettings"]
 ROOT = Path("runs")
 PREEMPTED = 75
 
@@ -29,6 +32,8 @@ def sweep(arguments: Sequence[str], *, program: str, start: Sequence[str]) -> in
     """
     from tfm_blocks.compose.sweep import read_sweep
     from tfm_blocks.launch.place import refuse_launched_sweep
+    from tfm_blocks.launch.sweeps.launchers.choose import check_of, open_launcher
+    from tfm_blocks.launch.sweeps.launchers.settings import read_launcher_settings
     from tfm_blocks.launch.sweeps.naming import sweep_name
     from tfm_blocks.launch.sweeps.record import claim_sweep, expect_unchanged
     from tfm_blocks.launch.sweeps.run import Sweep
@@ -37,34 +42,39 @@ def sweep(arguments: Sequence[str], *, program: str, start: Sequence[str]) -> in
 
     refuse_launched_sweep(os.environ)
     asked = read_sweep(arguments)
-    settings = read_sweep_settings(asked.settings)
-    jobs = _jobs(asked, settings)
+    settings, where = read_sweep_settings(asked.settings), read_launcher_settings(asked.launcher)
+    check = check_of(where)
+    jobs = _jobs(asked, settings, check)
     command = shlex.join([*program.split(), *arguments])
+    launcher = open_launcher(where, parallel=settings.parallel, timeout=settings.timeout)
     folder = claim_sweep(ROOT, settings.name or sweep_name(asked.swept), asked.texts, command)
-    with hold(folder.path):
-        source = _source(folder, jobs, asked, settings)
+    with launcher, hold(folder.path):
+        source = _source(folder, jobs, asked, settings, check)
         expect_unchanged(folder, source.jobs)
-        print(f"sweep: {folder.path}, {_size(source, settings)}, {settings.parallel} at a time", flush=True)
-        running = Sweep(folder, source, settings, start, lambda job: _is_same(job, asked))
+        running = Sweep(folder, source, settings, launcher, start, lambda job: _is_same(job, asked))
+        queue = f", in {launcher.queue}" if launcher.queue else ""
+        print(f"sweep: {folder.path}, {_size(source, settings)}, {settings.parallel} at a time{queue}", flush=True)
         number = running.run()
     return _tell(running, command, number)
 
 
-def _jobs(asked: AskedSweep, settings: SweepSettings) -> list[SweepJob]:
+def _jobs(asked: AskedSweep, settings: SweepSettings, check: Check) -> list[SweepJob]:
     """All jobs; of a search, one that has the first of all values. Raises ConfigError where one could not start."""
     from tfm_blocks.compose.sweep import combinations, first_values
     from tfm_blocks.launch.sweeps.drawing import draw_jobs
 
     if settings.method == "random":
-        return _named(_checked(draw_jobs(asked.parts, settings.trials, settings.seed), asked), asked)
+        return _named(_checked(draw_jobs(asked.parts, settings.trials, settings.seed), asked, check), asked)
     if settings.method == "optuna":
         import tfm_blocks.launch.sweeps.search  # noqa: F401  which tells where optuna is missing
 
-        return _named(_checked([first_values(asked.parts)], asked), asked)
-    return _named(_checked(combinations(asked.parts), asked), asked)
+        return _named(_checked([first_values(asked.parts)], asked, check), asked)
+    return _named(_checked(combinations(asked.parts), asked, check), asked)
 
 
-def _source(folder: SweepFolder, jobs: list[SweepJob], asked: AskedSweep, settings: SweepSettings) -> JobSource:
+def _source(
+    folder: SweepFolder, jobs: list[SweepJob], asked: AskedSweep, settings: SweepSettings, check: Check
+) -> JobSource:
     from tfm_blocks.launch.sweeps.job import DONE
     from tfm_blocks.launch.sweeps.record import state_before
     from tfm_blocks.launch.sweeps.run import Grid
@@ -72,21 +82,20 @@ def _source(folder: SweepFolder, jobs: list[SweepJob], asked: AskedSweep, settin
     if settings.method == "optuna":
         from tfm_blocks.launch.sweeps.search import Search
 
-        return Search(folder, asked.parts, settings, lambda number, texts: _trial(number, texts, asked, jobs[0]))
+        return Search(folder, asked.parts, settings, lambda number, texts: _trial(number, texts, asked, jobs[0], check))
     for job in jobs:
         if state_before(folder, job) == "done":
             job.state = DONE
     return Grid(jobs)
 
 
-def _trial(number: int, overrides: Sequence[str], asked: AskedSweep, sample: SweepJob) -> SweepJob:
+def _trial(number: int, overrides: Sequence[str], asked: AskedSweep, sample: SweepJob, check: Check) -> SweepJob:
     """The job of a trial. One that could not start has no config but that of the sample, and says what is wrong."""
     from tfm_blocks.compose.sweep import compose_job
-    from tfm_blocks.launch.check import checked
     from tfm_blocks.launch.sweeps.check import check_jobs
     from tfm_blocks.launch.sweeps.job import WRONG, SweepJob
 
-    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.own), checked)
+    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.own), check)
     if found.composed is None:
         reason = f"{found.problems[0].address}: {found.problems[0].rule}"
         job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
@@ -104,14 +113,13 @@ def _size(source: JobSource, settings: SweepSettings) -> str:
     return size + (f", {before} done before" if before else "")
 
 
-def _checked(overrides: Sequence[list[str]], asked: AskedSweep) -> list[CheckedJob]:
+def _checked(overrides: Sequence[list[str]], asked: AskedSweep, check: Check) -> list[CheckedJob]:
     """Prints the jobs. Raises ConfigError where one of them could not start."""
     from tfm_blocks.compose.sweep import compose_job
-    from tfm_blocks.launch.check import checked
     from tfm_blocks.launch.sweeps.check import check_jobs, refuse_wrong
     from tfm_blocks.report.jobs import show_jobs
 
-    found = check_jobs(overrides, lambda texts: compose_job(texts, asked.own), checked)
+    found = check_jobs(overrides, lambda texts: compose_job(texts, asked.own), check)
     show_jobs([(job.overrides, job.parameters, job.problems) for job in found])
     refuse_wrong(found)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,8 +67,10 @@ def _train_here(config: Any, typed: Sequence[str]) -> int:
     if folder is None:
         composed = compose_run(config)
         from tfm_blocks.launch.check import checked
+        from tfm_blocks.launch.sweeps.job import expect_what_was_checked
 
         settings = checked(composed)
+        expect_what_was_checked(composed, os.environ)
         if is_to_verify(config):
             from tfm_blocks.launch.verify import verify_resume
 

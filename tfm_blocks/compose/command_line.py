@@ -40,7 +40,9 @@ ACTIONS = frozenset({"--run", "--multirun", "--cfg", "--info", "--shell-completi
 OF_A_SWEEP = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
 OPTIONAL = EVERYWHERE
 SEVERAL = frozenset({"logger"})  # groups of which a run can have several: logger=[wandb,tensorboard]
-OPEN = frozenset({"data.train", "data.val", "data.test"})  # files by the name of an input
+OPEN = frozenset(
+    {"data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources"}
+)  # files by the name of an input; what a cluster has names for
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
     found = [one for one in overrides if one.key_or_group.startswith(OF_A_SWEEP)]
     if found:
         rule = "tfm-blocks runs sweeps itself, each job in processes of its own: {}"
-        help = "write -m with the keys of sweep, such as sweep.parallel=2 or sweep=optuna; --help lists them"
+        help = "write -m with the keys of sweep and launcher, such as sweep=optuna or launcher=slurm; --help lists them"
         raise ConfigError(
             [Problem(one.key_or_group, rule.format(cut(one.input_line or "")), help=help) for one in found]
         )

@@ -36,6 +36,7 @@ TAKEN = (
     "trainer.checkpoint_keep",
     "data.batch_tokens",
 )  # none of them changes what a step does to the weights, but for rounding
+OF_A_SWEEP = ("sweep", "launcher")  # groups that say how and where jobs are run, and nothing of a run
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
 
@@ -51,7 +52,7 @@ def compose_run(config: DictConfig) -> Composed:
         _add_group(group, choices[group], folders, sources)
     _known_keys(config, sources, chain)
     config = _without_sweep(config, overrides, sources)
-    own = {group: choice for group, choice in choices.items() if "/" not in group and group != "sweep"}  # hydra/NAME
+    own = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
     composed = replace(resolve(config, sources, chain), choices=own)
     composed.mapping["name"] = _name(composed, choices, overrides)
     return composed
@@ -59,14 +60,15 @@ def compose_run(config: DictConfig) -> Composed:
 
 def _without_sweep(config: DictConfig, overrides: Sequence[str], sources: Sources) -> DictConfig:
     """What a run is does not depend on how a sweep is run; only whose it is stays, as `sweep_name`."""
-    keys = [key for text in overrides if (key := text.partition("=")[0].lstrip("+")).split(".")[0] == "sweep"]
+    keys = [key for text in overrides if (key := text.partition("=")[0].lstrip("+")).split(".")[0] in OF_A_SWEEP]
     alone = [key for key in keys if key != "sweep.name"]
     if alone:
         rule = "says how a sweep is run, and this is a single run"
         raise ConfigError([Problem(key, rule, help="add -m, or leave it out") for key in alone])
     config, name = config.copy(), config.sweep.name
     with open_dict(config):
-        del config["sweep"]
+        for key in OF_A_SWEEP:
+            del config[key]
         if name is not None:
             config["sweep_name"] = expect_name("sweep.name", name, sources)
     return config

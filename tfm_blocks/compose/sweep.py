@@ -21,6 +21,7 @@ from tfm_blocks.errors import ConfigError, Problem, cut
 from tfm_blocks.language.sources import Sources
 
 SWEEP = "sweep"
+LAUNCHER = "launcher"
 ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials"})
 OF_ONE_RUN = {
     "name": "each job is named after what differs: write sweep.name=… for the folder of them all",
@@ -55,11 +56,13 @@ Part = Choices | Interval
 class AskedSweep:
     """`parts`: the overrides of the jobs, in the order of the command line. `settings`: the key `sweep`.
 
-    `texts` are the overrides as they were typed, without those that say only how, and how long, the sweep is run.
+    `launcher`: that key. `texts` are the overrides as they were typed, without those that say only how, where, and how
+    long, the sweep is run.
     """
 
     parts: tuple[Part, ...]
     settings: Mapping[str, Any]
+    launcher: Mapping[str, Any]
     texts: tuple[str, ...]
     own: Path | None
 
@@ -82,18 +85,25 @@ def read_sweep(arguments: Sequence[str]) -> AskedSweep:
                 for one in alone
             ]
         )
-    how = [one for one in overrides if one.key_or_group.split(".")[0] == SWEEP]
+    how = [one for one in overrides if one.key_or_group.split(".")[0] in (SWEEP, LAUNCHER)]
     refuse_sweeps(how, help="a sweep is run in one way: write one value")
     folders = config_folders(line.own)
     first = [first_of_sweep(one, list(options(one.key_or_group, folders))) for one in overrides]
     config = composed([with_plus(text) for text in first], line.own)
-    settings = cast(dict[str, Any], OmegaConf.to_container(config[SWEEP], resolve=True))
+    settings, launcher = (
+        cast(dict[str, Any], OmegaConf.to_container(config[key], resolve=True)) for key in (SWEEP, LAUNCHER)
+    )
     if settings.get("name") is not None:
         expect_name("sweep.name", settings["name"], Sources())
     jobs = [one for one in overrides if one not in how]
     parts = tuple(_part(one, folders) for one in jobs)
-    texts = [one.input_line or "" for one in overrides if one.key_or_group not in ASIDE]
-    return AskedSweep(parts, settings, tuple(texts), line.own)
+    texts = [one.input_line or "" for one in overrides if not _is_aside(one.key_or_group)]
+    return AskedSweep(parts, settings, launcher, tuple(texts), line.own)
+
+
+def _is_aside(key: str) -> bool:
+    """Whether a sweep is the same whatever its value is."""
+    return key in ASIDE or key.split(".")[0] == LAUNCHER
 
 
 def _part(override: Override, folders: list[Path]) -> Part:

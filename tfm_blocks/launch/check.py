@@ -24,10 +24,19 @@ from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
 
 def checked(composed: Composed) -> RunSettings:
-    """The settings of a run that can be trained. Raises ConfigError with all problems and their places."""
+    """The settings of a run that can be trained here. Raises ConfigError with all problems and their places."""
+    return _checked(composed, _check_devices)
+
+
+def checked_elsewhere(composed: Composed) -> RunSettings:
+    """The same for a run on another machine, whose devices this one does not know."""
+    return _checked(composed, lambda config: None)
+
+
+def _checked(composed: Composed, check_devices: Callable[[Mapping[str, Any]], object]) -> RunSettings:
     config = composed.mapping
     with placed(composed):
-        problems = [*_problems(lambda: read_run(config)), *_problems(lambda: _check_devices(config))]
+        problems = [*_problems(lambda: read_run(config)), *_problems(lambda: check_devices(config))]
         if not any(problem.address.startswith("plugins") for problem in problems):
             problems += _problems(lambda: _check_network(composed))
         if problems:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tfm_blocks.launch.sweeps.attempt import KEEPER
+from tfm_blocks.launch.sweeps.launchers.errand import KEEPER
 
 LIMIT = 15.0  # seconds until everything is gone
 # A job with two children: one that ignores SIGTERM, and one in the background.

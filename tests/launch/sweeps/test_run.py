@@ -39,9 +39,8 @@ SIX = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """With six experiments, one for each way to end."""
+def with_experiments(tmp_path: Path) -> Path:
+    """A folder with six experiments, one for each way to end."""
     (tmp_path / "my_conf" / "experiment").mkdir(parents=True)
     for name, text in SIX.items():
         steps = "" if "steps" in text else "trainer: {steps: 8}\n"
@@ -50,6 +49,11 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / "my_conf" / "experiment" / f"{name}.yaml").write_text(HEADER + steps + text)
     shutil.copy(ROOT / "tests" / "faulty.py", tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return with_experiments(tmp_path)
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -203,6 +207,8 @@ def test_a_config_that_has_changed_is_refused_with_what_has_and_another_name_beg
         (["-m", "heads=2,4", "sweep.timeout=90"], "sweep.timeout: must be a duration, but is 90"),
         (["-m", "heads=2,4", "sweep.name=a/b"], "sweep.name: must be a folder's name"),
         (["-m", "heads=interval(1,4)"], "heads: is an interval from 1 to 4"),
+        (["-m", "heads=2,4", "launcher=slurm", "launcher.memory=32"], "launcher.memory: must be a size of memory"),
+        (["launcher=slurm"], "launcher: says how a sweep is run, and this is a single run"),
     ],
 )  # fmt: skip
 def test_a_wrong_sweep_is_told_before_anything_is_started(arguments: list[str], told: str, tmp_path: Path) -> None:

@@ -1,84 +1,58 @@
-"""One start of a job: its processes, its log, and how they are ended."""
+"""One start of a job: where it runs, when it has to end, and what became of it."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfm_blocks.launch.sweeps.ending import Ending, ending_of
 from tfm_blocks.launch.sweeps.job import DONE, SweepJob
+from tfm_blocks.launch.sweeps.launchers.contract import Worker
 from tfm_blocks.launch.sweeps.progress import Progress
-
-KEEPER = Path(__file__).with_name("keeper.py")
-PATIENCE = 60.0  # seconds that a job which was asked to stop has for the end of its step and a checkpoint
 
 
 @dataclass
 class Attempt:
-    """`begin` is where its part of the log begins, `deadline` when it is asked to stop, `until` when it is killed.
+    """`run` and `log` are where its job writes. `begun`: it has left the queue, if it was in one.
 
-    `asked` is why it was asked to stop.
+    At `deadline` it is asked to stop, at `until` it is killed; `asked` is why it was asked.
     """
 
     job: SweepJob
     run: Path
     log: Path
-    begin: int
-    keeper: subprocess.Popen[bytes]
+    worker: Worker
     progress: Progress
-    devices: Sequence[str]
+    timeout: float | None
+    begun: bool = False
     deadline: float = float("inf")
     until: float = float("inf")
     asked: Ending | None = None
 
+    def begin(self) -> str | None:
+        """Where it runs, once, when it does; from then on its time counts."""
+        place = None if self.begun else self.worker.place()
+        if place is not None:
+            self.begun = True
+            self.deadline = float("inf") if self.timeout is None else time.monotonic() + self.timeout
+        return place
+
     def ask(self, why: Ending) -> None:
         """To end with a checkpoint; only the first time counts."""
         if self.asked is None:
-            self.asked, self.until = why, time.monotonic() + PATIENCE
-            self.keeper.terminate()
+            self.asked, self.until = why, time.monotonic() + self.worker.patience
+            self.worker.stop()
 
     def kill(self) -> None:
-        """Ends all of its processes at once."""
-        self.keeper.send_signal(signal.SIGUSR1)
+        """To end at once."""
+        self.worker.kill()
         self.until = float("inf")
 
     def ending(self) -> Ending | None:
         """What became of it; None while it lives."""
-        status = self.keeper.poll()
-        if status is None:
+        ended = self.worker.ended()
+        if ended is None:
             return None
-        assert self.keeper.stdin is not None
-        self.keeper.stdin.close()
-        found = ending_of(status, self.run, self.log, self.begin)
+        found = ended if isinstance(ended, Ending) else ending_of(ended, self.run, self.log, self.worker.begin)
         return self.asked if self.asked and found.state != DONE else found
-
-
-def start(
-    job: SweepJob,
-    command: Sequence[str],
-    run: Path,
-    *,
-    environment: Mapping[str, str],
-    devices: Sequence[str],
-    progress: Progress,
-    timeout: float | None,
-) -> Attempt:
-    """Starts the job in a session of its own, whose end the keeper makes sure of."""
-    log = run.with_name(job.log)
-    with log.open("ab") as file:
-        begin = file.tell()
-        keeper = subprocess.Popen(
-            [sys.executable, "-IS", str(KEEPER), *command],
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    deadline = float("inf") if timeout is None else time.monotonic() + timeout
-    return Attempt(job, run, log, begin, keeper, progress, devices, deadline)

@@ -56,6 +56,9 @@ def _told(run: Path, log: Path, begin: int) -> str:
 
 
 def _end_of(log: Path, begin: int) -> str:
+    """Empty where a shared file system does not show the log yet."""
+    if not log.is_file():
+        return ""
     with log.open("rb") as file:
         file.seek(max(begin, log.stat().st_size - TAIL))
         return file.read().decode("utf-8", "replace")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,11 @@ class Progress:
     first: tuple[float, int] | None = None
 
     def look(self) -> None:
-        """Takes in what has been written."""
+        """Takes in what has been written, and what a shared file system does not show yet when it does."""
+        with suppress(OSError):
+            self._look()
+
+    def _look(self) -> None:
         size = self.path.stat().st_size if self.path.is_file() else 0
         if size < self.offset:
             self.offset, self.header = 0, []

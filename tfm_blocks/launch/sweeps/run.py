@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch
-
-from tfm_blocks.launch.devices import device_of, processor_cores
 from tfm_blocks.launch.signals import asked_to_stop, signals_wait
-from tfm_blocks.launch.sweeps.attempt import Attempt, start
+from tfm_blocks.launch.sweeps.attempt import Attempt
 from tfm_blocks.launch.sweeps.ending import Ending
 from tfm_blocks.launch.sweeps.job import (
     DONE,
+    ERROR,
+    EXPECTED,
     NOT_STARTED,
     PRUNED,
     RUNNING,
@@ -27,15 +25,16 @@ from tfm_blocks.launch.sweeps.job import (
     WRONG,
     SweepJob,
 )
+from tfm_blocks.launch.sweeps.launchers.contract import Launcher, RefusedError, Worker
 from tfm_blocks.launch.sweeps.progress import Progress
 from tfm_blocks.launch.sweeps.record import SweepFolder, make_way, plugins_of, state_before
 from tfm_blocks.launch.sweeps.settings import SweepSettings
-from tfm_blocks.launch.sweeps.share import Share
 from tfm_blocks.report.sweep import SweepRow, SweepView
 from tfm_blocks.runs.folder import METRICS, holder_of, is_held
 
 LOOK = 0.2  # seconds between two looks at the jobs
 OFTEN = 1.0  # seconds between two looks at what they have measured
+FULL = 30.0  # seconds until a cluster that takes no more jobs is asked again
 
 
 class JobSource(Protocol):
@@ -88,25 +87,30 @@ class Grid:
 
 
 class Sweep:
-    """`command` starts a run, and `is_same` says whether a job still means what it meant when it was checked."""
+    """`command` starts a run, and `is_same` says whether a job still means what it meant when it was checked.
+
+    `found`: what an earlier command has started and left to a cluster, by the names of the jobs.
+    """
 
     def __init__(
         self,
         folder: SweepFolder,
         source: JobSource,
         settings: SweepSettings,
+        launcher: Launcher,
         command: Sequence[str],
         is_same: Callable[[SweepJob], bool],
     ) -> None:
         self.folder, self.source, self.settings = folder, source, settings
-        self.command, self.is_same = command, is_same
-        self.share = Share(os.environ, settings.parallel, processor_cores(), torch.cuda.device_count())
+        self.launcher, self.command, self.is_same = launcher, command, is_same
+        self.found: dict[str, Worker] = launcher.find(folder.path)
         self.running: list[Attempt] = []
         self.again: list[SweepJob] = []  # which wait for another process, or for a further attempt
         self.held: dict[str, float] = {}  # since when a job has been waiting for another process
         self.failures: defaultdict[str, list[str]] = defaultdict(list)
         self.progress: dict[str, Progress] = {}
         self.looked = 0.0
+        self.full_until = 0.0
 
     def run(self) -> int:
         """The number of the signal that has ended it, or 0. Afterwards nothing runs, whatever is raised."""
@@ -138,6 +142,8 @@ class Sweep:
 
     def _look(self, attempt: Attempt) -> None:
         now = time.monotonic()
+        if (place := attempt.begin()) is not None:
+            self._begin(attempt, place)
         if now > attempt.deadline:
             attempt.ask(Ending(TIMED_OUT, f"after {self.settings.timeout:g} s"))
         if now > attempt.until:
@@ -153,7 +159,6 @@ class Sweep:
     def _end(self, attempt: Attempt, ending: Ending) -> None:
         job = attempt.job
         self.running.remove(attempt)
-        self.share.give_back(attempt.devices)
         job.state, job.reason = ending.state, ending.reason
         failures = self.failures[job.name]
         if ending.state in WORTH_A_RETRY and len(failures) < self.settings.retries and not asked_to_stop():
@@ -165,7 +170,9 @@ class Sweep:
         self._write()
 
     def _fill(self) -> None:
-        while len(self.running) < self.settings.parallel and (job := self._next()):
+        while (
+            len(self.running) < self.settings.parallel and time.monotonic() > self.full_until and (job := self._next())
+        ):
             self._start(job)
             self._write()
 
@@ -178,7 +185,7 @@ class Sweep:
                 return job
             self._wait_for_other(job)
         while new := self.source.next():
-            if not self._is_held(new):
+            if new.name in self.found or not self._is_held(new):
                 return new
             self.again.append(new)
             self._wait_for_other(new)
@@ -200,36 +207,58 @@ class Sweep:
         return run.is_dir() and is_held(run)
 
     def _start(self, job: SweepJob) -> None:
-        before = state_before(self.folder, job)
-        progress = self._progress(job)
-        if before == DONE:  # by the process that was waited for
-            progress.look()
-            job.state, job.reason = DONE, ""
-            self.source.ended(job, progress)
+        try:
+            worker = self.found.pop(job.name, None) or self._launch(job)
+        except RefusedError as error:
+            self._refused(job, error)
             return
+        if worker is None:
+            self._over(job)
+            return
+        run = self.folder.run(job)
+        attempt = Attempt(job, run, run.with_name(job.log), worker, self._progress(job), self.settings.timeout)
+        self.running.append(attempt)
+        job.state, job.reason = WAITING, f"in {self.launcher.queue}"
+        if (place := attempt.begin()) is not None:
+            self._begin(attempt, place)
+
+    def _refused(self, job: SweepJob, error: RefusedError) -> None:
+        """A cluster that takes no more jobs may take this one when others have ended; Ctrl-C ends sbatch, too."""
+        job.reason = str(error)
+        if self.running or asked_to_stop():
+            self.again.append(job)
+            self.full_until = time.monotonic() + FULL
+        else:
+            job.state = ERROR
+            self._over(job)
+
+    def _over(self, job: SweepJob) -> None:
+        progress = self._progress(job)
+        progress.look()
+        self.source.ended(job, progress)
+
+    def _launch(self, job: SweepJob) -> Worker | None:
+        """A start of the job; None where there is nothing to train, which its state tells."""
+        before = state_before(self.folder, job)
+        if before == DONE:  # by a process that was waited for
+            job.state, job.reason = DONE, ""
+            return None
         if before in ("", "diverged"):
             if not self.is_same(job):
                 job.state, job.reason = WRONG, "conf/ has changed since the sweep was begun"
-                self.source.ended(job, progress)
-                return
+                return None
             make_way(self.folder, job)
             more = [*job.overrides, f"name={job.name}", f"sweep.name={self.folder.path.name}"]
         else:
             more = [f"resume={self.folder.run(job)}", *plugins_of(job)]
-        trainer = job.settings.trainer
-        devices = self.share.take(trainer.devices) if device_of(trainer) == "cuda" else []
-        attempt = start(
-            job,
-            [*self.command, *more],
-            self.folder.run(job),
-            environment=self.share.environment_with(devices),
-            devices=devices,
-            progress=progress,
-            timeout=self.settings.timeout,
-        )
-        self.running.append(attempt)
+        log, told = self.folder.run(job).with_name(job.log), {EXPECTED: job.config}
+        return self.launcher.start(job.name, [*self.command, *more], log, job.settings.trainer, told)
+
+    def _begin(self, attempt: Attempt, place: str) -> None:
+        job = attempt.job
         again = [f"again after {failure}" for failure in self.failures[job.name][-1:]]
-        job.state, job.reason, progress.first = RUNNING, "".join(again), None
+        job.state, job.reason = RUNNING, ", ".join([*again, *([place] if place else [])])
+        attempt.progress.first = None
 
     def _progress(self, job: SweepJob) -> Progress:
         if job.name not in self.progress:
@@ -248,7 +277,7 @@ class Sweep:
         for attempt in self.running:
             attempt.kill()
         for attempt in self.running:
-            attempt.keeper.wait()
+            attempt.worker.wait()
             attempt.job.state, attempt.job.reason = STOPPED, "at once"
         self._write()
 

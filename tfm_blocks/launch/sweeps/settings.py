@@ -16,7 +16,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 METRICS = {key.name: key.summary for key in CONTRACT if key.name.startswith("val/") and key.summary != "last"}
 
 
-def _seconds(value: object) -> float | None:
+def seconds(value: object) -> float | None:
     """Of a duration such as 1.5h."""
     if value is None:
         return None
@@ -26,7 +26,7 @@ def _seconds(value: object) -> float | None:
     return float(found[1]) * SECONDS[found[2]]
 
 
-Duration = Annotated[float | None, BeforeValidator(_seconds)]
+Duration = Annotated[float | None, BeforeValidator(seconds)]
 
 
 class _How(Settings):

@@ -1,0 +1,138 @@
+"""Jobs on a Ray cluster, which here is one of this machine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.sweeps.test_keeper import LIMIT
+from tfm_blocks.launch import signals
+from tfm_blocks.launch.sweeps.ending import Ending
+from tfm_blocks.launch.sweeps.job import ERROR, KILLED
+from tfm_blocks.launch.sweeps.launchers.contract import Worker
+from tfm_blocks.launch.sweeps.launchers.settings import RaySettings, read_launcher_settings
+from tfm_blocks.training.settings import TrainerSettings
+
+pytest.importorskip("ray")
+import ray
+
+from tfm_blocks.launch.sweeps.launchers.ray import RayLauncher
+
+CONF = {"name": "ray", "address": "local", "cpus": 1, "gpus": None, "memory": None, "resources": {}}
+WAITS = "trap 'sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
+
+
+def settings_with(**changes: Any) -> RaySettings:
+    settings = read_launcher_settings(CONF | changes)
+    assert isinstance(settings, RaySettings)
+    return settings
+
+
+@pytest.fixture
+def trainer(small: Callable[..., Any]) -> TrainerSettings:
+    return TrainerSettings.model_validate(small().mapping["trainer"])
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[RayLauncher]:
+    """A job takes as many cores as the machine has, so that a second one waits."""
+    before = {number: signal.getsignal(number) for number in signals.STOPS}
+    launcher = RayLauncher(settings_with())
+    cores = int(ray.cluster_resources()["CPU"])
+    launcher.settings = settings_with(cpus=cores)
+    with launcher:
+        yield launcher
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def until(found: Callable[[], Any]) -> Any:
+    begun = time.monotonic()
+    while (result := found()) is None or result is False:
+        assert time.monotonic() < begun + 4 * LIMIT
+        time.sleep(0.05)
+    return result
+
+
+def start(launcher: RayLauncher, log: Path, trainer: TrainerSettings, script: str) -> Worker:
+    return launcher.start(log.stem, ["bash", "-c", script], log, trainer, {"OF_THE_JOB": "told"})
+
+
+def said(log: Path) -> str:
+    return log.read_text() if log.exists() else ""
+
+
+def test_jobs_end_with_their_status_one_after_the_other_where_there_is_room_for_one(
+    launcher: RayLauncher, tmp_path: Path, trainer: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_SWEEP", "known")
+    monkeypatch.setenv("WANDB_RUN_ID", "of-the-sweep")
+    logs = [tmp_path / f"{name}.log" for name in ("first", "second")]
+    logs[0].write_text("before\n")
+    first = start(launcher, logs[0], trainer, WAITS)
+    until(lambda: "ready" in said(logs[0]))
+    assert str(first.place()).startswith("on ") and first.ended() is None and first.begin == len("before\n")
+    second = start(launcher, logs[1], trainer, "pwd; echo $OF_THE_SWEEP $WANDB_RUN_ID $OF_THE_JOB; exit 3")
+    assert second.place() is None
+    first.stop()
+    assert until(first.ended) == 75
+    assert until(second.ended) == 3
+    assert said(logs[1]) == f"{Path.cwd()}\nknown told\n"
+
+
+def test_what_is_to_end_at_once_does_and_so_does_what_still_waits(
+    launcher: RayLauncher, tmp_path: Path, trainer: TrainerSettings
+) -> None:
+    first = start(launcher, tmp_path / "first.log", trainer, WAITS.replace("exit 75", "sleep 1000"))
+    until(lambda: "ready" in said(tmp_path / "first.log"))
+    second = start(launcher, tmp_path / "second.log", trainer, "echo never")
+    second.stop()
+    first.kill()
+    first.wait()
+    assert isinstance(until(second.ended), Ending) and said(tmp_path / "second.log") == ""
+    found = until(first.ended)
+    assert found == 137 or (isinstance(found, Ending) and found.state == KILLED)
+
+
+def test_a_node_that_is_lost_is_told_and_leaves_no_process(
+    launcher: RayLauncher, tmp_path: Path, trainer: TrainerSettings
+) -> None:
+    worker = start(launcher, tmp_path / "x.log", trainer, "echo $$; while true; do sleep 0.05; done")
+    until(lambda: "\n" in said(tmp_path / "x.log"))
+    until(worker.place)
+    ray.kill(worker.actor)
+    found = until(worker.ended)
+    assert isinstance(found, Ending) and found.state == KILLED and found.reason.startswith("Ray: ")
+    job = Path("/proc", said(tmp_path / "x.log").strip())
+    until(lambda: not job.exists())
+
+
+def test_ray_leaves_signals_to_the_sweep(launcher: RayLauncher) -> None:
+    assert signal.getsignal(signal.SIGTERM) is signals._handle
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(
+    launcher: RayLauncher, tmp_path: Path, trainer: TrainerSettings
+) -> None:
+    found = until(start(launcher, tmp_path / "nowhere" / "x.log", trainer, "true").ended)
+    assert isinstance(found, Ending) and found.state == ERROR
+    assert "No such file or directory" in found.reason and "nowhere/x.log" in found.reason
+
+
+def test_an_address_that_leads_to_no_cluster_is_told() -> None:
+    code = "from tests.launch.sweeps.launchers.test_ray import *\nRayLauncher(settings_with(address='nowhere'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "launcher.address: leads to no Ray cluster: " in done.stderr
+
+
+def test_the_missing_extra_is_told_with_its_command() -> None:
+    code = "import sys; sys.modules['ray'] = None\nimport tfm_blocks.launch.sweeps.launchers.ray"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ray is not installed" in done.stderr and "pip install 'tfm-blocks[ray]'" in done.stderr
