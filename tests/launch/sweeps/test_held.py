@@ -19,6 +19,7 @@ import pytest
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.launch import signals
 from tfm_blocks.launch.sweeps.job import DONE, NOT_STARTED, SweepJob
+from tfm_blocks.launch.sweeps.launchers.local import LocalLauncher
 from tfm_blocks.launch.sweeps.record import claim_sweep
 from tfm_blocks.launch.sweeps.run import Grid, Sweep
 from tfm_blocks.launch.sweeps.settings import read_sweep_settings
@@ -58,7 +59,7 @@ def sweep_of(small: Small, root: Path, timeout: str | None) -> Sweep:
     job = SweepJob("seed-1", ["seed=1"], composed, read_run(composed.mapping))
     settings = read_sweep_settings(SETTINGS | {"timeout": timeout})
     folder = claim_sweep(root, "x", ["seed=1"], "python train.py -m seed=1")
-    return Sweep(folder, Grid([job]), settings, [sys.executable, "-c", ENDS], lambda job: True)
+    return Sweep(folder, Grid([job]), settings, LocalLauncher(1), [sys.executable, "-c", ENDS], lambda job: True)
 
 
 @pytest.fixture(autouse=True)
