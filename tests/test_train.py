@@ -62,6 +62,7 @@ def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own_and_the_first_is
     assert one == two
 
 
+@pytest.mark.slow
 def test_jobs_of_a_sweep_get_its_options_and_one_that_is_killed_is_told(own):
     done = train(own, "--config-dir", "my_conf", "-m", "experiment=mine", "sound=0,1000")
     assert done.returncode == 1, done.stderr

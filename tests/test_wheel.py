@@ -49,6 +49,7 @@ def test_the_installed_command_shows_a_model_from_any_folder(python, tmp_path):
     assert "63,082,496 parameters" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_installed_command_trains_a_sweep_from_any_folder(python, tmp_path, monkeypatch):
     monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "cache"))
     tfm = str(python.parent / "tfm")

@@ -186,6 +186,7 @@ def test_ctrl_c_ends_all_within_seconds_and_the_same_command_goes_on_with_all(fo
     assert not alive(folder)
 
 
+@pytest.mark.slow
 def test_a_config_that_has_changed_is_refused_with_what_has_and_another_name_begins_anew(folder: Path) -> None:
     asked = ["experiment=fine", "seed=1", "sweep.name=x"]
     assert run(folder, *asked)[0] == 0
