@@ -91,6 +91,8 @@ def test_sbatch_is_asked_for_what_the_settings_say_and_for_nothing_else(
         "--constraint=a100", "--exclusive", "--mail-type=END", "--no-requeue",
     }  # fmt: skip
     assert "\nmodule load cuda\n" in (cluster / "jobs" / "101" / "script").read_text()
+    (srun,) = (call for call in (cluster / "calls").read_text().splitlines() if call.startswith("srun "))
+    assert " --cpus-per-task=32 " in srun, "srun does not inherit it"
 
 
 def test_what_nobody_asks_for_is_left_to_the_cluster(tmp_path: Path, cluster: Path, trainer: Trainer) -> None:

@@ -191,6 +191,7 @@ class _SlurmQueue:
         """As submitit names them. On one node one task starts all processes of a run; on several srun does."""
         own = self.settings
         tasks = trainer.devices if trainer.num_nodes > 1 or trainer.cluster == "slurm" else 1
+        cpus = None if own.cpus is None else own.cpus * trainer.devices // tasks
         seconds = None if self.timeout is None else self.timeout + own.grace
         return {
             "job_name": name,
@@ -199,7 +200,8 @@ class _SlurmQueue:
             "qos": own.qos,
             "nodes": trainer.num_nodes,
             "ntasks_per_node": tasks,
-            "cpus_per_task": own.cpus and own.cpus * trainer.devices // tasks,
+            "cpus_per_task": cpus,
+            "srun_args": None if cpus is None else [f"--cpus-per-task={cpus}"],  # which Slurm 22.05 does not inherit
             "gpus_per_node": own.gpus_of(trainer) or None,
             "mem": None if own.memory is None else f"{own.memory >> 20}M",
             "time": None if seconds is None else math.ceil(seconds / 60),
