@@ -40,9 +40,8 @@ ACTIONS = frozenset({"--run", "--multirun", "--cfg", "--info", "--shell-completi
 OF_A_SWEEP = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
 OPTIONAL = EVERYWHERE
 SEVERAL = frozenset({"logger"})  # groups of which a run can have several: logger=[wandb,tensorboard]
-OPEN = frozenset(
-    {"data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources"}
-)  # files by the name of an input; what a cluster has names for
+# Mappings whose keys people choose: files by the name of an input, and what a cluster has names for.
+OPEN = frozenset({"data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources"})
 
 
 @dataclass(frozen=True)

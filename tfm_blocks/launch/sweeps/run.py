@@ -199,7 +199,7 @@ class Sweep:
         if self.settings.timeout is not None and now - since > self.settings.timeout:
             self.again.remove(job)
             job.state = NOT_STARTED
-            self.source.ended(job, self._progress(job))
+            self._over(job)
             self._write()
 
     def _is_held(self, job: SweepJob) -> bool:
