@@ -117,7 +117,7 @@ def _fit_and_test(
     data = _data(ranks, feed, prepared, settings)
     logs = (job.folder / METRICS, skipped)
     checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, _asked(job, module), job.command)
-    common = ExpectSameRun(fingerprint(job.config, prepared, feed))
+    common = ExpectSameRun(fingerprint(settings.seed, prepared, feed))
     trainer = build_trainer(place, job, settings.trainer, precision, loggers, [OwnSignals(), checkpoints, common])
     with signals_wait():
         trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
