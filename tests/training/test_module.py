@@ -203,6 +203,16 @@ def test_too_many_skipped_steps_in_a_row_end_the_run_with_the_weights_of_the_ste
         assert torch.equal(one, other)
 
 
+def test_a_patience_that_a_resume_has_lowered_below_what_was_skipped_before_ends_the_run(
+    small: Callable[..., Composed],
+) -> None:
+    skipped = make(small("trainer.patience_nan=2"))[0].skipped
+    skipped.in_row = 3  # which a checkpoint has brought
+    skipped.note(torch.tensor(True), 9, [])
+    with pytest.raises(DivergedError, match="diverged after 5 steps: the loss or the gradient of 4 steps"):
+        skipped.look()
+
+
 def test_validation_scores_are_those_of_all_pairs_one_by_one(small: Callable[..., Composed]) -> None:
     module, data = make(small("data.batch_tokens=200"))
     Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).validate(module, data, verbose=False)
