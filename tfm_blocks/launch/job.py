@@ -234,7 +234,7 @@ def start_folder(job: Job, prepared: Prepared, record: Mapping[str, Any]) -> Non
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
     write_json(job.folder / RUN, {"vocab": job.asked_vocab, "wandb_id": job.wandb_id, **record})
-    write_running(job.folder)
+    write_running(job.folder, job.command)
 
 
 def write_config(job: Job) -> None:
@@ -251,4 +251,4 @@ def _go_on_in_folder(job: Job, left: Left, typed: Sequence[str]) -> None:
     if job.checkpoint is None:
         for log in (METRICS, SKIPPED):
             (job.folder / log).unlink(missing_ok=True)
-    write_running(job.folder)
+    write_running(job.folder, job.command)
