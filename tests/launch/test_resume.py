@@ -226,6 +226,23 @@ def test_what_is_shared_out_goes_on_with_other_processes_and_with_the_other_stra
                 torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
 
 
+def test_a_job_of_slurms_that_is_requeued_goes_on_with_the_run_of_its_command(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one process, and has been preempted; another job begins a run of its own."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(5)), tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert begin(small(*stopping(5)), tmp_path) == 0
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"] and state(tmp_path / "run") == "done"
+    assert len(json.loads((tmp_path / "run" / "run.json").read_text())["commands"]) == 2
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(5)), tmp_path)
+    assert (tmp_path / "run-2").exists()
+
+
 def test_a_run_that_is_done_can_train_for_longer(small: Small, tmp_path: Path) -> None:
     begin(small(*TRAINED), tmp_path)
     begin(small(*TRAINED, "trainer.steps=5"), tmp_path)

@@ -67,7 +67,8 @@ def train(
     starts the processes anew goes on with the run that they have begun. After `until` steps it stops as by a signal.
     """
     meeting = _meet(composed, settings)
-    begun = meeting.decide("begun", lambda: find_begun(root, str(composed.mapping["name"]), meeting.place))
+    name, command = str(composed.mapping["name"]), shlex.join(typed)
+    begun = meeting.decide("begun", lambda: find_begun(root, name, meeting.place, command))
     if begun is None:
         return _begin(meeting, composed, settings, root, typed, until)
     if begun.status.get("state") == "done":
