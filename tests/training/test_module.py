@@ -213,6 +213,20 @@ def test_a_patience_that_a_resume_has_lowered_below_what_was_skipped_before_ends
         skipped.look()
 
 
+def test_a_search_that_a_signal_breaks_off_translates_no_further_and_nothing_is_logged(
+    small: Callable[..., Composed],
+) -> None:
+    """The signal comes when the tokens of the only batch are scored, and all have agreed to search."""
+    module, data = make(small("data.batch_tokens=4000"))
+    told = [0, 0]
+    module.asked = lambda: told.pop() if told else 15
+    run = trainer(2)
+    run.limit_val_batches, run.val_check_interval = 1.0, 2
+    run.fit(module, datamodule=data)
+    assert module.abandoned and module.outputs == [""] * 4
+    assert not any(name.startswith("val/") for name in module.latest)
+
+
 def test_validation_scores_are_those_of_all_pairs_one_by_one(small: Callable[..., Composed]) -> None:
     module, data = make(small("data.batch_tokens=200"))
     Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).validate(module, data, verbose=False)
