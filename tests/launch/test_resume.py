@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -325,7 +326,9 @@ def test_a_disk_that_is_full_ends_the_run_with_a_sentence_and_what_it_holds_load
     code += f"sys.argv[0] = {str(ROOT / 'train.py')!r}; from tfm_blocks.cli.train import train; "
     code += "sys.exit(train(sys.argv[1:], program='python train.py', command=[]))"
     where = outside(tmp_path) | {"cwd": disk}
-    done = subprocess.run([sys.executable, "-c", code, *SMALL], **where, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *SMALL, "trainer.steps=60"], **where, capture_output=True, text=True
+    )
     assert done.returncode == 1, done.stderr
     first, *rest = done.stderr.strip().splitlines()
     assert first == "resume: python train.py resume=runs/run"
@@ -337,7 +340,7 @@ def test_a_disk_that_is_full_ends_the_run_with_a_sentence_and_what_it_holds_load
 
 SMALL = [
     "name=run", "layers=1", "d_model=32", "d_ff=32", "heads=2", "vocab=300", "dropout=0.3", "data.train=500", "data.val=10", "data.test=10",
-    "data.step_tokens=300", "trainer.steps=60", "trainer.validate_every=25", "trainer.validate_sentences=0", "trainer.checkpoint_every=1",
+    "data.step_tokens=300", "trainer.validate_every=25", "trainer.validate_sentences=0", "trainer.checkpoint_every=1",
     "trainer.log_every=1", "logger=csv", "trainer.accelerator=cpu",
 ]  # fmt: skip
 
@@ -348,27 +351,31 @@ def outside(folder: Path) -> dict[str, Any]:
     return {"cwd": folder, "env": environment}
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_is_not(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("kills", "devices"),
+    [(2, 1), pytest.param(20, 1, marks=pytest.mark.slow), pytest.param(6, 2, marks=pytest.mark.slow)],
+)
+def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_is_not(
+    tmp_path: Path, kills: int, devices: int
+) -> None:
+    """By the command that it has left in status.json. Of two processes all are killed, or the one that started them."""
     train_py = [sys.executable, str(ROOT / "train.py")]
-    subprocess.run([*train_py, *SMALL], **outside(tmp_path), check=True)
+    asked = [*SMALL[1:], f"trainer.steps={30 * kills}", f"trainer.devices={devices}"]  # a kill takes up to 20 steps
+    subprocess.run([*train_py, *asked, "name=run"], **outside(tmp_path), check=True)
     whole, run = tmp_path / "runs" / "run", tmp_path / "runs" / "killed"
-    command, killed = [*train_py, *SMALL[1:], "name=killed"], 0
-    for _ in range(kills):
-        with subprocess.Popen(command, **outside(tmp_path)) as process:
+    command = [*train_py, *asked, "name=killed"]
+    for number in range(kills):
+        with subprocess.Popen(command, **outside(tmp_path), start_new_session=True) as process:
             before = newest(run)
             while newest(run) == before and process.poll() is None:
                 time.sleep(0.01)
-            time.sleep(random.uniform(0, 0.5))
-            killed += process.poll() is None
-            process.kill()
-        command = [*train_py, f"resume={run}"]
-        if state(run) == "done":
-            break
-    assert killed
-    assert state(run) in ("running", "done")
-    if state(run) == "running":
-        subprocess.run(command, **outside(tmp_path), check=True)
+            time.sleep(random.uniform(0, 0.2))
+            assert process.poll() is None, f"the run has ended before kill {number + 1} of {kills}"
+            process.kill() if number % 2 else os.killpg(process.pid, signal.SIGKILL)
+        left = json.loads((run / "status.json").read_text())
+        assert left["state"] == "running"
+        command = [*train_py, *shlex.split(left["resume"])[2:]]
+    subprocess.run(command, **outside(tmp_path), check=True)
     expect_same(whole, run)
 
 
