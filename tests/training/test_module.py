@@ -18,6 +18,7 @@ from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.language.spec import names
+from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.training.data import Feed, RunData, TrainStream
@@ -41,8 +42,8 @@ def make(composed: Composed, ranks: Ranks = Ranks()) -> Made:  # noqa: B008
     return module, RunData(prepared, layout, settings.data, seed=1, ranks=Ranks())
 
 
-def trainer(steps: int) -> Trainer:
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+def trainer(steps: int, **options: Any) -> Trainer:
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **options}
     return Trainer(
         accelerator="cpu", max_steps=steps, max_epochs=-1, limit_val_batches=0, enable_model_summary=False, **quiet
     )
@@ -125,6 +126,17 @@ def test_twenty_steps_leave_the_weights_of_a_plain_loop(small: Callable[..., Com
     for new, expected, old in zip(made[0].network.parameters(), reference.parameters(), begin, strict=True):
         torch.testing.assert_close(new, expected, rtol=0, atol=1e-6)
         assert (new - old).abs().max() > 1e-3
+
+
+def test_twenty_steps_in_bf16_end_within_two_percent_of_the_loss_in_fp32(small: Callable[..., Composed]) -> None:
+    """Which is ln 300 = 5.7 for who has learned nothing."""
+    losses = []
+    for precision in ("fp32", "bf16"):
+        module, data = make(small("trainer.log_every=10", "schedule.peak=1e-2", "schedule.warmup=4"))
+        trainer(20, precision=choose_precision(precision, "cpu").lightning).fit(module, datamodule=data)  # type: ignore[arg-type]
+        losses.append(module.latest["train/loss"])
+    assert losses[1] < 5 and losses[1] != losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
 def test_clipping_bounds_the_whole_gradient_and_logs_its_norm_before(small: Callable[..., Composed]) -> None:
