@@ -19,6 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tfm_blocks.runs.checkpoints import list_checkpoints, newest_whole
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 900  # seconds: a machine may be busy
 SMALL = [
@@ -132,10 +134,13 @@ def test_a_signal_to_torchrun_stops_the_run_with_a_checkpoint(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "train.py"), *ENDLESS, "trainer.devices=2"]
-    process = start(command, tmp_path / "killed")
+    """And they leave a checkpoint, although the run would write none for a long time."""
+    rarely = [text.replace("checkpoint_every=1", "checkpoint_every=100000") for text in ENDLESS]
+    process = start([sys.executable, str(ROOT / "train.py"), *rarely, "trainer.devices=2"], tmp_path / "killed")
+    checkpoints = tmp_path / "killed" / "runs" / "run" / "checkpoints"
     with ended([process]):
-        wait_for(tmp_path / "killed" / "runs" / "run" / "checkpoints" / "latest.json", process)
+        wait_for(checkpoints / "step-00000004.safetensors", process)
+        assert [one.step for one in list_checkpoints(checkpoints)] == [0]
         process.kill()
         process.wait()
         begun = time.monotonic()
@@ -143,6 +148,8 @@ def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
             while time.monotonic() < begun + PATIENCE:
                 os.killpg(process.pid, 0)
                 time.sleep(0.1)
+    newest = newest_whole(checkpoints)
+    assert newest is not None and newest.step >= 4
 
 
 @pytest.mark.slow

@@ -50,4 +50,5 @@ def test_less_than_a_tenth_of_multi30k_is_padding(small: Callable[..., Composed]
     stream = TrainStream(feed_of(make(composed)[1]), seed=1, start=0, ranks=Ranks())
     counts = [step.padding for step in islice(stream, 100)]
     padding, cells = map(sum, zip(*counts, strict=True))
+    print(f"padding: {padding / cells:.1%}")
     assert padding / cells < 0.1
