@@ -208,6 +208,7 @@ def test_a_config_that_has_changed_is_refused_with_what_has_and_another_name_beg
         (["-m", "heads=2,4", "sweep.timeout=90"], "sweep.timeout: must be a duration, but is 90"),
         (["-m", "heads=2,4", "sweep.name=a/b"], "sweep.name: must be a folder's name"),
         (["-m", "heads=interval(1,4)"], "heads: is an interval from 1 to 4"),
+        (["-m", "sweep=optuna", "dropout=tag(log,interval(0,1))"], "dropout: counts orders of magnitude"),
         (["-m", "heads=2,4", "launcher=slurm", "launcher.memory=32"], "launcher.memory: must be a size of memory"),
         (["launcher=slurm"], "launcher: says how a sweep is run, and this is a single run"),
     ],
