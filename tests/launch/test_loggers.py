@@ -22,6 +22,7 @@ from wandb.sdk.lib.config_util import save_config_file_from_dict
 
 from tests.launch.test_job import records
 from tests.launch.test_resume import begin, go_on, handlers, stopping  # noqa: F401  a fixture
+from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.launch.job import _wandb_id
 from tfm_blocks.runs.facts import newest_facts
@@ -29,6 +30,7 @@ from tfm_blocks.runs.folder import read_json
 from tfm_blocks.training.agents import sweep_file
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.contract import CONTRACT, FACTS, MEDIA
+from tfm_blocks.training.dashboard import settings_logged
 
 ROOT = Path(__file__).parents[2]
 TIMES = ("train/tokens_per_second", "train/waiting")  # which a clock measures anew
@@ -166,6 +168,7 @@ def _expect_facts(run: Path, configs: list[dict[str, Any]]) -> None:
         assert (facts["model"], facts["seed"], facts["resumed"]) == ("tiny", 1, number)
         assert facts["parameters"] == sum(facts["parameters_by_node"].values())
         assert (config["model"], config["heads"], config["schedule"]["warmup"]) == ("tiny", 2, 2)
+        assert {name for name, value in config.items() if not isinstance(value, dict)} <= settings_logged([CONF])
     assert configs[0]["facts"]["config_hash"] == configs[1]["facts"]["config_hash"]
     assert yaml.safe_load((run / "config.yaml").read_text())["vocab"] == configs[1]["vocab"]
 
