@@ -127,8 +127,9 @@ def read_dashboard(name: str, folders: list[Path]) -> Dashboard:
     known = dashboards(folders)
     if name not in known:
         raise ConfigError(Problem(GROUP, f"there is no dashboard called {name!r}", help=suggest(name, known)))
+    settings = settings_logged(folders)
     try:
-        return read_settings(Dashboard, read_yaml(known[name]), settings_logged(folders))
+        return read_settings(Dashboard, read_yaml(known[name]), settings)
     except ConfigError as error:
         place = Place(shown_path(known[name]))
         raise ConfigError(

@@ -58,7 +58,7 @@ class JobSource(Protocol):
         """Whether a running job is to be ended, since others are better."""
 
     def ended(self, job: SweepJob, progress: Progress) -> None:
-        """Told once of each job that `next` has given, when its state is final."""
+        """Told once of each job, when its state is final."""
 
 
 class Grid:
