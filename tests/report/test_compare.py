@@ -4,6 +4,8 @@ import contextlib
 import csv
 import io
 import json
+import os
+import shutil
 import time
 
 import numpy as np
@@ -127,6 +129,57 @@ def test_the_tables_show_sizes_speed_time_and_the_best_validation(sweep):
     assert "Holm" in shown and "Holm" not in said(sweep)
 
 
+def test_a_run_and_its_repeat_are_one_seed(sweep, tmp_path):
+    """The repeat of base-1 is bit-identical, that of prenorm-1 was killed."""
+    shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
+    alone = asked(tmp_path, "--baseline", "base-1"), said(tmp_path, "--markdown")
+    for name, age in (("base-1", -60), ("prenorm-1", 60)):
+        repeat = shutil.copytree(tmp_path / name, tmp_path / f"{name}-2")
+        newer = (tmp_path / name / "status.json").stat().st_mtime + age
+        for path in (repeat, *repeat.iterdir()):
+            os.utime(path, (newer, newer))
+    status = tmp_path / "prenorm-1-2" / "status.json"
+    killed = json.dumps(json.loads(status.read_text()) | {"state": "failed", "scores": {}, "translation": []})
+    status.write_text(killed)
+    found, shown = asked(tmp_path, "--baseline", "base-1"), said(tmp_path, "--markdown")
+    assert found["against"] == alone[0]["against"]
+    over_seeds = [line for line in alone[1].splitlines() if "| 3 | 1.2500 ±" in line]
+    assert len(over_seeds) == 3 and all(line in shown.splitlines() for line in over_seeds)
+    (note,) = (one for one in found["notes"] if "not counted" in one)
+    assert "base-1-2, prenorm-1-2:" in note and sum(len(group["runs"]) for group in found["groups"]) == 11
+
+
+def test_of_two_finished_runs_of_one_seed_the_newer_counts(tmp_path):
+    outputs = {"new": garbled(REFERENCES, 0.3, 1), "old": garbled(REFERENCES, 0.2, 2)}
+    for name, seconds in (("new", 2e9), ("old", 1e9)):
+        run = leave_run(tmp_path / name, REFERENCES, outputs[name])
+        for path in (run, *run.iterdir()):
+            os.utime(path, (seconds, seconds))
+    leave_run(tmp_path / "other", REFERENCES, REFERENCES, changed={"heads": 4})
+    against = {one["score"]: one for one in asked(tmp_path, "--baseline", "old")["against"]}
+    newer = BLEU(force=True).corpus_score(outputs["new"], [REFERENCES]).score
+    assert against["BLEU"]["difference"] == pytest.approx(100 - newer) and against["BLEU"]["seeds"] is None
+
+
+def test_scores_that_were_computed_in_several_ways_are_not_tested(tmp_path):
+    for name, heads in (("one", 2), ("two", 4)):
+        run = leave_run(tmp_path / name, REFERENCES, garbled(REFERENCES, 0.3, heads), changed={"heads": heads})
+    status = (run / "status.json").read_text()
+    (run / "status.json").write_text(status.replace("tok:13a", "tok:char"))
+    found = asked(tmp_path, "--baseline", "one")
+    assert [one["score"] for one in found["against"]] == ["exact match", "chrF", "TER"]
+    assert any("another way to compute BLEU" in note for note in found["notes"])
+
+
+def test_test_sets_that_are_not_known_are_not_taken_for_the_same(tmp_path):
+    for number in range(4):
+        name, heads = f"run-{number}", 2 + number // 2
+        leave_run(tmp_path / name, REFERENCES, REFERENCES, seed=number % 2, changed={"heads": heads}, old=True)
+    found = asked(tmp_path, "--baseline", "run-0")
+    assert found["against"] == []
+    assert any("the test set of heads 3 is not known, so they are not tested" in note for note in found["notes"])
+
+
 def test_what_cannot_be_compared_is_told(tmp_path):
     leave_run(tmp_path / "one", REFERENCES, REFERENCES)
     leave_run(tmp_path / "two", REFERENCES[:20], REFERENCES[:20], tokenizer="two", changed={"heads": 4})
@@ -145,13 +198,15 @@ def test_what_cannot_be_compared_is_told(tmp_path):
 
 def test_runs_of_several_versions_of_torch_are_told_with_what_a_resume_has_changed(tmp_path):
     facts = [{"versions": {"torch": version}} for version in ("2.13.0", "2.14.0")]
-    leave_run(tmp_path / "unknown", REFERENCES, REFERENCES)
-    for name, more in (
-        ("one", {"facts": facts[0]}),
-        ("two", {"facts": facts[1]}),
-        ("both", {"facts": facts[0], "changes": facts[1:]}),
+    leave_run(tmp_path / "unknown", REFERENCES, REFERENCES, seed=3)
+    for seed, (name, more) in enumerate(
+        {
+            "one": {"facts": facts[0]},
+            "two": {"facts": facts[1]},
+            "both": {"facts": facts[0], "changes": facts[1:]},
+        }.items()
     ):
-        run = leave_run(tmp_path / name, REFERENCES, REFERENCES)
+        run = leave_run(tmp_path / name, REFERENCES, REFERENCES, seed=seed)
         (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | more))
     assert asked(tmp_path / "one", tmp_path / "unknown")["notes"] == []
     (note,) = asked(tmp_path)["notes"]

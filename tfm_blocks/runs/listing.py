@@ -120,11 +120,10 @@ def _entry(member: Member) -> RunEntry:
     record, status = read_or_empty(folder / RUN), read_or_empty(folder / STATUS)
     row = _last_measured(folder / METRICS)
     chosen = record.get("choices") or {}
-    changed = max(path.stat().st_mtime for path in _dated(folder))
     step = status.get("steps") or int(row.get("step") or 0)
     commands = tuple(map(str, record.get("commands") or ()))
     model, data = str(chosen.get("model", "")), str(chosen.get("data", ""))
-    return RunEntry(folder, state, model, data, step, _score(status, row), changed, commands)
+    return RunEntry(folder, state, model, data, step, _score(status, row), changed_at(folder), commands)
 
 
 def _waiting(member: Member) -> RunEntry:
@@ -135,9 +134,10 @@ def _waiting(member: Member) -> RunEntry:
     return RunEntry(member.folder, member.state()[0], model, data, 0, None, changed, (" ".join(overrides),))
 
 
-def _dated(folder: Path) -> list[Path]:
+def changed_at(folder: Path) -> float:
+    """When a run changed last, in seconds since 1970."""
     files = (folder / name for name in (STATUS, METRICS, MODEL, CHECKPOINTS))
-    return [path for path in files if path.exists()] or [folder]
+    return max(path.stat().st_mtime for path in [path for path in files if path.exists()] or [folder])
 
 
 def read_or_empty(path: Path) -> dict[str, Any]:
