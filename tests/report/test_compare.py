@@ -61,6 +61,29 @@ def test_only_what_differs_is_told_and_each_thing_once(sweep):
     assert found["notes"] == []
 
 
+def test_what_models_bring_along_is_one_difference_however_many_they_are(tmp_path):
+    local = {"r": 8, "model.args.r": 8, "model.graph.src_emb.block": "local"}
+    leave_run(tmp_path / "base", REFERENCES, REFERENCES)
+    leave_run(tmp_path / "prenorm", REFERENCES, REFERENCES, model="prenorm")
+    leave_run(tmp_path / "local", REFERENCES, REFERENCES, model="local", changed=local)
+    found = asked(tmp_path)
+    assert {group["group"] for group in found["groups"]} == {"base", "prenorm", "local"}
+    assert found["differences"].keys() == {"model"}
+    assert found["differences"]["model"]["base"] == {
+        "r": "–", "model.add_norm": "post", "model.graph.src_emb.block": "embedding"
+    }  # fmt: skip
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said(tmp_path).splitlines()]
+    for row in (["base", ""], ["prenorm", "model.add_norm pre"], ["local", "r 8, model.graph.src_emb.block local"]):
+        assert row in rows
+
+
+def test_a_knob_that_one_model_has_with_several_values_is_a_difference_of_its_own(tmp_path):
+    leave_run(tmp_path / "base", REFERENCES, REFERENCES)
+    for r in (2, 8):
+        leave_run(tmp_path / f"local-{r}", REFERENCES, REFERENCES, model="local", changed={"r": r, "model.args.r": r})
+    assert asked(tmp_path)["differences"] == {"model": {"base": {}, "local": {}}, "r": {"–": {}, "2": {}, "8": {}}}
+
+
 def test_scores_have_the_intervals_of_sacrebleu_and_of_wilson(sweep):
     for group, model in zip(asked(sweep)["groups"], ("base", "prenorm", "wide"), strict=True):
         for run in group["runs"]:

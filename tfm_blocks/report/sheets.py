@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 
@@ -13,7 +14,6 @@ from tfm_blocks.report.sheet import Cell, Sheet
 from tfm_blocks.runs.record import Measured, RunRecord
 
 SCORES = ("exact match", "BLEU", "chrF", "TER")
-MOST_VALUES = 8  # of a factor whose settings are shown beside each other
 BEST = ("val/loss", "val/bleu", "val/exact_match")
 
 
@@ -28,7 +28,7 @@ def sheets_of(comparison: Comparison) -> list[Sheet]:
         found.append(seeds_sheet(comparison))
     if comparison.baseline:
         found.append(against_sheet(comparison, comparison.baseline))
-    return found + [factor_sheet(factor) for factor in comparison.factors if factor.others and _fits(factor)]
+    return found + [factor_sheet(factor) for factor in comparison.factors if factor.others]
 
 
 def runs_sheet(comparison: Comparison) -> Sheet:
@@ -104,15 +104,18 @@ def against_sheet(comparison: Comparison, baseline: Group) -> Sheet:
     return Sheet(f"against {baseline.label}", columns, rows, 2)
 
 
-def _fits(factor: Factor) -> bool:
-    """A table of more columns says nothing to anyone; as JSON it is told in full."""
-    return len(factor.values) <= MOST_VALUES
-
-
 def factor_sheet(factor: Factor) -> Sheet:
-    """The settings that go with each value of a factor."""
-    rows = [[_text(key), *map(_text, row)] for key, *row in zip(factor.others, *factor.values.values(), strict=True)]
-    return Sheet(f"what else differs by {factor.key}", [factor.key, *factor.values], rows, 1 + len(factor.values))
+    """The settings that go with each value of a factor, but for those of most values."""
+    counts = [Counter(column) for column in zip(*factor.values.values(), strict=True)]
+    rows = []
+    for value, row in factor.values.items():
+        rare = [
+            f"{key} {one}"
+            for key, one, count in zip(factor.others, row, counts, strict=True)
+            if 2 * count[one] <= count.total()
+        ]
+        rows.append([_text(value), _text(", ".join(rare))])
+    return Sheet(f"what else differs by {factor.key}", [factor.key, "unlike most"], rows, 2)
 
 
 def show_seconds(seconds: float) -> str:
