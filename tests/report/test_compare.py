@@ -209,6 +209,14 @@ def test_scores_that_were_computed_in_several_ways_are_not_tested(tmp_path):
     assert any("another way to compute BLEU" in note for note in found["notes"])
 
 
+def test_scores_of_several_test_sets_have_no_mean_over_seeds(tmp_path):
+    for seed, lines in ((1, 40), (2, 40), (3, 20)):
+        leave_run(tmp_path / f"run-{seed}", REFERENCES[:lines], REFERENCES[:lines], seed=seed)
+    row = "| 3 | 1.2500 ± 0.0000 |  |  |  |  | 4.00 ± 0.00 |"
+    assert row in said(tmp_path, "--markdown")
+    assert "| 2 | 1.2500 ± 0.0000 | 100.00 ± 0.00 |" in said(tmp_path / "run-1", tmp_path / "run-2", "--markdown")
+
+
 def test_test_sets_that_are_not_known_are_not_taken_for_the_same(tmp_path):
     for number in range(4):
         name, heads = f"run-{number}", 2 + number // 2

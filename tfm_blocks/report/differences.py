@@ -42,8 +42,12 @@ class Group:
         return [run for run in self.runs if newest[run.settings.get(SEED)] is run]
 
     def over_seeds(self, name: str) -> list[float]:
-        """The values of one score, of the runs that count and have it."""
-        return [run.scores[name].value for run in self.counted if name in run.scores]
+        """The values of one score, of the runs that count and have it; none where some have it of another test set, or
+        computed in another way.
+        """
+        having = [run for run in self.counted if name in run.scores]
+        alike = len({(run.test_set, run.scores[name].signature) for run in having}) == 1
+        return [run.scores[name].value for run in having] if alike else []
 
     def setting(self, factor: Factor) -> str:
         """What the runs have of it; nothing where that is not known."""
