@@ -13,17 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 import yaml
 from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+from wandb.sdk.lib.config_util import save_config_file_from_dict
 
 from tests.launch.test_job import records
 from tests.launch.test_resume import begin, go_on, handlers, stopping  # noqa: F401  a fixture
+from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.launch.job import _wandb_id
 from tfm_blocks.runs.facts import newest_facts
 from tfm_blocks.runs.folder import read_json
+from tfm_blocks.training.agents import sweep_file
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.contract import CONTRACT, FACTS, MEDIA
+from tfm_blocks.training.dashboard import settings_logged
 
 ROOT = Path(__file__).parents[2]
 TIMES = ("train/tokens_per_second", "train/waiting")  # which a clock measures anew
@@ -61,8 +68,10 @@ def of_kind(parts: list[list[dict[str, Any]]], kind: str) -> list[dict[str, Any]
 
 
 def config_of(part: list[dict[str, Any]]) -> dict[str, Any]:
+    """As the run began, with what was told later."""
     (run,) = of_kind([part], "run")
-    return dict(run["config"]["update"])
+    told = [one["update"] for one in of_kind([part], "config") if "update" in one]
+    return {name: value for one in (run["config"]["update"], *told) for name, value in one.items()}
 
 
 @pytest.fixture
@@ -159,6 +168,7 @@ def _expect_facts(run: Path, configs: list[dict[str, Any]]) -> None:
         assert (facts["model"], facts["seed"], facts["resumed"]) == ("tiny", 1, number)
         assert facts["parameters"] == sum(facts["parameters_by_node"].values())
         assert (config["model"], config["heads"], config["schedule"]["warmup"]) == ("tiny", 2, 2)
+        assert {name for name, value in config.items() if not isinstance(value, dict)} <= settings_logged([CONF])
     assert configs[0]["facts"]["config_hash"] == configs[1]["facts"]["config_hash"]
     assert yaml.safe_load((run / "config.yaml").read_text())["vocab"] == configs[1]["vocab"]
 
@@ -187,6 +197,44 @@ def test_a_run_that_was_killed_goes_on_in_wandb_without_a_gap_and_without_a_step
     for key, value in expected.items():
         assert key[1] in TIMES or math.isclose(found[key], value, rel_tol=0)
     assert len(records(run)) == 2
+
+
+def test_a_run_that_an_agent_of_weights_and_biases_starts_has_the_agents_id_and_the_values_that_the_agent_has(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B leaves out what we log by a key that a sweep sets, such as the settings of an optimizer that it chooses."""
+    asked = [
+        "model=tiny", "heads=2,4", "optimizer=adamw,adam", "optimizer.eps=1e-9,1e-8", "trainer.steps=1,2", "data.test=null",
+        "logger=wandb",
+    ]  # fmt: skip
+    told = yaml.safe_load(sweep_file(asked, None, "grid", "val/loss", "project"))["parameters"]
+    chosen = {key: {"value": one["values"][-1] if "values" in one else one["value"]} for key, one in told.items()}
+    save_config_file_from_dict(str(tmp_path / "of_agent.yaml"), chosen)
+    own = {"SWEEP_ID": "of4gent", "RUN_ID": "0123abcd", "SWEEP_PARAM_PATH": str(tmp_path / "of_agent.yaml")}
+    for name, value in {**own, "MODE": "offline"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    wandb.teardown()  # which has read another environment
+    overrides = create_sweep_command_args({"args": chosen})["args_no_hyphens"]
+    composed = small(*overrides, "trainer.validate_sentences=0")
+    begin(composed, tmp_path)
+    wandb.teardown()
+    (part,) = records(tmp_path / "run")
+    (one,) = of_kind([part], "run")
+    assert (one["sweep_id"], one["run_id"]) == ("of4gent", "0123abcd")
+    assert read_json(tmp_path / "run" / "run.json")["wandb_id"] == "0123abcd"
+    config = config_of(part)
+    assert (config["model"], config["heads"]) == ("tiny", 4) and "src_emb" in config["graph"]["graph"]
+    assert config["trainer.steps"] == config["trainer"]["steps"] == 2
+    settings = composed.mapping["optimizer"]
+    assert (config["optimizer"], settings["eps"]) == ("adam", 1e-8)
+    assert {name: config[f"optimizer.{name}"] for name in settings} == settings
+    assert (config["data.test"], config["data"]["test"]) == ("null", None)
+
+
+def test_an_id_that_no_agent_has_given_is_not_the_runs(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "of-another-run")
+    monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
+    assert _wandb_id() != _wandb_id() != "of-another-run"
 
 
 def test_runs_of_other_seeds_are_of_one_config(small: Small) -> None:

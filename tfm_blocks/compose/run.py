@@ -12,7 +12,7 @@ from typing import Any, cast
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from tfm_blocks.compose.folders import EVERYWHERE, group_files, in_order, root_keys
+from tfm_blocks.compose.folders import EVERYWHERE, OF_A_SWEEP, group_files, in_order, root_keys
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.chain import model_chain
@@ -36,7 +36,6 @@ TAKEN = (
     "trainer.checkpoint_keep",
     "data.batch_tokens",
 )  # none of them changes what a step does to the weights, but for rounding
-OF_A_SWEEP = ("sweep", "launcher")  # groups that say how and where jobs are run, and nothing of a run
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
 

@@ -54,6 +54,7 @@ class WandbLogger(RunLogger):
             self.run = _start_run(options, folder, mode)
         if self.run:
             _define(self.run)
+            self.run.config.update(_left_out(config, self.run.config))  # type: ignore[no-untyped-call]
         if mode == "offline" and self.run:
             print(f"W&B: offline, {reason}; to upload: wandb sync {Path(self.run.dir).parent}")
         elif mode == "online" and self.run:
@@ -110,6 +111,17 @@ def _define(run: wandb.Run) -> None:
         axis = None if key.name in IN_EVERY_ROW else TOKENS
         summary = None if key.summary == "last" else key.summary  # which W&B keeps anyway, under the plain name
         run.define_metric(re.sub(r"{.*", "*", key.name), summary=summary, step_metric=axis)
+
+
+def _left_out(config: Mapping[str, Any], has: Any) -> dict[str, Any]:
+    """By their addresses, the settings of groups that a sweep of W&B chooses: it keeps their keys to itself."""
+    return {
+        address: value
+        for key, group in config.items()
+        if isinstance(group, Mapping) and isinstance(has.get(key), str)
+        for name, value in group.items()
+        if (address := f"{key}.{name}") not in has
+    }
 
 
 def logged_keys(folder: Path, id: str) -> dict[int, set[str]]:
