@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tfm_blocks.runs.record import NO_EXPERIMENT, RunRecord, Setting
 
@@ -27,14 +28,26 @@ class Factor:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ by their seed alone; `label` is what differs from the other groups."""
+    """Runs that differ by their seed at most; `label` is what differs from the other groups."""
 
     label: str
     runs: Sequence[RunRecord]
 
+    @cached_property
+    def counted(self) -> list[RunRecord]:
+        """One of each seed: the newest that is done, else the newest. A run and its repeat are no two samples."""
+        newest: dict[Setting, RunRecord] = {}
+        for run in sorted(self.runs, key=lambda one: (one.state == "done", one.changed)):
+            newest[run.settings.get(SEED)] = run
+        return [run for run in self.runs if newest[run.settings.get(SEED)] is run]
+
     def over_seeds(self, name: str) -> list[float]:
-        """The values of one score, of the runs that have it."""
-        return [run.scores[name].value for run in self.runs if name in run.scores]
+        """The values of one score, of the runs that count and have it; none where some have it of another test set, or
+        computed in another way.
+        """
+        having = [run for run in self.counted if name in run.scores]
+        alike = len({(run.test_set, run.scores[name].signature) for run in having}) == 1
+        return [run.scores[name].value for run in having] if alike else []
 
     def setting(self, factor: Factor) -> str:
         """What the runs have of it; nothing where that is not known."""

@@ -24,7 +24,7 @@ def sheets_of(comparison: Comparison) -> list[Sheet]:
     found = [runs_sheet(comparison)]
     if any(run.scored_on for run in comparison.runs):
         found.append(scores_sheet(comparison))
-    if any(len(group.runs) > 1 for group in comparison.groups):
+    if any(len(group.counted) > 1 for group in comparison.groups):
         found.append(seeds_sheet(comparison))
     if comparison.baseline:
         found.append(against_sheet(comparison, comparison.baseline))
@@ -73,16 +73,18 @@ def _scores(comparison: Comparison) -> list[str]:
 
 
 def seeds_sheet(comparison: Comparison) -> Sheet:
-    """A row for each group of runs that differ by their seed alone: means and standard deviations."""
+    """A row for each group: means and standard deviations of the runs that count."""
     scores = _scores(comparison)
     columns = ["model", "seeds", "best val/loss", *scores, "perplexity"]
     rows = []
     for group in comparison.groups:
-        losses = [run.best["val/loss"].value for run in group.runs if "val/loss" in run.best]
+        losses = [run.best["val/loss"].value for run in group.counted if "val/loss" in run.best]
         spread = [_spread(losses, "{:.4f}"), *(_spread(group.over_seeds(name), "{:.2f}") for name in scores)]
-        spread.append(_spread([run.values["perplexity"] for run in group.runs if "perplexity" in run.values], "{:.2f}"))
-        done = sum(bool(run.scored_on) for run in group.runs)
-        count = str(done) if done == len(group.runs) else f"{done} of {len(group.runs)}"
+        spread.append(
+            _spread([run.values["perplexity"] for run in group.counted if "perplexity" in run.values], "{:.2f}")
+        )
+        done = sum(bool(run.scored_on) for run in group.counted)
+        count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
         rows.append([_text(group.label), Cell(count, done), *spread])
     return Sheet("over seeds: mean ± standard deviation", columns, rows, 1)
 
