@@ -91,7 +91,7 @@ def is_to_verify(config: DictConfig) -> bool:
 
 
 def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str, text: str) -> Composed:
-    """The recorded config of a run, with what the command line may change of it.
+    """The recorded config of a run, with what the command line may change of it: TAKEN, or another choice of loggers.
 
     `text` is that of the file `where` it stands. Raises ConfigError for what would make another experiment of it.
     """
@@ -99,15 +99,19 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
     problems = []
     sources = Sources()
     sources.add_file(where, text, chosen=True)
-    for override in task_overrides():
-        key = override.partition("=")[0].lstrip("+~")
+    typed = {override.partition("=")[0].lstrip("+~"): override for override in task_overrides()}
+    if "logger" in typed:
+        mapping["logger"] = OmegaConf.to_container(config.logger, resolve=True)
+    for key, override in typed.items():
         if key in TAKEN:
             group, name = key.split(".")
             mapping[group][name] = OmegaConf.select(config, key)
             sources.overrides[(group, name)] = override
+        elif "logger" in typed and key.partition(".")[0] == "logger":
+            sources.overrides[tuple(key.split("."))] = override
         elif key != "resume" and not _is_recorded(config, key, recorded):
             rule = f"a resumed run keeps what it was begun with: {cut(override)}"
-            problems.append(Problem(key, rule, help=f"leave it out; a resume takes {', '.join(TAKEN)}"))
+            problems.append(Problem(key, rule, help=f"leave it out; a resume takes {', '.join(TAKEN)}, logger"))
     given = OmegaConf.to_container(config)["plugins"]  # type: ignore[index, call-overload]
     if given != recorded["plugins"]:
         rule = f"the run uses {shown(recorded['plugins'])}, and the command line names {shown(given)}"

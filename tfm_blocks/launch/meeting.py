@@ -23,6 +23,7 @@ from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.data.settings import DataSettings
 from tfm_blocks.errors import Problem, RunError, TfmError
 from tfm_blocks.launch.place import Place
+from tfm_blocks.training.silence import Silence
 
 LOOK = 0.1  # seconds between two looks at what another process has decided, so that a signal is heard meanwhile
 Value = TypeVar("Value")
@@ -109,12 +110,13 @@ class Meeting:
         """The text, which the first process of each node brings into the cache."""
         place = self.place
         tell = print if place.rank == 0 else lambda text: None
-        if self.store is None:
-            return prepare(settings, vocab, tell=tell)
-        read: list[Prepared] = []
-        what = f"text of node {place.rank // place.devices}"
-        self.decide(what, lambda: read.append(prepare(settings, vocab, tell=tell)), first=place.local_rank == 0)
-        return read[0] if read else prepare(settings, vocab, tell=tell)
+        with Silence("preparing the text", speaks=place.rank == 0):
+            if self.store is None:
+                return prepare(settings, vocab, tell=tell)
+            read: list[Prepared] = []
+            what = f"text of node {place.rank // place.devices}"
+            self.decide(what, lambda: read.append(prepare(settings, vocab, tell=tell)), first=place.local_rank == 0)
+            return read[0] if read else prepare(settings, vocab, tell=tell)
 
     def join(self, device: str) -> None:
         """From here on the processes wait for each other in collectives, which Lightning takes up."""

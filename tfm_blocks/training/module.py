@@ -225,7 +225,7 @@ class TrainingModule(LightningModule):
             logger.log_metrics(named, self.global_step)
 
     def _log_samples(self, split: str) -> None:
-        for logger in self._run_loggers():
+        for logger in self._run_loggers() if self.samples else ():
             logger.log_samples(split, self.samples, self.global_step)
 
     def _run_loggers(self) -> list[RunLogger]:
