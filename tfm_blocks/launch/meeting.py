@@ -133,7 +133,7 @@ class Meeting:
         self.leave()
 
     def leave(self) -> None:
-        """After the last collective gives back what `join` has taken; of a run that breaks, the end of the process does."""
+        """After the last collective. What a run that breaks has joined ends with its process."""
         if self.store is not None and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
