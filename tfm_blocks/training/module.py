@@ -214,12 +214,9 @@ class TrainingModule(LightningModule):
         return self.scorer.samples[: self.settings.trainer.samples]
 
     def _search_precision(self) -> AbstractContextManager[None]:
-        """On an accelerator a search computes as training does; a processor's is in float32, as `tfm translate` is.
-
-        Lightning's own context would cast every weight again for every token; no weight changes in a search.
-        """
-        bf16 = self.device.type == "cuda" and self.trainer.precision == "bf16-mixed"
-        return torch.autocast("cuda", torch.bfloat16, cache_enabled=True) if bf16 else nullcontext()
+        """On an accelerator a search computes as training does; a processor's is in float32, as `tfm translate` is."""
+        plugin = self.trainer.precision_plugin
+        return plugin.forward_context() if self.device.type == "cuda" else nullcontext()
 
     def _log(self, scores: dict[str, float], split: str) -> None:
         """With the tokens read and the time passed, over which runs of unequal batches can be compared."""
