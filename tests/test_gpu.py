@@ -22,6 +22,7 @@ from tests.launch.test_resume import go_on
 from tests.network.examples import ALL, build, has_target, inputs_of, name, sources_of
 from tests.training.test_accelerator import MODELS, batch_for, network_at_its_size, take_step
 from tests.training.test_module import feed_of, make
+from tests.training.test_trial import HEAVY
 from tests.translation.test_any_graph import sharper
 from tests.translation.test_search import bounds
 from tfm_blocks.compose.resolve import Composed
@@ -183,16 +184,17 @@ def test_a_step_of_any_model_waits_for_nothing(model: str) -> None:
 
 
 def test_training_takes_no_more_memory_than_a_trial(small: Small) -> None:
-    module, data = make(small("d_model=256", "d_ff=1024", "data.batch_tokens=200"))
+    module, data = make(small(*HEAVY))
     peaks = []
     trial = Trial(module.network, feed_of(data), 0.1, Ranks(), CUDA, nullcontext(), copies=2)
-    for work in (lambda: trial.run(1), lambda: trainer(8).fit(module, datamodule=data)):
+    trial.run(1)  # the libraries take room of their own, once
+    for work in (lambda: trial.run(1), lambda: trainer(3).fit(module, datamodule=data)):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         work()
         peaks.append(torch.cuda.max_memory_allocated() - before)
-    assert 0.8 * peaks[0] < peaks[1] <= peaks[0]
+    assert 0.8 * peaks[0] < peaks[1] < 1.02 * peaks[0]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two CUDA devices")
