@@ -173,6 +173,7 @@ def _run(meeting: Meeting, job: Job, prepared: Prepared, settings: RunSettings) 
     meeting.join(device_of(settings.trainer))
     meeting.expect_seen(job.folder)
     take_part(meeting.place, job, prepared)
+    meeting.leave()
 
 
 def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) -> str:

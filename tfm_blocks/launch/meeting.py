@@ -132,6 +132,12 @@ class Meeting:
         """Waits for all, so that no launcher ends the first process before it has written down how the run ended."""
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
+        self.leave()
+
+    def leave(self) -> None:
+        """After the last collective. What a run that breaks has joined ends with its process."""
+        if self.store is not None and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
     def expect_seen(self, folder: Path) -> None:
         """Raises RunError where a process does not see the folder of the run."""

@@ -135,7 +135,9 @@ def _try_memory(place: Place, network: Network, feed: Feed, settings: RunSetting
     kind = device_of(settings.trainer)
     device = torch.device(kind, place.local_rank) if kind == "cuda" else torch.device(kind)
     autocast = torch.autocast(kind, torch.bfloat16, enabled=precision.lightning == "bf16-mixed")
-    return Trial(network, feed, settings.label_smoothing, place.ranks, device, autocast).run(settings.seed)
+    buckets = place.world > 1  # in which the ranks exchange gradients
+    copies = 2 + buckets + bool(settings.trainer.ema)
+    return Trial(network, feed, settings.label_smoothing, place.ranks, device, autocast, copies).run(settings.seed)
 
 
 def _data(ranks: Ranks, feed: Feed, prepared: Prepared, settings: RunSettings) -> RunData:
