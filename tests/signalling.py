@@ -1,7 +1,8 @@
-"""A plug-in that sends one signal, once: in the middle of a step, of a validation, or while a checkpoint is written.
+"""A plug-in that sends one signal, once: in the middle of a step, while the tokens of a validation or of the test are
+scored, in the search of a validation, or while a checkpoint is written.
 
 The environment says which (SEND=TERM, INT or USR1), to whom (TO=one: the last rank to itself; all: every process of the
-group; twice: the last rank to itself, and again) and when (WHEN=step, validation or saving). The file MARK is made then.
+group; twice: the last rank to itself, and again) and when (WHEN=step, validation, search, test or saving). The file MARK is made then.
 """
 
 import os
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from tfm_blocks.registry.blocks import block
 
 WHEN = os.environ.get("WHEN", "")
-AFTER = 3  # calls, so that something has been learned
+AFTER = {"step": 3, "validation": 2, "search": 3, "test": 6}  # calls: a validation is one for its tokens and a search
 
 
 def send() -> None:
@@ -41,9 +42,9 @@ class Signalling(nn.Module):
         self.calls, self.quiet = 0, False
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        if not (x_BND.is_meta or self.quiet) and WHEN in ("step", "validation"):
-            self.calls += self.training == (WHEN == "step")
-            if self.calls > AFTER and self.training == (WHEN == "step"):
+        if not (x_BND.is_meta or self.quiet) and WHEN in AFTER and self.training == (WHEN == "step"):
+            self.calls += 1
+            if self.calls > AFTER[WHEN]:
                 send()
         return x_BND
 

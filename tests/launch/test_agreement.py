@@ -1,31 +1,45 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-import torch.distributed
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import Sides
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import RunError
-from tfm_blocks.launch.agreement import compare_ranks, fingerprint
+from tfm_blocks.launch.agreement import asked_fingerprint, fingerprint
+from tfm_blocks.launch.begun import Job
+from tfm_blocks.launch.job import start_folder
+from tfm_blocks.launch.place import torchrun_place
 from tfm_blocks.launch.processes import run_together
+from tfm_blocks.launch.rank import take_part
 from tfm_blocks.training.data import Feed
 from tfm_blocks.training.settings import read_run
 
 
-def compare(ranks: Ranks, different: bool) -> None:
-    torch.distributed.init_process_group("gloo")
-    compare_ranks({"config": "same", "vocabulary": str(ranks.rank if different else 0)}, ranks.world)
-    torch.distributed.destroy_process_group()
+def read_another(ranks: Ranks, job: Job) -> None:
+    """What each process of a run does, of which the second reads other text."""
+    settings = read_run(job.config).data.model_copy(update={"train": 200 + ranks.rank})
+    prepared = prepare(settings, job.asked_vocab, tell=lambda text: None)
+    take_part(torchrun_place(os.environ, "local"), job, prepared)
 
 
-def test_ranks_that_would_train_different_models_stop_and_say_what_differs() -> None:
-    run_together(compare, 2, False)
+def test_ranks_that_read_different_texts_stop_before_the_first_step_and_say_what_differs(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    config = small("trainer.devices=2").mapping
+    prepared = prepare(read_run(config).data, config["vocab"], tell=lambda text: None)
+    config["vocab"] = prepared.tokenizer.size
+    job = Job(config, tmp_path / "run", 300, "python train.py resume=run", "x")
+    job.folder.mkdir()
+    start_folder(job, prepared, {})
     with pytest.raises(RunError, match="process 1 has another vocabulary than process 0"):
-        run_together(compare, 2, True)
+        run_together(read_another, 2, job)
+    assert not list((job.folder / "checkpoints").iterdir())
 
 
 def test_the_fingerprint_tells_what_differs_and_the_cap_on_a_batch_is_not_in_the_text(
@@ -35,9 +49,10 @@ def test_the_fingerprint_tells_what_differs_and_the_cap_on_a_batch_is_not_in_the
         config = small(*overrides).mapping
         settings = read_run(config)
         prepared = prepare(settings.data, config["vocab"], tell=lambda text: None)
-        return dict(fingerprint(config, prepared, Feed(prepared.train, Sides(["src"]), settings.data)))
+        feed = Feed(prepared.train, Sides(["src"]), settings.data)
+        return {**asked_fingerprint(config), **fingerprint(settings.seed, prepared, feed)}
 
-    first = made()
+    first, versions = made(), {"version of tfm-blocks", "version of torch"}
     assert first == made()
     for overrides, same in (
         (["data.batch_tokens=150"], {"vocabulary", "training text"}),
@@ -46,4 +61,4 @@ def test_the_fingerprint_tells_what_differs_and_the_cap_on_a_batch_is_not_in_the
         (["vocab=290"], set()),
     ):
         other = made(*overrides)
-        assert {name for name in first if first[name] == other[name]} == same
+        assert {name for name in first if first[name] == other[name]} == same | versions

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.training.test_module import feed_of, make
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import prepare
@@ -117,17 +119,25 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
     )
 
 
-CAP = 1200  # tokens of a micro-batch: with them a step is one
-GRID = [(1, CAP), (1, CAP // 4), (2, CAP // 2), (2, CAP // 4)]
+CAP = 1000  # tokens of a micro-batch: with them a step is one
+GRID = [(1, CAP, {1}), (1, CAP // 4, {3, 4}), (2, CAP // 2, {1}), (2, CAP // 4, {2})]
+
+
+def micro_batches(composed: Composed, devices: int) -> set[int]:
+    """How many a rank reads in each step of the run."""
+    plan = feed_of(make(composed)[1]).plan(seed=1, epoch=0)
+    return {len(step.share(rank, devices)) for step in islice(plan, 6) for rank in range(devices)}
 
 
 @pytest.mark.parametrize("grid", [[*GRID[:2], GRID[3]], pytest.param([*GRID, *GRID], marks=pytest.mark.slow)])
 def test_devices_and_the_cap_on_a_batch_do_not_change_the_weights(
-    small: Callable[..., Composed], tmp_path: Path, grid: list[tuple[int, int]]
+    small: Callable[..., Composed], tmp_path: Path, grid: list[tuple[int, int, set[int]]]
 ) -> None:
     """And the same ones give the same bits: the slow grid has all of them twice."""
-    for devices, cap in grid:
-        run(small("data.max_length=50", *STEADY, f"trainer.devices={devices}", f"data.batch_tokens={cap}"), tmp_path)
+    for devices, cap, parts in grid:
+        composed = small("data.max_length=50", *STEADY, f"trainer.devices={devices}", f"data.batch_tokens={cap}")
+        assert micro_batches(composed, devices) == parts
+        run(composed, tmp_path)
     folders = [tmp_path / (f"run-{number}" if number > 1 else "run") for number in range(1, len(grid) + 1)]
     first, *others = map(weights, folders)
     for other in others:
@@ -144,12 +154,13 @@ def test_devices_and_the_cap_on_a_batch_do_not_change_the_weights(
         assert [float(value or 0) for value in one] == pytest.approx([float(value or 0) for value in other], abs=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_what_is_shared_out_becomes_the_weights_of_ddp_and_checkpoints_of_the_same_format(
-    small: Callable[..., Composed], tmp_path: Path
+    small: Callable[..., Composed], tmp_path: Path, precision: str
 ) -> None:
     for strategy in ("ddp", "fsdp2"):
         overrides = ["trainer.devices=2", "trainer.clip=0.5", "data.batch_tokens=300", *STEADY]
-        run(small(f"trainer.strategy={strategy}", *overrides), tmp_path)
+        run(small(f"trainer.strategy={strategy}", f"trainer.precision={precision}", *overrides), tmp_path)
     one, other = (weights(tmp_path / name) for name in ("run", "run-2"))
     assert one.keys() == other.keys()
     for name in one:

@@ -172,6 +172,18 @@ def test_tasks_of_slurms_train_what_one_command_trains(one: Path, tmp_path: Path
     expect_same(one, tmp_path / "two")
 
 
+@pytest.mark.slow
+def test_command_lines_that_differ_from_node_to_node_end_before_anything_is_read(tmp_path: Path) -> None:
+    command, port = [sys.executable, str(ROOT / "train.py"), *SMALL, "trainer.num_nodes=2"], free_port()
+    words = [[*command, f"label_smoothing=0.{rank}"] for rank in range(2)]
+    processes = [start(words[rank], tmp_path / "two", **slurm(rank, 2, port)) for rank in range(2)]
+    with ended(processes):
+        outputs = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1]
+    assert "process 1 has another config than process 0" in outputs[0] and outputs[1] == ""
+    assert not list((tmp_path / "two").iterdir())
+
+
 @contextmanager
 def hosts() -> Iterator[list[list[str]]]:
     """Two network namespaces with a cable between them: 10.77.0.1 and 10.77.0.2; the commands that run in each."""

@@ -22,6 +22,7 @@ SRUN = {
     "SLURM_JOB_ID": "7", "SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "1",
     "SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_RESTART_COUNT": "2",
 }  # fmt: skip
+TYPED = "python train.py name=a.b"
 ALONE = {
     "nobody": {},
     "a batch script": {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
@@ -57,6 +58,12 @@ def test_torchrun_inside_a_job_of_slurms_is_torchrun_unless_it_is_said() -> None
 def test_a_process_that_was_started_alone_starts_the_others(environment: dict[str, str]) -> None:
     place = find_place(asked(num_nodes=1), environment)
     assert (place.cluster, place.world, place.outside) == ("local", 1, False)
+
+
+@pytest.mark.parametrize("environment", ALONE.values(), ids=ALONE)
+def test_a_job_of_slurms_that_is_requeued_is_known_where_it_is_one_process(environment: dict[str, str]) -> None:
+    place = find_place(asked(num_nodes=1), environment | {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
+    assert (place.cluster, place.launch, place.restarts) == ("local", "slurm 7", 1)
 
 
 WRONG = {
@@ -108,17 +115,19 @@ def test_lightning_is_told_who_has_started_the_processes(monkeypatch: pytest.Mon
 
 
 def test_processes_that_are_started_anew_find_the_newest_run_of_their_launch(tmp_path: Path) -> None:
-    for number, launch in enumerate(("torchrun abc", "torchrun abc", "torchrun other"), 1):
+    begun = [("torchrun abc", TYPED), ("torchrun abc", TYPED), ("torchrun abc", "other"), ("torchrun other", TYPED)]
+    for number, (launch, command) in enumerate(begun, 1):
         run = tmp_path / (f"a.b-{number}" if number > 1 else "a.b")
         run.mkdir()
-        record = {"vocab": 300, "wandb_id": "x", "text": {}, "launch": launch}
+        record = {"vocab": 300, "wandb_id": "x", "text": {}, "launch": launch, "commands": [command, "resumed by hand"]}
         (run / "run.json").write_text(json.dumps(record))
         (run / "config.yaml").write_text("model: {}\n")
         (run / "model.json").write_text('{"model": {}}')
         (run / "status.json").write_text('{"state": "failed"}')
-    (tmp_path / "a.b-4").mkdir()
+    (tmp_path / "a.b-5").mkdir()
     anew = find_place(asked(), TORCHRUN)
-    found = find_begun(tmp_path, "a.b", anew)
+    found = find_begun(tmp_path, "a.b", anew, TYPED)
     assert found is not None and found.folder.name == "a.b-2"
-    assert find_begun(tmp_path, "other", anew) is None
-    assert find_begun(tmp_path, "a.b", find_place(asked(), TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"})) is None
+    assert find_begun(tmp_path, "other", anew, TYPED) is None
+    first = find_place(asked(), TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"})
+    assert find_begun(tmp_path, "a.b", first, TYPED) is None

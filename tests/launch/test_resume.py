@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -226,6 +227,23 @@ def test_what_is_shared_out_goes_on_with_other_processes_and_with_the_other_stra
                 torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
 
 
+def test_a_job_of_slurms_that_is_requeued_goes_on_with_the_run_of_its_command(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one process, and has been preempted; another job begins a run of its own."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(5)), tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert begin(small(*stopping(5)), tmp_path) == 0
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"] and state(tmp_path / "run") == "done"
+    assert len(json.loads((tmp_path / "run" / "run.json").read_text())["commands"]) == 2
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(5)), tmp_path)
+    assert (tmp_path / "run-2").exists()
+
+
 def test_a_run_that_is_done_can_train_for_longer(small: Small, tmp_path: Path) -> None:
     begin(small(*TRAINED), tmp_path)
     begin(small(*TRAINED, "trainer.steps=5"), tmp_path)
@@ -308,7 +326,9 @@ def test_a_disk_that_is_full_ends_the_run_with_a_sentence_and_what_it_holds_load
     code += f"sys.argv[0] = {str(ROOT / 'train.py')!r}; from tfm_blocks.cli.train import train; "
     code += "sys.exit(train(sys.argv[1:], program='python train.py', command=[]))"
     where = outside(tmp_path) | {"cwd": disk}
-    done = subprocess.run([sys.executable, "-c", code, *SMALL], **where, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *SMALL, "trainer.steps=60"], **where, capture_output=True, text=True
+    )
     assert done.returncode == 1, done.stderr
     first, *rest = done.stderr.strip().splitlines()
     assert first == "resume: python train.py resume=runs/run"
@@ -320,7 +340,7 @@ def test_a_disk_that_is_full_ends_the_run_with_a_sentence_and_what_it_holds_load
 
 SMALL = [
     "name=run", "layers=1", "d_model=32", "d_ff=32", "heads=2", "vocab=300", "dropout=0.3", "data.train=500", "data.val=10", "data.test=10",
-    "data.step_tokens=300", "trainer.steps=60", "trainer.validate_every=25", "trainer.validate_sentences=0", "trainer.checkpoint_every=1",
+    "data.step_tokens=300", "trainer.validate_every=25", "trainer.validate_sentences=0", "trainer.checkpoint_every=1",
     "trainer.log_every=1", "logger=csv", "trainer.accelerator=cpu",
 ]  # fmt: skip
 
@@ -331,27 +351,31 @@ def outside(folder: Path) -> dict[str, Any]:
     return {"cwd": folder, "env": environment}
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_is_not(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("kills", "devices"),
+    [(2, 1), pytest.param(20, 1, marks=pytest.mark.slow), pytest.param(6, 2, marks=pytest.mark.slow)],
+)
+def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_is_not(
+    tmp_path: Path, kills: int, devices: int
+) -> None:
+    """By the command that it has left in status.json. Of two processes all are killed, or the one that started them."""
     train_py = [sys.executable, str(ROOT / "train.py")]
-    subprocess.run([*train_py, *SMALL], **outside(tmp_path), check=True)
+    asked = [*SMALL[1:], f"trainer.steps={30 * kills}", f"trainer.devices={devices}"]  # a kill takes up to 20 steps
+    subprocess.run([*train_py, *asked, "name=run"], **outside(tmp_path), check=True)
     whole, run = tmp_path / "runs" / "run", tmp_path / "runs" / "killed"
-    command, killed = [*train_py, *SMALL[1:], "name=killed"], 0
-    for _ in range(kills):
-        with subprocess.Popen(command, **outside(tmp_path)) as process:
+    command = [*train_py, *asked, "name=killed"]
+    for number in range(kills):
+        with subprocess.Popen(command, **outside(tmp_path), start_new_session=True) as process:
             before = newest(run)
             while newest(run) == before and process.poll() is None:
                 time.sleep(0.01)
-            time.sleep(random.uniform(0, 0.5))
-            killed += process.poll() is None
-            process.kill()
-        command = [*train_py, f"resume={run}"]
-        if state(run) == "done":
-            break
-    assert killed
-    assert state(run) in ("running", "done")
-    if state(run) == "running":
-        subprocess.run(command, **outside(tmp_path), check=True)
+            time.sleep(random.uniform(0, 0.2))
+            assert process.poll() is None, f"the run has ended before kill {number + 1} of {kills}"
+            process.kill() if number % 2 else os.killpg(process.pid, signal.SIGKILL)
+        left = json.loads((run / "status.json").read_text())
+        assert left["state"] == "running"
+        command = [*train_py, *shlex.split(left["resume"])[2:]]
+    subprocess.run(command, **outside(tmp_path), check=True)
     expect_same(whole, run)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.test_job import wandb_exit_code
-from tests.launch.test_resume import ROOT, expect_same
+from tests.launch.test_resume import ROOT, expect_same, rows
 from tfm_blocks.launch.devices import processor_cores
 
 LIMIT = 10.0  # seconds on a machine that does nothing else
@@ -49,20 +49,23 @@ GRID = [
     for to in ("one", "all")
     for number in ("TERM", "INT", "USR1")
     for when in ("step", "validation", "saving")
-]
+] + [("one", "TERM", "search")]
 SHORT = [("one", "USR1", "validation")]
 
 
 def stop(folder: Path, to: str, number: str, when: str) -> Path:
-    """A run of two processes that has been stopped so, as it should be."""
+    """A run of two processes that has been stopped so, as it should be: its second validation has scored nothing."""
     done = start(folder, *RUN, "name=run", "trainer.devices=2", SEND=number, TO=to, WHEN=when)
     assert (folder / "sent").exists(), done.stderr
     assert seconds_since(folder) < LIMIT
     command = "python train.py resume=runs/run 'plugins=[tests.signalling]'"
     assert done.returncode == 75, done.stderr
     assert done.stderr.endswith(f"the run was stopped by SIG{number}\nresume: {command}\n")
-    assert json.loads((folder / "runs" / "run" / "status.json").read_text())["state"] == "preempted"
-    return folder / "runs" / "run"
+    run = folder / "runs" / "run"
+    assert json.loads((run / "status.json").read_text())["state"] == "preempted"
+    if when in ("validation", "search"):
+        assert [row["step"] for row in rows(run) if row["val/loss"]] == ["4"]
+    return run
 
 
 @pytest.mark.parametrize(("to", "number", "when"), SHORT, ids=["-".join(case) for case in SHORT])
@@ -81,6 +84,22 @@ def test_what_a_signal_has_stopped_goes_on_as_if_nothing_had_been(
     run = stop(tmp_path, to, number, when)
     assert start(tmp_path, "resume=runs/run", "plugins=[tests.signalling]").returncode == 0
     expect_same(tmp_path / "runs" / "whole", run)
+
+
+@pytest.mark.slow
+def test_a_signal_in_the_final_test_ends_at_once_with_75_and_the_run_goes_on_with_the_test(tmp_path: Path) -> None:
+    done = start(tmp_path, *RUN, "name=run", SEND="TERM", TO="one", WHEN="test")
+    assert done.returncode == 75, done.stderr
+    assert (
+        done.stderr
+        == "the run was stopped by SIGTERM\nresume: python train.py resume=runs/run 'plugins=[tests.signalling]'\n"
+    )
+    run = tmp_path / "runs" / "run"
+    assert json.loads((run / "status.json").read_text())["state"] == "preempted" and rows(run)[-1]["step"] == "12"
+    assert not any(row["test/loss"] for row in rows(run))
+    again = start(tmp_path, "resume=runs/run", "plugins=[tests.signalling]")
+    assert again.returncode == 0 and "after 12 steps" in again.stdout
+    assert [row["step"] for row in rows(run) if row["test/loss"]] == ["12"]
 
 
 @pytest.mark.slow

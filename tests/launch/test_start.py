@@ -9,7 +9,7 @@ from tfm_blocks.errors import RunError
 from tfm_blocks.launch.start import start_from
 from tfm_blocks.runs.model import weights_of, write_weights
 
-KNOBS = {"d_model": 16, "d_ff": 8, "heads": 2}
+KNOBS = {"d_model": 16, "d_ff": 8, "heads": 2, "model.graph.logits.out_bias": True}
 
 
 def tokenizer(*words):
@@ -21,6 +21,7 @@ def run(tmp_path):
     """A run of two layers with its own vocabulary, and its weights."""
     pieces = tokenizer("haus", "hund", "katze")
     network = tfm.build("tiny", **KNOBS, layers=2, vocab=pieces.size, seed=5)
+    torch.nn.init.normal_(weights_of(network)["logits.block.bias"])
     write_weights(tmp_path, weights_of(network))
     pieces.save(tmp_path / "tokenizer.json")
     return tmp_path, pieces, weights_of(network)
@@ -47,18 +48,21 @@ def test_a_model_that_has_grown_takes_what_it_has_in_common_and_lists_the_rest(r
     assert "init: new: encoder.last.norm.weight" in str(start)
 
 
-def test_the_pieces_in_common_with_another_vocabulary_keep_their_rows(run):
+@pytest.mark.parametrize("words", [("hund", "vogel", "katzen"), ("hund", "haus", "katze")], ids=["size", "order"])
+def test_the_pieces_in_common_with_another_vocabulary_keep_their_rows_and_biases(run, words):
+    """Whether it has another size, or the same pieces by other numbers."""
     folder, old, weights = run
-    new = tokenizer("hund", "vogel", "katzen")
+    new = tokenizer(*words)
     assert new.ids != old.ids
     network = tfm.build("tiny", **KNOBS, layers=2, vocab=new.size, seed=1)
-    (table,) = [name for name, one in weights_of(network).items() if one.shape[0] == new.size]
-    before = weights_of(network)[table].clone()
+    before = {name: one.clone() for name, one in weights_of(network).items() if one.shape[0] == new.size}
+    assert before.keys() == {"src_emb.block.weight", "logits.block.bias"}
     start = start_from(network, new, folder)
-    assert 260 <= start.pieces < new.size and table in start.taken
-    for piece, row in new.ids.items():
-        expected = weights[table][old.ids[piece]] if piece in old.ids else before[row]
-        assert torch.equal(weights_of(network)[table][row], expected)
+    assert 260 <= start.pieces < new.size and start.new == []
+    for table in before:
+        for piece, row in new.ids.items():
+            expected = weights[table][old.ids[piece]] if piece in old.ids else before[table][row]
+            assert torch.equal(weights_of(network)[table][row], expected)
 
 
 def test_a_run_without_weights_says_so(tmp_path):

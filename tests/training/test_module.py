@@ -18,6 +18,7 @@ from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.language.spec import names
+from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.training.data import Feed, RunData, TrainStream
@@ -41,8 +42,8 @@ def make(composed: Composed, ranks: Ranks = Ranks()) -> Made:  # noqa: B008
     return module, RunData(prepared, layout, settings.data, seed=1, ranks=Ranks())
 
 
-def trainer(steps: int) -> Trainer:
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+def trainer(steps: int, **options: Any) -> Trainer:
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **options}
     return Trainer(
         accelerator="cpu", max_steps=steps, max_epochs=-1, limit_val_batches=0, enable_model_summary=False, **quiet
     )
@@ -127,6 +128,17 @@ def test_twenty_steps_leave_the_weights_of_a_plain_loop(small: Callable[..., Com
         assert (new - old).abs().max() > 1e-3
 
 
+def test_twenty_steps_in_bf16_end_within_two_percent_of_the_loss_in_fp32(small: Callable[..., Composed]) -> None:
+    """Which is ln 300 = 5.7 for who has learned nothing."""
+    losses = []
+    for precision in ("fp32", "bf16"):
+        module, data = make(small("trainer.log_every=10", "schedule.peak=1e-2", "schedule.warmup=4"))
+        trainer(20, precision=choose_precision(precision, "cpu").lightning).fit(module, datamodule=data)  # type: ignore[arg-type]
+        losses.append(module.latest["train/loss"])
+    assert losses[1] < 5 and losses[1] != losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
 def test_clipping_bounds_the_whole_gradient_and_logs_its_norm_before(small: Callable[..., Composed]) -> None:
     free, data = make(small("trainer.log_every=1"))
     trainer(1).fit(free, datamodule=data)
@@ -201,6 +213,30 @@ def test_too_many_skipped_steps_in_a_row_end_the_run_with_the_weights_of_the_ste
     trainer(2).fit(sound, datamodule=data)
     for one, other in zip(module.network.parameters(), sound.network.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_patience_that_a_resume_has_lowered_below_what_was_skipped_before_ends_the_run(
+    small: Callable[..., Composed],
+) -> None:
+    skipped = make(small("trainer.patience_nan=2"))[0].skipped
+    skipped.in_row = 3  # which a checkpoint has brought
+    skipped.note(torch.tensor(True), 9, [])
+    with pytest.raises(DivergedError, match="diverged after 5 steps: the loss or the gradient of 4 steps"):
+        skipped.look()
+
+
+def test_a_search_that_a_signal_breaks_off_translates_no_further_and_nothing_is_logged(
+    small: Callable[..., Composed],
+) -> None:
+    """The signal comes when the tokens of the only batch are scored, and all have agreed to search."""
+    module, data = make(small("data.batch_tokens=4000"))
+    told = [0, 0]
+    module.asked = lambda: told.pop() if told else 15
+    run = trainer(2)
+    run.limit_val_batches, run.val_check_interval = 1.0, 2
+    run.fit(module, datamodule=data)
+    assert module.abandoned and module.outputs == [""] * 4
+    assert not any(name.startswith("val/") for name in module.latest)
 
 
 def test_validation_scores_are_those_of_all_pairs_one_by_one(small: Callable[..., Composed]) -> None:

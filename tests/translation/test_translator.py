@@ -129,6 +129,14 @@ def test_the_order_is_kept_and_blank_lines_stay_blank(translator):
     assert together[1] == together[3] == ""
 
 
+def test_a_search_that_is_to_stop_leaves_the_batches_that_are_left_blank(translator):
+    texts, told = sentences(20, 1), [False, False]
+    found = translator.search(texts, Search(), batch_tokens=50, stop=lambda: told.pop() if told else True)
+    whole = translator.search(texts, Search(), batch_tokens=50)
+    done = [place for place, one in enumerate(found) if one[0].ids]
+    assert 1 < len(done) < 20 and all(found[place] == whole[place] for place in done)
+
+
 def test_translating_leaves_the_mode_of_the_network_as_it_was(translator):
     translator.network.train()
     translator.translate(["Haus"])

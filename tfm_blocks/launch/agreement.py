@@ -7,9 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from tfm_blocks import __version__
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.training.data import Feed
@@ -17,12 +19,20 @@ from tfm_blocks.training.data import Feed
 Fingerprint = Mapping[str, str]
 
 
-def fingerprint(config: Mapping[str, Any], prepared: Prepared, feed: Feed) -> Fingerprint:
-    """Hashes of the config, the vocabulary, and the order in which the first epoch reads the training text."""
-    plan = feed.plan(seed=config["seed"], epoch=0)
+def asked_fingerprint(config: Mapping[str, Any]) -> Fingerprint:
+    """What a process was told to do, before any other has told it: a hash of its config, and what it would do it by."""
+    return {
+        "version of tfm-blocks": __version__,
+        "version of torch": torch.__version__,
+        "config": _hash(json.dumps(config, sort_keys=True, default=str).encode()),
+    }
+
+
+def fingerprint(seed: int, prepared: Prepared, feed: Feed) -> Fingerprint:
+    """Hashes of the vocabulary, and of the order in which the first epoch reads the training text."""
+    plan = feed.plan(seed=seed, epoch=0)
     arrays = (plan.rows_N, plan.bounds_K1, plan.order_K, plan.widths_NC, plan.labels_N)
     return {
-        "config": _hash(json.dumps(config, sort_keys=True, default=str).encode()),
         "vocabulary": _hash(prepared.tokenizer.text.encode()),
         "training text": _hash(b"".join(array.tobytes() for array in arrays)),
     }
@@ -39,7 +49,7 @@ def expect_same(fingerprints: Sequence[Fingerprint]) -> None:
         for what, found in other.items():
             if found != first[what]:
                 rule = f"process {rank} has another {what} than process 0, so they would train different models"
-                help = "give all the same files, the same TFM_BLOCKS_CACHE and the same version of tfm-blocks"
+                help = "give all the same command line, conf/, files, TFM_BLOCKS_CACHE and versions"
                 raise RunError(Problem("trainer.devices", rule, help=help))
 
 
@@ -51,7 +61,7 @@ def compare_ranks(fingerprint: Fingerprint, world: int) -> None:
 
 
 class ExpectSameRun(Callback):
-    """Before the first step all ranks compare what they are about to do."""
+    """Before the first step all ranks compare what they are about to read."""
 
     def __init__(self, fingerprint: Fingerprint) -> None:
         self.fingerprint = fingerprint

@@ -18,7 +18,7 @@ import yaml
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.errors import RunError, TfmError
-from tfm_blocks.launch.agreement import fingerprint
+from tfm_blocks.launch.agreement import asked_fingerprint, expect_same, fingerprint
 from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.check import check_lengths, placed
 from tfm_blocks.launch.devices import device_of
@@ -67,8 +67,9 @@ def train(
     loss is not finite, PreemptedError where a signal has stopped it; status.json says how it ended. A launcher that
     starts the processes anew goes on with the run that they have begun. After `until` steps it stops as by a signal.
     """
-    meeting = _meet(settings)
-    begun = meeting.decide("begun", lambda: find_begun(root, str(composed.mapping["name"]), meeting.place))
+    meeting = _meet(composed, settings)
+    name, command = str(composed.mapping["name"]), shlex.join(typed)
+    begun = meeting.decide("begun", lambda: find_begun(root, name, meeting.place, command))
     if begun is None:
         return _begin(meeting, composed, settings, root, typed, until)
     if begun.status.get("state") == "done":
@@ -102,7 +103,7 @@ def _begin(
         if meeting.place.rank == 0:
             how = {"commands": [shlex.join(typed)], "launch": meeting.place.launch, "choices": dict(composed.choices)}
             feed = feed_of(network.spec, prepared, settings.data)
-            start_folder(job, prepared, how | {"text": fingerprint(job.config, prepared, feed)})
+            start_folder(job, prepared, how | {"text": fingerprint(settings.seed, prepared, feed)})
         _run(meeting, job, prepared, settings)
     return 0
 
@@ -120,14 +121,18 @@ def resume(
 
     Raises what `train` raises, and RunError where the text is not what the run was begun with.
     """
-    return _resume(_meet(settings), composed, settings, left, typed, until)
+    return _resume(_meet(composed, settings), composed, settings, left, typed, until)
 
 
-def _meet(settings: RunSettings) -> Meeting:
+def _meet(composed: Composed, settings: RunSettings) -> Meeting:
+    """All processes of a launcher have read the same command line and the same files. Raises RunError."""
     place = find_place(settings.trainer, os.environ)
     if place.outside:
         end_on_signals(led=True)
-    return Meeting(place)
+    meeting = Meeting(place)
+    found = meeting.gather("asked", asked_fingerprint(composed.mapping))
+    meeting.decide("same", lambda: expect_same(found))
+    return meeting
 
 
 def _resume(
@@ -150,7 +155,7 @@ def _resume(
             started = left.asked_vocab, command, left.wandb_id, path, until, left.asked_parameters
             job = Job(composed.mapping, left.folder, *started)
             feed = feed_of(check_model(job.config["model"]), prepared, settings.data)
-            expect_same_text(left, fingerprint(job.config, prepared, feed))
+            expect_same_text(left, fingerprint(settings.seed, prepared, feed))
             print(f"resume: {left.folder} after {newest.step if newest else 0} steps")
             return job
 
@@ -247,7 +252,7 @@ def start_folder(job: Job, prepared: Prepared, record: Mapping[str, Any]) -> Non
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
     write_json(job.folder / RUN, {"vocab": job.asked_vocab, "wandb_id": job.wandb_id, **record})
-    write_running(job.folder)
+    write_running(job.folder, job.command)
 
 
 def write_config(job: Job) -> None:
@@ -264,4 +269,4 @@ def _go_on_in_folder(job: Job, left: Left, typed: Sequence[str]) -> None:
     if job.checkpoint is None:
         for log in (METRICS, SKIPPED):
             (job.folder / log).unlink(missing_ok=True)
-    write_running(job.folder)
+    write_running(job.folder, job.command)

@@ -26,6 +26,7 @@ from tfm_blocks.launch.place import Place
 from tfm_blocks.training.silence import Silence
 
 LOOK = 0.1  # seconds between two looks at what another process has decided, so that a signal is heard meanwhile
+LATE = 1.0  # seconds that a process lives on after it has said that it fails: the first takes Slurm's store with it
 Value = TypeVar("Value")
 
 
@@ -93,9 +94,17 @@ class Meeting:
             value = make()
         except TfmError as error:
             self.store.set(what, pickle.dumps((error.exit_status, None)))  # type: ignore[arg-type]
+            time.sleep(LATE)
             raise
         self.store.set(what, pickle.dumps((0, value)))  # type: ignore[arg-type]
         return value
+
+    def gather(self, what: str, value: Value) -> list[Value]:
+        """What each process says, by rank."""
+        if self.store is None:
+            return [value]
+        self.store.set(f"{what} {self.place.rank}", pickle.dumps((0, value)))  # type: ignore[arg-type]
+        return [cast(Value, self._wait(f"{what} {rank}")) for rank in range(self.place.world)]
 
     def _wait(self, what: str) -> Any:
         assert self.store is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import ConfigError, Problem
@@ -15,11 +15,17 @@ SRUN = "srun --nodes={nodes} --ntasks-per-node={devices} python train.py …"
 TORCHRUN = "torchrun --nnodes={nodes} --nproc-per-node={devices} train.py …"
 
 
+class _Launch(TypedDict, total=False):
+    launch: str
+    restarts: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """One process of a run: its rank of `world`, and its rank among the `devices` processes of its node.
 
-    `launch` is the launcher's name for all processes together; `restarts`: how often it has started them anew.
+    `launch` is the launcher's name for all processes together; `restarts`: how often it has started them anew. A job of
+    Slurm's has both where it is one process, too, as a batch script that starts no step is.
     """
 
     cluster: Literal["local", "torchrun", "slurm"] = "local"
@@ -54,7 +60,7 @@ def find_place(settings: DeviceSettings, environment: Mapping[str, str]) -> Plac
     found = settings.cluster if settings.cluster != "auto" else _find_cluster(environment)
     if found == "local":
         _expect_alone(environment)
-        place = Place(devices=settings.devices)
+        place = Place(devices=settings.devices, **_slurm_job(environment))
     else:
         place = torchrun_place(environment) if found == "torchrun" else _slurm_place(environment)
     _expect_asked(settings, place)
@@ -120,9 +126,13 @@ def _slurm_place(environment: Mapping[str, str]) -> Place:
         local_rank=int(environment["SLURM_LOCALID"]),
         devices=int(environment["SLURM_NTASKS_PER_NODE"]),
         nodes=int(environment["SLURM_NNODES"]),
-        launch=f"slurm {environment.get('SLURM_JOB_ID', '')}",
-        restarts=_count(environment, "SLURM_RESTART_COUNT"),
+        **_slurm_job(environment),
     )
+
+
+def _slurm_job(environment: Mapping[str, str]) -> _Launch:
+    job = environment.get("SLURM_JOB_ID", "")
+    return {"launch": f"slurm {job}", "restarts": _count(environment, "SLURM_RESTART_COUNT")} if job else {}
 
 
 def _expect(environment: Mapping[str, str], names: tuple[str, ...], cluster: str) -> None:

@@ -107,10 +107,9 @@ def _fit_and_test(
     data = _data(ranks, feed, prepared, settings)
     logs = (job.folder / METRICS, skipped)
     checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, _asked(job, module), job.command)
-    common = ExpectSameRun(fingerprint(job.config, prepared, feed))
-    trainer = build_trainer(
-        place, job, settings.trainer, precision, loggers, [OwnSignals(), checkpoints, common], silence
-    )
+    common = ExpectSameRun(fingerprint(settings.seed, prepared, feed))
+    callbacks = [OwnSignals(), checkpoints, common]
+    trainer = build_trainer(place, job, settings.trainer, precision, loggers, callbacks, silence)
     with signals_wait():
         trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
     if checkpoints.owed or trainer.global_step % settings.trainer.validate_every:

@@ -80,15 +80,19 @@ def read_left(run: Path) -> Left:
     return Left(run, config, text, record, status)
 
 
-def find_begun(root: Path, name: str, place: Place) -> Left | None:
-    """What the processes of this launch had begun before their launcher started them anew; None where it has not."""
+def find_begun(root: Path, name: str, place: Place, command: str) -> Left | None:
+    """What this command of this launch had begun before its launcher started it anew; None where it has not.
+
+    A batch script may have several commands, whose runs have one name.
+    """
     if not place.restarts:
         return None
     number = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
     folders = {int(found[1] or 1): path for path in root.glob(f"{name}*") if (found := number.fullmatch(path.name))}
     for _, folder in sorted(folders.items(), reverse=True):
         with suppress(RunError):
-            if read_json(folder / RUN).get("launch") == place.launch:
+            record = read_json(folder / RUN)
+            if record.get("launch") == place.launch and record.get("commands", [])[:1] == [command]:
                 return read_left(folder)
     return None
 

@@ -68,11 +68,8 @@ def _is_table(found: Mapping[str, Tensor], name: str, vocab: int, own: Tensor) -
 
 
 def _by_piece(network: Network, vocab: int) -> set[str]:
-    """The addresses of the weights that have a row for each piece: what embeddings and unembeddings tie."""
-    weights = weights_of(network)
-    names = {
-        f"{node.owner}.block.{REGISTRY.blocks[node.block].tieable}"
-        for node in network.spec.nodes
-        if node.block and REGISTRY.blocks[node.block].tieable
-    }
-    return {name for name in names if name in weights and weights[name].shape[0] == vocab}
+    """The addresses of the weights that have a row for each piece: of blocks that can be tied."""
+    blocks = tuple(
+        f"{node.owner}.block." for node in network.spec.nodes if node.block and REGISTRY.blocks[node.block].tieable
+    )
+    return {name for name, one in weights_of(network).items() if name.startswith(blocks) and one.shape[:1] == (vocab,)}

@@ -37,6 +37,7 @@ UNFINISHED = {
     "done": "the training has finished, but the file is lost",
     "averaged": "the average was made, but the file is lost",
 }
+RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a run that diverged would do so again
 
 
 def expect_folder(run: Path) -> None:
@@ -109,15 +110,18 @@ def step_of(path: Path) -> int:
 
 def _way_out(run: Path, state: str) -> str:
     kept = step_files(run / CHECKPOINTS)
-    ways = {
-        "running": "wait for its end",
-        "done": "restore it",
-        "preempted": f"python train.py resume={run} goes on with it",
-    }
+    ways = {"running": "wait for its end", "done": "restore it"}
+    if state in RESUMABLE:
+        ways[state] = f"{_resume_command(run)} goes on with it"
     if kept:
         offer = f"tfm translate {run} --checkpoint last uses its weights after step {step_of(kept[-1]):,}"
         return f"{ways[state]}, or: {offer}" if state in ways else offer
     return ways.get(state, "no weights were kept before that: train it again")
+
+
+def _resume_command(run: Path) -> str:
+    """As status.json has it, with the plug-ins; an older version has it only where it could say how it ended."""
+    return str(read_json(run / STATUS).get("resume", f"python train.py resume={run}"))
 
 
 def claim_folder(root: Path, name: str) -> Path:
@@ -161,9 +165,10 @@ def is_held(folder: Path) -> bool:
         return True
 
 
-def write_running(folder: Path) -> None:
-    """status.json of a run that this process trains."""
-    write_json(folder / STATUS, {"state": "running", "process": {"pid": os.getpid(), "host": socket.gethostname()}})
+def write_running(folder: Path, command: str) -> None:
+    """status.json of a run that this process trains, and which `command` goes on with should it be killed."""
+    process = {"pid": os.getpid(), "host": socket.gethostname()}
+    write_json(folder / STATUS, {"state": "running", "process": process, "resume": command})
 
 
 def holder_of(folder: Path) -> str:

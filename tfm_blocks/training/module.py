@@ -164,19 +164,29 @@ class TrainingModule(LightningModule):
 
     def validation_step(self, batch: Batch) -> None:
         """Counts, unless nobody is to see it."""
-        if self._fitting and self.asked():
+        if self._asked():
             return
         self.scorer.tokens.update(*self.objective.scores(batch.to(self.device)), len(batch.kept_N))
 
     def on_validation_epoch_end(self) -> None:
-        """All ranks agree whether one of them has been asked to stop."""
-        asked = torch.tensor(float(self.asked()), device=self.device)
-        self.abandoned = self._fitting and bool(self.trainer.strategy.reduce(asked, reduce_op="max"))
-        if self.abandoned:
+        """A rank that is asked to stop breaks off its search; all agree before it, and after it, that one was."""
+        if self._abandons():
             return
         scores = self._score("val", self.prepared.val, self.settings.trainer.validate_sentences, Search())
+        if self._abandons():
+            return
         self._log(scores, "val")
         self._log_samples("val")
+
+    def _abandons(self) -> bool:
+        """Whether any rank is asked to stop."""
+        asked = torch.tensor(float(self._asked()), device=self.device)
+        self.abandoned = bool(self.trainer.strategy.reduce(asked, reduce_op="max"))
+        return self.abandoned
+
+    def _asked(self) -> bool:
+        """Whether this rank is, in a validation between two steps; one after training ends at once."""
+        return self._fitting and bool(self.asked())
 
     @property
     def _fitting(self) -> bool:
@@ -197,7 +207,7 @@ class TrainingModule(LightningModule):
 
     def _score(self, split: str, corpus: Corpus, sentences: int, search: Search) -> dict[str, float]:
         """Raises DivergedError."""
-        scores = self.scorer.score(corpus, sentences, search, self._search_precision())
+        scores = self.scorer.score(corpus, sentences, search, self._search_precision(), self._asked)
         if not math.isfinite(scores["loss"]):
             raise diverged(self.global_step, f"{split} loss {scores['loss']}")
         self.pace.restart()

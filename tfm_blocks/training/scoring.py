@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch.distributed
@@ -41,11 +41,17 @@ class Scorer(nn.Module):
             metric.reset()
 
     def score(
-        self, corpus: Corpus, sentences: int, search: Search, precision: AbstractContextManager[None]
+        self,
+        corpus: Corpus,
+        sentences: int,
+        search: Search,
+        precision: AbstractContextManager[None],
+        stop: Callable[[], object] = lambda: False,
     ) -> dict[str, float]:
         """Scores over all tokens that were counted, and of the translations of the first `sentences` rows.
 
-        They are all of a loss that is not finite.
+        They are all of a loss that is not finite. Where `stop` says so, this rank translates no further; it still takes
+        part in all that the ranks do together, so that nobody waits for it, and the scores are worth nothing.
         """
         scores: dict[str, float] = self.tokens.compute()
         rows = corpus.rows(slice(sentences)) if self.translator.sources else []  # plain text is not translated
@@ -53,7 +59,7 @@ class Scorer(nn.Module):
             self.outputs, self.samples = [], []
             return scores
         with precision:
-            mine = self._translate(rows, search)
+            mine = self._translate(rows, search, stop)
         self._count(mine, rows, corpus.groups)
         self.outputs = self._gather(mine, len(rows))
         references = [row[TARGET] for row in rows]
@@ -65,9 +71,9 @@ class Scorer(nn.Module):
         """Each rank translates every world-th."""
         return slice(self.ranks.rank, len(rows), self.ranks.world)
 
-    def _translate(self, rows: Rows, search: Search) -> list[str]:
+    def _translate(self, rows: Rows, search: Search, stop: Callable[[], object]) -> list[str]:
         texts = [{name: row[name] for name in self.translator.sources} for row in rows[self._mine(rows)]]
-        return [best[0].text for best in self.translator.search(texts, search)]
+        return [best[0].text for best in self.translator.search(texts, search, stop=stop)]
 
     def _count(self, mine: Sequence[str], rows: Rows, groups: Sequence[str]) -> None:
         own = self._mine(rows)

@@ -53,9 +53,9 @@ class SkippedSteps:
             self.in_row = self.in_row + 1 if skipped else 0
             if skipped:
                 self._write(step, rows)
-            if self.in_row == self.patience:
-                what = f"the loss or the gradient of {self.patience} steps in a row is not finite"
-                raise diverged(step - self.patience, what)
+            if self.in_row >= self.patience:  # which a resume may lower
+                what = f"the loss or the gradient of {self.in_row} steps in a row is not finite"
+                raise diverged(step - self.in_row, what)
 
     def _write(self, step: int, rows: Sequence[int]) -> None:
         if self.path is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,11 @@ class Translator:
         prefixes: Iterable[str] = (),
         batch_tokens: int = 4096,
         first_line: int = 1,
+        stop: Callable[[], object] = lambda: False,
     ) -> list[list[Translation]]:
         """The nbest translations of each sentence, best first, in the order given; blank sentences stay blank.
+
+        `stop` is asked before each batch; once it says so, all that is left stays blank.
 
         A sentence is a text, or with several sources a mapping or a sequence of their texts. `prefixes`, where given
         one for each sentence, begin the translations. A batch has about `batch_tokens` source tokens over all
@@ -130,7 +134,7 @@ class Translator:
                 before = [BOS] if self.inputs else prompt(ids).tolist()
                 sources = [[*one, EOS] for one in ids] if self.inputs else []
                 tasks.append(Task(place, sources, before, start, sum(map(len, ids)) + len(ids)))
-        return self._run(tasks, len(rows), search, batch_tokens, first_line)
+        return self._run(tasks, len(rows), search, batch_tokens, first_line, stop)
 
     def generate(
         self, prompts: Iterable[str], tokens: int, search: Search, *, batch_tokens: int = 4096, first_line: int = 1
@@ -145,16 +149,22 @@ class Translator:
         search = replace(search, longest=(0.0, tokens), max_tokens=tokens)
         ids = self.tokenizer.encode_batch(plain_texts(list(prompts), "prompts"))
         tasks = [Task(place, [], [BOS, *one], [], len(one) + 1) for place, one in enumerate(ids)]
-        return self._run(tasks, len(ids), search, batch_tokens, first_line)
+        return self._run(tasks, len(ids), search, batch_tokens, first_line, lambda: False)
 
     def _run(
-        self, tasks: Sequence[Task], count: int, search: Search, batch_tokens: int, first_line: int
+        self,
+        tasks: Sequence[Task],
+        count: int,
+        search: Search,
+        batch_tokens: int,
+        first_line: int,
+        stop: Callable[[], object],
     ) -> list[list[Translation]]:
         for task in tasks:
             self._expect_room(task, search, first_line)
         done = [[BLANK] for _ in range(count)]
         with evaluating(self.network), packed(self.network):
-            for batch in batches_of(tasks, batch_tokens // search.beam):
+            for batch in takewhile(lambda batch: not stop(), batches_of(tasks, batch_tokens // search.beam)):
                 numbers = [first_line + task.place for task in batch]
                 try:
                     found = self._batch(batch, numbers, search)

@@ -34,7 +34,7 @@ from pathlib import Path
 from tfm_blocks.runs.folder import *
 run, seconds = Path(sys.argv[1]), float(sys.argv[2])
 with hold(run):
-    write_running(run)
+    write_running(run, "")
     print("holds", flush=True)
     time.sleep(seconds)
     write_json(run / STATUS, {"state": "done"})
@@ -94,7 +94,7 @@ def test_with_a_timeout_the_wait_ends_and_the_job_was_not_started(
 
 def test_a_folder_names_the_process_that_trains_in_it_while_that_one_lives(tmp_path: Path) -> None:
     assert holder_of(tmp_path) == ""
-    write_running(tmp_path)
+    write_running(tmp_path, "")
     assert holder_of(tmp_path) == f"{os.getpid()} on {socket.gethostname()}"
     here = socket.gethostname()
     with subprocess.Popen(["true"]) as gone:
