@@ -26,8 +26,10 @@ from tfm_blocks.translation.translator import Translator
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]
 
 
-def pytest_configure() -> None:
-    """Workers share the cores, and so do the commands that they start."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers share the cores, and so do the commands that they start; a CUDA device is for `pytest -m gpu`."""
+    if config.getoption("markexpr") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))

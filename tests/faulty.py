@@ -1,7 +1,9 @@
 """A plug-in whose block does harm in the last rank after a few calls, or sends it a signal."""
 
 import os
+import shutil
 import signal
+from pathlib import Path
 from typing import Literal
 
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ left: list[bool] = []
 class Faulty(nn.Module):
     """x, for `sound` calls; then not a number, or an error, or the end of the process, or once SIGTERM.
 
-    With `leave` SIGTERM comes in a validation, once in a process: where `left` is empty.
+    `lose` deletes what the environment names in LOSE, once. With `leave` SIGTERM comes in a validation, once in a process: where `left` is empty.
     `end_once` spares a process that a launcher has started anew. With `steps`, x is not a number in these calls alone, counted from 1. A copy does no harm: a run tries one before
     its first step.
     """
@@ -24,7 +26,7 @@ class Faulty(nn.Module):
         self,
         D: int,
         *,
-        harm: Literal["poison", "error", "end", "end_once", "stop", "leave"],
+        harm: Literal["poison", "error", "end", "end_once", "stop", "leave", "lose"],
         sound: int,
         steps: str = "",
     ) -> None:
@@ -51,6 +53,11 @@ class Faulty(nn.Module):
         if self.harm == "stop":
             if self.training and self.calls == self.sound + 1:
                 os.kill(os.getpid(), signal.SIGTERM)
+            return x_BND
+        if self.harm == "lose":
+            if self.training and self.calls == self.sound + 1:
+                for path in map(Path, os.environ["LOSE"].split(os.pathsep)):
+                    path.unlink() if path.is_file() else shutil.rmtree(path)
             return x_BND
         if self.harm == "end_once" and os.environ.get("TORCHELASTIC_RESTART_COUNT") != "0":
             return x_BND

@@ -1,6 +1,9 @@
 """Folders as finished runs leave them, with outputs that somebody chose."""
 
 import json
+import resource
+import subprocess
+import sys
 from dataclasses import asdict
 from random import Random
 
@@ -15,6 +18,15 @@ CONFIG = {
     "heads": 2, "model": {"args": {"heads": 2}, "add_norm": "post", "graph": {"src_emb": {"block": "embedding"}}},
     "data": {"kind": "dates", "patterns": {"en": ["d MMM y"]}}, "optimizer": {"name": "adam", "eps": 1e-9}, "trainer": {"steps": 60},
 }  # fmt: skip
+
+
+def processor_time(*arguments):
+    """What `tfm` prints, started as people start it, and the seconds of a processor that it takes."""
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "tfm_blocks", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done.stdout, end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
 
 
 def garbled(references, share, seed):

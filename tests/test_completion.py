@@ -31,7 +31,7 @@ eval "$(tfm completion bash)"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With the command tfm, a model of one's own, and two runs."""
+    """With the command tfm, a model of one's own, a run, and a sweep of one run."""
     (tmp_path / "tfm").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tfm_blocks "$@"\n')
     (tmp_path / "tfm").chmod(0o755)
     (tmp_path / "my_conf" / "model").mkdir(parents=True)
@@ -41,6 +41,7 @@ def folder(tmp_path: Path) -> Path:
     for name in ("one", "sizes/heads2"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "model.json").touch()
+    (tmp_path / "runs" / "sizes" / "sweep.json").touch()
     return tmp_path
 
 
@@ -63,6 +64,16 @@ def test_bash_completes_commands_options_models_and_run_folders(folder: Path) ->
     assert {"train", "check", "show", "translate", "dashboard", "completion"} <= set(commands)
     assert (options, models, own) == (["--json"], ["prenorm"], ["mine"])
     assert runs == ["runs/one", "runs/sizes/heads2"]
+
+
+def test_bash_completes_a_sweep_where_one_may_stand_and_a_run_where_a_model_may(folder: Path) -> None:
+    both = ["runs/one", "runs/sizes", "runs/sizes/heads2"]
+    compared, reported, deleted, shown, named, against, checked = ask(
+        folder, "tfm compare runs/", "tfm report runs/one runs/s", "tfm runs --delete runs/", "tfm show runs/", "tfm show ",
+        "tfm evaluate runs/one --against runs/", "tfm check runs/",
+    )  # fmt: skip
+    assert (compared, reported, deleted) == (both, both[1:], both)
+    assert shown == against == both[::2] and {"prenorm", *shown} <= set(named) and checked == []
 
 
 @pytest.mark.parametrize("start", ["tfm train", "python train.py", "python ../x/train.py"])
@@ -139,24 +150,24 @@ def completed(folder: Path, line: str, shell: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("shell", "line"),
     [
-        "tfm ",
-        "tfm train model=",
-        "tfm train trainer.",
-        "tfm translate runs/",
-        "tfm show t",
-        "tfm train model.args.norm=",
+        ("bash", "tfm "),
+        ("bash", "tfm train model="),
+        ("zsh", "tfm train trainer."),
+        ("zsh", "tfm compare runs/"),
+        ("bash", "tfm show t"),
+        ("zsh", "tfm train model.args.norm="),
     ],
 )
-def test_an_answer_takes_less_than_half_a_second_of_a_processor(folder: Path, line: str) -> None:
+def test_an_answer_takes_less_than_half_a_second_of_a_processor(folder: Path, shell: str, line: str) -> None:
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return usage.ru_utime + usage.ru_stime
 
     def once() -> float:
         begin = spent()
-        assert completed(folder, line, "bash")
+        assert completed(folder, line, shell)
         return spent() - begin
 
     assert statistics.median(once() for _ in range(3)) < 0.5

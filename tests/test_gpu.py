@@ -1,13 +1,16 @@
-"""What needs an accelerator: pytest -m gpu. Without one these tests are skipped."""
+"""What needs an accelerator: pytest -m gpu -n 0. Without one these tests are skipped."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,20 +19,36 @@ from safetensors.torch import load_file
 
 from tests.conftest import sentences
 from tests.launch.test_resume import go_on
-from tests.training.test_module import make
+from tests.network.examples import ALL, build, has_target, inputs_of, name, sources_of
+from tests.training.test_accelerator import MODELS, batch_for, network_at_its_size, take_step
+from tests.training.test_module import feed_of, make
+from tests.training.test_trial import HEAVY
+from tests.translation.test_any_graph import sharper
+from tests.translation.test_search import bounds
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.data.plan import Ranks
 from tfm_blocks.launch.check import checked
 from tfm_blocks.launch.job import train
+from tfm_blocks.launch.precision import choose_precision
+from tfm_blocks.launch.rank import _data
 from tfm_blocks.launch.signals import end_on_signals
 from tfm_blocks.runs.folder import step_files
+from tfm_blocks.training.trial import Trial
+from tfm_blocks.translation.beam import beam_search, gnmt
+from tfm_blocks.translation.search import Bounds, one_by_one
 from tfm_blocks.translation.translator import Translator
 
+THERE = ["trainer.accelerator=cuda", "trainer.precision=fp32"]
+CUDA = torch.device("cuda")
+Small = Callable[..., Composed]
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-THERE = ["trainer.accelerator=cuda", "trainer.precision=fp32"]
-Small = Callable[..., Composed]
+if torch.cuda.is_available():
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # read at the first product; else it is in no fixed order
 
 
 def run(composed: Composed, root: Path) -> Path:
@@ -38,28 +57,39 @@ def run(composed: Composed, root: Path) -> Path:
     return max(root.glob("run*"), key=lambda path: path.stat().st_mtime)
 
 
-def test_base_learns_dates_and_its_pace_is_told(small: Small, tmp_path: Path) -> None:
-    """The figure for docs/results.md is printed: pytest -m gpu -s."""
-    sizes = [
-        "d_model=512",
-        "d_ff=2048",
-        "heads=8",
-        "layers=6",
-        "vocab=37000",
-        "data.train=60000",
-        "data.step_tokens=600",
-    ]
-    steps = [
-        "trainer.steps=850",
-        "trainer.validate_every=425",
-        "schedule=noam",
-        "trainer.precision=auto",
-        "dropout=0.1",
-    ]
-    begun = time.perf_counter()
-    folder = run(
-        small("model=base", *sizes, *steps, "data.val=500", "data.test=500", "trainer.accelerator=cuda"), tmp_path
+@contextmanager
+def waiting_raises() -> Iterator[None]:
+    """For what would make the processor wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture
+def repeatable() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def trainer(steps: int, **options: Any) -> Trainer:
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return Trainer(
+        accelerator="gpu", devices=1, max_steps=steps, max_epochs=-1, limit_val_batches=0, **quiet, **options
     )
+
+
+def test_base_learns_dates_and_its_pace_is_told(small: Small, tmp_path: Path) -> None:
+    """The figure for docs/results.md is printed: pytest -m gpu -n 0 -s."""
+    sizes = ["d_model=512", "d_ff=2048", "heads=8", "layers=6", "vocab=37000", "dropout=0.1"]
+    text = ["data.train=60000", "data.step_tokens=600", "data.val=500", "data.test=500"]
+    steps = ["schedule=noam", "schedule.warmup=200", "trainer.clip=1.0", "trainer.steps=850"]
+    steps += ["trainer.validate_every=425", "trainer.log_every=20"]
+    begun = time.perf_counter()
+    there = ["trainer.accelerator=cuda", "trainer.precision=auto"]
+    folder = run(small("model=base", *sizes, *text, *steps, *there), tmp_path)
     scores = json.loads((folder / "status.json").read_text())["scores"]
     with (folder / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["train/tokens_per_second"]]
@@ -69,15 +99,55 @@ def test_base_learns_dates_and_its_pace_is_told(small: Small, tmp_path: Path) ->
     assert scores["test/exact_match"] > 0.9
 
 
-def test_two_parts_of_a_run_are_one(small: Small, tmp_path: Path) -> None:
-    """With dropout, whose random numbers are the accelerator's."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+def test_a_run_computes_in_bf16_and_its_batches_are_pinned(small: Small) -> None:
+    assert choose_precision("auto", "cuda").lightning == "bf16-mixed"
+    module, data = make(small(*THERE))
+    loader = _data(Ranks(), feed_of(data), data.prepared, module.settings).train_dataloader()
+    (batch, *_) = next(iter(loader)).batches
+    assert all(ids.is_pinned() for ids in (*batch.inputs.values(), batch.labels_BT, batch.kept_N))
+
+
+def test_two_parts_of_a_run_are_one(small: Small, tmp_path: Path, repeatable: None) -> None:
+    """With dropout, whose random numbers are the accelerator's, and kernels that add in a fixed order."""
     whole = run(small("dropout=0.3", *THERE), tmp_path / "whole")
     part = run(small("dropout=0.3", "trainer.steps=3", *THERE), tmp_path / "part")
     go_on(part, "trainer.steps=6")
-    torch.use_deterministic_algorithms(False)
     one, other = (load_file(step_files(folder / "checkpoints")[-1]) for folder in (whole, part))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("path", ALL, ids=name)
+@torch.no_grad()
+def test_logits_of_any_model_are_those_of_the_processor(path: Path) -> None:
+    network = build(path).eval()
+    inputs = inputs_of(network)
+    expected = network(**inputs)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        found = network.to(CUDA)(**{name: one.to(CUDA) for name, one in inputs.items()})
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("path", ALL, ids=name)
+def test_searches_of_any_model_find_what_the_processor_finds(path: Path, beam: int) -> None:
+    """In float64, where rounding decides nothing."""
+    here = sharper(build(path)).double()
+    if not has_target(here):
+        pytest.skip("has no target")
+    sources = {
+        name: one if one.dtype == torch.int64 else one.double() for name, one in sources_of(inputs_of(here)).items()
+    }
+    found = []
+    for device in (torch.device("cpu"), CUDA):
+        network = deepcopy(here).to(device)
+        limits = Bounds(*(one.to(device) for one in bounds([9, 12, 7])))
+        read = {name: one.to(device) for name, one in sources.items()}
+        if beam == 1:
+            found.append([one.ids for one in one_by_one(network, read, limits)])
+        else:
+            best = beam_search(network, read, limits, beam=beam, penalty=gnmt(0.6), nbest=beam)
+            found.append([one.ids for hypotheses in best for one in hypotheses])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -92,21 +162,39 @@ def test_a_step_between_two_rows_of_metrics_waits_for_nothing(small: Small) -> N
     step = module.training_step
 
     def strict(batch: object) -> None:
-        torch.cuda.set_sync_debug_mode("error" if module.global_step > 2 else "default")
-        step(batch)  # type: ignore[arg-type]
-        torch.cuda.set_sync_debug_mode("default")
+        with waiting_raises() if module.global_step > 2 else nullcontext():
+            step(batch)  # type: ignore[arg-type]
 
     module.training_step = strict  # type: ignore[method-assign,assignment]
-    one = Trainer(
-        accelerator="gpu",
-        devices=1,
-        max_steps=6,
-        max_epochs=-1,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-    )
-    one.fit(module, datamodule=data)
+    trainer(6).fit(module, datamodule=data)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: Path(model).stem)
+def test_a_step_of_any_model_waits_for_nothing(model: str) -> None:
+    """In bf16, in which a run computes there; in float32 a mixture of experts waits."""
+    network = network_at_its_size(model, "cuda")
+    optimizer = torch.optim.Adam(network.parameters(), fused=True)
+    batch = batch_for(network)
+    with torch.autocast("cuda", torch.bfloat16):
+        for waits in (nullcontext(), waiting_raises()):  # what is called for the first time may wait
+            with waits:
+                take_step(network, batch, batch.to(CUDA))
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def test_training_takes_no_more_memory_than_a_trial(small: Small) -> None:
+    module, data = make(small(*HEAVY))
+    peaks = []
+    trial = Trial(module.network, feed_of(data), 0.1, Ranks(), CUDA, nullcontext(), copies=2)
+    trial.run(1)  # the libraries take room of their own, once
+    for work in (lambda: trial.run(1), lambda: trainer(3).fit(module, datamodule=data)):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert 0.8 * peaks[0] < peaks[1] < 1.02 * peaks[0]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two CUDA devices")
@@ -115,6 +203,6 @@ def test_two_devices_leave_the_weights_of_one(small: Small, tmp_path: Path) -> N
     one = run(small(*THERE, *steady), tmp_path / "one")
     two = run(small(*THERE, *steady, "trainer.devices=2"), tmp_path / "two")
     weights = [load_file(folder / "weights.safetensors") for folder in (one, two)]
-    for name in weights[0]:
-        if "kv.bias" not in name:
-            torch.testing.assert_close(weights[0][name], weights[1][name], rtol=0, atol=1e-5)
+    for address in weights[0]:
+        if "kv.bias" not in address:
+            torch.testing.assert_close(weights[0][address], weights[1][address], rtol=0, atol=1e-5)

@@ -51,6 +51,7 @@ def test_each_job_of_a_sweep_has_a_process_and_a_folder_and_one_failure_leaves_t
     assert done.returncode == 1, done.stderr
     assert done.stderr == ""
     assert states(tmp_path) == ["diverged", "done"]
+    assert "chrF" not in done.stdout, "the tables of tfm compare are for two that are done"
     assert "sweep: 1 of 2 runs done" in done.stdout and "diverged: scale-1e38: the run diverged" in done.stdout
     assert "Traceback" not in (tmp_path / "runs" / "scale" / "scale-1e38.log").read_text()
 

@@ -57,6 +57,7 @@ def test_the_installed_command_trains_a_sweep_from_any_folder(python, tmp_path, 
     assert done.returncode == 2 and "D % heads == 0" in done.stderr and not (tmp_path / "runs").exists()
     done = run(python, tmp_path, tfm, "train", "-m", "heads=2,4", *SMALL)
     assert done.returncode == 0 and "sweep: 2 of 2 runs done" in done.stdout
+    assert "chrF" in done.stdout.partition("sweep: 2 of 2 runs done")[2], "the tables of tfm compare"
     assert len([*tmp_path.glob("runs/*/*/weights.safetensors")]) == 2
     done = run(python, tmp_path, tfm, "report", "runs", "-o", "report.html")
     assert done.returncode == 0 and (tmp_path / "report.html").is_file(), done.stderr

@@ -3,6 +3,7 @@
 import pytest
 
 from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -15,3 +16,34 @@ from tfm_blocks.compose.command_line import prepare_arguments
 )
 def test_a_value_beyond_hydras_grammar_is_text(text, readable):
     assert prepare_arguments(["data=text", text]) == ["data=text", readable]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("d_ff=int(interval(64,8))", "must lie between a number and a higher one"),
+        ("dropout=interval(0.1,0.1)", "must lie between a number and a higher one"),
+        ("dropout=interval(0,inf)", "must lie between a number and a higher one"),
+        ("heads=int(interval(1.2,1.9))", "must lie between a number and a higher one"),
+        ("dropout=tag(log,interval(0,0.3))", "counts orders of magnitude, which only numbers above 0 have"),
+        ("dropout=tag(log,interval(-1,0.3))", "counts orders of magnitude, which only numbers above 0 have"),
+        ("dropout=tag(normal,interval(0,1))", "has a tag, and there is none but log, of an interval"),
+        ("vocab=tag(log,range(1,1000))", "has a tag, and there is none but log, of an interval"),
+        ("heads=tag(log,choice(1,2))", "has a tag, and there is none but log, of an interval"),
+        ("heads=range(8,1)", "names no number"),
+        ("heads=range(1,8,0)", "names no number"),
+    ],
+)
+def test_numbers_of_which_there_are_none_are_refused_with_the_override_and_a_way_out(text, told):
+    with pytest.raises(ConfigError) as caught:
+        prepare_arguments(["-m", "model=tiny", text])
+    (problem,) = caught.value.problems
+    assert (problem.address, problem.rule) == (text.partition("=")[0], f"{told}: {text}")
+    assert problem.help.startswith("write ")
+
+
+@pytest.mark.parametrize(
+    "text", ["range(1,7)", "range(7,1,-2)", "sort(range(1,7),reverse=true)", "shuffle(range(1,7))"]
+)
+def test_ranges_of_either_direction_have_numbers(text):
+    prepare_arguments(["-m", "model=tiny", f"heads={text}"])

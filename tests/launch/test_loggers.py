@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,17 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 import yaml
 from mlflow.tracking import MlflowClient
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+from wandb.sdk.lib.config_util import save_config_file_from_dict
 
-from tests.launch.test_job import records
-from tests.launch.test_resume import begin, go_on, handlers, stopping  # noqa: F401  a fixture
+from tests.launch.test_job import records, wandb_exit_code, wandb_summary
+from tests.launch.test_resume import begin, go_on, handlers, state, stopping  # noqa: F401  a fixture
+from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.launch.job import _wandb_id
 from tfm_blocks.runs.facts import newest_facts
 from tfm_blocks.runs.folder import read_json
+from tfm_blocks.training.agents import sweep_file
 from tfm_blocks.training.checkpoints import PreemptedError
-from tfm_blocks.training.contract import CONTRACT, FACTS, MEDIA
+from tfm_blocks.training.contract import CONTRACT, FACTS, MEDIA, key_of
+from tfm_blocks.training.dashboard import settings_logged
+from tfm_blocks.training.wandb_logger import WandbLogger
 
 ROOT = Path(__file__).parents[2]
 TIMES = ("train/tokens_per_second", "train/waiting")  # which a clock measures anew
@@ -43,10 +54,10 @@ def written(run: Path) -> Values:
     }
 
 
-def in_wandb(run: Path) -> Values:
+def in_wandb(parts: list[list[dict[str, Any]]]) -> Values:
     """All values of metrics, none of which is there twice, but for the axis."""
     found: Values = {}
-    for part in records(run):
+    for part in parts:
         for record in part:
             for name, value in record.get("history", {}).get("item", {}).items():
                 if name.startswith(("train/", "val/", "test/")):
@@ -61,8 +72,10 @@ def of_kind(parts: list[list[dict[str, Any]]], kind: str) -> list[dict[str, Any]
 
 
 def config_of(part: list[dict[str, Any]]) -> dict[str, Any]:
+    """As the run began, with what was told later."""
     (run,) = of_kind([part], "run")
-    return dict(run["config"]["update"])
+    told = [one["update"] for one in of_kind([part], "config") if "update" in one]
+    return {name: value for one in (run["config"]["update"], *told) for name, value in one.items()}
 
 
 @pytest.fixture
@@ -84,11 +97,12 @@ def test_every_logger_has_every_value_of_metrics_csv_once(stopped_and_resumed: P
     expected = written(run)
     assert {name for _, name in expected} >= {key.name for key in CONTRACT if "{" not in key.name}
     seconds = {place: expected.pop(place) for place in list(expected) if place[1] == "train/seconds"}
-    for found in (in_wandb(run), in_tensorboard(run), in_mlflow(run)):
+    parts = records(run)
+    for found in (in_wandb(parts), in_tensorboard(run), in_mlflow(run)):
         assert {place for place in found if place in seconds} == seconds.keys()  # of two rows of a step either's
         numbers = {place: value for place, value in found.items() if place not in seconds}
         assert numbers == pytest.approx(expected, rel=1e-6)  # TensorBoard holds float32
-    _expect_told_to_wandb(run)
+    _expect_told_to_wandb(run, parts)
 
 
 def in_tensorboard(run: Path) -> Values:
@@ -118,8 +132,7 @@ def in_mlflow(run: Path) -> Values:
     return dict(found)
 
 
-def _expect_told_to_wandb(run: Path) -> None:
-    parts = records(run)
+def _expect_told_to_wandb(run: Path, parts: list[list[dict[str, Any]]]) -> None:
     assert [one.get("exit_code", 0) for one in of_kind(parts, "exit")] == [75, 0]
     (alert,) = of_kind(parts, "alert")
     assert (alert["title"], alert["text"]) == ("run was preempted", "the run was stopped by SIGTERM")
@@ -159,11 +172,44 @@ def _expect_facts(run: Path, configs: list[dict[str, Any]]) -> None:
         assert (facts["model"], facts["seed"], facts["resumed"]) == ("tiny", 1, number)
         assert facts["parameters"] == sum(facts["parameters_by_node"].values())
         assert (config["model"], config["heads"], config["schedule"]["warmup"]) == ("tiny", 2, 2)
+        assert {name for name, value in config.items() if not isinstance(value, dict)} <= settings_logged([CONF])
     assert configs[0]["facts"]["config_hash"] == configs[1]["facts"]["config_hash"]
     assert yaml.safe_load((run / "config.yaml").read_text())["vocab"] == configs[1]["vocab"]
 
 
-def test_a_run_that_was_killed_goes_on_in_wandb_without_a_gap_and_without_a_step_twice(tmp_path: Path) -> None:
+def test_wandb_has_of_a_run_what_the_contract_says_and_its_weights_only_when_asked(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And pictures of the attention of the same two sentences. One test, since the run takes as long as what is asked."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    begin(small("logger=wandb", "data.val=200"), tmp_path)  # validates after steps 4 and 6
+    run = tmp_path / "run"
+    _expect_summaries(run)
+    assert {one["type"] for one in of_kind(records(run), "artifact")} == {"run_table"}
+    for sentence in (1, 2):
+        paths = list((run / "wandb").rglob(f"images/attention/{sentence}_*.png"))
+        assert len(paths) == 2 and len({Image.open(path).size for path in paths}) == 1
+    assert "sizes do not match" not in caplog.text  # what W&B says where it would show pictures wrongly
+
+
+def _expect_summaries(run: Path) -> None:
+    """Of each key the value of metrics.csv that the contract names, and nothing but keys and media."""
+    found = wandb_summary(run)["summary"]
+    curves: dict[str, list[float]] = {}
+    for (_, name), value in sorted(written(run).items()):
+        curves.setdefault(name, []).append(value)
+    stands = {"min": min, "max": max, "last": lambda values: values[-1]}
+    for name, values in curves.items():
+        kind = key_of(name).summary
+        shown = found[name] if kind == "last" else found[name][kind]
+        assert shown == pytest.approx(stands[kind](values), rel=1e-9), name
+    assert len(set(curves["val/loss"])) == 2, "the lowest is one of several"
+    assert {name for name in found if not name.startswith("_")} == curves.keys() | {one.name for one in MEDIA}
+
+
+def test_a_run_that_was_killed_goes_on_in_wandb_without_a_gap_and_without_a_step_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What W&B had not written yet when it was killed is told again, out of metrics.csv."""
     fault = "++model.graph.bad={block: faulty, harm: end, sound: 5, after: src_pos}"
     first = [
@@ -177,16 +223,132 @@ def test_a_run_that_was_killed_goes_on_in_wandb_without_a_gap_and_without_a_step
         "TFM_BLOCKS_CACHE": str(tmp_path / "cache"),
         "WANDB_MODE": "offline",
     }
-    for overrides, status in ((first, -9), (["resume=runs/run"], 0)):
-        command = [sys.executable, str(ROOT / "train.py"), *overrides, "plugins=[faulty]"]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == status, done.stderr
+    command = [sys.executable, str(ROOT / "train.py"), *first, "plugins=[faulty]"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     run = tmp_path / "runs" / "run"
-    expected, found = written(run), in_wandb(run)
+    for name in ("WANDB_MODE", "TFM_BLOCKS_CACHE"):
+        monkeypatch.setenv(name, environment[name])
+    assert go_on(run, "plugins=[faulty]") == 0
+    parts = records(run)
+    assert len(parts) == 2
+    expected, found = written(run), in_wandb(parts)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert key[1] in TIMES or math.isclose(found[key], value, rel_tol=0)
-    assert len(records(run)) == 2
+
+
+LOST = "++model.graph.lost={block: faulty, harm: lose, sound: 2, after: src_pos}"
+EVERY_STEP = ["plugins=[faulty]", "trainer.steps=4", "trainer.validate_every=4", "trainer.log_every=1"]
+
+
+@pytest.fixture
+def losing(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Composed]:
+    """A run that in its third step loses the database of MLflow, TensorBoard's folder, and its own config.yaml."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOSE", os.pathsep.join(["mlflow.db", "run/tensorboard", "run/config.yaml"]))
+    uri = f"logger.mlflow.uri=sqlite:///{tmp_path}/mlflow.db"
+    loggers = "logger=[wandb,tensorboard,mlflow]", "logger.wandb.artifact=true", uri
+    return lambda *overrides: small(*EVERY_STEP, LOST, *loggers, *overrides)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard writes in a thread
+def test_what_a_logger_loses_is_told_once_and_the_run_is_done_with_every_value(
+    losing: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert begin(losing(), tmp_path) == 0
+    run = tmp_path / "run"
+    status = read_json(run / "status.json")
+    assert status["state"] == "done" and status["scores"]["test/loss"] > 0
+    expected = written(run)
+    assert {step for step, _ in expected} == {1, 2, 3, 4}
+    parts = records(run)
+    assert in_wandb(parts) == pytest.approx(expected), "one that is not lost has all"
+    assert [one.get("exit_code", 0) for one in of_kind(parts, "exit")] == [0]
+    told = capsys.readouterr().err.splitlines()
+    lost = [line.removeprefix("warning: ").partition(" (")[0] for line in told]
+    assert {"W&B has lost the weights", "TensorBoard has lost metrics", "MLflow has lost metrics"} <= set(lost)
+    assert "MLflow has lost the end of the run" in lost and len(lost) == len(set(lost))
+    assert all(line.endswith("); the run goes on, and metrics.csv has every value") for line in told)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("harm", "kind", "code"), [("error", RuntimeError, 1), ("stop", PreemptedError, 75)])
+def test_a_lost_logger_changes_nothing_of_how_a_run_ends(
+    losing: Small, tmp_path: Path, harm: str, kind: type[BaseException], code: int
+) -> None:
+    with pytest.raises(kind, match="the last rank broke" if code == 1 else "stopped by SIGTERM"):
+        begin(losing(f"++model.graph.bad={{block: faulty, harm: {harm}, sound: 3, after: lost}}"), tmp_path)
+    assert state(tmp_path / "run") == ("failed" if code == 1 else "preempted")
+    assert wandb_exit_code(tmp_path / "run") == code
+
+
+def test_a_logger_that_does_not_open_ends_the_run_before_its_first_step_and_closes_the_others(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(ConfigError, match=r"logger\.mlflow: cannot be opened: .*'nowhere://here'"):
+        begin(small("logger=[wandb,mlflow]", "logger.mlflow.uri=nowhere://here"), tmp_path)
+    run = tmp_path / "run"
+    assert state(run) == "failed" and wandb_exit_code(run) == 2
+    assert not (run / "metrics.csv").exists() and not list((run / "checkpoints").iterdir())
+    go_on(run, "logger=[tensorboard]", "trainer.steps=1")
+    assert state(run) == "done" and (run / "tensorboard").is_dir(), "a resume can choose others"
+    assert len(list((run / "wandb").glob("offline-run-*"))) == 1
+
+
+def test_a_signal_while_loggers_are_closed_leaves_a_run_done(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    close = WandbLogger.close
+
+    def close_slowly(logger: WandbLogger, exit_code: int, reason: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        close(logger, exit_code, reason)
+
+    monkeypatch.setattr(WandbLogger, "close", close_slowly)
+    assert begin(small("logger=wandb", "trainer.steps=1"), tmp_path) == 0
+    assert state(tmp_path / "run") == "done"
+
+
+def test_a_run_that_an_agent_of_weights_and_biases_starts_has_the_agents_id_and_the_values_that_the_agent_has(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B leaves out what we log by a key that a sweep sets, such as the settings of an optimizer that it chooses."""
+    asked = [
+        "model=tiny", "heads=2,4", "optimizer=adamw,adam", "optimizer.eps=1e-9,1e-8", "trainer.steps=1,2", "data.test=null",
+        "logger=wandb",
+    ]  # fmt: skip
+    told = yaml.safe_load(sweep_file(asked, None, "grid", "val/loss", "project"))["parameters"]
+    chosen = {key: {"value": one["values"][-1] if "values" in one else one["value"]} for key, one in told.items()}
+    save_config_file_from_dict(str(tmp_path / "of_agent.yaml"), chosen)
+    own = {"SWEEP_ID": "of4gent", "RUN_ID": "0123abcd", "SWEEP_PARAM_PATH": str(tmp_path / "of_agent.yaml")}
+    for name, value in {**own, "MODE": "offline"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    wandb.teardown()  # which has read another environment
+    overrides = create_sweep_command_args({"args": chosen})["args_no_hyphens"]
+    composed = small(*overrides, "trainer.validate_sentences=0")
+    begin(composed, tmp_path)
+    wandb.teardown()
+    (part,) = records(tmp_path / "run")
+    (one,) = of_kind([part], "run")
+    assert (one["sweep_id"], one["run_id"]) == ("of4gent", "0123abcd")
+    assert read_json(tmp_path / "run" / "run.json")["wandb_id"] == "0123abcd"
+    config = config_of(part)
+    assert (config["model"], config["heads"]) == ("tiny", 4) and "src_emb" in config["graph"]["graph"]
+    assert config["trainer.steps"] == config["trainer"]["steps"] == 2
+    settings = composed.mapping["optimizer"]
+    assert (config["optimizer"], settings["eps"]) == ("adam", 1e-8)
+    assert {name: config[f"optimizer.{name}"] for name in settings} == settings
+    assert (config["data.test"], config["data"]["test"]) == ("null", None)
+
+
+def test_an_id_that_no_agent_has_given_is_not_the_runs(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "of-another-run")
+    monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
+    assert _wandb_id() != _wandb_id() != "of-another-run"
 
 
 def test_runs_of_other_seeds_are_of_one_config(small: Small) -> None:

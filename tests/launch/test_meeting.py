@@ -3,6 +3,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch.distributed
 from torch.distributed import HashStore
 
 from tfm_blocks.errors import Problem, RunError
@@ -19,6 +20,16 @@ def test_processes_that_are_started_anew_do_not_believe_what_others_have_said_be
             assert len(told) == 1
             names += told
     assert len(set(names)) == 3
+
+
+def test_what_a_process_has_joined_it_leaves() -> None:
+    meeting = Meeting(Place())
+    meeting.store = HashStore()
+    for leave in (meeting.part, meeting.leave):
+        meeting.join("cpu")
+        assert torch.distributed.is_initialized()
+        leave()
+        assert not torch.distributed.is_initialized()
 
 
 def test_what_the_first_process_finds_wrong_it_tells_alone_and_the_others_end_with_its_status() -> None:

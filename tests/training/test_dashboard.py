@@ -3,18 +3,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.launch.test_loggers import Small
-from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.folders import CONF, options, read_yaml
+from tfm_blocks.compose.sweep import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.training.contract import CONTRACT, FACTS, MEDIA
 from tfm_blocks.training.dashboard import dashboards, read_dashboard, settings_logged
 from tfm_blocks.training.workspace import read_back, rendered, workspace
 
+GROUPS = ("data", "optimizer", "schedule", "trainer", "logger")
 SHIPPED = sorted(dashboards([CONF]))
 
 
@@ -76,6 +80,9 @@ def write(folder: Path, text: str) -> list[Path]:
         ("{lines: [val/blue]}", "sections.One.lines: shows val/blue, which no run logs(?s:.*)did you mean val/bleu"),
         ("{lines: [val/bleu], over: tokens}", r"shows tokens, which no run logs"),
         ("{scatter: [haeds, val/loss]}", "shows haeds, which no run logs(?s:.*)did you mean heads"),
+        ("{scatter: [sweep.trials, val/loss]}", "shows sweep.trials, which no run logs"),
+        ("{parallel: [launcher.cpus, val/loss]}", "shows launcher.cpus, which no run logs"),
+        ("{parallel: [data.defaults, val/loss]}", "shows data.defaults, which no run logs"),
         ("{scatter: [heads]}", "must hold at least 2"),
         ("{media: [samples]}", "shows samples"),
         ("{importance: facts.seed}", "shows facts.seed"),
@@ -90,12 +97,43 @@ def test_a_panel_of_what_no_run_logs_is_refused_with_its_file(tmp_path: Path, pa
     assert "mine.yaml" in str(caught.value) and all(one.help for one in caught.value.problems)
 
 
-def test_settings_that_a_panel_can_show_are_those_of_a_run(small: Small) -> None:
-    """Of its own model, data, optimizer and schedule."""
-    config = logged_config(small("logger=[wandb,mlflow]").mapping, "tiny")
-    known = settings_logged()
-    for name, value in config.items():
-        if isinstance(value, dict) and name != "graph":
-            assert {f"{name}.{one}" for one in value} <= known, name
-    assert {"heads", "layers", "vocab", "model", "seed"} <= known & config.keys()
-    assert {f"facts.{one.name}" for one in FACTS} <= known
+def test_settings_that_a_panel_can_show_are_those_that_some_run_logs_and_no_others() -> None:
+    """Of runs that together have each option of each group, and each knob of a model."""
+    models = options("model", [CONF])
+    groups = [options(group, [CONF]) for group in GROUPS]
+    logged = {f"facts.{one.name}" for one in FACTS}
+    for names in zip_longest(*groups):
+        chosen = [f"{group}={name}" for group, name in zip(GROUPS, names, strict=True) if name]
+        files = ["data.dir=."] if names[0] not in (None, "dates") else []
+        logged |= logged_by(*chosen, *files, "sweep.name=x")
+    for name, path in models.items():
+        if not read_yaml(path).keys() - {"defaults", "model"} <= logged:
+            logged |= logged_by(f"model={name}")
+    assert settings_logged([CONF]) == logged
+
+
+def logged_by(*overrides: str) -> set[str]:
+    """The addresses in the config of a run, but for those of its graph."""
+    config = logged_config(compose_job(overrides, None).mapping, "tiny")
+    found = set()
+    for key, value in config.items():
+        if key not in ("graph", "resume", "verify"):
+            found |= set(addresses(value, key)) if isinstance(value, dict) else {key}
+    return found
+
+
+def addresses(group: dict[str, Any], around: str) -> Iterator[str]:
+    for name, value in group.items():
+        yield f"{around}.{name}"
+        if isinstance(value, dict):
+            yield from addresses(value, f"{around}.{name}")
+
+
+def test_knobs_of_ones_own_models_and_settings_of_ones_own_groups_can_be_shown(tmp_path: Path) -> None:
+    folders = write(tmp_path, "name: Mine\nsections: {One: [{scatter: [width, schedule.ramp]}]}\n")
+    with pytest.raises(ConfigError, match=r"(?s)shows width, which no run logs.*"):
+        read_dashboard("mine", folders)
+    for path, text in (("model/mine", "defaults: [tiny, _self_]\nwidth: 2\n"), ("schedule/mine", "ramp: 3\n")):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / f"{path}.yaml").write_text(text)
+    assert read_dashboard("mine", folders).name == "Mine"

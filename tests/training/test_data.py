@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.data.layout import Sides
+from tfm_blocks.data.layout import Batch, Sides
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.training.data import EvalStream, Feed, StepBatches, TimedLoader, TrainStream
@@ -85,6 +88,22 @@ def test_workers_give_the_steps_in_their_order(read: tuple[Feed, Feed], workers:
     held_out = DataLoader(EvalStream(read[1], Ranks()), batch_size=None, num_workers=workers)
     expected = [batch.labels_BT.tolist() for batch in EvalStream(read[1], Ranks())]
     assert [batch.labels_BT.tolist() for batch in held_out] == expected
+
+
+def test_workers_make_each_batch_of_an_evaluation_once(read: tuple[Feed, Feed], tmp_path: Path) -> None:
+    made = tmp_path / "made"
+
+    class Counted(Sides):
+        def batch(self, *arguments: Any, **named: Any) -> Batch:
+            with made.open("a") as file:
+                file.write("x")
+            return super().batch(*arguments, **named)
+
+    small = read[0].settings.model_copy(update={"batch_tokens": 150})
+    stream = EvalStream(replace(read[0], layout=Counted(["src"]), settings=small), Ranks())
+    loader = DataLoader(stream, batch_size=None, num_workers=3, multiprocessing_context="fork")
+    batches = len(list(loader))
+    assert len(made.read_text()) == batches > 3
 
 
 @pytest.mark.parametrize("world", [2, 3, 64])

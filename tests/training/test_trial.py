@@ -7,18 +7,24 @@ import re
 import resource
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from tests.training.test_module import feed_of, make
+from tests.training.test_module import feed_of, make, trainer
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import RunError
+from tfm_blocks.training.ema import MovingAverage
 from tfm_blocks.training.trial import Trial, worst
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +33,61 @@ ROOM = 90_000_000  # bytes
 
 def trial(composed: Composed) -> Trial:
     module, data = make(composed)
-    return Trial(module.network, feed_of(data), 0.1, Ranks(), torch.device("cpu"), nullcontext())
+    return Trial(module.network, feed_of(data), 0.1, Ranks(), torch.device("cpu"), nullcontext(), copies=2)
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors of a device, made inside, have held at once."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device, self.bytes, self.most = device, 0, 0
+        self.live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            if isinstance(one, torch.Tensor) and one.device.type == self.device:
+                self._count(one.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.live:
+            return
+
+        def gone(_: object) -> None:
+            self.bytes -= size
+            del self.live[key]
+
+        self.live[key] = weakref.ref(storage, gone)
+        self.bytes += size
+        self.most = max(self.most, self.bytes)
+
+
+HEAVY = ["d_model=256", "d_ff=1024", "data.train=60", "data.batch_tokens=150", "dropout=0.1"]  # steps of many parts
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_a_trial_takes_what_training_takes_and_little_more(small: Callable[..., Composed], ema: bool) -> None:
+    tried = replace(trial(small(*HEAVY)), copies=2 + ema)
+    with Peak("cpu") as trial_peak:
+        assert tried._fits(150, 1)
+    module, data = make(small(*HEAVY))
+    run = trainer(3)
+    run.callbacks += [MovingAverage(0.999)] if ema else []  # type: ignore[attr-defined]
+    with Peak("cpu") as run_peak:
+        run.fit(module, datamodule=data)
+    assert run_peak.most <= trial_peak.most <= 1.05 * run_peak.most
+
+
+def test_where_the_weights_of_the_run_are_still_elsewhere_a_trial_holds_as_many(small: Callable[..., Composed]) -> None:
+    """On the meta device, as on an accelerator: the weights, their gradients and the copies, beside what is computed."""
+    one = replace(trial(small(*HEAVY)), device=torch.device("meta"), copies=3)
+    weights = sum(parameter.nbytes for parameter in one.network.parameters())
+    with Peak("meta") as peak:
+        assert one._fits(150, 1)
+    assert 5 * weights < peak.most < 6 * weights
 
 
 def test_the_most_expensive_of_all_micro_batches_are_tried(small: Callable[..., Composed]) -> None:

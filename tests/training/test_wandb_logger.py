@@ -41,9 +41,9 @@ def test_without_a_key_or_a_server_a_run_is_offline(tmp_path: Path, refusing: st
     assert time.perf_counter() - begun < 10
 
 
-@pytest.mark.parametrize("asked", ["offline", "disabled"])
-def test_wandb_mode_is_respected(asked: str) -> None:
-    assert choose_mode({"WANDB_API_KEY": KEY, "WANDB_MODE": asked})[0] == asked
+@pytest.mark.parametrize(("asked", "mode"), [("offline", "offline"), ("dryrun", "offline"), ("disabled", "disabled")])
+def test_wandb_mode_is_respected(asked: str, mode: str) -> None:
+    assert choose_mode({"WANDB_API_KEY": KEY, "WANDB_MODE": asked})[0] == mode
 
 
 def test_an_offline_run_keeps_flat_knobs_and_its_exit_code_in_the_run_folder(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Searches against naive loops and exhaustive search; the same sentence gives the same in any batch."""
 
+import functools
 import itertools
 import math
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import tfm_blocks as tfm
 from tfm_blocks.blocks.parts.state import Room, State
@@ -119,6 +121,40 @@ def test_what_a_recurrent_block_remembers_goes_with_its_hypothesis(running_sum, 
         src_S = put["src"][row][put["src"][row] != PAD]
         for one in hypotheses:
             assert math.isclose(one.log_p, log_p_of(made, src_S, [*one.ids, EOS][: one.length]), abs_tol=1e-4)
+
+
+class Waits(TorchFunctionMode):
+    """Counts what would wait for a device: numbers that Python reads of a tensor."""
+
+    READS = ("tolist", "item", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.count += getattr(function, "__name__", "") in self.READS
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "search",
+    [one_by_one, functools.partial(beam_search, beam=3, penalty=gnmt(0.6), nbest=3)],
+    ids=["greedy", "beam"],
+)
+def test_a_search_waits_for_a_device_once_a_step_however_many_end(search):
+    made, put = network(), sources()
+    waits = []
+    for limits in (
+        bounds([4] * 5),
+        bounds([24] * 5, shortest=23),
+        bounds([24, 4, 7, 11, 3], prefixes=[[], [5], [], [], []]),
+    ):
+        with Waits() as counted:
+            search(made, put, limits)
+        waits.append(counted.count)
+    assert waits[1] == waits[0] + 20
+    assert waits[2] <= waits[1] + 1  # for the prefixes
 
 
 @pytest.mark.parametrize("beam", [1, 3])

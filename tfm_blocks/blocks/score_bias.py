@@ -26,13 +26,17 @@ class Alibi(ScoreBias):
 
     def __init__(self, *, heads: int) -> None:
         super().__init__()
-        power = 2 ** (heads.bit_length() - 1)
-        self.slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
-        self.slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (heads - power), 2)]
+        self.heads = heads
 
     def of_distance(self, distance_TS: Tensor) -> Tensor:
-        slopes_H = torch.tensor(self.slopes, device=distance_TS.device)
-        return -distance_TS.abs() * slopes_H[:, None, None]
+        return -distance_TS.abs() * self.slopes(distance_TS.device)[:, None, None]
+
+    def slopes(self, device: torch.device) -> Tensor:
+        """m_H, computed on the device, which would be waited for while it is sent a list."""
+        power = 2 ** (self.heads.bit_length() - 1)
+        whole_H = 8 * torch.arange(1, power + 1, device=device)
+        between_H = 8 * torch.arange(self.heads - power, device=device) + 4
+        return torch.exp2(-torch.cat((whole_H, between_H)) / power)
 
 
 @block(

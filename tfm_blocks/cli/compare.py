@@ -33,7 +33,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_runs(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="run folders, or a folder of a sweep")
+    command.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="run folders, or a folder of a sweep")
     what = "one of the runs: the others are tested against it, or against all seeds of it"
     command.add_argument("--baseline", metavar="RUN", help=what)
 

@@ -105,7 +105,19 @@ def _models(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]
 
 def _runs(prefix: str, **_: Any) -> list[str]:
     """Folders of runs below runs/, those of sweeps too."""
-    found = [path.parent for pattern in ("runs/*/model.json", "runs/*/*/model.json") for path in Path().glob(pattern)]
+    return _folders_with("model.json", prefix)
+
+
+def _runs_and_sweeps(prefix: str, **_: Any) -> list[str]:
+    return sorted([*_folders_with("model.json", prefix), *_folders_with("sweep.json", prefix)])
+
+
+def _models_and_runs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    return [*_models(prefix, parsed_args), *_runs(prefix)]
+
+
+def _folders_with(name: str, prefix: str) -> list[str]:
+    found = [path.parent for depth in ("*", "*/*") for path in Path("runs").glob(f"{depth}/{name}")]
     return sorted(str(folder) for folder in found if str(folder).startswith(prefix))
 
 
@@ -115,4 +127,12 @@ def _blocks(prefix: str, **_: Any) -> list[str]:
     return [name for name in block_names() if name.startswith(prefix)]
 
 
-COMPLETERS = {"KEY=VALUE": _overrides, "MODEL": _models, "RUN": _runs, "BLOCK": _blocks}
+COMPLETERS = {
+    "KEY=VALUE": _overrides,
+    "MODEL": _models,
+    "MODEL|RUN": _models_and_runs,
+    "RUN": _runs,
+    "RUN2": _runs,
+    "RUNS": _runs_and_sweeps,
+    "BLOCK": _blocks,
+}

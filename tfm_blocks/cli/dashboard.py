@@ -102,9 +102,11 @@ def _push(arguments: argparse.Namespace) -> None:
 def _sweep(arguments: argparse.Namespace) -> None:
     from tfm_blocks.training.agents import sweep_file
 
-    options = ["--config-dir", str(arguments.config_dir.resolve())] if arguments.config_dir else []
     overrides = [f"model={arguments.model}", *arguments.overrides]
-    _write(sweep_file(overrides, options, arguments.method, arguments.metric, arguments.project), arguments.path)
+    _write(
+        sweep_file(overrides, arguments.config_dir, arguments.method, arguments.metric, arguments.project),
+        arguments.path,
+    )
 
 
 def _write(text: str, path: Path | None) -> None:

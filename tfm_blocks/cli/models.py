@@ -26,9 +26,9 @@ def add_commands(commands: Commands) -> None:
         ("show", _show, "the nodes of a model, with shapes and parameters"),
     ):
         command = commands.add_parser(name, help=text, description=text)
-        run_too = ", or a run folder" if name == "show" else ""
+        run_too, metavar = (", or a run folder", "MODEL|RUN") if name == "show" else ("", "MODEL")
         what = f"a name under conf/model/, a path to a YAML file{run_too}"
-        command.add_argument("model", metavar="MODEL", help=what)
+        command.add_argument("model", metavar=metavar, help=what)
         command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="heads=4, model.add_norm=pre")
         command.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a model/ in it")
         add_plugins(command)

@@ -46,7 +46,7 @@ def _add_runs(commands: Commands) -> None:
     command.add_argument("--state", metavar="STATE", help="only runs in this state, such as done or failed")
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     what = "delete these runs, or sweeps with all their runs; with --yes, since nothing brings them back"
-    command.add_argument("--delete", nargs="+", type=Path, metavar="RUN", help=what)
+    command.add_argument("--delete", nargs="+", type=Path, metavar="RUNS", help=what)
     command.add_argument("--yes", action="store_true", help="do delete them")
     command.set_defaults(run=_runs)
 

@@ -156,7 +156,7 @@ def _is_same(job: SweepJob, asked: AskedSweep) -> bool:
 
 
 def _tell(sweep: Sweep, command: str, number: int) -> int:
-    """Prints what became of each job, how those that are done compare, and what to type next."""
+    """Prints what became of each job, how they compare where two are done, and what to type next."""
     from tfm_blocks.launch.sweeps.job import DONE
     from tfm_blocks.report.compare import show_comparison
     from tfm_blocks.report.comparison import compare_runs

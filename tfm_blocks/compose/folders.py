@@ -12,6 +12,7 @@ from tfm_blocks.errors import ConfigError, Place, Problem
 from tfm_blocks.language.files import HEADER, shown_path, yaml_help
 
 EVERYWHERE = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
+OF_A_SWEEP = frozenset({"sweep", "launcher"})  # groups that say how and where jobs are run, and nothing of a run
 PACKAGE = Path(__file__).parent.parent
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep, Sweep
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -19,7 +20,8 @@ LONGEST_KEY = 200
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
     """A value that is not in the grammar is text: `d_ff=2*(d_model+1)`, `data.dir=/my texts`.
 
-    Raises ConfigError with one problem for each text that is no override even so, and for each key that is set twice.
+    Raises ConfigError with one problem for each text that is no override even so, for each key that is set twice, and
+    for each range or interval that has no numbers.
     """
     overrides: dict[str, Override] = {}
     problems = []
@@ -39,6 +41,9 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
         elif key in overrides:
             rule = f"is set twice: {cut(overrides[key].input_line or '')} and {cut(text)}"
             problems.append(Problem(key, rule, help="leave one of them out"))
+        elif wrong := _wrong_numbers(override.value()):
+            rule, help = wrong
+            problems.append(Problem(key, f"{rule}: {cut(text)}", help=help))
         else:
             overrides[key] = override
     if problems:
@@ -56,6 +61,35 @@ def _parse(text: str) -> Override | None:
 def _is_endless(override: Override) -> bool:
     """Has an integer that no message and no file could hold; as text, where Python does not read so many digits."""
     return bool(re.search(rf"\d{{{LONGEST_INTEGER + 1}}}", override.input_line or ""))
+
+
+def _wrong_numbers(value: object) -> tuple[str, str] | None:
+    """The rule that a range or an interval breaks, and a way out; None where a value is neither, or is fine."""
+    if not isinstance(value, Sweep):
+        return None
+    if value.tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
+        return "has a tag, and there is none but log, of an interval", "write tag(log,interval(LOW,HIGH)), or no tag"
+    if isinstance(value, IntervalSweep):
+        return _wrong_interval(value)
+    if isinstance(value, RangeSweep) and not _has_numbers(value):
+        return "names no number", "write range(LOW,HIGH), of which HIGH is not one, with a STEP above 0"
+    return None
+
+
+def _wrong_interval(interval: IntervalSweep) -> tuple[str, str] | None:
+    low, high = float(interval.start or 0), float(interval.end or 0)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        return "must lie between a number and a higher one", "write interval(LOW,HIGH), or one value"
+    if "log" in interval.tags and low <= 0:
+        return (
+            "counts orders of magnitude, which only numbers above 0 have",
+            "write a LOW above 0, such as 1e-4, or leave out tag(log,…)",
+        )
+    return None
+
+
+def _has_numbers(found: RangeSweep) -> bool:
+    return bool(found.step) and ((found.stop or 0) - (found.start or 0)) * found.step > 0
 
 
 def _quoted(text: str) -> str:

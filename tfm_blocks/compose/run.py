@@ -12,7 +12,7 @@ from typing import Any, cast
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from tfm_blocks.compose.folders import EVERYWHERE, group_files, in_order, root_keys
+from tfm_blocks.compose.folders import EVERYWHERE, OF_A_SWEEP, group_files, in_order, root_keys
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.chain import model_chain
@@ -36,7 +36,6 @@ TAKEN = (
     "trainer.checkpoint_keep",
     "data.batch_tokens",
 )  # none of them changes what a step does to the weights, but for rounding
-OF_A_SWEEP = ("sweep", "launcher")  # groups that say how and where jobs are run, and nothing of a run
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
 
@@ -92,7 +91,7 @@ def is_to_verify(config: DictConfig) -> bool:
 
 
 def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str, text: str) -> Composed:
-    """The recorded config of a run, with what the command line may change of it.
+    """The recorded config of a run, with what the command line may change of it: TAKEN, or another choice of loggers.
 
     `text` is that of the file `where` it stands. Raises ConfigError for what would make another experiment of it.
     """
@@ -100,15 +99,19 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
     problems = []
     sources = Sources()
     sources.add_file(where, text, chosen=True)
-    for override in task_overrides():
-        key = override.partition("=")[0].lstrip("+~")
+    typed = {override.partition("=")[0].lstrip("+~"): override for override in task_overrides()}
+    if "logger" in typed:
+        mapping["logger"] = OmegaConf.to_container(config.logger, resolve=True)
+    for key, override in typed.items():
         if key in TAKEN:
             group, name = key.split(".")
             mapping[group][name] = OmegaConf.select(config, key)
             sources.overrides[(group, name)] = override
+        elif "logger" in typed and key.partition(".")[0] == "logger":
+            sources.overrides[tuple(key.split("."))] = override
         elif key != "resume" and not _is_recorded(config, key, recorded):
             rule = f"a resumed run keeps what it was begun with: {cut(override)}"
-            problems.append(Problem(key, rule, help=f"leave it out; a resume takes {', '.join(TAKEN)}"))
+            problems.append(Problem(key, rule, help=f"leave it out; a resume takes {', '.join(TAKEN)}, logger"))
     given = OmegaConf.to_container(config)["plugins"]  # type: ignore[index, call-overload]
     if given != recorded["plugins"]:
         rule = f"the run uses {shown(recorded['plugins'])}, and the command line names {shown(given)}"

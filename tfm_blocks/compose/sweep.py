@@ -48,6 +48,11 @@ class Interval:
     high: float
     log: bool
 
+    @property
+    def whole(self) -> bool:
+        """Whether its numbers are integers, as those of int(interval(1, 8))."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
 
 Part = Choices | Interval
 
@@ -147,16 +152,6 @@ def parts_of(texts: Sequence[str], own: Path | None) -> list[Part]:
     """What overrides name, of which none is about the sweep itself. Raises ConfigError."""
     folders = config_folders(own)
     return [_part(override, folders) for override in parse_overrides(texts)]
-
-
-def values_by_key(overrides: Sequence[str]) -> dict[str, list[str]]:
-    """The values that each override names, as they are typed. Raises ConfigError."""
-    folders = config_folders(None)
-    found = {}
-    for override in parse_overrides(overrides):
-        texts = [text.partition("=") for text in _each(override, folders)]
-        found[texts[0][0]] = [value for _, _, value in texts]
-    return found
 
 
 def compose_job(overrides: Sequence[str], own: Path | None) -> Composed:

@@ -17,7 +17,7 @@ import yaml
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared
-from tfm_blocks.errors import TfmError
+from tfm_blocks.errors import RunError, TfmError
 from tfm_blocks.launch.agreement import asked_fingerprint, expect_same, fingerprint
 from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.check import check_lengths, placed
@@ -40,6 +40,7 @@ from tfm_blocks.runs.folder import (
     TOKENIZER,
     claim_folder,
     hold,
+    read_json,
     settle,
     write_json,
     write_running,
@@ -177,6 +178,7 @@ def _run(meeting: Meeting, job: Job, prepared: Prepared, settings: RunSettings) 
     meeting.join(device_of(settings.trainer))
     meeting.expect_seen(job.folder)
     take_part(meeting.place, job, prepared)
+    meeting.leave()
 
 
 def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) -> str:
@@ -188,11 +190,18 @@ def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) ->
 
 @contextmanager
 def _ends(meeting: Meeting, job: Job) -> Iterator[None]:
-    """Whatever ends the run is written down by the first process, which tells the command that goes on with it."""
+    """Whatever ends the run is written down by the first process, which tells the command that goes on with it.
+
+    A run that is done stays so, and a signal that comes while its loggers are closed has nothing left to stop.
+    """
     try:
         yield
     except BaseException as error:
         agreed = isinstance(error, PreemptedError)
+        if _is_done(job):
+            if agreed or isinstance(error, StoppedError):
+                return
+            raise
         if isinstance(error, StoppedError) and not error.again:
             error = preempted(error.number, job.command)
         if meeting.place.rank == 0:
@@ -202,6 +211,14 @@ def _ends(meeting: Meeting, job: Job) -> Iterator[None]:
         if meeting.place.rank and isinstance(error, (PreemptedError, DivergedError)):  # the first process says so
             raise SystemExit(error.exit_status) from None
         raise error from None
+
+
+def _is_done(job: Job) -> bool:
+    """Whether status.json has the scores of this run, and not those of a part before it, which was shorter."""
+    with suppress(RunError):
+        status = read_json(job.folder / STATUS)
+        return status.get("state") == "done" and status.get("steps") == job.config["trainer"]["steps"]
+    return False
 
 
 def _write_end(job: Job, error: BaseException) -> None:

@@ -2,50 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.launch.begun import Job
+from tfm_blocks.launch.signals import StoppedError
 from tfm_blocks.runs.folder import METRICS, step_of
 from tfm_blocks.runs.metrics import read_rows
+from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.contract import columns
-from tfm_blocks.training.loggers import CsvLogger, RunLogger
+from tfm_blocks.training.loggers import CsvLogger, Guarded, RunLogger, in_a_line
 from tfm_blocks.training.settings import RunSettings
 
 
+@contextmanager
 def open_loggers(
     job: Job, settings: RunSettings, prepared: Prepared, facts: Mapping[str, Any], losses: Sequence[str]
-) -> list[RunLogger]:
-    """metrics.csv, with a column for each of `losses`, and what the settings name. When a run goes on, each has all
-    rows up to the checkpoint.
+) -> Iterator[list[RunLogger]]:
+    """metrics.csv, with a column for each of `losses`, and what the settings name; all are told how the run has ended.
+
+    When a run goes on, each has all rows up to the checkpoint. Raises ConfigError where one cannot be opened; what goes
+    wrong with one later ends no run, but for metrics.csv.
     """
     path = job.folder / METRICS
     last = step_of(job.checkpoint) if job.checkpoint else 0
     rows = [row for row in read_rows(path) if row["step"] <= last]
-    others = list(_others(job, settings, facts))
-    for logger in others:
-        for row in rows:
-            logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
     groups = dict.fromkeys([*prepared.val.groups, *prepared.last_scored[1].groups])
-    return [CsvLogger(path, columns(losses, list(groups))), *others]
+    loggers: list[RunLogger] = []
+    end = 0, ""
+    try:
+        for logger in _others(job, settings, facts):
+            loggers.append(logger)
+            for row in rows:
+                logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
+        yield [CsvLogger(path, columns(losses, list(groups))), *loggers]
+    except BaseException as error:
+        end = _end(error)
+        raise
+    finally:
+        for logger in loggers:
+            logger.close(*end)
+
+
+def _end(error: BaseException) -> tuple[int, str]:
+    """The exit status, and the reason in half a sentence."""
+    if isinstance(error, TfmError):
+        return error.exit_status, error.problems[0].rule
+    if isinstance(error, StoppedError):
+        return 128 + error.number if error.again else PreemptedError.exit_status, signal.Signals(error.number).name
+    return 1, f"{type(error).__name__}: {error}"
 
 
 def _others(job: Job, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[RunLogger]:
     """Each is imported when it is asked for: two of them are extras, and all take a while."""
     config, asked = logged_config(job.config, str(facts["model"])), settings.logger
-    if asked.wandb:
+    if wandb := asked.wandb:
         from tfm_blocks.training.wandb_logger import WandbLogger
 
-        yield WandbLogger(asked.wandb, job.folder, config | {"facts": dict(facts)}, job.wandb_id)
+        told = config | {"facts": dict(facts)}
+        yield _open("wandb", lambda: WandbLogger(wandb, job.folder, told, job.wandb_id))
     if asked.tensorboard:
         from tfm_blocks.training.tensorboard_logger import TensorboardLogger
 
-        yield TensorboardLogger(job.folder, config | {"facts": dict(facts)})
-    if asked.mlflow:
+        yield _open("tensorboard", lambda: TensorboardLogger(job.folder, config | {"facts": dict(facts)}))
+    if mlflow := asked.mlflow:
         from tfm_blocks.training.mlflow_logger import MlflowLogger
 
-        yield MlflowLogger(asked.mlflow, job.folder, config, facts, job.wandb_id)
+        yield _open("mlflow", lambda: MlflowLogger(mlflow, job.folder, config, facts, job.wandb_id))
+
+
+def _open(name: str, make: Callable[[], RunLogger]) -> RunLogger:
+    """Raises ConfigError."""
+    try:
+        return Guarded(make())
+    except Exception as error:
+        help = "mend what it says, or choose others: logger=csv writes metrics.csv alone, and a resume takes it, too"
+        raise ConfigError(Problem(f"logger.{name}", f"cannot be opened: {in_a_line(error)}", help=help)) from None
 
 
 def logged_config(config: Mapping[str, Any], model: str) -> dict[str, Any]:

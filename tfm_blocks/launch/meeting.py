@@ -23,6 +23,7 @@ from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.data.settings import DataSettings
 from tfm_blocks.errors import Problem, RunError, TfmError
 from tfm_blocks.launch.place import Place
+from tfm_blocks.training.silence import Silence
 
 LOOK = 0.1  # seconds between two looks at what another process has decided, so that a signal is heard meanwhile
 LATE = 1.0  # seconds that a process lives on after it has said that it fails: the first takes Slurm's store with it
@@ -118,12 +119,13 @@ class Meeting:
         """The text, which the first process of each node brings into the cache."""
         place = self.place
         tell = print if place.rank == 0 else lambda text: None
-        if self.store is None:
-            return prepare(settings, vocab, tell=tell)
-        read: list[Prepared] = []
-        what = f"text of node {place.rank // place.devices}"
-        self.decide(what, lambda: read.append(prepare(settings, vocab, tell=tell)), first=place.local_rank == 0)
-        return read[0] if read else prepare(settings, vocab, tell=tell)
+        with Silence("preparing the text", speaks=place.rank == 0):
+            if self.store is None:
+                return prepare(settings, vocab, tell=tell)
+            read: list[Prepared] = []
+            what = f"text of node {place.rank // place.devices}"
+            self.decide(what, lambda: read.append(prepare(settings, vocab, tell=tell)), first=place.local_rank == 0)
+            return read[0] if read else prepare(settings, vocab, tell=tell)
 
     def join(self, device: str) -> None:
         """From here on the processes wait for each other in collectives, which Lightning takes up."""
@@ -139,6 +141,12 @@ class Meeting:
         """Waits for all, so that no launcher ends the first process before it has written down how the run ended."""
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
+        self.leave()
+
+    def leave(self) -> None:
+        """After the last collective. What a run that breaks has joined ends with its process."""
+        if self.store is not None and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
     def expect_seen(self, folder: Path) -> None:
         """Raises RunError where a process does not see the folder of the run."""

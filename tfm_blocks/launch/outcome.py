@@ -55,7 +55,6 @@ def finish(job: Job, module: TrainingModule, weights: Mapping[str, Tensor], logg
         write_translations(job.folder, [TranslatedLine(*one) for one in module.scorer.samples])
     write_json(job.folder / STATUS, record)
     for logger in loggers:
-        logger.log_final({one.name: asdict(one) for one in translations})
         logger.log_weights(job.folder)
     for line in _summary(job, record):
         print(line)

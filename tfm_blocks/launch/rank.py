@@ -13,7 +13,6 @@ from lightning.pytorch import Trainer
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared, prepare
-from tfm_blocks.errors import TfmError
 from tfm_blocks.launch.agreement import ExpectSameRun, fingerprint
 from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.devices import device_of
@@ -39,6 +38,7 @@ from tfm_blocks.training.loggers import RunLogger
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import RunSettings, read_run
 from tfm_blocks.training.sharding import fill_shares, whole
+from tfm_blocks.training.silence import Silence
 from tfm_blocks.training.skipped import SKIPPED, SkippedSteps
 from tfm_blocks.training.trial import Trial
 
@@ -63,31 +63,19 @@ def take_part(place: Place, job: Job, prepared: Prepared) -> None:
     quiet_lightning()
     keep_freed_memory()
     settings = read_run(job.config)
-    with hold(job.folder / CHECKPOINTS, wait=True) if ranks.rank == 0 else nullcontext():
+    with (
+        hold(job.folder / CHECKPOINTS, wait=True) if ranks.rank == 0 else nullcontext(),
+        Silence("building the model", speaks=ranks.rank == 0) as silence,
+    ):
         network = build_network(check_model(job.config["model"]), seed=settings.seed)
-        loggers: list[RunLogger] = []
-        if ranks.rank == 0:
-            facts, losses = keep_facts(job, network, place), losses_of(network.spec)
-            loggers = open_loggers(job, settings, prepared, facts, losses)
-        exit_code, reason = 1, ""
-        try:
-            _fit_and_test(place, job, prepared, settings, network, loggers)
-            exit_code = 0
-        except BaseException as error:
-            exit_code, reason = _end(error)
-            raise
-        finally:
-            for logger in loggers:
-                logger.close(exit_code, reason)
-
-
-def _end(error: BaseException) -> tuple[int, str]:
-    """The exit status, and the reason in half a sentence."""
-    if isinstance(error, TfmError):
-        return error.exit_status, error.problems[0].rule
-    if isinstance(error, StoppedError):
-        return 128 + error.number if error.again else PreemptedError.exit_status, signal.Signals(error.number).name
-    return 1, f"{type(error).__name__}: {error}"
+        if ranks.rank:
+            _fit_and_test(place, job, prepared, settings, network, [], silence)
+            return
+        silence.doing("opening the loggers")
+        facts = keep_facts(job, network, place)
+        with open_loggers(job, settings, prepared, facts, losses_of(network.spec)) as loggers:
+            _fit_and_test(place, job, prepared, settings, network, loggers, silence)
+            silence.doing("closing the loggers")
 
 
 def _fit_and_test(
@@ -97,6 +85,7 @@ def _fit_and_test(
     settings: RunSettings,
     network: Network,
     loggers: list[RunLogger],
+    silence: Silence,
 ) -> None:
     ranks = place.ranks
     tell: Callable[[object], None] = print if ranks.rank == 0 else lambda text: None
@@ -113,18 +102,21 @@ def _fit_and_test(
     count = SkippedSteps(None if ranks.rank else skipped, prepared.train, patience)
     module = TrainingModule(network, prepared, settings, ranks, count, asked_to_stop)
     feed = feed_of(network.spec, prepared, settings.data)
+    silence.doing("trying the memory")
     tell(_try_memory(place, network, feed, settings, precision))
     data = _data(ranks, feed, prepared, settings)
     logs = (job.folder / METRICS, skipped)
     checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, _asked(job, module), job.command)
     common = ExpectSameRun(fingerprint(settings.seed, prepared, feed))
-    trainer = build_trainer(place, job, settings.trainer, precision, loggers, [OwnSignals(), checkpoints, common])
+    callbacks = [OwnSignals(), checkpoints, common]
+    trainer = build_trainer(place, job, settings.trainer, precision, loggers, callbacks, silence)
     with signals_wait():
         trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
     if checkpoints.owed or trainer.global_step % settings.trainer.validate_every:
         trainer.validate(module, datamodule=data, verbose=False)
     _test(module, data, trainer)
     weights = whole(weights_of(network))
+    silence.doing("scoring the translations")
     if ranks.rank == 0:
         finish(job, module, weights, loggers)
 
@@ -142,7 +134,9 @@ def _try_memory(place: Place, network: Network, feed: Feed, settings: RunSetting
     kind = device_of(settings.trainer)
     device = torch.device(kind, place.local_rank) if kind == "cuda" else torch.device(kind)
     autocast = torch.autocast(kind, torch.bfloat16, enabled=precision.lightning == "bf16-mixed")
-    return Trial(network, feed, settings.label_smoothing, place.ranks, device, autocast).run(settings.seed)
+    buckets = place.world > 1  # in which the ranks exchange gradients
+    copies = 2 + buckets + bool(settings.trainer.ema)
+    return Trial(network, feed, settings.label_smoothing, place.ranks, device, autocast, copies).run(settings.seed)
 
 
 def _data(ranks: Ranks, feed: Feed, prepared: Prepared, settings: RunSettings) -> RunData:

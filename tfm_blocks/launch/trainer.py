@@ -22,6 +22,7 @@ from tfm_blocks.training.ema import MovingAverage
 from tfm_blocks.training.loggers import RunLogger
 from tfm_blocks.training.settings import TrainerSettings
 from tfm_blocks.training.sharding import SharedOut, WholeWhileScored
+from tfm_blocks.training.silence import Silence
 
 
 class OwnSignals(Callback):
@@ -48,6 +49,7 @@ def build_trainer(
     precision: Precision,
     loggers: list[RunLogger],
     callbacks: list[Callback],
+    silence: Silence,
 ) -> Trainer:
     picturing = [logger for logger in loggers if logger.shows_pictures]
     callbacks = [
@@ -55,7 +57,7 @@ def build_trainer(
         *([LogAttention(picturing)] if picturing else []),
         KeepWeights(job.folder / CHECKPOINTS, settings.keep_last),
         WholeWhileScored(),
-        *([ShowProgress(Console())] if place.rank == 0 else []),
+        *([ShowProgress(Console(), silence)] if place.rank == 0 else []),
         *([MovingAverage(settings.ema)] if settings.ema else []),
     ]
     return Trainer(

@@ -41,10 +41,13 @@ class RuleError(ValueError):
 Read = TypeVar("Read", bound=Settings)
 
 
-def read_settings(cls: type[Read], mapping: Mapping[str, Any]) -> Read:
-    """An instance of `cls`. Raises ConfigError with one problem for each value that is missing, unknown or wrong."""
+def read_settings(cls: type[Read], mapping: Mapping[str, Any], context: object = None) -> Read:
+    """An instance of `cls`, whose validators are told the `context`.
+
+    Raises ConfigError with one problem for each value that is missing, unknown or wrong.
+    """
     try:
-        return cls.model_validate(mapping)
+        return cls.model_validate(mapping, context=context)
     except ValidationError as error:
         raise ConfigError([_problem(cls, one) for one in error.errors(include_url=False)]) from None
 

@@ -49,21 +49,33 @@ def compare_groups(groups: Sequence[Group], baseline: Group) -> tuple[list[Again
     for group in groups:
         if group is baseline:
             continue
-        if not _same_test(group, baseline):
-            notes.append(f"{group.label} was not scored on the test set of {baseline.label}, so they are not tested")
+        if why := _why_untested(group, baseline):
+            notes.append(f"{why}, so they are not tested")
             continue
         after = _resampled(group, notes) if before else {}
         found += [_against(group, baseline, name, before, after) for name in _scores(group, baseline)]
     return _corrected(found), notes
 
 
-def _same_test(group: Group, baseline: Group) -> bool:
-    sets = {run.test_set for one in (group, baseline) for run in one.runs if run.scores}
-    return len(sets) == 1 and bool(group.runs) and all(any(run.scores for run in one.runs) for one in (group, baseline))
+def _why_untested(group: Group, baseline: Group) -> str:
+    """Empty where all runs that have scores have them of one test set, which is known."""
+    ours, theirs = ({run.test_set for run in one.counted if run.scores} for one in (group, baseline))
+    if "" in ours | theirs:
+        return f"the test set of {(group if '' in ours else baseline).label} is not known"
+    if ours == theirs and len(ours) == 1:
+        return ""
+    return f"{group.label} was not scored on the test set of {baseline.label}"
 
 
 def _scores(group: Group, baseline: Group) -> list[str]:
-    return [name for name in TESTED if group.over_seeds(name) and baseline.over_seeds(name)]
+    """Those that both have, and that were computed in one way."""
+    ways = {name: _signatures(group, name) | _signatures(baseline, name) for name in TESTED}
+    both = (name for name in TESTED if group.over_seeds(name) and baseline.over_seeds(name))
+    return [name for name in both if len(ways[name]) == 1]
+
+
+def _signatures(group: Group, name: str) -> set[str]:
+    return {run.scores[name].signature for run in group.counted if name in run.scores}
 
 
 def _against(group: Group, baseline: Group, name: str, before: Resamples, after: Resamples) -> Against:
@@ -93,7 +105,7 @@ def _correct_each(found: Sequence[Against], of: Callable[[Against], float | None
 
 def _resampled(group: Group, notes: list[str]) -> Resamples:
     """Of the runs that are done; nothing where one of them has no translations, which is noted."""
-    done = [run for run in group.runs if run.scores]
+    done = [run for run in group.counted if run.scores]
     try:
         texts = [(run, read_translations(run.folder)) for run in done]
     except RunError as error:

@@ -22,6 +22,7 @@ from tfm_blocks.translation.sentence_attention import Attention
 MOST = 64  # tokens on an axis: with as many, the 18 rows of 8 heads of the base model make 144 megapixels
 SIDE = 60_000  # pixels: matplotlib draws at most 2^16
 CELL = 0.15  # inches a token: labels of 7 points stay apart
+COLOURS = "Blues"  # from nothing to all of the attention
 GAP = 2  # cells between heads, with their title
 PAGE = """<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><title>{source}</title>
@@ -126,7 +127,7 @@ def _draw_kind(axes: Axes, image: np.ndarray, attention: Attention, addresses: S
     look = attention.looks[addresses[0]]
     rows, columns = attention.tokens[look.queries], attention.tokens[look.keys]
     high, wide = len(rows) + GAP, len(columns) + GAP
-    axes.imshow(image, cmap="Blues", vmin=0, vmax=1, interpolation="none")
+    axes.imshow(image, cmap=COLOURS, vmin=0, vmax=1, interpolation="none")
     for layer, address in enumerate(addresses):
         for head in range(len(attention.weights[address])):
             axes.text(head * wide, layer * high + GAP - 0.8, f"{address}  head {head}", fontsize=7, parse_math=False)

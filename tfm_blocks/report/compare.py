@@ -51,7 +51,7 @@ def _plain(text: str) -> str:
 
 
 def print_csv(comparison: Comparison) -> None:
-    """Prints a row for each run, unrounded; runs that differ by their seed alone have the same group."""
+    """Prints a row for each run, unrounded; runs that differ by their seed at most have the same group."""
     rows = [{"group": group.label, **_flat(run, comparison)} for group in comparison.groups for run in group.runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")

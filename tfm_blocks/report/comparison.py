@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tfm_blocks.report.against import Against
 
 NAMED = 3  # runs that a note names; of more it tells how many
+COMPUTED = ("BLEU", "chrF", "TER")  # each in a way that its signature tells
 SAME_TOKENS = 0.01  # runs whose tokens seen differ by a smaller share have seen as much
 
 
@@ -35,7 +36,7 @@ def compare_runs(paths: Sequence[Path], baseline: str | None = None) -> Comparis
     runs = read_records(paths)
     factors = find_factors(runs)
     groups = group_seeds(runs, factors)
-    notes = list(find_notes(runs))
+    notes = [*find_notes(runs), *_repeats(groups)]
     chosen = _find_group(groups, baseline) if baseline else None
     against: Sequence[Against] = []
     if chosen:
@@ -62,7 +63,8 @@ def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
     """Sentences on what is not comparable, and on what is missing."""
     yield from _unlike(runs, "test set", lambda run: run.test_set, "no scores of theirs can be compared")
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity a token cannot be compared")
-    yield from _unlike(runs, "way to compute BLEU", _signature, "BLEU cannot be compared")
+    for name in COMPUTED:
+        yield from _unlike(runs, f"way to compute {name}", _signature_of(name), f"{name} cannot be compared")
     yield from _unlike_tokens(runs)
     yield from _unlike_torch(runs)
     for ended, those in _by(runs, _end).items():
@@ -74,8 +76,16 @@ def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
         yield f"written by an older version: {_names(old)}: {what}"
 
 
-def _signature(run: RunRecord) -> str:
-    return run.scores["BLEU"].signature if "BLEU" in run.scores else ""
+def _signature_of(name: str) -> Callable[[RunRecord], str]:
+    return lambda run: run.scores[name].signature if name in run.scores else ""
+
+
+def _repeats(groups: Sequence[Group]) -> Iterator[str]:
+    counted = {run.folder for group in groups for run in group.counted}
+    left = [run for group in groups for run in group.runs if run.folder not in counted]
+    if left:
+        why = "a newer run, or one that is done, has the same settings and the same seed"
+        yield f"not counted over seeds or against a baseline: {_names(left)}: {why}"
 
 
 def _end(run: RunRecord) -> str:

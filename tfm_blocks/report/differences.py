@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tfm_blocks.runs.record import NO_EXPERIMENT, RunRecord, Setting
 
@@ -14,10 +15,10 @@ ABSENT = "–"
 
 @dataclass(frozen=True)
 class Factor:
-    """Something that differs: a setting, and `others` that differ with it, such as `model.add_norm` with `model`.
+    """Something that differs: a setting, and `others` that go with it, such as `model.add_norm` with `model`.
 
-    `values` maps each value of the first to those of the others. What only repeats the first, as `model.args.heads`
-    does `heads`, is not among them.
+    `values` maps each value of the first to those of the others. What only repeats a knob, as `model.args.heads` does
+    `heads`, is not among them.
     """
 
     key: str
@@ -27,14 +28,26 @@ class Factor:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ by their seed alone; `label` is what differs from the other groups."""
+    """Runs that differ by their seed at most; `label` is what differs from the other groups."""
 
     label: str
     runs: Sequence[RunRecord]
 
+    @cached_property
+    def counted(self) -> list[RunRecord]:
+        """One of each seed: the newest that is done, else the newest. A run and its repeat are no two samples."""
+        newest: dict[Setting, RunRecord] = {}
+        for run in sorted(self.runs, key=lambda one: (one.state == "done", one.changed)):
+            newest[run.settings.get(SEED)] = run
+        return [run for run in self.runs if newest[run.settings.get(SEED)] is run]
+
     def over_seeds(self, name: str) -> list[float]:
-        """The values of one score, of the runs that have it."""
-        return [run.scores[name].value for run in self.runs if name in run.scores]
+        """The values of one score, of the runs that count and have it; none where some have it of another test set, or
+        computed in another way.
+        """
+        having = [run for run in self.counted if name in run.scores]
+        alike = len({(run.test_set, run.scores[name].signature) for run in having}) == 1
+        return [run.scores[name].value for run in having] if alike else []
 
     def setting(self, factor: Factor) -> str:
         """What the runs have of it; nothing where that is not known."""
@@ -42,20 +55,34 @@ class Group:
 
 
 def find_factors(runs: Sequence[RunRecord]) -> list[Factor]:
-    """What makes runs other experiments, the seed aside: settings that tell the same runs apart are one factor."""
+    """What makes runs other experiments, the seed aside: settings that tell the same runs apart are one factor, and so
+    are the model's name and what it brings along.
+    """
     known = [settings_of(run) for run in runs if run.settings]
     keys = dict.fromkeys(key for settings in known for key in settings)
+    names = _parts([_hashable(settings[MODEL]) for settings in known])
     together: dict[tuple[int, ...], list[str]] = {}
     for key in keys:
         if _makes_another(key):
             parts = _parts([_hashable(settings.get(key, ABSENT)) for settings in known])
             if max(parts):
-                together.setdefault(parts, []).append(key)
+                comes_along = _is_of_models(key, known) and _determines(names, parts)
+                together.setdefault(names if comes_along else parts, []).append(key)
     return [_factor(sorted(group, key=_rank), known) for group in together.values()]
 
 
 def _makes_another(key: str) -> bool:
     return key != SEED and key.partition(".")[0] not in NO_EXPERIMENT
+
+
+def _is_of_models(key: str, known: Sequence[Mapping[str, Setting]]) -> bool:
+    """A part of the graph, or a knob that some models lack."""
+    return key.startswith(f"{MODEL}.") or any(key not in settings for settings in known)
+
+
+def _determines(parts: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    """Whether equal ones of the first are equal in the second."""
+    return len(set(zip(parts, others, strict=True))) == len(set(parts))
 
 
 def settings_of(run: RunRecord) -> dict[str, Setting]:
@@ -108,9 +135,18 @@ def _rank(key: str) -> tuple[bool, int, str]:
 
 def _factor(keys: Sequence[str], known: Sequence[Mapping[str, Setting]]) -> Factor:
     first = keys[0]
-    others = [key for key in keys[1:] if any(one.get(key, ABSENT) != one.get(first, ABSENT) for one in known)]
+    others = [key for key in keys[1:] if not any(_repeats(key, knob, known) for knob in (first, _knob(key)))]
     values = {
         show_setting(settings.get(first, ABSENT)): tuple(show_setting(settings.get(key, ABSENT)) for key in others)
         for settings in known
     }
     return Factor(first, tuple(others), values)
+
+
+def _knob(key: str) -> str:
+    """`heads` of `model.args.heads`."""
+    return key.rpartition(".")[2]
+
+
+def _repeats(key: str, other: str, known: Sequence[Mapping[str, Setting]]) -> bool:
+    return key != other and all(one.get(key, ABSENT) == one.get(other, ABSENT) for one in known)

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
+import numpy as np
+from matplotlib import colormaps
 from PIL import Image
 
 from tfm_blocks.errors import TfmError
-from tfm_blocks.report.attention_page import png
+from tfm_blocks.report.attention_page import COLOURS, png
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.translations import TranslatedLine
@@ -18,9 +20,9 @@ from tfm_blocks.translation.sentence_attention import attention_of
 from tfm_blocks.translation.tasks import Text
 from tfm_blocks.translation.translator import Translator
 
-MOST_PICTURES = 6  # models; a picture of the paper's base model takes 150 kB
+MOST_PICTURES = 6  # models; a picture of the paper's base model takes 140 kB
 SHORT = 40  # characters of a sentence of the test set: the labels of eight heads still fit the picture
-SHADES = 32
+SHADES = 14  # of attention; with black and white as many colours as half a byte tells
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def _picture(run: RunRecord, source: str, target: str | None, plugins: Sequence[
     try:
         translator = Translator.load(run.folder, plugins=plugins)
         attention = attention_of(translator, _text(source, translator), target)
-        address = f"data:image/png;base64,{b64encode(_small(png(attention))).decode()}"
+        address = f"data:image/png;base64,{b64encode(shrink(png(attention))).decode()}"
         return Picture(run.name, source, attention.target, address)
     except TfmError as error:
         return Picture(run.name, source, target or "", reason=error.problems[0].rule)
@@ -72,8 +74,11 @@ def _text(source: str, translator: Translator) -> Text:
     return source if len(translator.sources) == 1 else source.split(" | ")
 
 
-def _small(picture: bytes) -> bytes:
-    """With SHADES colours, which the eye does not tell from all."""
-    target = BytesIO()
-    Image.open(BytesIO(picture)).convert("RGB").quantize(SHADES).save(target, "PNG", optimize=True)
+def shrink(picture: bytes) -> bytes:
+    """With SHADES evenly from no attention to all of it."""
+    target, palette = BytesIO(), Image.new("P", (1, 1))
+    shades = colormaps[COLOURS](np.linspace(0, 1, SHADES), bytes=True)[:, :3]
+    palette.putpalette([0, 0, 0, 255, 255, 255, *shades.ravel().tolist()])
+    small = Image.open(BytesIO(picture)).convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE)
+    small.save(target, "PNG", optimize=True)
     return target.getvalue()

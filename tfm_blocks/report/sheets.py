@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 
@@ -13,7 +14,6 @@ from tfm_blocks.report.sheet import Cell, Sheet
 from tfm_blocks.runs.record import Measured, RunRecord
 
 SCORES = ("exact match", "BLEU", "chrF", "TER")
-MOST_VALUES = 8  # of a factor whose settings are shown beside each other
 BEST = ("val/loss", "val/bleu", "val/exact_match")
 
 
@@ -24,11 +24,11 @@ def sheets_of(comparison: Comparison) -> list[Sheet]:
     found = [runs_sheet(comparison)]
     if any(run.scored_on for run in comparison.runs):
         found.append(scores_sheet(comparison))
-    if any(len(group.runs) > 1 for group in comparison.groups):
+    if any(len(group.counted) > 1 for group in comparison.groups):
         found.append(seeds_sheet(comparison))
     if comparison.baseline:
         found.append(against_sheet(comparison, comparison.baseline))
-    return found + [factor_sheet(factor) for factor in comparison.factors if factor.others and _fits(factor)]
+    return found + [factor_sheet(factor) for factor in comparison.factors if factor.others]
 
 
 def runs_sheet(comparison: Comparison) -> Sheet:
@@ -73,16 +73,18 @@ def _scores(comparison: Comparison) -> list[str]:
 
 
 def seeds_sheet(comparison: Comparison) -> Sheet:
-    """A row for each group of runs that differ by their seed alone: means and standard deviations."""
+    """A row for each group: means and standard deviations of the runs that count."""
     scores = _scores(comparison)
     columns = ["model", "seeds", "best val/loss", *scores, "perplexity"]
     rows = []
     for group in comparison.groups:
-        losses = [run.best["val/loss"].value for run in group.runs if "val/loss" in run.best]
+        losses = [run.best["val/loss"].value for run in group.counted if "val/loss" in run.best]
         spread = [_spread(losses, "{:.4f}"), *(_spread(group.over_seeds(name), "{:.2f}") for name in scores)]
-        spread.append(_spread([run.values["perplexity"] for run in group.runs if "perplexity" in run.values], "{:.2f}"))
-        done = sum(bool(run.scored_on) for run in group.runs)
-        count = str(done) if done == len(group.runs) else f"{done} of {len(group.runs)}"
+        spread.append(
+            _spread([run.values["perplexity"] for run in group.counted if "perplexity" in run.values], "{:.2f}")
+        )
+        done = sum(bool(run.scored_on) for run in group.counted)
+        count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
         rows.append([_text(group.label), Cell(count, done), *spread])
     return Sheet("over seeds: mean ± standard deviation", columns, rows, 1)
 
@@ -102,15 +104,18 @@ def against_sheet(comparison: Comparison, baseline: Group) -> Sheet:
     return Sheet(f"against {baseline.label}", columns, rows, 2)
 
 
-def _fits(factor: Factor) -> bool:
-    """A table of more columns says nothing to anyone; as JSON it is told in full."""
-    return len(factor.values) <= MOST_VALUES
-
-
 def factor_sheet(factor: Factor) -> Sheet:
-    """The settings that go with each value of a factor."""
-    rows = [[_text(key), *map(_text, row)] for key, *row in zip(factor.others, *factor.values.values(), strict=True)]
-    return Sheet(f"what else differs by {factor.key}", [factor.key, *factor.values], rows, 1 + len(factor.values))
+    """The settings that go with each value of a factor, but for those of most values."""
+    counts = [Counter(column) for column in zip(*factor.values.values(), strict=True)]
+    rows = []
+    for value, row in factor.values.items():
+        rare = [
+            f"{key} {one}"
+            for key, one, count in zip(factor.others, row, counts, strict=True)
+            if 2 * count[one] <= count.total()
+        ]
+        rows.append([_text(value), _text(", ".join(rare))])
+    return Sheet(f"what else differs by {factor.key}", [factor.key, "unlike most"], rows, 2)
 
 
 def show_seconds(seconds: float) -> str:

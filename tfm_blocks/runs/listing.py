@@ -6,12 +6,14 @@ import csv
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP, hold, read_json, state_of
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP, hold, is_held, read_json, state_of
+from tfm_blocks.runs.metrics import numbers_of
 from tfm_blocks.runs.sweep import WAITING, SweepJob, is_sweep, read_jobs
 
 DEEPEST = 4  # folders in folders in which runs are sought
@@ -60,11 +62,19 @@ class Member:
     begun: bool
 
     def state(self) -> tuple[str, str]:
-        """The state and its reason. A sweep knows better than the folder how a job ended that was not done."""
+        """The state and its reason. A sweep knows better than the folder how a job ended that was not done.
+
+        A job that is "running" where no process has its sweep or its folder is "interrupted".
+        """
         state, reason = state_of(self.folder) if self.begun else ("", "")
         if self.job is None or state in ("done", "running") or (state and self.job.state in (WAITING, "running")):
             return state, reason
+        if self.job.state == "running" and not any(map(is_held, self._folders())):
+            return "interrupted", reason
         return self.job.state, self.job.reason or reason
+
+    def _folders(self) -> list[Path]:
+        return [one for one in (self.folder.parent, self.folder) if one.is_dir()]
 
 
 def find_members(root: Path, depth: int = DEEPEST) -> Iterator[Member]:
@@ -120,11 +130,10 @@ def _entry(member: Member) -> RunEntry:
     record, status = read_or_empty(folder / RUN), read_or_empty(folder / STATUS)
     row = _last_measured(folder / METRICS)
     chosen = record.get("choices") or {}
-    changed = max(path.stat().st_mtime for path in _dated(folder))
     step = status.get("steps") or int(row.get("step") or 0)
     commands = tuple(map(str, record.get("commands") or ()))
     model, data = str(chosen.get("model", "")), str(chosen.get("data", ""))
-    return RunEntry(folder, state, model, data, step, _score(status, row), changed, commands)
+    return RunEntry(folder, state, model, data, step, _score(status, row), changed_at(folder), commands)
 
 
 def _waiting(member: Member) -> RunEntry:
@@ -135,9 +144,10 @@ def _waiting(member: Member) -> RunEntry:
     return RunEntry(member.folder, member.state()[0], model, data, 0, None, changed, (" ".join(overrides),))
 
 
-def _dated(folder: Path) -> list[Path]:
+def changed_at(folder: Path) -> float:
+    """When a run changed last, in seconds since 1970."""
     files = (folder / name for name in (STATUS, METRICS, MODEL, CHECKPOINTS))
-    return [path for path in files if path.exists()] or [folder]
+    return max(path.stat().st_mtime for path in [path for path in files if path.exists()] or [folder])
 
 
 def read_or_empty(path: Path) -> dict[str, Any]:
@@ -148,21 +158,24 @@ def read_or_empty(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _last_measured(path: Path) -> dict[str, str]:
-    """The last value of each column in the last rows of metrics.csv."""
+def _last_measured(path: Path) -> dict[str, float]:
+    """The last number of each column in the last rows of metrics.csv; nothing where they are damaged."""
     if not path.is_file():
         return {}
     with path.open("rb") as file:
         header = file.readline()
-        file.seek(max(len(header), path.stat().st_size - TAIL))
+        file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
+        file.readline()  # the end of a row that is cut, or of the one before
         lines = file.read().decode("utf-8", "replace").splitlines()
-    found: dict[str, str] = {}
-    for row in csv.DictReader([header.decode("utf-8", "replace"), *lines]):
-        found |= {name: value for name, value in row.items() if name and value}
+    found: dict[str, float] = {}
+    with suppress(csv.Error):
+        names, *rows = csv.reader([header.decode("utf-8", "replace"), *lines])
+        for row in rows:
+            found |= numbers_of(names, row)
     return found
 
 
-def _score(status: dict[str, Any], row: dict[str, str]) -> tuple[str, float] | None:
+def _score(status: dict[str, Any], row: dict[str, float]) -> tuple[str, float] | None:
     measured = {**row, **(status.get("scores") or {})}
     for split in ("test", "val"):
         for name in SCORES:

@@ -47,10 +47,12 @@ def _rows(path: Path) -> Iterator[Row]:
             names, *rows = csv.reader(file)
     except (OSError, ValueError, csv.Error):
         return
-    for row in rows:
-        yield {
-            name: number for name, text in zip(names, row, strict=False) if text and _finite(number := _number(text))
-        }
+    yield from (numbers_of(names, row) for row in rows)
+
+
+def numbers_of(names: Sequence[str], row: Sequence[str]) -> Row:
+    """The finite numbers of a row by column."""
+    return {name: number for name, text in zip(names, row, strict=False) if text and _finite(number := _number(text))}
 
 
 def _number(text: str) -> float:

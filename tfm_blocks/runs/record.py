@@ -17,7 +17,7 @@ import yaml
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.runs.facts import changes_of, first_facts, versions_of
 from tfm_blocks.runs.folder import CONFIG, METRICS, RUN, STATUS, expect_folder
-from tfm_blocks.runs.listing import Member, find_members, is_run, read_or_empty
+from tfm_blocks.runs.listing import Member, changed_at, find_members, is_run, read_or_empty
 from tfm_blocks.runs.metrics import Best, read_rows, summarise, summary_record
 
 Setting = str | int | float | bool | None
@@ -42,7 +42,7 @@ class RunRecord:
 
     `tokenizer` and `test_set` are hashes; `scores` are those of the finished model on the split `scored_on`, and
     `values` what was measured there without an interval, such as perplexity. `facts` are those at its start, and
-    `changes` those that its resumes have changed.
+    `changes` those that its resumes have changed; `changed` is when it changed last, in seconds since 1970.
     """
 
     folder: Path
@@ -60,6 +60,7 @@ class RunRecord:
     values: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     changes: Sequence[Mapping[str, Any]] = ()
+    changed: float = 0.0
 
     @property
     def torch(self) -> str:
@@ -135,6 +136,7 @@ def read_record(member: Member) -> RunRecord:
         _values(status, split),
         first_facts(record),
         changes_of(record),
+        changed_at(folder),
     )
 
 

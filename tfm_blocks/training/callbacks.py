@@ -20,6 +20,7 @@ from tfm_blocks.runs.model import weights_of, write_tensors
 from tfm_blocks.training.loggers import RunLogger
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.sharding import whole
+from tfm_blocks.training.silence import Silence
 from tfm_blocks.translation.sentence_attention import attention_of
 
 SHORT = 24  # tokens of a sentence whose attention is pictured: the labels of eight heads of them still fit a screen
@@ -91,18 +92,19 @@ class LogAttention(Callback):
 class ShowProgress(Callback):
     """Shows a progress bar on a terminal, and prints a line and the samples at each validation.
 
-    Elsewhere it also prints a line when it has said nothing for `silence` seconds.
+    Elsewhere a long `silence` is broken by the step, loss and pace, or by what takes the place of training.
     """
 
-    def __init__(self, console: Console, silence: float = 60.0) -> None:
+    def __init__(self, console: Console, silence: Silence) -> None:
         self.console, self.silence = console, silence
-        self.said = time.monotonic()
         self.begun, self.first = time.perf_counter(), 0
         self.bar: Progress | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, TrainingModule)
         self.begun = time.perf_counter()
         self.first = trainer.global_step
+        self.silence.line = lambda: f"{_step(trainer)}  {self._pace(trainer, pl_module)}"
         if self.console.is_terminal:
             self.bar = Progress(
                 TextColumn("step"),
@@ -124,26 +126,32 @@ class ShowProgress(Callback):
         assert isinstance(pl_module, TrainingModule)
         if self.bar:
             self.bar.update(self.task, completed=trainer.global_step, news=train_news(pl_module.latest))
-        elif time.monotonic() - self.said >= self.silence:
-            self._print(f"step {trainer.global_step}/{trainer.max_steps}  {self._pace(trainer, pl_module)}")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.training = self.silence.line
+        self.silence.doing(f"{_step(trainer)}  validating")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
+        self.silence.line = self.training
         if pl_module.abandoned:
             return
-        line = f"step {trainer.global_step}/{trainer.max_steps}  {score_news(pl_module.latest, 'val')}"
+        line = f"{_step(trainer)}  {score_news(pl_module.latest, 'val')}"
         if not self.bar:
             line += f"  {self._pace(trainer, pl_module)}"
         self._print(line)
         for source, output, reference in pl_module.samples:
             self._print(f"  {source}\n    -> {output}" + ("" if output == reference else f"\n     = {reference}"))
 
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.silence.doing("testing")
+
     def _pace(self, trainer: Trainer, module: TrainingModule) -> str:
         left = (time.perf_counter() - self.begun) / max(trainer.global_step - self.first, 1)
         return f"{train_news(module.latest)}  {left * (trainer.max_steps - trainer.global_step):.0f} s left".strip()
 
     def _print(self, text: str) -> None:
-        self.said = time.monotonic()
+        self.silence.said = time.monotonic()
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -156,6 +164,10 @@ class ShowProgress(Callback):
         if self.bar:
             self.bar.stop()
             self.bar = None
+
+
+def _step(trainer: Trainer) -> str:
+    return f"step {trainer.global_step}/{trainer.max_steps}"
 
 
 def train_news(latest: dict[str, float]) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from tfm_blocks.compose.folders import CONF, EVERYWHERE, options, read_yaml
+from tfm_blocks.compose.folders import CONF, EVERYWHERE, OF_A_SWEEP, options, read_yaml
 from tfm_blocks.errors import ConfigError, Place, Problem, suggest
 from tfm_blocks.language.files import shown_path
 from tfm_blocks.registry.settings import RuleError, Settings, read_settings
@@ -16,6 +16,7 @@ from tfm_blocks.training.contract import CONTRACT, FACTS, MEDIA
 
 GROUP = "dashboard"
 STEP = "step"
+NOT_LOGGED = frozenset({"defaults", "hydra", "resume", "verify"})  # of train.yaml: what is no setting of a run
 Keys = Annotated[list[str], Field(min_length=1)]
 
 
@@ -25,6 +26,7 @@ class Panel(Settings):
     lines: metrics `over` steps or another metric. bars: the value of each run. scatter: the values of two keys.
     parallel: a line for each run through the values of all. importance: how much each setting has to do with a score.
     media: samples or pictures. differences: the configs side by side. log: logarithmic axes.
+    Validators are told the settings that runs log.
     """
 
     lines: Keys | None = None
@@ -66,8 +68,8 @@ class Panel(Settings):
 
     @field_validator("scatter", "parallel")
     @classmethod
-    def _are_values(cls, given: Any) -> Any:
-        return _known(given, [*SINGLE, *settings_logged()])
+    def _are_values(cls, given: Any, info: ValidationInfo) -> Any:
+        return _known(given, [*SINGLE, *(info.context or ())])
 
 
 class Dashboard(Settings):
@@ -79,8 +81,8 @@ class Dashboard(Settings):
 
     @field_validator("group")
     @classmethod
-    def _are_settings(cls, given: Any) -> Any:
-        return _known(given, settings_logged())
+    def _are_settings(cls, given: Any, info: ValidationInfo) -> Any:
+        return _known(given, info.context or ())
 
 
 METRICS = {key.name: key for key in CONTRACT}
@@ -94,20 +96,22 @@ def _known(given: Any, known: Iterable[str]) -> Any:
     return given
 
 
-def settings_logged() -> set[str]:
-    """Facts, the knobs of shipped models, and the settings of each group: all that W&B knows of a run's config."""
-    found = {f"facts.{one.name}" for one in FACTS} | {"model", "seed", "label_smoothing"}
-    for path in CONF.glob("*/*.yaml"):
-        group, mapping = path.parent.name, read_yaml(path)
-        if group == "model":
-            found |= mapping.keys() - {"defaults", "model"}
-        elif group not in (*EVERYWHERE, GROUP):
-            found |= set(_addresses(mapping, group))
+def settings_logged(folders: list[Path]) -> set[str]:
+    """Facts, the knobs of models, and the settings of a run and its groups: all that W&B knows of a run's config."""
+    found = {f"facts.{one.name}" for one in FACTS} | {"model", "sweep_name"}
+    found |= read_yaml(CONF / "train.yaml").keys() - NOT_LOGGED
+    for path in options("model", folders).values():
+        found |= read_yaml(path).keys() - {"defaults", "model"}
+    for group in {path.name for path in CONF.iterdir() if path.is_dir()} - {"model", GROUP, *EVERYWHERE, *OF_A_SWEEP}:
+        for path in options(group, folders).values():
+            found |= set(_addresses(read_yaml(path), group))
     return found
 
 
 def _addresses(mapping: Mapping[str, Any], around: str) -> Iterable[str]:
     for name, value in mapping.items():
+        if name == "defaults":
+            continue
         yield f"{around}.{name}"
         if isinstance(value, dict):
             yield from _addresses(value, f"{around}.{name}")
@@ -123,8 +127,9 @@ def read_dashboard(name: str, folders: list[Path]) -> Dashboard:
     known = dashboards(folders)
     if name not in known:
         raise ConfigError(Problem(GROUP, f"there is no dashboard called {name!r}", help=suggest(name, known)))
+    settings = settings_logged(folders)
     try:
-        return read_settings(Dashboard, read_yaml(known[name]))
+        return read_settings(Dashboard, read_yaml(known[name]), settings)
     except ConfigError as error:
         place = Place(shown_path(known[name]))
         raise ConfigError(

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.layout import PAD, Batch, Layout, layout_of
+from tfm_blocks.data.layout import PAD, Batch, Layout, Rows, layout_of
 from tfm_blocks.data.plan import EpochPlan, PlanStep, Ranks, epoch_plan
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import DataSettings
@@ -42,8 +42,11 @@ class Feed:
 
     def batches(self, step: PlanStep, ranks: Ranks) -> list[Batch]:
         """The micro-batches of a step that a rank reads."""
-        idle = step.idle(ranks.rank, ranks.world)
-        return [self.layout.batch(self.corpus, rows_B, empty=idle) for rows_B in step.share(ranks.rank, ranks.world)]
+        return [self.batch(step, rows_B, ranks) for rows_B in step.share(ranks.rank, ranks.world)]
+
+    def batch(self, step: PlanStep, rows_B: Rows, ranks: Ranks) -> Batch:
+        """One of them, of these rows."""
+        return self.layout.batch(self.corpus, rows_B, empty=step.idle(ranks.rank, ranks.world))
 
 
 def feed_of(spec: Spec, prepared: Prepared, settings: DataSettings) -> Feed:
@@ -121,8 +124,9 @@ class EvalStream(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = _worker()
-        batches = (batch for step in self.feed.plan(seed=0, epoch=0) for batch in self.feed.batches(step, self.ranks))
-        return islice(batches, worker, None, workers)
+        rank, world = self.ranks.rank, self.ranks.world
+        parts = ((step, rows_B) for step in self.feed.plan(seed=0, epoch=0) for rows_B in step.share(rank, world))
+        return (self.feed.batch(*part, self.ranks) for part in islice(parts, worker, None, workers))
 
 
 def _worker() -> tuple[int, int]:

@@ -21,6 +21,11 @@ from tfm_blocks.training.settings import MlflowSettings
 LOCAL = "sqlite:///mlflow.db"  # where `mlflow ui` looks
 TAG = "tfm_blocks_run"
 LONGEST_TAG = 5000
+ASKED = {  # where the environment does not say otherwise
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # which take 15 s; its own seven would hold up a step for four minutes
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a run's last line says what to type next
+}
 STATES = {0: "FINISHED", 75: "KILLED"}  # by exit status; any other is FAILED
 
 
@@ -30,14 +35,19 @@ class MlflowLogger(RunLogger):
     The config is its parameters, which MLflow never changes; `facts` are tags.
     """
 
+    name = "MLflow"
     shows_pictures = True
 
     def __init__(
         self, settings: MlflowSettings, folder: Path, config: Mapping[str, Any], facts: Mapping[str, Any], id: str
     ) -> None:
         super().__init__()
-        for noisy in ("alembic", "mlflow.store.db.utils", "lightning.pytorch.loggers.mlflow"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
+        for noisy in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool", "lightning.pytorch.loggers.mlflow"):
+            logging.getLogger(noisy).setLevel(
+                logging.CRITICAL
+            )  # an error is told by who catches it, without its traceback
+        for name, value in ASKED.items():
+            os.environ.setdefault(name, value)
         uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or LOCAL
         begun = _run_of(uri, settings.experiment, id)
         self.inner = MLFlowLogger(settings.experiment, folder.name, uri, tags={TAG: id}, run_id=begun)
@@ -51,6 +61,7 @@ class MlflowLogger(RunLogger):
             text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).strip("\n.")
             self.client.set_tag(self.run_id, name, text[:LONGEST_TAG])
         self._steps: dict[str, set[int]] = {}
+        print(f"MLflow: run {self.run_id} of {settings.experiment}")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         new = {name: value for name, value in metrics.items() if step not in self._logged(name)}

@@ -39,8 +39,9 @@ from tfm_blocks.translation.translator import Translator
 class TrainingModule(LightningModule):
     """A network in training: one item of the loader is one optimizer step.
 
-    A step waits for the device only where a row of metrics is logged. `latest` holds the newest of every metric. Where
-    `asked` says on any rank that the run is to stop, a validation is `abandoned`: it scores nothing.
+    A step waits for the device only where a row of metrics is logged, and where a mixture of experts multiplies in
+    float32. `latest` holds the newest of every metric. Where `asked` says on any rank that the run is to stop, a
+    validation is `abandoned`: it scores nothing.
     """
 
     def __init__(
@@ -235,7 +236,7 @@ class TrainingModule(LightningModule):
             logger.log_metrics(named, self.global_step)
 
     def _log_samples(self, split: str) -> None:
-        for logger in self._run_loggers():
+        for logger in self._run_loggers() if self.samples else ():
             logger.log_samples(split, self.samples, self.global_step)
 
     def _run_loggers(self) -> list[RunLogger]:

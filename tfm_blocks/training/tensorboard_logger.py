@@ -21,6 +21,7 @@ FOLDER = "tensorboard"
 class TensorboardLogger(RunLogger):
     """Event files in `folder`/tensorboard. Those of a run that goes on begin anew, and it is told all rows again."""
 
+    name = "TensorBoard"
     shows_pictures = True
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:

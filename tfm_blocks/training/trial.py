@@ -26,8 +26,10 @@ MARGIN = 0.9  # of it: memory that was taken and given back has gaps
 
 @dataclass(frozen=True)
 class Trial:
-    """Tries micro-batches with a copy of the network, so that nothing of the run changes. Adam keeps two numbers for
-    each weight, which have their place in a trial; so have the gradients.
+    """Tries micro-batches with a copy of the network, so that nothing of the run changes.
+
+    In a trial all has its place that a run holds when its last micro-batch begins: the weights, the gradients of the
+    micro-batches before, and `copies` more numbers for each weight: Adam's two, and what else the run keeps.
     """
 
     network: Network
@@ -36,6 +38,7 @@ class Trial:
     ranks: Ranks
     device: torch.device
     precision: AbstractContextManager[None]
+    copies: int
 
     def run(self, seed: int) -> str:
         """What the most expensive micro-batches of the first epoch take, for people. Raises RunError."""
@@ -72,11 +75,14 @@ class Trial:
 
     def _try(self, batch: Batch) -> None:
         network = deepcopy(self.network).to(self.device)
-        adam = [torch.zeros_like(one) for one in network.parameters()]
+        own = next(self.network.parameters()).device == self.device  # the run's weights are there beside the trial's
+        kept = [torch.zeros_like(one) for one in network.parameters() for _ in range(self.copies - own)]
+        for one in network.parameters():
+            one.grad = torch.zeros_like(one)
         with self.precision, torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             loss, _ = Objective(network, self.smoothing).loss(batch.to(self.device))
             loss.backward()  # type: ignore[no-untyped-call]
-        del adam
+        del kept
 
 
 def worst(feed: Feed, seed: int, ranks: Ranks) -> Iterator[Batch]:

@@ -38,6 +38,7 @@ class WandbLogger(RunLogger):
     part before it has logged is not logged again, so no step is there twice.
     """
 
+    name = "W&B"
     shows_pictures = True
 
     def __init__(self, settings: WandbSettings, folder: Path, config: Mapping[str, Any], id: str) -> None:
@@ -54,6 +55,7 @@ class WandbLogger(RunLogger):
             self.run = _start_run(options, folder, mode)
         if self.run:
             _define(self.run)
+            self.run.config.update(_left_out(config, self.run.config))  # type: ignore[no-untyped-call]
         if mode == "offline" and self.run:
             print(f"W&B: offline, {reason}; to upload: wandb sync {Path(self.run.dir).parent}")
         elif mode == "online" and self.run:
@@ -63,9 +65,8 @@ class WandbLogger(RunLogger):
         self._log(metrics, step or 0)
 
     def log_samples(self, split: str, samples: Sequence[Sample], step: int) -> None:
-        if samples:
-            table = wandb.Table(columns=["source", "output", "reference"], data=[list(sample) for sample in samples])
-            self._log({f"samples/{split}": table}, step)
+        table = wandb.Table(columns=["source", "output", "reference"], data=[list(sample) for sample in samples])
+        self._log({f"samples/{split}": table}, step)
 
     def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
         """Logs each PNG under a key of its own, because W&B shows all images of a list in the size of the first."""
@@ -77,10 +78,6 @@ class WandbLogger(RunLogger):
             self.run.log(
                 {name: value for name, value in values.items() if name in new or name in IN_EVERY_ROW}, step=step
             )
-
-    def log_final(self, scores: Mapping[str, Any]) -> None:
-        if self.run:
-            self.run.summary.update({f"final/{name}": value for name, value in scores.items()})
 
     def log_weights(self, run: Path) -> None:
         """Uploads them where that is asked for."""
@@ -112,6 +109,17 @@ def _define(run: wandb.Run) -> None:
         run.define_metric(re.sub(r"{.*", "*", key.name), summary=summary, step_metric=axis)
 
 
+def _left_out(config: Mapping[str, Any], has: Any) -> dict[str, Any]:
+    """By their addresses, the settings of groups that a sweep of W&B chooses: it keeps their keys to itself."""
+    return {
+        address: value
+        for key, group in config.items()
+        if isinstance(group, Mapping) and isinstance(has.get(key), str)
+        for name, value in group.items()
+        if (address := f"{key}.{name}") not in has
+    }
+
+
 def logged_keys(folder: Path, id: str) -> dict[int, set[str]]:
     """The keys by step that the parts of a run, as far as they are on this disk, have in W&B's own files."""
     found: dict[int, set[str]] = {}
@@ -138,8 +146,8 @@ def choose_mode(environment: Mapping[str, str]) -> tuple[Mode, str]:
     answer.
     """
     asked = environment.get("WANDB_MODE", "")
-    if asked in ("offline", "disabled"):
-        return ("offline" if asked == "offline" else "disabled"), f"as WANDB_MODE={asked} says"
+    if asked in ("offline", "dryrun", "disabled"):  # the second is W&B's older name for the first
+        return ("disabled" if asked == "disabled" else "offline"), f"as WANDB_MODE={asked} says"
     server = environment.get("WANDB_BASE_URL", "https://api.wandb.ai")
     if not has_key(environment, server):
         return "offline", "no key was found (wandb login stores one)"

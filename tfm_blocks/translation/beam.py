@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from torch.nn import functional as F
 from tfm_blocks.network import incremental
 from tfm_blocks.network.graph import Network
 from tfm_blocks.translation.search import (
-    BOS,
     EOS,
     Begun,
     Bounds,
@@ -99,40 +99,53 @@ class _End:
         return best / self.penalty(longest) > worst.log_p / self.penalty(worst.length)
 
 
+class _Extensions(NamedTuple):
+    """Hypotheses and one token more: sums of log probabilities, places of the hypotheses, and the tokens."""
+
+    log_p_BC: Tensor
+    origin_BC: Tensor
+    token_BC: Tensor
+
+    def live(self, beam: int) -> _Extensions:
+        """Of each sentence the first that are not by eos: a hypothesis has one by eos, so half of 2·beam are not."""
+        live_BK = (self.token_BC == EOS).to(torch.int8).argsort(dim=1, stable=True)[:, :beam]
+        return _Extensions(*(one.gather(1, live_BK) for one in self))
+
+
 class _Search:
-    """The unfinished sentences, `beam` rows each, best first, and what is finished of all of them."""
+    """The unfinished sentences, `beam` rows each, best first, and what is finished of all of them.
+
+    Scores are on the device and ids on the processor, which waits for the device once a step, for the best extensions.
+    """
 
     def __init__(self, network: Network, begun: Begun, bounds: Bounds, beam: int, end: _End) -> None:
         self.network, self.bounds, self.beam, self.end = network, bounds, beam, end
-        count, length, device = len(bounds.longest_B), int(bounds.longest_B.max()), bounds.longest_B.device
-        self.sentences = list(range(count))
-        self.finished: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.longest: list[int] = bounds.longest_B.tolist()
+        self.sentences = list(range(len(self.longest)))
+        self.finished: list[list[Hypothesis]] = [[] for _ in self.sentences]
         self.first, self.x_RD, self.decoding = begun.first, begun.x_BD, begun.decoding
         self.score_BK = begun.log_p_B[:, None]  # one hypothesis each, until the first step
-        self.ids_BKT = torch.full((count, 1, length), BOS, device=device)
-        self.ids_BKT[:, 0, : self.first] = bounds.prefix_BP[:, : self.first]
+        self.ids: list[list[list[int]]] = [[ids] for ids in bounds.prefix_BP[:, : self.first].tolist()]
 
     def step(self, position: int) -> None:
         """One more token; sentences that are over leave."""
-        total_BC, origin_BC, token_BC = self._extensions(self.x_RD, position)
-        expect_finite(total_BC[:, 0], self.sentences)  # the largest of numbers of which one is NaN is NaN
-        ends_BC = token_BC == EOS
-        self._finish(total_BC, origin_BC, token_BC, ends_BC[:, : self.beam], position)
-        live_BK = ends_BC.to(torch.int8).argsort(dim=1, stable=True)[:, : self.beam]
-        self.score_BK, origin_BK, token_BK = (one.gather(1, live_BK) for one in (total_BC, origin_BC, token_BC))
-        self.score_BK = self.score_BK.masked_fill(token_BK == EOS, -torch.inf)
-        self.ids_BKT = self.ids_BKT.take_along_dim(origin_BK[:, :, None], 1)
-        self.ids_BKT[:, :, position] = token_BK
+        best = self._extensions(self.x_RD, position)
+        self.score_BK, origin_BK, token_BK = live = best.live(self.beam)
+        log_p, origin, token = _read(best, live)
+        expect_finite([one[0] for one in log_p], self.sentences)  # the largest of numbers with a NaN is NaN
         if position == self.first:
             self.decoding = incremental.spread(self.decoding, self.beam)
         else:
             incremental.reorder(self.decoding, origin_BK)
-        kept_BK = self._leave(token_BK, position)
-        if self.sentences:
-            self.x_RD, self.decoding = incremental.step(self.network, kept_BK.flatten(), self.decoding)
+        rows = zip(range(len(token)), log_p, origin, token, strict=True)
+        kept = [row for row, *extensions in rows if self._goes_on(row, position, *extensions)]
+        if len(kept) < len(token):
+            token_BK = self._keep(kept, token_BK)
+        if kept:
+            self.x_RD, self.decoding = incremental.step(self.network, token_BK.flatten(), self.decoding)
 
-    def _extensions(self, x_RD: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each sentence the 2·beam best: sums of log probabilities, the hypotheses they extend, and their tokens.
+    def _extensions(self, x_RD: Tensor, position: int) -> _Extensions:
+        """Of each sentence the 2·beam best, best first.
 
         Some sentences at a time. Where there are fewer in all, impossible ones fill up.
         """
@@ -148,38 +161,48 @@ class _Search:
         total_BC, place_BC = (torch.cat(parts) for parts in zip(*found, strict=True))
         missing = (0, 2 * self.beam - total_BC.shape[1])
         total_BC, place_BC = F.pad(total_BC, missing, value=-torch.inf), F.pad(place_BC, missing)
-        return total_BC, place_BC // vocab, place_BC % vocab
+        return _Extensions(total_BC, place_BC // vocab, place_BC % vocab)
 
-    def _finish(self, total_BC: Tensor, origin_BC: Tensor, token_BC: Tensor, ends_BK: Tensor, position: int) -> None:
-        """Those of the `beam` best extensions that are by eos."""
-        for row, place in (ends_BK & total_BC[:, : self.beam].isfinite()).nonzero().tolist():
-            ids_T = torch.cat((self.ids_BKT[row, origin_BC[row, place], :position], token_BC[row, place, None]))
-            self.finished[self.sentences[row]].append(hypothesis(ids_T, float(total_BC[row, place])))
+    def _goes_on(
+        self, row: int, position: int, log_p: Sequence[float], origin: Sequence[float], token: Sequence[float]
+    ) -> bool:
+        """Whether the sentence does, of which the `beam` best extensions come first and then those that are not by eos.
 
-    def _leave(self, token_BK: Tensor, position: int) -> Tensor:
+        Those of the best that are by eos are finished. At the most tokens what is not finished ends as it is.
+        """
+
+        def ids(place: int) -> list[int]:
+            return [*self.ids[row][int(origin[place])], int(token[place])]
+
+        ended = [place for place in range(self.beam) if token[place] == EOS]
+        live = range(self.beam, 2 * self.beam)
+        is_last = self.longest[row] == position + 1
+        finished = self.finished[self.sentences[row]]
+        for place in (*ended, *live) if is_last else ended:
+            if math.isfinite(log_p[place]):
+                finished.append(hypothesis(ids(place), log_p[place]))
+        self.ids[row] = [ids(place) for place in live]
+        return not is_last and self.end.may_improve(finished, log_p[self.beam], self.longest[row])
+
+    def _keep(self, kept: list[int], token_BK: Tensor) -> Tensor:
         """Takes out the sentences that are over; gives the last tokens of those that go on."""
-        last = (self.bounds.longest_B == position + 1).tolist()
-        bests = self.score_BK[:, 0].tolist()
-        longest = self.bounds.longest_B.tolist()
-        for row in (row for row, is_last in enumerate(last) if is_last):
-            self._cut(row, position)
-        finished = [self.finished[sentence] for sentence in self.sentences]
-        kept = [
-            row
-            for row, is_last in enumerate(last)
-            if not is_last and self.end.may_improve(finished[row], bests[row], longest[row])
-        ]
-        if len(kept) == len(last):
-            return token_BK
-        self.sentences = [self.sentences[row] for row in kept]
+        for name in ("sentences", "longest", "ids"):
+            setattr(self, name, [getattr(self, name)[row] for row in kept])
+        rows = torch.tensor(kept, dtype=torch.int64, device=token_BK.device)
         if kept:
-            rows = torch.tensor(kept, device=self.score_BK.device)
-            self.score_BK, self.ids_BKT = self.score_BK[rows], self.ids_BKT[rows]
+            self.score_BK = self.score_BK[rows]
             self.bounds, self.decoding = self.bounds.select(rows), incremental.select(self.decoding, rows)
-        return token_BK[kept]
+        return token_BK[rows]
 
-    def _cut(self, row: int, position: int) -> None:
-        """At the most tokens, what is not finished ends as it is."""
-        for place, score in enumerate(self.score_BK[row].tolist()):
-            if math.isfinite(score):
-                self.finished[self.sentences[row]].append(hypothesis(self.ids_BKT[row, place, : position + 1], score))
+
+def _read(best: _Extensions, live: _Extensions) -> list[list[list[float]]]:
+    """As many of the best as are live, and the live: all sums, all origins, all tokens, of each sentence.
+
+    In one transfer, for which the device is waited for, as float64, which holds all of them exactly.
+    """
+    beam = live.token_BC.shape[1]
+    pairs = zip(best, live, strict=True)
+    read: list[list[list[float]]] = torch.stack(
+        [torch.cat((one[:, :beam], other), 1).double() for one, other in pairs]
+    ).tolist()
+    return read

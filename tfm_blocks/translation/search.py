@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -134,36 +135,39 @@ def one_by_one(
 
     Raises NotFiniteError.
     """
-    length = int(bounds.longest_B.max())
+    longest: list[int] = bounds.longest_B.tolist()
     first, x_BD, log_p_B, decoding = begin(network, sources, bounds, before_BN)
-    sentences_B = torch.arange(len(bounds.longest_B), device=bounds.longest_B.device)
-    ids_BT = torch.empty(len(sentences_B), length, dtype=torch.int64, device=sentences_B.device)
-    ids_BT[:, :first] = bounds.prefix_BP[:, :first]
+    ids: list[list[int]] = bounds.prefix_BP[:, :first].tolist()
+    sentences, sentences_B = list(range(len(longest))), torch.arange(len(longest), device=log_p_B.device)
     done: dict[int, Hypothesis] = {}
-    for position in range(first, length):
+    for position in range(first, max(longest)):
         log_p_BV = next_log_p(network, x_BD, bounds, position)
         ids_B = choose(log_p_BV, position, sentences_B)
-        ids_BT[:, position] = ids_B
         log_p_B = log_p_B + log_p_BV.gather(1, ids_B[:, None])[:, 0]
-        over_B = (ids_B == EOS) | (bounds.longest_B == position + 1)
-        if over_B.any():
-            expect_finite(log_p_B, sentences_B.tolist())  # a sum that once was not finite stays so
-            for row in over_B.nonzero()[:, 0].tolist():
-                done[int(sentences_B[row])] = hypothesis(ids_BT[row, : position + 1], float(log_p_B[row]))
-            kept = (~over_B).nonzero()[:, 0]
-            if not len(kept):
+        sums, tokens = torch.stack((log_p_B.double(), ids_B.double())).tolist()  # the one wait for the device
+        for sentence, token in zip(sentences, tokens, strict=True):
+            ids[sentence].append(int(token))
+        most = [longest[sentence] for sentence in sentences]
+        over = {row for row, token in enumerate(tokens) if token == EOS or most[row] == position + 1}
+        if over:
+            expect_finite(sums, sentences)  # a sum that once was not finite stays so
+            done |= {sentences[row]: hypothesis(ids[sentences[row]], sums[row]) for row in over}
+            kept = [row for row in range(len(sentences)) if row not in over]
+            if not kept:
                 break
-            ids_B, log_p_B, ids_BT, sentences_B = ids_B[kept], log_p_B[kept], ids_BT[kept], sentences_B[kept]
-            bounds, decoding = bounds.select(kept), incremental.select(decoding, kept)
+            rows = torch.tensor(kept, device=log_p_B.device)
+            ids_B, log_p_B, sentences_B = ids_B[rows], log_p_B[rows], sentences_B[rows]
+            sentences = [sentences[row] for row in kept]
+            bounds, decoding = bounds.select(rows), incremental.select(decoding, rows)
         x_BD, decoding = incremental.step(network, ids_B, decoding)
     return [done[sentence] for sentence in range(len(done))]
 
 
-def expect_finite(log_p_B: Tensor, sentences: Sequence[int]) -> None:
+def expect_finite(log_ps: Sequence[float], sentences: Sequence[int]) -> None:
     """Raises NotFiniteError for the first of the sentences, row by row, whose best log probability is not a number."""
-    finite_B = log_p_B.isfinite()
-    if not finite_B.all():
-        raise NotFiniteError(sentences[finite_B.tolist().index(False)])
+    for log_p, sentence in zip(log_ps, sentences, strict=True):
+        if not math.isfinite(log_p):
+            raise NotFiniteError(sentence)
 
 
 def next_log_p(network: Network, x_RD: Tensor, bounds: Bounds, position: int) -> Tensor:
@@ -172,7 +176,6 @@ def next_log_p(network: Network, x_RD: Tensor, bounds: Bounds, position: int) ->
     return bounds.refuse(torch.log_softmax(logits_RV, 1, out=logits_RV), position)  # in place: fresh memory takes time
 
 
-def hypothesis(ids_T: Tensor, log_p: float) -> Hypothesis:
+def hypothesis(ids: list[int], log_p: float) -> Hypothesis:
     """From the ids as they were searched, eos included where the search got there."""
-    ids: list[int] = ids_T.tolist()
     return Hypothesis(ids[:-1] if ids[-1] == EOS else ids, log_p, len(ids))

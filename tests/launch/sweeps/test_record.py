@@ -32,7 +32,8 @@ def test_the_same_overrides_have_the_same_folder_and_others_the_next_that_is_fre
     assert claim("heads=2,4") == "heads-2"
     assert claim("heads=2,8") == "heads-3"
     assert claim("heads=2,4", "seed=1") == "heads-4"
-    assert [claim("heads=2,8"), claim("seed=1", "heads=2,4"), claim("heads=2,4")] == ["heads-3", "heads-4", "heads-2"]
+    assert [claim("heads=2,8"), claim("heads=2,4", "seed=1"), claim("heads=2,4")] == ["heads-3", "heads-4", "heads-2"]
+    assert claim("seed=1", "heads=2,4") == "heads-5", "its jobs would have other names"
 
 
 def test_sweep_json_is_what_other_commands_read(small: Small, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ import torch
 from safetensors.torch import load_file
 
 from tests.launch.sweeps.test_keeper import LIMIT
+from tests.run_folders import leave_run
+from tfm_blocks.cli.sweep import _tell
+from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.launch.devices import processor_cores
+from tfm_blocks.launch.sweeps.job import SweepJob
+from tfm_blocks.launch.sweeps.launchers.local import LocalLauncher
+from tfm_blocks.launch.sweeps.record import claim_sweep
+from tfm_blocks.launch.sweeps.run import Grid, Sweep
+from tfm_blocks.launch.sweeps.settings import read_sweep_settings
+from tfm_blocks.training.settings import read_run
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 900  # seconds: a machine may be busy
@@ -112,6 +122,7 @@ def test_six_jobs_end_in_six_ways_and_the_second_call_runs_the_four_that_are_not
     assert "SIGKILL" in jobs(sweep)["experiment-killed"]["reason"]
     assert "knows 3 positions" in jobs(sweep)["experiment-wrong"]["reason"]
     assert "sweep: 2 of 6 runs done" in output
+    assert "chrF" in output and "not done: experiment-diverges: diverged" in output, "tfm compare"
     for name, end in ends.items():
         assert end == "done" or f"  {end}: {name}: " in output
         assert end == "done" or f"{sweep.relative_to(folder)}/{name}.log" in output
@@ -125,6 +136,23 @@ def test_six_jobs_end_in_six_ways_and_the_second_call_runs_the_four_that_are_not
     assert ran == {name for name, end in ends.items() if end != "done"}
     assert "resume: runs/experiment/experiment-slow after " in (sweep / "experiment-slow.log").read_text()
     assert not alive(folder)
+
+
+@pytest.mark.parametrize("other", ["done", "killed"])
+def test_a_sweep_ends_with_the_tables_of_compare_where_two_jobs_are_done(
+    other: str, small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    composed = small()
+    folder = claim_sweep(tmp_path, "seed", ["seed=1,2"], "")
+    jobs = [SweepJob(f"seed-{seed}", [f"seed={seed}"], composed, read_run(composed.mapping)) for seed in (1, 2)]
+    for job, job.state in zip(jobs, ("done", other), strict=True):
+        leave_run(folder.run(job), ["ein Haus"], ["ein Haus"])
+    settings = read_sweep_settings({"method": "grid", "name": None, "parallel": 1, "timeout": None, "retries": 0})
+    sweep = Sweep(folder, Grid(jobs), settings, LocalLauncher(1), [], lambda job: True)
+    assert _tell(sweep, "python train.py -m seed=1,2", 0) == int(other != "done")
+    output = capsys.readouterr().out
+    assert ("chrF" in output) == (other == "done")
+    assert ("next: python train.py -m seed=1,2" in output) == (other != "done")
 
 
 def test_a_job_that_was_killed_goes_on_by_itself_as_often_as_it_may(folder: Path) -> None:
@@ -208,6 +236,7 @@ def test_a_config_that_has_changed_is_refused_with_what_has_and_another_name_beg
         (["-m", "heads=2,4", "sweep.timeout=90"], "sweep.timeout: must be a duration, but is 90"),
         (["-m", "heads=2,4", "sweep.name=a/b"], "sweep.name: must be a folder's name"),
         (["-m", "heads=interval(1,4)"], "heads: is an interval from 1 to 4"),
+        (["-m", "sweep=optuna", "dropout=tag(log,interval(0,1))"], "dropout: counts orders of magnitude"),
         (["-m", "heads=2,4", "launcher=slurm", "launcher.memory=32"], "launcher.memory: must be a size of memory"),
         (["launcher=slurm"], "launcher: says how a sweep is run, and this is a single run"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from tfm_blocks.compose.sweep import parts_of
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.sweeps.drawing import draw_jobs
 from tfm_blocks.launch.sweeps.job import DIVERGED, DONE, NOT_STARTED, PRUNED, STOPPED, WRONG, SweepJob
+from tfm_blocks.launch.sweeps.launchers.local import LocalLauncher
 from tfm_blocks.launch.sweeps.progress import Progress
-from tfm_blocks.launch.sweeps.record import SweepFolder
+from tfm_blocks.launch.sweeps.record import SweepFolder, claim_sweep
+from tfm_blocks.launch.sweeps.run import Sweep
 from tfm_blocks.launch.sweeps.search import JOURNAL, Search
 from tfm_blocks.launch.sweeps.settings import read_sweep_settings
 from tfm_blocks.training.settings import read_run
@@ -143,3 +146,43 @@ def test_random_jobs_are_no_two_alike_and_of_more_trials_the_first_are_the_same(
     assert len(draw_jobs(space, 50, 1)) == 6
     few, many = draw_jobs(parts_of(SPACE, None), 5, 3), draw_jobs(parts_of(SPACE, None), 9, 3)
     assert many[:5] == few and draw_jobs(parts_of(SPACE, None), 5, 4) != few
+
+
+# In the place of a training, in the sweep's folder: 000 measures 1 and goes on until 001 has been ended, which measures 2
+# when the study knows of the other.
+TRAINS = """
+for word; do case $word in name=*) name=${word#name=} ;; esac; done
+state() { echo "{\\"state\\": \\"$1\\"}" > $name/status.json; }
+until_said() { for try in {1..400}; do grep -qs $1 $2 && return; sleep 0.05; done; }
+trap 'state preempted; exit 75' TERM
+echo started
+mkdir -p $name && echo {} > $name/run.json && state running
+[ $name = 000 ] || until_said completed_rung_0 optuna.journal
+printf 'step,val/loss\\n1,%d\\n' $((10#$name + 1)) > $name/metrics.csv
+until_said preempted 001/status.json
+state done
+"""
+
+
+def test_a_trial_that_others_leave_behind_is_ended_with_a_checkpoint_and_never_goes_on(
+    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composed, asked = small(), ["schedule.scale=interval(1,2)"]
+    parts = parts_of(asked, None)
+    settings = read_sweep_settings(SETTINGS | OPTUNA | {"trials": 2, "parallel": 2})
+    (tmp_path / "trains.sh").write_text(TRAINS)
+    for _ in ("trained", "asked for again"):
+        folder = claim_sweep(tmp_path, "x", asked, "")
+        monkeypatch.chdir(folder.path)
+        search = Search(
+            folder, parts, settings, lambda n, texts: SweepJob(f"{n:03}", texts, composed, read_run(composed.mapping))
+        )
+        sweep = Sweep(folder, search, settings, LocalLauncher(2), ["bash", str(tmp_path / "trains.sh")], lambda _: True)
+        assert sweep.run() == 0
+        assert [job.state for job in search.jobs] == [DONE, PRUNED]
+        assert [trial.state.name for trial in search.study.trials] == ["COMPLETE", "PRUNED"]
+        assert [trial.intermediate_values for trial in search.study.trials] == [{1: 1.0}, {1: 2.0}]
+        assert (folder.path / "001" / "status.json").read_text() == '{"state": "preempted"}\n'
+        assert (folder.path / "001.log").read_text() == "started\n"
+    told = json.loads((folder.path / "sweep.json").read_text())["jobs"][1]
+    assert told["state"] == PRUNED and search.succeeded

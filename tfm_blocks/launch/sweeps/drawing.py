@@ -26,19 +26,14 @@ def _draw(part: Part, random: Random) -> str:
     if isinstance(part, Choices):
         return random.choice(part.texts)
     low, high = (math.log(part.low), math.log(part.high)) if part.log else (part.low, part.high)
-    if is_whole(part) and not part.log:
+    if part.whole and not part.log:
         return text_of(part, random.randint(int(part.low), int(part.high)))
     drawn = random.uniform(low, high)
     return text_of(part, math.exp(drawn) if part.log else drawn)
 
 
-def is_whole(part: Interval) -> bool:
-    """Whether its numbers are integers, as those of int(interval(1, 8))."""
-    return isinstance(part.low, int) and isinstance(part.high, int)
-
-
 def text_of(part: Interval, number: float) -> str:
     """The override, with six digits, which are enough for any setting and few enough for a name."""
-    if is_whole(part):
+    if part.whole:
         return f"{part.key}={min(max(round(number), int(part.low)), int(part.high))}"
     return f"{part.key}={number:.6g}"

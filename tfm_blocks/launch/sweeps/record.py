@@ -45,7 +45,7 @@ class SweepFolder:
 def claim_sweep(root: Path, name: str, asked: Sequence[str], command: str) -> SweepFolder:
     """The folder of the same sweep, where there is one; else a new one, `NAME` or the first free of `NAME-2`, ….
 
-    The order in which overrides were typed does not matter.
+    Another order of the overrides is another sweep, whose jobs have other names and draw other values.
     """
     root.mkdir(parents=True, exist_ok=True)
     for number in count(1):
@@ -54,8 +54,7 @@ def claim_sweep(root: Path, name: str, asked: Sequence[str], command: str) -> Sw
             path.mkdir()
         except FileExistsError:
             record = read_or_empty(path / SWEEP)
-            same = "asked" in record and sorted(record["asked"]) == sorted(asked)
-            if not same and any(path.iterdir()):
+            if record.get("asked") != list(asked) and any(path.iterdir()):
                 continue
             jobs = {str(job["name"]): job for job in record.get("jobs") or []}
             return SweepFolder(path, asked, command, jobs)

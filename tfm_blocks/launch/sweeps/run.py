@@ -42,6 +42,7 @@ class JobSource(Protocol):
 
     metric: str
     jobs: list[SweepJob]
+    waiting: list[SweepJob]  # those of `jobs` that `next` is to give
 
     @property
     def succeeded(self) -> bool:
@@ -57,7 +58,7 @@ class JobSource(Protocol):
         """Whether a running job is to be ended, since others are better."""
 
     def ended(self, job: SweepJob, progress: Progress) -> None:
-        """Told once of each job that `next` has given, when its state is final."""
+        """Told once of each job, when its state is final."""
 
 
 class Grid:
@@ -131,6 +132,9 @@ class Sweep:
 
     def _goes_on(self) -> bool:
         number = asked_to_stop()
+        self._adopt()
+        while number and self.found:  # of trials that this command does not ask for
+            self.found.popitem()[1].stop()
         for attempt in list(self.running):
             if number:
                 attempt.ask(Ending(STOPPED, f"by {signal.Signals(number).name}"))
@@ -139,6 +143,13 @@ class Sweep:
             self._fill()
         self.looked = time.monotonic() if time.monotonic() > self.looked + OFTEN else self.looked
         return bool(self.running) or (bool(self.again) and not number)
+
+    def _adopt(self) -> None:
+        """What was found is in the queue, whoever comes first and however many jobs may be there at a time."""
+        for job in [job for job in self.source.waiting if job.name in self.found]:
+            self.source.waiting.remove(job)
+            self._attend(job, self.found.pop(job.name))
+            self._write()
 
     def _look(self, attempt: Attempt) -> None:
         now = time.monotonic()
@@ -185,7 +196,7 @@ class Sweep:
                 return job
             self._wait_for_other(job)
         while new := self.source.next():
-            if new.name in self.found or not self._is_held(new):
+            if not self._is_held(new):
                 return new
             self.again.append(new)
             self._wait_for_other(new)
@@ -208,13 +219,16 @@ class Sweep:
 
     def _start(self, job: SweepJob) -> None:
         try:
-            worker = self.found.pop(job.name, None) or self._launch(job)
+            worker = self._launch(job)
         except RefusedError as error:
             self._refused(job, error)
             return
         if worker is None:
             self._over(job)
-            return
+        else:
+            self._attend(job, worker)
+
+    def _attend(self, job: SweepJob, worker: Worker) -> None:
         run = self.folder.run(job)
         attempt = Attempt(job, run, run.with_name(job.log), worker, self._progress(job), self.settings.timeout)
         self.running.append(attempt)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfm_blocks.compose.sweep import Choices, Part
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.launch.sweeps.drawing import is_whole, text_of
+from tfm_blocks.launch.sweeps.drawing import text_of
 from tfm_blocks.launch.sweeps.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, WAITING, SweepJob
 from tfm_blocks.launch.sweeps.progress import Progress
 from tfm_blocks.launch.sweeps.record import SweepFolder, state_before
@@ -105,7 +105,7 @@ class Search:
                 trial.suggest_int(part.key, 0, len(part.texts) - 1)
             elif isinstance(part, Choices):
                 trial.suggest_categorical(part.key, part.texts)
-            elif is_whole(part):
+            elif part.whole:
                 trial.suggest_int(part.key, int(part.low), int(part.high), log=part.log)
             else:
                 trial.suggest_float(part.key, part.low, part.high, log=part.log)

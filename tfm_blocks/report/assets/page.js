@@ -15,7 +15,7 @@ function paint() {
 }
 
 function drawOver(name) {
-  for (const source of models("ColumnDataSource")) source.data = {...source.data, x: source.data[name]};
+  for (const renderer of models("GlyphRenderer")) renderer.glyph.x = {field: name};
   for (const axis of models("LinearAxis").filter((one) => one.name === "x")) axis.axis_label = name;
 }
 

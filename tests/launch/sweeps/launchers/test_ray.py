@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import ray
 from tfm_blocks.launch.sweeps.launchers.ray import RayLauncher
 
 CONF = {"name": "ray", "address": "local", "cpus": 1, "gpus": None, "memory": None, "resources": {}}
+HAS = {"GPU": 2, "memory": 4 << 30, "licence": 1}  # the cluster, as it says itself
 WAITS = "trap 'sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
 
 
@@ -44,7 +46,9 @@ def trainer(small: Callable[..., Any]) -> TrainerSettings:
 def launcher() -> Iterator[RayLauncher]:
     """A job takes as many cores as the machine has, so that a second one waits."""
     before = {number: signal.getsignal(number) for number in signals.STOPS}
-    launcher = RayLauncher(settings_with())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps(HAS))
+        launcher = RayLauncher(settings_with())
     cores = int(ray.cluster_resources()["CPU"])
     launcher.settings = settings_with(cpus=cores)
     with launcher:
@@ -85,6 +89,27 @@ def test_jobs_end_with_their_status_one_after_the_other_where_there_is_room_for_
     assert until(first.ended) == 75
     assert until(second.ended) == 3
     assert said(logs[1]) == f"{Path.cwd()}\nknown told\n"
+
+
+def test_a_job_has_what_it_asks_for_of_the_cluster_and_the_next_waits_for_what_there_is_one_of(
+    launcher: RayLauncher, tmp_path: Path, trainer: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "settings", settings_with(memory="500MB", resources={"licence": 1}))
+    asked = trainer.model_copy(update={"accelerator": "cuda"})
+    first = start(launcher, tmp_path / "first.log", asked, f"echo device $CUDA_VISIBLE_DEVICES; {WAITS}")
+    until(lambda: "ready" in said(tmp_path / "first.log"))
+    assert said(tmp_path / "first.log").startswith(("device 0\n", "device 1\n"))
+    until(lambda: taken() == {"CPU": 1, "GPU": 1, "memory": 500 << 20, "licence": 1})
+    second = start(launcher, tmp_path / "second.log", asked, "exit 3")
+    assert second.place() is None and second.ended() is None
+    first.stop()
+    assert (until(first.ended), until(second.ended)) == (75, 3)
+
+
+def taken() -> dict[str, float]:
+    """What jobs have of the cluster."""
+    free = ray.available_resources()
+    return {name: rest for name, has in ray.cluster_resources().items() if (rest := has - free.get(name, 0)) > 1e-6}
 
 
 def test_what_is_to_end_at_once_does_and_so_does_what_still_waits(

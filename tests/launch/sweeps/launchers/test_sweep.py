@@ -130,6 +130,25 @@ def test_the_same_sweep_goes_on_with_what_another_command_has_left_in_the_queue(
     assert (cluster / "calls").read_text().count("sbatch /") == 3
 
 
+def test_what_is_left_in_the_queue_is_among_the_jobs_of_a_time_and_goes_from_it_when_the_command_is_stopped(
+    make: Callable[..., Sweep], cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four jobs the first has gone since, and the last is of a trial that the second command does not ask for."""
+    (cluster / "full").touch()
+    make("a", "b", "c", "d", parallel=4)._goes_on()
+    subprocess.run(["scancel", "101"], check=True)
+    sweep = make("a", "b", "c", "d", parallel=1)
+    assert sweep.source.jobs.pop() is sweep.source.waiting.pop()
+    sweep._goes_on()
+    assert [job.reason for job in sweep.source.jobs] == ["", "in the queue of Slurm", "in the queue of Slurm"]
+    assert (cluster / "calls").read_text().count("sbatch /") == 4
+    monkeypatch.setattr("tfm_blocks.launch.sweeps.run.asked_to_stop", lambda: signal.SIGINT)
+    until(sweep, lambda: not sweep.running)
+    assert states(sweep) == [WAITING, "stopped", "stopped"]
+    for number in (102, 103, 104):
+        assert (cluster / "jobs" / str(number) / "state").read_text().startswith("CANCELLED")
+
+
 def test_a_job_that_is_killed_goes_on_after_what_it_has(
     make: Callable[..., Sweep], cluster: Path, tmp_path: Path
 ) -> None:
