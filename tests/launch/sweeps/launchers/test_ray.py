@@ -48,6 +48,7 @@ def launcher() -> Iterator[RayLauncher]:
     before = {number: signal.getsignal(number) for number in signals.STOPS}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps(HAS))
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
         launcher = RayLauncher(settings_with())
     cores = int(ray.cluster_resources()["CPU"])
     launcher.settings = settings_with(cpus=cores)
