@@ -8,9 +8,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
@@ -23,7 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import Problem, TfmError
-from tfm_blocks.launch.signals import STOPS, asked_to_stop, end_on_signals, signals_wait
+from tfm_blocks.launch.signals import asked_to_stop, end_on_signals, signals_blocked, signals_wait
 
 LOOK = 0.1  # seconds between two looks at the processes, as the agent's own
 LATE = 0.5  # seconds that a process lives on after it has raised, so that the agent sees first the death that it met
@@ -39,9 +39,10 @@ def run_together(work: Work, world: int, *arguments: Any) -> None:
     """
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what they have to tell is raised here
-    crew = _Crew(world)
+    with signals_blocked():
+        crew = _Crew(world)  # which starts the process that counts its locks
     with ThreadPoolExecutor(1) as pool:
-        with _signals_blocked():
+        with signals_blocked():
             agent = pool.submit(elastic_launch(_config(world), _work), work, crew.messages, arguments)
         try:
             with signals_wait():
@@ -73,13 +74,16 @@ def _config(world: int) -> LaunchConfig:
 
 @dataclass
 class _Crew:
-    """The processes, by what they have told: their ids by rank, who has done its work, what was raised, and where."""
+    """The processes, by what they have told: their ids by rank, who has done its work, what was raised, and who has
+    come to an end in either way.
+    """
 
     world: int
     messages: Any = field(default_factory=get_context("spawn").SimpleQueue)
     pids: dict[int, int] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     raised: list[tuple[type[TfmError], Any, str]] = field(default_factory=list)
+    over: set[int] = field(default_factory=set)
     relayed: bool = False
     until: float | None = None
 
@@ -89,7 +93,9 @@ class _Crew:
             rank, told = self.messages.get()
             if isinstance(told, int):
                 self.pids[rank] = told
-            elif told is None:
+                continue
+            self.over.add(rank)
+            if told is None:
                 self.done.add(rank)
             else:
                 self.raised.append(told)
@@ -99,17 +105,17 @@ class _Crew:
         self.listen()
         if asked_to_stop() and not self.relayed and len(self.pids) == self.world:
             self.relayed = True
-            self.send(asked_to_stop())
+            self.send(asked_to_stop(), self.over)
         if self.until is None and not all(_lives(self.pids[rank]) for rank in self.pids.keys() - self.done):
             self.until = time.monotonic() + GRACE
         if self.until is not None and time.monotonic() > self.until:
             self.send(signal.SIGKILL)
 
-    def send(self, number: int) -> None:
-        """Sends a signal to all that live."""
-        for pid in self.pids.values():
+    def send(self, number: int, but: Set[int] = frozenset()) -> None:
+        """Sends a signal to all that live, but for some."""
+        for rank in self.pids.keys() - but:
             with suppress(ProcessLookupError):
-                os.kill(pid, number)
+                os.kill(self.pids[rank], number)
 
 
 def _lives(pid: int) -> bool:
@@ -137,16 +143,6 @@ def _raise(agent: Future[Any], crew: _Crew) -> None:
         ) from None
 
 
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """For what is started inside; an import that a signal interrupts would be a traceback."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _work(work: Work, messages: Any, arguments: tuple[Any, ...]) -> None:
     """In one of the processes, whose rank is in its environment."""
     ranks, parent = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])), os.getppid()
@@ -165,7 +161,8 @@ def _work(work: Work, messages: Any, arguments: tuple[Any, ...]) -> None:
         time.sleep(LATE)
         raise SystemExit(1) from None
     finally:
-        for number in STOPS:
-            signal.signal(number, signal.SIG_DFL)  # the agent ends by SIGTERM whom it need not wait for
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the agent ends whom it need not wait for
+        for number in (signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)  # whoever sends it to a whole group comes too late
     if os.getppid() != parent:  # was killed, and the agent, which would wait for all, with it
         raise SystemExit(1)

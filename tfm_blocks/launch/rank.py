@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from tfm_blocks.launch.memory import keep_freed_memory
 from tfm_blocks.launch.outcome import final_weights, finish
 from tfm_blocks.launch.place import Place, torchrun_place
 from tfm_blocks.launch.precision import Precision, choose_precision
-from tfm_blocks.launch.signals import StoppedError, asked_to_stop, signals_wait
+from tfm_blocks.launch.signals import StoppedError, asked_to_stop, signals_blocked, signals_wait
 from tfm_blocks.launch.start import start_from
 from tfm_blocks.launch.trainer import OwnSignals, build_trainer, quiet_lightning
 from tfm_blocks.network.build import build_network, check_model
@@ -142,6 +143,9 @@ def _try_memory(place: Place, network: Network, feed: Feed, settings: RunSetting
 def _data(ranks: Ranks, feed: Feed, prepared: Prepared, settings: RunSettings) -> RunData:
     accelerated = device_of(settings.trainer) == "cuda"
     workers = settings.trainer.workers if settings.trainer.workers is not None else 2 * accelerated
+    if workers:
+        with signals_blocked():
+            resource_tracker.ensure_running()
     return RunData(
         prepared,
         feed.layout,

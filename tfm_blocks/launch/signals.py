@@ -67,6 +67,20 @@ def signals_wait() -> Iterator[None]:
         _asked.waits = False
 
 
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """For what is started inside, which inherits it.
+
+    An import that a signal interrupts would be a traceback. The process in which multiprocessing counts locks ignores
+    Ctrl-C and SIGTERM by itself; SIGUSR1, sent to a whole group, would end it, and leave tracebacks of its own.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _handle(number: int, frame: FrameType | None) -> None:
     again = bool(_asked.number)
     _asked.number = _asked.number or number
