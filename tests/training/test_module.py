@@ -263,7 +263,7 @@ def test_dropout_of_a_step_does_not_depend_on_what_was_drawn_before(small: Calla
         torch.rand(draws)
         trainer(3).fit(module, datamodule=data)
         weights.append([parameter.detach().clone() for parameter in module.network.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+    assert max(float((one - other).abs().max()) for one, other in zip(*weights, strict=True)) < 1e-6
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_has_the_weights_of_one_without_a_stop(
@@ -294,11 +294,13 @@ def test_ranks_draw_different_dropout_and_differ_in_nothing_else(
 
 
 @pytest.mark.slow
-def test_a_compiled_trunk_has_the_same_losses(small: Callable[..., Composed]) -> None:
-    """With micro-batches of many shapes."""
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_compiled_trunk_has_the_same_losses(small: Callable[..., Composed], dropout: float) -> None:
+    """With micro-batches of many shapes, and the same elements dropped."""
     losses = []
     for compiled in (False, True):
-        module, data = make(small(f"trainer.compile={compiled}", "trainer.log_every=1", "data.batch_tokens=200"))
+        asked = ("trainer.log_every=1", "data.batch_tokens=200", f"dropout={dropout}")
+        module, data = make(small(f"trainer.compile={compiled}", *asked))
         found: list[float] = []
         log = module._log
         module._log = lambda scores, split, found=found, log=log: (found.append(scores["loss"]), log(scores, split))  # type: ignore[assignment,misc]

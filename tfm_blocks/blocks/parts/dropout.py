@@ -29,7 +29,8 @@ class Dropout(nn.Module):
         if x.device.type != "cpu":
             return F.dropout(x, self.rate)
         dropped = round(self.rate * LEVELS)
-        kept = random_levels(x.numel()).view(x.shape) >= dropped - LEVELS // 2
+        levels = levels_like(x) if torch.compiler.is_compiling() else random_levels(x.numel()).view(x.shape)
+        kept = levels >= dropped - LEVELS // 2
         return x * kept.to(x.dtype).mul_(LEVELS / (LEVELS - dropped))
 
 
@@ -37,3 +38,14 @@ def random_levels(count: int) -> Tensor:
     """`count` random int16, all values equally likely, from torch's generator."""
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     return words.view(torch.int16)[:count]
+
+
+@torch.library.custom_op("tfm_blocks::levels_like", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def levels_like(x: Tensor) -> Tensor:
+    """`random_levels` for each element, as an operator: the compiler cannot see one number as four."""
+    return random_levels(x.numel()).view(x.shape)
+
+
+@levels_like.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=torch.int16, device=x.device)
