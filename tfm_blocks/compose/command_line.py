@@ -37,7 +37,7 @@ VALUED = frozenset({"--config-path", "--config-name", "--config-dir", "--package
 FIXED = frozenset({"--config-path", "--config-name"})
 PRINTING = frozenset({"--cfg", "--info", "--hydra-help", "--shell-completion"})
 ACTIONS = frozenset({"--run", "--multirun", "--cfg", "--info", "--shell-completion"})
-OF_A_SWEEP = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
+HYDRAS_SWEEPS = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
 OPTIONAL = EVERYWHERE
 SEVERAL = frozenset({"logger"})  # groups of which a run can have several: logger=[wandb,tensorboard]
 # Mappings whose keys people choose: files by the name of an input, and what a cluster has names for.
@@ -128,7 +128,7 @@ def _expect_options(flags: Mapping[str, str]) -> None:
 
 def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
     """Raises ConfigError for what is said to Hydra's own sweepers and launchers, which run no sweep here."""
-    found = [one for one in overrides if one.key_or_group.startswith(OF_A_SWEEP)]
+    found = [one for one in overrides if one.key_or_group.startswith(HYDRAS_SWEEPS)]
     if found:
         rule = "tfm-blocks runs sweeps itself, each job in processes of its own: {}"
         help = "write -m with the keys of sweep and launcher, such as sweep=optuna or launcher=slurm; --help lists them"

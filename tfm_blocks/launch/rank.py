@@ -89,22 +89,15 @@ def _fit_and_test(
     silence: Silence,
 ) -> None:
     ranks = place.ranks
-    tell: Callable[[object], None] = print if ranks.rank == 0 else lambda text: None
-    if place.local_rank == 0:
-        print(f"cluster: {place}, {backend_of(place, device_of(settings.trainer))}")
-    precision = choose_precision(settings.trainer.precision, device_of(settings.trainer))
-    tell(f"model: {sum(one.numel() for one in network.parameters()):,} parameters")
-    if settings.init_from and not job.checkpoint:
-        tell(start_from(network, prepared.tokenizer, Path(settings.init_from)))
-    tell(precision)
-    tell(f"folder: {job.folder}")
-    skipped = job.folder / SKIPPED
-    patience = settings.trainer.patience_nan
-    count = SkippedSteps(None if ranks.rank else skipped, prepared.train, patience)
-    module = TrainingModule(network, prepared, settings, ranks, count, asked_to_stop)
+    precision = _introduce(place, job, prepared, settings, network)
     feed = feed_of(network.spec, prepared, settings.data)
     silence.doing("trying the memory")
-    tell(_try_memory(place, network, feed, settings, precision))
+    peak = _try_memory(place, network, feed, settings, precision)
+    if ranks.rank == 0:
+        print(peak)
+    skipped = job.folder / SKIPPED
+    count = SkippedSteps(None if ranks.rank else skipped, prepared.train, settings.trainer.patience_nan)
+    module = TrainingModule(network, prepared, settings, ranks, count, asked_to_stop)
     data = _data(ranks, feed, prepared, settings)
     logs = (job.folder / METRICS, skipped)
     checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, _asked(job, module), job.command)
@@ -120,6 +113,21 @@ def _fit_and_test(
     silence.doing("scoring the translations")
     if ranks.rank == 0:
         finish(job, module, weights, loggers)
+
+
+def _introduce(place: Place, job: Job, prepared: Prepared, settings: RunSettings, network: Network) -> Precision:
+    """Tells what is about to train, with another run's weights in the network where they are asked for."""
+    tell: Callable[[object], None] = print if place.rank == 0 else lambda text: None
+    device = device_of(settings.trainer)
+    if place.local_rank == 0:
+        print(f"cluster: {place}, {backend_of(place, device)}")
+    precision = choose_precision(settings.trainer.precision, device)
+    tell(f"model: {sum(one.numel() for one in network.parameters()):,} parameters")
+    if settings.init_from and not job.checkpoint:
+        tell(start_from(network, prepared.tokenizer, Path(settings.init_from)))
+    tell(precision)
+    tell(f"folder: {job.folder}")
+    return precision
 
 
 def _asked(job: Job, module: TrainingModule) -> Callable[[], int]:

@@ -145,34 +145,36 @@ def block(
     Raises TypeError at import on a declaration that breaks these rules.
     """
 
+    said: dict[str, Any] = {"name": name, "source": source, "branch": branch, "category": category, "tieable": tieable}
+    said |= {"signature": parse_signature(signature), "sees": dict(sees or {}), "where": dict(where or {})}
+
     def register(cls: Cls) -> Cls:
-        parsed = parse_signature(signature)
-        sizes, arguments = _constructor(name, cls)
-        info = BlockInfo(
-            name=name,
-            cls=cls,
-            signature=parsed,
-            arguments=arguments,
-            sizes=sizes,
-            keeps=_letters(cls, "keep_B"),
-            trailing=_letters(cls, "trailing_"),
-            parameters=_parameters(name, cls, parsed),
-            branch=branch,
-            category=category,
-            sees=dict(sees or {}),
-            where=dict(where or {}),
-            tieable=tieable,
-            source=source,
-        )
-        _check_names(info)
-        _check_sight(info)
-        for argument in arguments.values():
-            if not argument.required:
-                convert(argument.default, argument.kind)
-        REGISTRY.add(info)
+        REGISTRY.add(_info(cls, **said))
         return cls
 
     return register
+
+
+def _info(cls: type, *, name: str, signature: Signature, **said: Any) -> BlockInfo:
+    """What the class says of itself beside what was said of it. Raises TypeError where the two break the rules."""
+    sizes, arguments = _constructor(name, cls)
+    info = BlockInfo(
+        name=name,
+        cls=cls,
+        signature=signature,
+        arguments=arguments,
+        sizes=sizes,
+        keeps=_letters(cls, "keep_B"),
+        trailing=_letters(cls, "trailing_"),
+        parameters=_parameters(name, cls, signature),
+        **said,
+    )
+    _check_names(info)
+    _check_sight(info)
+    for argument in arguments.values():
+        if not argument.required:
+            convert(argument.default, argument.kind)
+    return info
 
 
 def _full_name(cls: type) -> str:
