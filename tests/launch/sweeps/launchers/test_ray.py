@@ -66,8 +66,18 @@ def until(found: Callable[[], Any]) -> Any:
     return result
 
 
-def start(launcher: RayLauncher, log: Path, trainer: TrainerSettings, script: str) -> Worker:
-    return launcher.start(log.stem, ["bash", "-c", script], log, trainer, {"OF_THE_JOB": "told"})
+@pytest.fixture
+def start(launcher: RayLauncher, trainer: TrainerSettings) -> Iterator[Callable[..., Worker]]:
+    """Starts a job, which has nothing of the cluster any more after the test."""
+    workers: list[Worker] = []
+
+    def start(log: Path, script: str, trainer: TrainerSettings = trainer) -> Worker:
+        workers.append(launcher.start(log.stem, ["bash", "-c", script], log, trainer, {"OF_THE_JOB": "told"}))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        ray.kill(worker.actor)
 
 
 def said(log: Path) -> str:
@@ -75,16 +85,16 @@ def said(log: Path) -> str:
 
 
 def test_jobs_end_with_their_status_one_after_the_other_where_there_is_room_for_one(
-    launcher: RayLauncher, tmp_path: Path, trainer: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_SWEEP", "known")
     monkeypatch.setenv("WANDB_RUN_ID", "of-the-sweep")
     logs = [tmp_path / f"{name}.log" for name in ("first", "second")]
     logs[0].write_text("before\n")
-    first = start(launcher, logs[0], trainer, WAITS)
+    first = start(logs[0], WAITS)
     until(lambda: "ready" in said(logs[0]))
-    assert str(first.place()).startswith("on ") and first.ended() is None and first.begin == len("before\n")
-    second = start(launcher, logs[1], trainer, "pwd; echo $OF_THE_SWEEP $WANDB_RUN_ID $OF_THE_JOB; exit 3")
+    assert until(first.place).startswith("on ") and first.ended() is None and first.begin == len("before\n")
+    second = start(logs[1], "pwd; echo $OF_THE_SWEEP $WANDB_RUN_ID $OF_THE_JOB; exit 3")
     assert second.place() is None
     first.stop()
     assert until(first.ended) == 75
@@ -93,15 +103,19 @@ def test_jobs_end_with_their_status_one_after_the_other_where_there_is_room_for_
 
 
 def test_a_job_has_what_it_asks_for_of_the_cluster_and_the_next_waits_for_what_there_is_one_of(
-    launcher: RayLauncher, tmp_path: Path, trainer: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+    launcher: RayLauncher,
+    start: Callable[..., Worker],
+    tmp_path: Path,
+    trainer: TrainerSettings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launcher, "settings", settings_with(memory="500MB", resources={"licence": 1}))
     asked = trainer.model_copy(update={"accelerator": "cuda"})
-    first = start(launcher, tmp_path / "first.log", asked, f"echo device $CUDA_VISIBLE_DEVICES; {WAITS}")
+    first = start(tmp_path / "first.log", f"echo device $CUDA_VISIBLE_DEVICES; {WAITS}", asked)
     until(lambda: "ready" in said(tmp_path / "first.log"))
     assert said(tmp_path / "first.log").startswith(("device 0\n", "device 1\n"))
     until(lambda: taken() == {"CPU": 1, "GPU": 1, "memory": 500 << 20, "licence": 1})
-    second = start(launcher, tmp_path / "second.log", asked, "exit 3")
+    second = start(tmp_path / "second.log", "exit 3", asked)
     assert second.place() is None and second.ended() is None
     first.stop()
     assert (until(first.ended), until(second.ended)) == (75, 3)
@@ -113,12 +127,10 @@ def taken() -> dict[str, float]:
     return {name: rest for name, has in ray.cluster_resources().items() if (rest := has - free.get(name, 0)) > 1e-6}
 
 
-def test_what_is_to_end_at_once_does_and_so_does_what_still_waits(
-    launcher: RayLauncher, tmp_path: Path, trainer: TrainerSettings
-) -> None:
-    first = start(launcher, tmp_path / "first.log", trainer, WAITS.replace("exit 75", "sleep 1000"))
+def test_what_is_to_end_at_once_does_and_so_does_what_still_waits(start: Callable[..., Worker], tmp_path: Path) -> None:
+    first = start(tmp_path / "first.log", WAITS.replace("exit 75", "sleep 1000"))
     until(lambda: "ready" in said(tmp_path / "first.log"))
-    second = start(launcher, tmp_path / "second.log", trainer, "echo never")
+    second = start(tmp_path / "second.log", "echo never")
     second.stop()
     first.kill()
     first.wait()
@@ -127,10 +139,8 @@ def test_what_is_to_end_at_once_does_and_so_does_what_still_waits(
     assert found == 137 or (isinstance(found, Ending) and found.state == KILLED)
 
 
-def test_a_node_that_is_lost_is_told_and_leaves_no_process(
-    launcher: RayLauncher, tmp_path: Path, trainer: TrainerSettings
-) -> None:
-    worker = start(launcher, tmp_path / "x.log", trainer, "echo $$; while true; do sleep 0.05; done")
+def test_a_node_that_is_lost_is_told_and_leaves_no_process(start: Callable[..., Worker], tmp_path: Path) -> None:
+    worker = start(tmp_path / "x.log", "echo $$; while true; do sleep 0.05; done")
     until(lambda: "\n" in said(tmp_path / "x.log"))
     until(worker.place)
     ray.kill(worker.actor)
@@ -144,10 +154,8 @@ def test_ray_leaves_signals_to_the_sweep(launcher: RayLauncher) -> None:
     assert signal.getsignal(signal.SIGTERM) is signals._handle
 
 
-def test_a_node_that_does_not_see_the_folder_says_so(
-    launcher: RayLauncher, tmp_path: Path, trainer: TrainerSettings
-) -> None:
-    found = until(start(launcher, tmp_path / "nowhere" / "x.log", trainer, "true").ended)
+def test_a_node_that_does_not_see_the_folder_says_so(start: Callable[..., Worker], tmp_path: Path) -> None:
+    found = until(start(tmp_path / "nowhere" / "x.log", "true").ended)
     assert isinstance(found, Ending) and found.state == ERROR
     assert "No such file or directory" in found.reason and "nowhere/x.log" in found.reason
 
