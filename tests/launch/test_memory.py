@@ -73,9 +73,9 @@ def test_new_shapes_of_products_cost_no_memory() -> None:
 @pytest.mark.parametrize(
     ("given", "sizes"),
     [
-        ({}, ["32", "32", None]),
-        ({"LRU_CACHE_CAPACITY": "7"}, ["7", "32", None]),
-        ({"DNNL_PRIMITIVE_CACHE_CAPACITY": "8"}, ["32", None, "8"]),
+        ({}, ["64", "64", None]),
+        ({"LRU_CACHE_CAPACITY": "7"}, ["7", "64", None]),
+        ({"DNNL_PRIMITIVE_CACHE_CAPACITY": "8"}, ["64", None, "8"]),
     ],
 )
 def test_what_the_environment_says_stays(
@@ -103,4 +103,4 @@ except SystemExit:
     pass
 print(os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
 """
-    assert with_caches(code) == "32 32"
+    assert with_caches(code) == "64 64"

@@ -8,7 +8,7 @@ import sys
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h and mallopt(3) of the GNU C Library
 NEVER, NONE = -1, 0
-PRIMITIVES = "32"  # kept; more hardly save time: docs/decisions/11-few-primitives-are-kept.md
+PRIMITIVES = "64"  # kept; more hardly save time: docs/decisions/11-few-primitives-are-kept.md
 CACHES = (
     ("LRU_CACHE_CAPACITY",),  # torch's
     ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"),  # oneDNN's, with its older name
@@ -28,7 +28,7 @@ def keep_freed_memory() -> None:
 
 
 def limit_primitive_caches() -> None:
-    """Lets oneDNN keep 32 compiled products for this process and its children, unless the environment says how many.
+    """Lets oneDNN keep 64 compiled products for this process and its children, unless the environment says how many.
 
     It compiles code for every shape that it multiplies in bfloat16, up to a megabyte each, and by default 1,024 stay in
     each of two caches, which hold the same ones alive. To be called before the first product.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -106,8 +106,7 @@ class TrainingModule(LightningModule):
         optimizer = cast(LightningOptimizer, self.optimizers())
         optimizer.zero_grad()
         sums = self._accumulate(step)
-        limit = self.settings.trainer.clip or math.inf
-        norm = whole(torch.nn.utils.clip_grad_norm_(self.network.parameters(), limit))
+        norm = self._clip([one for group in optimizer.param_groups for one in group["params"]])
         skipped = ~norm.isfinite()
         optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels
         rate = self.settings.schedule.rate(self.global_step + 1)
@@ -149,6 +148,13 @@ class TrainingModule(LightningModule):
         loss, sums = self.objective.loss(batch.to(self.device))
         self.manual_backward(loss * backward_scale(loss, self.ranks.world / tokens))
         return sums
+
+    def _clip(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Scales the gradients where they are to be clipped. Their norm before that."""
+        norm = torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+        if limit := self.settings.trainer.clip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return whole(norm)
 
     def _log_steps(self, rate: float) -> None:
         """The means since the last time. Raises DivergedError."""

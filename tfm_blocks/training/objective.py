@@ -31,10 +31,9 @@ class Objective:
         A loss that a block adds counts by the tokens that are predicted: of each sequence, or of the micro-batch.
         """
         x_ND, labels_N, added = self._kept(batch)
-        tokens_B = (batch.labels_BT != 0).sum(1)
         smoothed, nll, _ = self._sums(x_ND, labels_N)
-        extra = [(one * tokens_B).sum() for one in added.values()]
-        loss = torch.stack([smoothed, *extra]).sum()
+        extra = [(one * (batch.labels_BT != 0).sum(1)).sum() for one in added.values()]
+        loss = sum(extra, smoothed)
         return loss, torch.stack([loss, nll, *extra]).detach().double()
 
     def scores(self, batch: Batch) -> Sums:

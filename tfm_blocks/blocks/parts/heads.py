@@ -21,11 +21,6 @@ class Widths(NamedTuple):
         """The widths of all queries, all keys and all values of a position."""
         return self.heads * self.key, self.kv_heads * self.key, self.kv_heads * self.value
 
-    @property
-    def alike(self) -> bool:
-        """Queries, keys and values have the same heads of the same width."""
-        return self.heads == self.kv_heads and self.key == self.value
-
 
 def widths(D: int, heads: int, kv_heads: int | None = None, d_head: int | None = None) -> Widths:
     """As many heads of keys and values as of queries, of the width D / heads, where nothing else is said."""
@@ -41,6 +36,8 @@ def split_heads(x_BTD: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
 
 def split_widths(x_BTD: Tensor, heads: tuple[int, ...], width: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Tensors side by side in the width, each of as many heads of a width of its own: x_BTD -> x_BHTK."""
+    if len(set(heads)) == len(set(width)) == 1:
+        return split_heads(x_BTD, heads[0], len(heads))
     sizes = [one * wide for one, wide in zip(heads, width, strict=True)]
     parts = torch.split(x_BTD, sizes, 2)
     return tuple(torch.unflatten(part, 2, (one, -1)).transpose(1, 2) for part, one in zip(parts, heads, strict=True))

@@ -134,11 +134,8 @@ class MultiHead(nn.Module):
     def self_heads(self, x_BND: Tensor, span_N: Span) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of one sequence."""
         w = self.widths
-        if w.alike:
-            q_BHNK, k_BHNK, v_BHNK = split_heads(self.qkv(x_BND), w.heads, 3)
-        else:
-            heads, wide = (w.heads, w.kv_heads, w.kv_heads), (w.key, w.key, w.value)
-            q_BHNK, k_BHNK, v_BHNK = split_widths(self.qkv(x_BND), heads, wide)
+        heads, wide = (w.heads, w.kv_heads, w.kv_heads), (w.key, w.key, w.value)
+        q_BHNK, k_BHNK, v_BHNK = split_widths(self.qkv(x_BND), heads, wide)
         return self.queries(q_BHNK, span_N), self.keys(k_BHNK, span_N), v_BHNK
 
     def _queries(self, x_BTD: Tensor, span_T: Span) -> Tensor:
