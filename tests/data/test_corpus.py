@@ -70,7 +70,7 @@ def test_the_chunk_that_is_encoded_at_a_time_changes_nothing(tmp_path, tokenizer
 
 def test_ids_are_views_of_the_file(tmp_path, tokenizer):
     corpus = written(tmp_path, tokenizer, None)
-    assert isinstance(corpus.ids("src", 0).base, np.memmap)
+    assert isinstance(corpus.ids("src", 0).base.base, np.memmap)
     assert corpus.ids("src", 0).dtype == np.uint16
 
 
