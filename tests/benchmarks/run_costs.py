@@ -2,9 +2,11 @@
 
     python tests/benchmarks/run_costs.py [--before CHECKOUT] [--rounds 3] [KEY=VALUE …]
 
-Each round is one run of train.py in each checkout, in turns, with what is given after the options; a round before them
-fills the caches of the data. The start is from the beginning of the process to the beginning of the first step. A row
-has the median over the rounds, of a step that over the steps after the third, and the ratio to the other checkout.
+Each round is one run of train.py in each checkout, with what is given after the options; a round before them fills the
+caches of the data. The runs of a round take turns: one waits while the other does a step, since the speed of a machine
+changes within seconds. The start is from the first import to the beginning of the first step, which is slower than the
+others where nothing was tried before it. A row has the median over the rounds, of a step that over the steps after the
+third, and the ratio to the other checkout.
 """
 
 from __future__ import annotations
@@ -19,19 +21,23 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 WARM = 3  # steps that are not counted
-PARTS = ("start", "step", "validation", "checkpoint")
+PARTS = ("start", "first step", "step", "validation", "checkpoint")
+NAME = f"costs-{os.getpid()}"
 
 
 def probe(overrides: list[str]) -> None:
     """In a process of its own: train.py of the working folder, with a clock around its parts."""
-    begun = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + start_of_process()
+    take, give = (int(os.environ[name]) for name in ("TAKE", "GIVE"))
+    os.read(take, 1)
+    begun = time.perf_counter()
     from lightning.pytorch import Trainer
     from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 
@@ -42,8 +48,11 @@ def probe(overrides: list[str]) -> None:
     def clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def run(*arguments: Any, **named: Any) -> Any:
-            if name == "step" and not taken["start"]:
-                taken["start"].append(time.time() - begun)
+            if name == "step":
+                taken["start"] = taken["start"] or [time.perf_counter() - begun]
+                with suppress(BrokenPipeError):  # the other has ended
+                    os.write(give, b"!")
+                os.read(take, 1)
             begin = time.perf_counter()
             result = function(*arguments, **named)
             taken[name].append(time.perf_counter() - begin)
@@ -61,26 +70,48 @@ def probe(overrides: list[str]) -> None:
         Path(os.environ["TAKEN"]).write_text(json.dumps(taken))
 
 
-def start_of_process() -> float:
-    """Of this one, in seconds since the machine was started."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+def measure(checkouts: Mapping[str, Path], overrides: list[str]) -> dict[str, dict[str, float]]:
+    """Seconds of each part of a run in each of one or two checkouts."""
+    ends = [os.pipe() for _ in checkouts]  # in each the turn comes to one run
+    os.write(ends[0][1], b"!")
+    runs = [
+        start(checkout, overrides, ends[place][0], ends[(place + 1) % len(ends)][1])
+        for place, checkout in enumerate(checkouts.values())
+    ]
+    for end in [end for pair in ends for end in pair]:
+        os.close(end)
+    texts = [run.communicate()[0] for run in runs]
+    if any(run.returncode for run in runs):
+        sys.exit("".join(texts))
+    return {name: collect(checkout) for name, checkout in checkouts.items()}
 
 
-def measure(checkout: Path, overrides: list[str]) -> dict[str, float]:
-    """Seconds of each part of one run."""
-    run = checkout / "runs" / f"costs-{os.getpid()}"
-    taken = run.with_suffix(".json")
-    environment = os.environ | {"PYTHONPATH": str(checkout), "TAKEN": str(taken)}
-    command = [sys.executable, __file__, "--probe", *overrides, "logger=csv", f"name={run.name}"]
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stdout + done.stderr)
-    found = json.loads(taken.read_text())
-    shutil.rmtree(run)
-    taken.unlink()
-    found["step"] = found["step"][WARM:]
+def start(checkout: Path, overrides: list[str], take: int, give: int) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(checkout), "TAKEN": str(taken_of(checkout))}
+    environment |= {"TAKE": str(take), "GIVE": str(give)}
+    command = [sys.executable, __file__, "--probe", *overrides, "logger=csv", f"name={NAME}"]
+    return subprocess.Popen(
+        command,
+        cwd=checkout,
+        env=environment,
+        pass_fds=(take, give),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def collect(checkout: Path) -> dict[str, float]:
+    """The medians of one run, of which nothing else stays."""
+    found = json.loads(taken_of(checkout).read_text())
+    shutil.rmtree(checkout / "runs" / NAME)
+    taken_of(checkout).unlink()
+    found["first step"], found["step"] = found["step"][:1], found["step"][WARM:]
     return {part: statistics.median(found[part]) for part in PARTS if found.get(part)}
+
+
+def taken_of(checkout: Path) -> Path:
+    return checkout / "runs" / f"{NAME}.json"
 
 
 def main() -> None:
@@ -92,8 +123,8 @@ def main() -> None:
     checkouts = {"now": ROOT} | ({"before": options.before.resolve()} if options.before else {})
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
     for _ in range(options.rounds + 1):
-        for name, checkout in checkouts.items():
-            rounds[name].append(measure(checkout, options.overrides))
+        for name, taken in measure(checkouts, options.overrides).items():
+            rounds[name].append(taken)
     print(
         "| part | "
         + " | ".join(f"{name}, s" for name in checkouts)

@@ -1,3 +1,4 @@
+import gc
 import os
 import resource
 import subprocess
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tfm_blocks.launch.memory import keep_freed_memory, limit_primitive_caches
+from tfm_blocks.launch.memory import keep_freed_memory, limit_primitive_caches, loaded_objects_kept
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
@@ -73,9 +74,9 @@ def test_new_shapes_of_products_cost_no_memory() -> None:
 @pytest.mark.parametrize(
     ("given", "sizes"),
     [
-        ({}, ["64", "64", None]),
-        ({"LRU_CACHE_CAPACITY": "7"}, ["7", "64", None]),
-        ({"DNNL_PRIMITIVE_CACHE_CAPACITY": "8"}, ["64", None, "8"]),
+        ({}, ["128", "128", None]),
+        ({"LRU_CACHE_CAPACITY": "7"}, ["7", "128", None]),
+        ({"DNNL_PRIMITIVE_CACHE_CAPACITY": "8"}, ["128", None, "8"]),
     ],
 )
 def test_what_the_environment_says_stays(
@@ -103,4 +104,11 @@ except SystemExit:
     pass
 print(os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
 """
-    assert with_caches(code) == "64 64"
+    assert with_caches(code) == "128 128"
+
+
+def test_garbage_is_not_looked_for_among_what_was_loaded_until_an_error_or_the_end() -> None:
+    with pytest.raises(KeyError), loaded_objects_kept():
+        assert gc.get_freeze_count() > 100_000
+        raise KeyError
+    assert gc.get_freeze_count() == 0

@@ -102,6 +102,12 @@ def test_the_most_expensive_of_all_micro_batches_are_tried(small: Callable[..., 
     assert sum(rows * width**2 for rows, width in sizes[1]) >= 0.9 * max(products for _, products in costs)
 
 
+def test_what_is_most_expensive_in_both_ways_is_tried_once(small: Callable[..., Composed]) -> None:
+    feed = trial(small("data.train=60", "data.step_tokens=5000", "data.batch_tokens=5000")).feed
+    assert len(feed.plan(seed=1, epoch=0)) == 1
+    assert len(list(worst(feed, 1, Ranks()))) == 1
+
+
 def test_a_trial_tells_its_peak_and_leaves_the_network_as_it_was(small: Callable[..., Composed]) -> None:
     one = trial(small("dropout=0.3"))
     before = [parameter.detach().clone() for parameter in one.network.parameters()]
@@ -119,7 +125,7 @@ def try_in_little_memory(cap: int) -> None:
     small = composed_small(Path(os.environ["FOLDER"]), pytest.MonkeyPatch())
     sizes = ("data.train=3000", "data.step_tokens=20000", "d_model=64", "d_ff=256")
     one = trial(small(*sizes, f"data.batch_tokens={cap}"))
-    one._try(next(iter(worst(one.feed, 1, Ranks(63, 64)))))  # what a first backward maps
+    one._try([next(worst(one.feed, 1, Ranks(63, 64)))])  # what a first backward maps
     (mapped,) = [
         line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")
     ]

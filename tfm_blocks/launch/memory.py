@@ -1,14 +1,17 @@
-"""What a process does with memory: with that of freed tensors, and with oneDNN's caches."""
+"""What a process does with memory: with that of freed tensors, with oneDNN's caches, and with what it loaded."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h and mallopt(3) of the GNU C Library
 NEVER, NONE = -1, 0
-PRIMITIVES = "64"  # kept; more hardly save time: docs/decisions/11-few-primitives-are-kept.md
+PRIMITIVES = "128"  # kept; more hardly save time: docs/decisions/11-few-primitives-are-kept.md
 CACHES = (
     ("LRU_CACHE_CAPACITY",),  # torch's
     ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"),  # oneDNN's, with its older name
@@ -28,7 +31,7 @@ def keep_freed_memory() -> None:
 
 
 def limit_primitive_caches() -> None:
-    """Lets oneDNN keep 64 compiled products for this process and its children, unless the environment says how many.
+    """Lets oneDNN keep 128 compiled products for this process and its children, unless the environment says how many.
 
     It compiles code for every shape that it multiplies in bfloat16, up to a megabyte each, and by default 1,024 stay in
     each of two caches, which hold the same ones alive. To be called before the first product.
@@ -36,3 +39,16 @@ def limit_primitive_caches() -> None:
     for names in CACHES:
         if os.environ.keys().isdisjoint(names):
             os.environ[names[0]] = PRIMITIVES
+
+
+@contextmanager
+def loaded_objects_kept() -> Iterator[None]:
+    """Garbage is looked for among new objects alone: libraries hold hundreds of thousands that stay.
+
+    To look through them took 30 ms now and then, as long as a training step of a small model.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -20,7 +20,7 @@ from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.facts import keep_facts
 from tfm_blocks.launch.loggers import open_loggers
 from tfm_blocks.launch.meeting import backend_of
-from tfm_blocks.launch.memory import keep_freed_memory
+from tfm_blocks.launch.memory import keep_freed_memory, loaded_objects_kept
 from tfm_blocks.launch.outcome import final_weights, finish
 from tfm_blocks.launch.place import Place, torchrun_place
 from tfm_blocks.launch.precision import Precision, choose_precision
@@ -104,10 +104,11 @@ def _fit_and_test(
     common = ExpectSameRun(fingerprint(settings.seed, prepared, feed))
     callbacks = [OwnSignals(), checkpoints, common]
     trainer = build_trainer(place, job, settings.trainer, precision, loggers, callbacks, silence)
-    with signals_wait():
-        trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
-    if checkpoints.owed or trainer.global_step % settings.trainer.validate_every:
-        trainer.validate(module, datamodule=data, verbose=False)
+    with loaded_objects_kept():
+        with signals_wait():
+            trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
+        if checkpoints.owed or trainer.global_step % settings.trainer.validate_every:
+            trainer.validate(module, datamodule=data, verbose=False)
     _test(module, data, trainer)
     weights = whole(weights_of(network))
     silence.doing("scoring the translations")

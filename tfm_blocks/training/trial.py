@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -65,35 +65,37 @@ class Trial:
         """Whether the largest micro-batches under the cap run forward and backward."""
         settings = self.feed.settings.model_copy(update={"batch_tokens": cap})
         try:
-            for batch in worst(replace(self.feed, settings=settings), seed, self.ranks):
-                self._try(batch)
+            self._try(worst(replace(self.feed, settings=settings), seed, self.ranks))
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return False
             raise
         return True
 
-    def _try(self, batch: Batch) -> None:
+    def _try(self, batches: Iterable[Batch]) -> None:
         network = deepcopy(self.network).to(self.device)
         own = next(self.network.parameters()).device == self.device  # the run's weights are there beside the trial's
         kept = [torch.zeros_like(one) for one in network.parameters() for _ in range(self.copies - own)]
         for one in network.parameters():
             one.grad = torch.zeros_like(one)
-        with self.precision, torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            loss, _ = Objective(network, self.smoothing).loss(batch.to(self.device))
-            loss.backward()  # type: ignore[no-untyped-call]
+        for batch in batches:
+            with self.precision, torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+                loss, _ = Objective(network, self.smoothing).loss(batch.to(self.device))
+                loss.backward()  # type: ignore[no-untyped-call]
         del kept
 
 
 def worst(feed: Feed, seed: int, ranks: Ranks) -> Iterator[Batch]:
-    """Of the first epoch the micro-batch of most tokens, and the one of most products between its tokens."""
+    """Of the first epoch the micro-batch of most tokens, and the one of most products between its tokens if another."""
     plan = feed.plan(seed=seed, epoch=0)
+    found = []
     for power in (1, 2):
-        step = plan[_largest(plan, power)]
-        shares = step.share(ranks.rank, ranks.world)
+        place = _largest(plan, power)
+        shares = plan[place].share(ranks.rank, ranks.world)
         widths = [plan.widths_NC[rows_B].max(0).astype(np.int64) for rows_B in shares]
         costs = [len(rows_B) * (widths_C**power).sum() for rows_B, widths_C in zip(shares, widths, strict=True)]
-        yield feed.batches(step, ranks)[int(np.argmax(costs))]
+        found.append((place, int(np.argmax(costs))))
+    return (feed.batches(plan[place], ranks)[part] for place, part in dict.fromkeys(found))
 
 
 def _largest(plan: EpochPlan, power: int) -> int:

@@ -30,7 +30,7 @@ class Dropout(nn.Module):
             return F.dropout(x, self.rate)
         dropped = round(self.rate * LEVELS)
         levels = levels_like(x) if torch.compiler.is_compiling() else random_levels(x.numel()).view(x.shape)
-        kept = levels >= dropped - LEVELS // 2
+        kept = (levels >= dropped - LEVELS // 2).view(torch.uint8)  # of which a conversion takes a fifth of the time
         return x * kept.to(x.dtype).mul_(LEVELS / (LEVELS - dropped))
 
 
