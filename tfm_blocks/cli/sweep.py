@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfm_blocks.errors import TfmError
+from tfm_blocks.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
@@ -25,11 +26,12 @@ ROOT = Path("runs")
 PREEMPTED = 75
 
 
-def sweep(arguments: Sequence[str], *, program: str, start: Sequence[str]) -> int:
+def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[str]) -> int:
     """0 where all are done, or one trial of a search by optuna; 75 where a signal has stopped it, else 1.
 
     Raises ConfigError before anything is started.
     """
+    from tfm_blocks.compose.command_line import job_options
     from tfm_blocks.compose.sweep import read_sweep
     from tfm_blocks.launch.place import refuse_launched_sweep
     from tfm_blocks.launch.sweeps.launchers.choose import check_of, open_launcher
@@ -45,13 +47,14 @@ def sweep(arguments: Sequence[str], *, program: str, start: Sequence[str]) -> in
     settings, where = read_sweep_settings(asked.settings), read_launcher_settings(asked.launcher)
     check = check_of(where)
     jobs = _jobs(asked, settings, check)
-    command = shlex.join([*program.split(), *arguments])
+    command = shlex.join([*program, *arguments])
     launcher = open_launcher(where, parallel=settings.parallel, timeout=settings.timeout)
-    folder = claim_sweep(ROOT, settings.name or sweep_name(asked.swept), asked.texts, command)
+    name, configs = settings.name or sweep_name(asked.swept), _configs(jobs, settings)
+    folder = claim_sweep(ROOT, name, asked.texts, command, [*program, *job_options(arguments)], configs)
     with launcher, hold(folder.path):
         source = _source(folder, jobs, asked, settings, check)
         expect_unchanged(folder, source.jobs)
-        running = Sweep(folder, source, settings, launcher, start, lambda job: _is_same(job, asked))
+        running = Sweep(folder, source, settings, launcher, start)
         queue = f", in {launcher.queue}" if launcher.queue else ""
         print(f"sweep: {folder.path}, {_size(source, settings)}, {settings.parallel} at a time{queue}", flush=True)
         number = running.run()
@@ -72,17 +75,23 @@ def _jobs(asked: AskedSweep, settings: SweepSettings, check: Check) -> list[Swee
     return _named(_checked(combinations(asked.parts), asked, check), asked)
 
 
+def _configs(jobs: Sequence[SweepJob], settings: SweepSettings) -> set[str]:
+    """Return the configs by which the sweep finds its folder again; a search finds it by its overrides alone."""
+    return {job.config for job in jobs} if settings.method != "optuna" else set()
+
+
 def _source(
     folder: SweepFolder, jobs: list[SweepJob], asked: AskedSweep, settings: SweepSettings, check: Check
 ) -> JobSource:
     from tfm_blocks.launch.sweeps.job import DONE
-    from tfm_blocks.launch.sweeps.record import state_before
+    from tfm_blocks.launch.sweeps.record import adopt_names, state_before
     from tfm_blocks.launch.sweeps.run import Grid
 
     if settings.method == "optuna":
         from tfm_blocks.launch.sweeps.search import Search
 
         return Search(folder, asked.parts, settings, lambda number, texts: _trial(number, texts, asked, jobs[0], check))
+    adopt_names(folder, jobs)
     for job in jobs:
         if state_before(folder, job) == "done":
             job.state = DONE
@@ -95,6 +104,7 @@ def _trial(number: int, overrides: Sequence[str], asked: AskedSweep, sample: Swe
     from tfm_blocks.launch.sweeps.check import check_jobs
     from tfm_blocks.launch.sweeps.job import WRONG, SweepJob
 
+    _expect_same_conf(sample, asked)
     (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.own), check)
     if found.composed is None:
         reason = f"{found.problems[0].address}: {found.problems[0].rule}"
@@ -103,6 +113,15 @@ def _trial(number: int, overrides: Sequence[str], asked: AskedSweep, sample: Swe
         (job,) = _named([found], asked)
     job.name = f"{number:03}_{_names([overrides], asked)[0]}"
     return job
+
+
+def _expect_same_conf(sample: SweepJob, asked: AskedSweep) -> None:
+    """Raise ConfigError if the files of conf/ make another config of the sample than at the start of the search."""
+    from tfm_blocks.compose.sweep import compose_job
+
+    if replace(sample, composed=compose_job(sample.overrides, asked.own)).config != sample.config:
+        rule = "a file of conf/ has changed since the search started, so its trials could not be compared"
+        raise ConfigError(Problem("sweep", rule, help="restore the file, or write sweep.name=… for a new search"))
 
 
 def _size(source: JobSource, settings: SweepSettings) -> str:
@@ -127,13 +146,12 @@ def _checked(overrides: Sequence[list[str]], asked: AskedSweep, check: Check) ->
 
 def _named(jobs: Sequence[CheckedJob], asked: AskedSweep) -> list[SweepJob]:
     from tfm_blocks.launch.sweeps.job import SweepJob
-    from tfm_blocks.training.settings import read_run
 
     names = _names([job.overrides for job in jobs], asked)
     return [
-        SweepJob(name, job.overrides, job.composed, read_run(job.composed.mapping))
+        SweepJob(name, job.overrides, job.composed, job.settings)
         for name, job in zip(names, jobs, strict=True)
-        if job.composed
+        if job.composed and job.settings
     ]
 
 
@@ -142,17 +160,6 @@ def _names(jobs: Sequence[Sequence[str]], asked: AskedSweep) -> list[str]:
     from tfm_blocks.launch.sweeps.naming import job_names
 
     return job_names(asked.swept, [values_of(overrides, asked.swept) for overrides in jobs])
-
-
-def _is_same(job: SweepJob, asked: AskedSweep) -> bool:
-    """Whether the files of conf/ still make the same config of the job's overrides."""
-    from tfm_blocks.compose.sweep import compose_job
-    from tfm_blocks.launch.sweeps.job import config_hash
-
-    try:
-        return config_hash(compose_job(job.overrides, asked.own)) == job.config
-    except TfmError:
-        return False
 
 
 def _tell(sweep: Sweep, command: str, number: int) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli.exit_status import close_output, print_errors, run_command
+
+if TYPE_CHECKING:
+    from tfm_blocks.compose.resolve import Composed
+
+JOB = "--job"  # followed by a job file: how a sweep starts its jobs
 
 
 def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> int:
@@ -36,15 +40,17 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
     if not HELP.isdisjoint(arguments):
         print(help_text(arguments, program))
         return 0
-    start = [*command, *job_options(arguments)]
-    typed = [*program.split(), *job_options(arguments)]
+    if arguments[:1] == [JOB]:
+        return _train_job(Path(arguments[1]))
+    words = program.split()
     prepared = prepare_arguments(arguments)
     flags = split(arguments).flags
     if "--multirun" in flags and PRINTING.isdisjoint(flags):
         from tfm_blocks.cli.sweep import sweep
 
-        return sweep(arguments, program=program, start=start)
+        return sweep(arguments, program=words, start=command)
     status: list[int] = []
+    typed = [*words, *job_options(arguments)]
     run_hydra(prepared, lambda config: status.append(_run(config, typed)))
     return max(status, default=0)
 
@@ -52,11 +58,34 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
 def _run(config: Any, typed: Sequence[str]) -> int:
     from tfm_blocks.compose.run import task_overrides
 
+    return _ended(lambda: _train_here(config, [*typed, *task_overrides()]))
+
+
+def _ended(action: Callable[[], int]) -> int:
+    """Return the exit status of a training."""
     try:
-        return print_errors(lambda: _train_here(config, [*typed, *task_overrides()]))
+        return print_errors(action)
     except BrokenPipeError:  # nobody reads the output of the run any more, so it ends as by SIGPIPE
         close_output()
         return 128 + signal.SIGPIPE
+
+
+def _train_job(path: Path) -> int:
+    """Train a job of a sweep, whose config the sweep has checked and written to `path`."""
+    from tfm_blocks.compose.job_file import read_job
+
+    composed, typed = read_job(path)
+    return _ended(lambda: _train_new(composed, typed))
+
+
+def _train_new(composed: Composed, typed: Sequence[str]) -> int:
+    from tfm_blocks.launch.check import checked
+
+    settings = checked(composed)
+    from tfm_blocks.launch.job import train as train_run
+
+    root = Path("runs") / composed.mapping.get("sweep_name", "")
+    return train_run(composed, settings, root, typed=typed)
 
 
 def _train_here(config: Any, typed: Sequence[str]) -> int:
@@ -66,19 +95,12 @@ def _train_here(config: Any, typed: Sequence[str]) -> int:
     folder = resumed_run(config)
     if folder is None:
         composed = compose_run(config)
+        if not is_to_verify(config):
+            return _train_new(composed, typed)
         from tfm_blocks.launch.check import checked
-        from tfm_blocks.launch.sweeps.job import expect_what_was_checked
+        from tfm_blocks.launch.verify import verify_resume
 
-        settings = checked(composed)
-        expect_what_was_checked(composed, os.environ)
-        if is_to_verify(config):
-            from tfm_blocks.launch.verify import verify_resume
-
-            return verify_resume(composed, settings)
-        from tfm_blocks.launch.job import train as train_run
-
-        root = Path("runs") / composed.mapping.get("sweep_name", "")
-        return train_run(composed, settings, root, typed=typed)
+        return verify_resume(composed, checked(composed))
     from tfm_blocks.launch.check import checked
     from tfm_blocks.launch.job import resume
     from tfm_blocks.launch.resume import read_left

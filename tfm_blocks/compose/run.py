@@ -109,12 +109,11 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
             sources.overrides[(group, name)] = override
         elif "logger" in typed and key.partition(".")[0] == "logger":
             sources.overrides[tuple(key.split("."))] = override
-        elif key != "resume" and not _is_recorded(config, key, recorded):
+        elif key not in ("resume", "plugins") and not _is_recorded(config, key, recorded):
             rule = f"a resumed run keeps what it was begun with: {cut(override)}"
             problems.append(Problem(key, rule, help=f"leave it out; a resume takes {', '.join(TAKEN)}, logger"))
-    given = OmegaConf.to_container(config)["plugins"]  # type: ignore[index, call-overload]
-    if given != recorded["plugins"]:
-        rule = f"the run uses {shown(recorded['plugins'])}, and the command line names {shown(given)}"
+    if missing := [module for module in recorded["plugins"] if module not in config.plugins]:
+        rule = f"the model of the run uses the plug-ins {shown(missing)}, which the command line does not name"
         problems.append(Problem("plugins", rule, help=f"write plugins=[{','.join(recorded['plugins'])}]"))
     if problems:
         raise ConfigError(problems)

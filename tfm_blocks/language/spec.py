@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from tfm_blocks.registry.values import Part
 
 Path = tuple[str, ...]
 TARGET = "tgt"
@@ -137,9 +139,22 @@ class Spec:
         """The inputs that are given whole."""
         return tuple(one for one in self.inputs if one.name != TARGET)
 
+    @property
+    def blocks(self) -> set[str]:
+        """The names of all blocks in use: of nodes, of the parts in their arguments, and of norms around them."""
+        uses: list[Node | Step] = [use for node in self.nodes for use in (node, *node.pre, *node.post)]
+        return {name for use in uses if use.block for name in _blocks_of(Part(use.block, use.arguments))}
+
     def input(self, name: str) -> Input:
         """The input of this name."""
         return next(one for one in self.inputs if one.name == name)
+
+
+def _blocks_of(value: object) -> Iterator[str]:
+    if isinstance(value, Part):
+        yield value.block
+        for argument in value.arguments.values():
+            yield from _blocks_of(argument)
 
 
 def names(inputs: Iterable[Input]) -> list[str]:

@@ -19,12 +19,15 @@ from tfm_blocks.launch.devices import expect_devices
 from tfm_blocks.launch.place import find_place
 from tfm_blocks.network.build import check_model
 from tfm_blocks.network.graph import Network
-from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.registry.plugins import load_plugins, plugins_of
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
 
 def checked(composed: Composed) -> RunSettings:
-    """The settings of a run that can be trained here. Raises ConfigError with all problems and their places."""
+    """Return the settings of a run that can be trained here; `plugins` are those that its model uses.
+
+    Raises ConfigError with all problems and their places.
+    """
     return _checked(composed, _check_devices)
 
 
@@ -34,14 +37,15 @@ def checked_elsewhere(composed: Composed) -> RunSettings:
 
 
 def _checked(composed: Composed, check_devices: Callable[[Mapping[str, Any]], object]) -> RunSettings:
-    config = composed.mapping
+    config, specs = composed.mapping, list[Spec]()
     with placed(composed):
         problems = [*_problems(lambda: read_run(config)), *_problems(lambda: check_devices(config))]
         if not any(problem.address.startswith("plugins") for problem in problems):
-            problems += _problems(lambda: _check_network(composed))
+            problems += _problems(lambda: specs.append(_check_network(composed)))
         if problems:
             raise ConfigError(problems)
-    return read_run(config)
+    settings = read_run(config)
+    return settings.model_copy(update={"plugins": plugins_of(settings.plugins, specs[0].blocks)})
 
 
 def _problems(check: Callable[[], object]) -> Sequence[Problem]:
@@ -61,14 +65,15 @@ def _check_devices(config: Mapping[str, Any]) -> None:
         expect_devices(settings, find_place(settings, os.environ))
 
 
-def _check_network(composed: Composed) -> None:
-    """The model can be built, and trained on the text of the config. Raises ConfigError."""
+def _check_network(composed: Composed) -> Spec:
+    """Return the checked model, which can be trained on the text of the config. Raises ConfigError."""
     load_plugins(composed.mapping["plugins"])
     composed.with_vocab(composed.mapping.get("vocab") or 0)
     spec = check_model(composed.model, composed.sources)
     problems = [*_input_problems(spec, composed.mapping["data"]), *_output_problems(spec, composed)]
     if problems:
         raise ConfigError(problems)
+    return spec
 
 
 def _input_problems(spec: Spec, data: Any) -> Iterator[Problem]:

@@ -85,7 +85,7 @@ def _begin(
         prepared = meeting.prepare(settings.data, vocab)
         if settings.init_from:
             starting_weights(Path(settings.init_from))  # which must be there before anything is started
-    config = {**composed.with_vocab(prepared.tokenizer.size).mapping, "name": name}
+    config = {**composed.with_vocab(prepared.tokenizer.size).mapping, "name": name, "plugins": settings.plugins}
     for key in ("resume", "verify"):
         config.pop(key, None)
     network = network_without_values(check_model(config["model"]))

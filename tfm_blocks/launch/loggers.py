@@ -64,7 +64,8 @@ def _others(job: Job, settings: RunSettings, facts: Mapping[str, Any]) -> Iterat
         from tfm_blocks.training.wandb_logger import WandbLogger
 
         told = config | {"facts": dict(facts)}
-        yield _open("wandb", lambda: WandbLogger(wandb, job.folder, told, job.wandb_id))
+        grouped = wandb.model_copy(update={"group": wandb.group or job.config.get("sweep_name")})
+        yield _open("wandb", lambda: WandbLogger(grouped, job.folder, told, job.wandb_id))
     if asked.tensorboard:
         from tfm_blocks.training.tensorboard_logger import TensorboardLogger
 

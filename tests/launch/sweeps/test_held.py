@@ -59,7 +59,7 @@ def sweep_of(small: Small, root: Path, timeout: str | None) -> Sweep:
     job = SweepJob("seed-1", ["seed=1"], composed, read_run(composed.mapping))
     settings = read_sweep_settings(SETTINGS | {"timeout": timeout})
     folder = claim_sweep(root, "x", ["seed=1"], "python train.py -m seed=1")
-    return Sweep(folder, Grid([job]), settings, LocalLauncher(1), [sys.executable, "-c", ENDS], lambda job: True)
+    return Sweep(folder, Grid([job]), settings, LocalLauncher(1), [sys.executable, "-c", ENDS])
 
 
 @pytest.fixture(autouse=True)

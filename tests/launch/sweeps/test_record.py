@@ -11,7 +11,15 @@ import pytest
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.sweeps.job import DONE, SweepJob
-from tfm_blocks.launch.sweeps.record import SweepFolder, claim_sweep, expect_unchanged, make_way, state_before
+from tfm_blocks.launch.sweeps.record import (
+    JOURNAL,
+    SweepFolder,
+    adopt_names,
+    claim_sweep,
+    expect_unchanged,
+    make_way,
+    state_before,
+)
 from tfm_blocks.training.settings import read_run
 
 Small = Callable[..., Composed]
@@ -33,7 +41,39 @@ def test_the_same_overrides_have_the_same_folder_and_others_the_next_that_is_fre
     assert claim("heads=2,8") == "heads-3"
     assert claim("heads=2,4", "seed=1") == "heads-4"
     assert [claim("heads=2,8"), claim("heads=2,4", "seed=1"), claim("heads=2,4")] == ["heads-3", "heads-4", "heads-2"]
-    assert claim("seed=1", "heads=2,4") == "heads-5", "its jobs would have other names"
+    assert claim("seed=1", "heads=2,4") == "heads-5", "no job of it is in an earlier folder"
+
+
+def test_a_sweep_that_shares_a_job_with_a_folder_adds_its_other_jobs_under_names_of_their_own(
+    small: Small, tmp_path: Path
+) -> None:
+    """seed=1 is the default, so the first command had its job without saying so."""
+    first = claim_sweep(tmp_path, "x", ["heads=2,4"], "")
+    first.write([job_of(small("heads=2"), "heads-2"), job_of(small("heads=4"), "heads-4")])
+    jobs = [
+        job_of(small(f"heads={heads}", f"seed={seed}"), f"heads-{heads}_seed-{seed}")
+        for heads in (2, 4)
+        for seed in (1, 2)
+    ]
+    folder = claim_sweep(tmp_path, "x", ["heads=2,4", "seed=1,2"], "", configs={job.config for job in jobs})
+    assert folder.path == tmp_path / "x"
+    adopt_names(folder, jobs)
+    expect_unchanged(folder, jobs)
+    assert [job.name for job in jobs] == ["heads-2", "heads-2_seed-2", "heads-4", "heads-4_seed-2"]
+    folder.write(jobs[:2])
+    assert list(claim_sweep(tmp_path, "x", ["heads=2,4", "seed=1,2"], "").known) == [
+        "heads-2",
+        "heads-4",
+        "heads-2_seed-2",
+    ]
+    assert claim_sweep(tmp_path, "x", [], "", configs={job_of(small("heads=8")).config}).path == tmp_path / "x-2"
+
+
+def test_a_search_takes_no_jobs_of_other_sweeps(small: Small, tmp_path: Path) -> None:
+    folder, job = claim_sweep(tmp_path, "x", ["sweep=optuna"], ""), job_of(small())
+    folder.write([job])
+    (folder.path / JOURNAL).touch()
+    assert claim_sweep(tmp_path, "x", ["heads=2,4"], "", configs={job.config}).path == tmp_path / "x-2"
 
 
 def test_sweep_json_is_what_other_commands_read(small: Small, tmp_path: Path) -> None:

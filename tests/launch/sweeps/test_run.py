@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ HEADER = "# @package _global_\n"
 SMALL = [
     "layers=1", "d_model=16", "d_ff=16", "heads=2", "vocab=300", "dropout=0.3", "data.train=300", "data.val=20", "data.test=10",
     "data.step_tokens=240", "trainer.validate_every=4", "trainer.validate_sentences=2", "trainer.log_every=1",
-    "trainer.checkpoint_every=1", "trainer.accelerator=cpu", "trainer.precision=fp32", "logger=csv", "plugins=[faulty]",
+    "trainer.checkpoint_every=1", "trainer.accelerator=cpu", "trainer.precision=fp32", "plugins=[faulty]",
 ]  # fmt: skip
 HARM = "model: {graph: {bad: {block: faulty, harm: HARM, sound: SOUND, after: src_pos}}}\n"
 SIX = {
@@ -66,17 +66,17 @@ def folder(tmp_path: Path) -> Path:
     return with_experiments(tmp_path)
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, base: Sequence[str] = SMALL) -> subprocess.Popen[str]:
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     own = {"TFM_BLOCKS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    command = [sys.executable, str(ROOT / "train.py"), "-m", "--config-dir", "my_conf", *arguments, *SMALL]
+    command = [sys.executable, str(ROOT / "train.py"), "-m", "--config-dir", "my_conf", *arguments, *base]
     options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=folder, env={**os.environ, **own}, **options)
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, str]:
+def run(folder: Path, *arguments: str, base: Sequence[str] = SMALL) -> tuple[int, str]:
     """Exit status and output."""
-    with start(folder, *arguments) as process:
+    with start(folder, *arguments, base=base) as process:
         output = process.communicate(timeout=PATIENCE)[0]
     return process.returncode, output
 
@@ -148,7 +148,7 @@ def test_a_sweep_ends_with_the_tables_of_compare_where_two_jobs_are_done(
     for job, job.state in zip(jobs, ("done", other), strict=True):
         leave_run(folder.run(job), ["ein Haus"], ["ein Haus"])
     settings = read_sweep_settings({"method": "grid", "name": None, "parallel": 1, "timeout": None, "retries": 0})
-    sweep = Sweep(folder, Grid(jobs), settings, LocalLauncher(1), [], lambda job: True)
+    sweep = Sweep(folder, Grid(jobs), settings, LocalLauncher(1), [])
     assert _tell(sweep, "python train.py -m seed=1,2", 0) == int(other != "done")
     output = capsys.readouterr().out
     assert ("chrF" in output) == (other == "done")

@@ -45,7 +45,7 @@ def start(small: Callable[..., Composed], tmp_path: Path) -> Start:
 
     def search(folder: str, **settings: object) -> Search:
         (tmp_path / folder).mkdir(exist_ok=True)
-        known = SweepFolder(tmp_path / folder, [], "", {})
+        known = SweepFolder(tmp_path / folder, [], "", [], {})
         read = read_sweep_settings(SETTINGS | OPTUNA | settings)
         return Search(known, parts_of(SPACE, None), read, make)
 
@@ -151,7 +151,7 @@ def test_random_jobs_are_no_two_alike_and_of_more_trials_the_first_are_the_same(
 # In the place of a training, in the sweep's folder: 000 measures 1 and goes on until 001 has been ended, which measures 2
 # when the study knows of the other.
 TRAINS = """
-for word; do case $word in name=*) name=${word#name=} ;; esac; done
+for word; do case $word in *.json) name=$(basename $word .json) ;; esac; done
 state() { echo "{\\"state\\": \\"$1\\"}" > $name/status.json; }
 until_said() { for try in {1..400}; do grep -qs $1 $2 && return; sleep 0.05; done; }
 trap 'state preempted; exit 75' TERM
@@ -177,7 +177,7 @@ def test_a_trial_that_others_leave_behind_is_ended_with_a_checkpoint_and_never_g
         search = Search(
             folder, parts, settings, lambda n, texts: SweepJob(f"{n:03}", texts, composed, read_run(composed.mapping))
         )
-        sweep = Sweep(folder, search, settings, LocalLauncher(2), ["bash", str(tmp_path / "trains.sh")], lambda _: True)
+        sweep = Sweep(folder, search, settings, LocalLauncher(2), ["bash", str(tmp_path / "trains.sh")])
         assert sweep.run() == 0
         assert [job.state for job in search.jobs] == [DONE, PRUNED]
         assert [trial.state.name for trial in search.study.trials] == ["COMPLETE", "PRUNED"]

@@ -8,33 +8,38 @@ from dataclasses import dataclass
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.network.build import check_model, network_without_values
+from tfm_blocks.training.settings import RunSettings
 
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """A job by its overrides, with its config and its number of parameters, or with what is wrong with it."""
+    """A job by its overrides, with config, settings and number of parameters, or with the problems of its config."""
 
     overrides: Sequence[str]
     composed: Composed | None = None
+    settings: RunSettings | None = None
     parameters: int = 0
     problems: Sequence[Problem] = ()
 
 
 def check_jobs(
-    jobs: Sequence[Sequence[str]], compose: Callable[[list[str]], Composed], check: Callable[[Composed], object]
+    jobs: Sequence[Sequence[str]],
+    compose: Callable[[list[str]], Composed],
+    check: Callable[[Composed], RunSettings | None],
 ) -> list[CheckedJob]:
     """Each job composed and checked. What `compose` and `check` raise as ConfigError is told, nothing is raised."""
     return [_checked(overrides, compose, check) for overrides in jobs]
 
 
 def _checked(
-    overrides: Sequence[str], compose: Callable[[list[str]], Composed], check: Callable[[Composed], object]
+    overrides: Sequence[str], compose: Callable[[list[str]], Composed], check: Callable[[Composed], RunSettings | None]
 ) -> CheckedJob:
     try:
         composed = compose(list(overrides))
-        check(composed)
+        settings = check(composed)
         network = network_without_values(check_model(composed.model, composed.sources))
-        return CheckedJob(overrides, composed, sum(parameter.numel() for parameter in network.parameters()))
+        parameters = sum(parameter.numel() for parameter in network.parameters())
+        return CheckedJob(overrides, composed, settings, parameters)
     except ConfigError as error:
         return CheckedJob(overrides, problems=error.problems)
 

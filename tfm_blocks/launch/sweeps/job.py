@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.training.settings import RunSettings
 
 WAITING, RUNNING, DONE, STOPPED, PRUNED = "waiting", "running", "done", "stopped", "pruned"
@@ -19,7 +18,6 @@ WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR = (
 NOT_STARTED = "not started"  # another process has trained it for too long
 FAILED = frozenset({WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR})
 WORTH_A_RETRY = frozenset({MEMORY, KILLED, TIMED_OUT, ERROR})  # the others would end in the same way
-EXPECTED = "TFM_BLOCKS_CONFIG"  # in the environment of a job: the hash of the config that was checked
 NOT_OF_THE_RUN = ("name", "sweep_name", "resume", "verify")
 
 
@@ -44,8 +42,10 @@ class SweepJob:
 
     @property
     def config(self) -> str:
-        """A hash of what it is to do."""
-        return config_hash(self.composed)
+        """A hash of the checked config: jobs of one hash train the same run."""
+        config = self.composed.mapping | {"plugins": self.settings.plugins}
+        kept = {key: value for key, value in config.items() if key not in NOT_OF_THE_RUN}
+        return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def record(self) -> dict[str, Any]:
@@ -58,16 +58,3 @@ class SweepJob:
             "state": self.state,
             "reason": self.reason,
         }
-
-
-def config_hash(composed: Composed) -> str:
-    """Of everything that makes a run what it is."""
-    config = {key: value for key, value in composed.mapping.items() if key not in NOT_OF_THE_RUN}
-    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def expect_what_was_checked(composed: Composed, environment: Mapping[str, str]) -> None:
-    """Raises ConfigError in a job whose config has become another one while it waited for its turn."""
-    if environment.get(EXPECTED, config_hash(composed)) != config_hash(composed):
-        rule = "conf/ has changed since the sweep was begun"
-        raise ConfigError(Problem("sweep", rule, help="restore it, or write sweep.name=… for a new sweep"))

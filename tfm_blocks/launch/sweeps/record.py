@@ -1,10 +1,11 @@
-"""The folder of a sweep: sweep.json, and whether a job that is in it goes on."""
+"""The folder of a sweep: sweep.json, the job files, and whether a job that is in it goes on."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -12,24 +13,29 @@ from typing import Any
 
 import yaml
 
+from tfm_blocks.compose.job_file import job_record
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.launch.sweeps.job import NOT_OF_THE_RUN, SweepJob
 from tfm_blocks.runs.folder import CONFIG, RUN, STATUS, SWEEP, write_json
 from tfm_blocks.runs.listing import read_or_empty
 
 FORMAT = 1
+JOBS = ".jobs"  # a file for each job with its checked config
+JOURNAL = "optuna.journal"  # of a search
 
 
 @dataclass(frozen=True)
 class SweepFolder:
     """`runs/NAME`. `asked` are the overrides that make the sweep what it is, `command` the last command line.
 
-    `known` are the records of its jobs by their names, as they were when this command came.
+    `program` is the beginning of a command line that trains one of its jobs by itself. `known` are the records of the
+    jobs by name, as sweep.json had them when this command started.
     """
 
     path: Path
     asked: Sequence[str]
     command: str
+    program: Sequence[str]
     known: Mapping[str, Mapping[str, Any]]
 
     def run(self, job: SweepJob) -> Path:
@@ -37,15 +43,33 @@ class SweepFolder:
         return self.path / job.name
 
     def write(self, jobs: Sequence[SweepJob]) -> None:
-        """sweep.json, whole or as it was."""
+        """Write sweep.json atomically: these jobs, and those that only an earlier command had."""
         record = {"format": FORMAT, "command": self.command, "asked": list(self.asked)}
-        write_json(self.path / SWEEP, {**record, "jobs": [job.record for job in jobs]})
+        records = {**self.known, **{job.name: job.record for job in jobs}}
+        write_json(self.path / SWEEP, {**record, "jobs": list(records.values())})
+
+    def write_job(self, job: SweepJob) -> Path:
+        """Write the job file, from which the process of the job reads its config."""
+        path = self.path / JOBS / f"{job.name}.json"
+        path.parent.mkdir(exist_ok=True)
+        command = [*self.program, *job.overrides, f"name={job.name}", f"sweep.name={self.path.name}"]
+        changes = {"name": job.name, "sweep_name": self.path.name, "plugins": job.settings.plugins}
+        write_json(path, job_record(job.composed, changes, command))
+        return path
 
 
-def claim_sweep(root: Path, name: str, asked: Sequence[str], command: str) -> SweepFolder:
-    """The folder of the same sweep, where there is one; else a new one, `NAME` or the first free of `NAME-2`, ….
+def claim_sweep(
+    root: Path,
+    name: str,
+    asked: Sequence[str],
+    command: str,
+    program: Sequence[str] = (),
+    configs: Collection[str] = (),
+) -> SweepFolder:
+    """Return the folder of a sweep: `NAME`, or the first of `NAME-2`, … that belongs to it or is free.
 
-    Another order of the overrides is another sweep, whose jobs have other names and draw other values.
+    A folder belongs to the sweep if it was made with the same overrides, or if one of its jobs has one of `configs`,
+    the hashes of the jobs that this command may add. The study of a search takes no other jobs.
     """
     root.mkdir(parents=True, exist_ok=True)
     for number in count(1):
@@ -54,12 +78,24 @@ def claim_sweep(root: Path, name: str, asked: Sequence[str], command: str) -> Sw
             path.mkdir()
         except FileExistsError:
             record = read_or_empty(path / SWEEP)
-            if record.get("asked") != list(asked) and any(path.iterdir()):
-                continue
-            jobs = {str(job["name"]): job for job in record.get("jobs") or []}
-            return SweepFolder(path, asked, command, jobs)
-        return SweepFolder(path, asked, command, {})
+            known = {str(job["name"]): job for job in record.get("jobs") or []}
+            same = record.get("asked") == list(asked)
+            shared = any(job.get("config") in configs for job in known.values()) and not (path / JOURNAL).exists()
+            if same or shared or not any(path.iterdir()):
+                return SweepFolder(path, asked, command, program, known)
+        else:
+            return SweepFolder(path, asked, command, program, {})
     raise AssertionError
+
+
+def adopt_names(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
+    """Rename each job that the folder has already, under the name that an earlier command gave it."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for name, record in folder.known.items():
+        names[str(record.get("config"))].append(name)
+    for job in jobs:
+        if known := names[job.config]:
+            job.name = known.pop(0)
 
 
 def expect_unchanged(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:

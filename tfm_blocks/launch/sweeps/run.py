@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from tfm_blocks.launch.signals import asked_to_stop, signals_wait
@@ -14,7 +14,6 @@ from tfm_blocks.launch.sweeps.ending import Ending
 from tfm_blocks.launch.sweeps.job import (
     DONE,
     ERROR,
-    EXPECTED,
     NOT_STARTED,
     PRUNED,
     RUNNING,
@@ -22,7 +21,6 @@ from tfm_blocks.launch.sweeps.job import (
     TIMED_OUT,
     WAITING,
     WORTH_A_RETRY,
-    WRONG,
     SweepJob,
 )
 from tfm_blocks.launch.sweeps.launchers.contract import Launcher, RefusedError, Worker
@@ -88,7 +86,7 @@ class Grid:
 
 
 class Sweep:
-    """`command` starts a run, and `is_same` says whether a job still means what it meant when it was checked.
+    """`command` starts a run.
 
     `found`: what an earlier command has started and left to a cluster, by the names of the jobs.
     """
@@ -100,10 +98,9 @@ class Sweep:
         settings: SweepSettings,
         launcher: Launcher,
         command: Sequence[str],
-        is_same: Callable[[SweepJob], bool],
     ) -> None:
         self.folder, self.source, self.settings = folder, source, settings
-        self.launcher, self.command, self.is_same = launcher, command, is_same
+        self.launcher, self.command = launcher, command
         self.found: dict[str, Worker] = launcher.find(folder.path)
         self.running: list[Attempt] = []
         self.again: list[SweepJob] = []  # which wait for another process, or for a further attempt
@@ -258,15 +255,12 @@ class Sweep:
             job.state, job.reason = DONE, ""
             return None
         if before in ("", "diverged"):
-            if not self.is_same(job):
-                job.state, job.reason = WRONG, "conf/ has changed since the sweep was begun"
-                return None
             make_way(self.folder, job)
-            more = [*job.overrides, f"name={job.name}", f"sweep.name={self.folder.path.name}"]
+            more = ["--job", str(self.folder.write_job(job))]
         else:
             more = [f"resume={self.folder.run(job)}", *plugins_of(job)]
-        log, told = self.folder.run(job).with_name(job.log), {EXPECTED: job.config}
-        return self.launcher.start(job.name, [*self.command, *more], log, job.settings.trainer, told)
+        log = self.folder.run(job).with_name(job.log)
+        return self.launcher.start(job.name, [*self.command, *more], log, job.settings.trainer)
 
     def _begin(self, attempt: Attempt, place: str) -> None:
         job = attempt.job

@@ -11,7 +11,7 @@ from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.launch.sweeps.drawing import text_of
 from tfm_blocks.launch.sweeps.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, WAITING, SweepJob
 from tfm_blocks.launch.sweeps.progress import Progress
-from tfm_blocks.launch.sweeps.record import SweepFolder, state_before
+from tfm_blocks.launch.sweeps.record import JOURNAL, SweepFolder, state_before
 from tfm_blocks.launch.sweeps.settings import OptunaSettings
 from tfm_blocks.runs.folder import METRICS
 
@@ -23,7 +23,6 @@ except ImportError:
         Problem("sweep", "optuna is not installed", help="pip install 'tfm-blocks[search]', or write sweep=random")
     ) from None
 
-JOURNAL = "optuna.journal"
 MakeJob = Callable[[int, Sequence[str]], SweepJob]
 
 

@@ -31,7 +31,7 @@ def start(small: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyP
     def start(name: str, **changes: Any) -> Worker:
         command = ["bash", "-c", SEES.format(tmp_path / f"{name}.go")]
         settings = TrainerSettings.model_validate(trainer | {"accelerator": "cuda", "devices": 1} | changes)
-        return launcher.start(name, command, tmp_path / f"{name}.log", settings, {})
+        return launcher.start(name, command, tmp_path / f"{name}.log", settings)
 
     return start
 

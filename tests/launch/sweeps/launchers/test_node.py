@@ -37,7 +37,7 @@ def do(tmp_path: Path) -> Iterator[Do]:
 
 
 def errand_of(folder: Path, script: str) -> Errand:
-    return write_errand("heads-2", ["bash", "-c", script], folder / "heads-2.log", {"OF_THE_JOB": "told"})
+    return write_errand("heads-2", ["bash", "-c", script], folder / "heads-2.log")
 
 
 def wait_for(done: Callable[[], object]) -> None:
@@ -111,9 +111,9 @@ def test_a_job_has_the_environment_of_its_node_without_what_a_launcher_has_said_
     tmp_path: Path, do: Do, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_RUN_ID", "of-the-sweep")
-    errand = errand_of(tmp_path, "echo $OF_THE_NODE $WANDB_RUN_ID $PYTHONUNBUFFERED $OF_THE_JOB")
+    errand = errand_of(tmp_path, "echo $OF_THE_NODE $WANDB_RUN_ID $PYTHONUNBUFFERED")
     assert do(errand, OF_THE_NODE="here").wait(LIMIT) == 0
-    assert said(tmp_path) == "here 1 told\n"
+    assert said(tmp_path) == "here 1\n"
 
 
 def test_what_a_node_reads_and_writes_is_plain_text(tmp_path: Path, do: Do) -> None:

@@ -72,7 +72,7 @@ def start(launcher: RayLauncher, trainer: TrainerSettings) -> Iterator[Callable[
     workers: list[Worker] = []
 
     def start(log: Path, script: str, trainer: TrainerSettings = trainer) -> Worker:
-        workers.append(launcher.start(log.stem, ["bash", "-c", script], log, trainer, {"OF_THE_JOB": "told"}))
+        workers.append(launcher.start(log.stem, ["bash", "-c", script], log, trainer))
         return workers[-1]
 
     yield start
@@ -94,12 +94,12 @@ def test_jobs_end_with_their_status_one_after_the_other_where_there_is_room_for_
     first = start(logs[0], WAITS)
     until(lambda: "ready" in said(logs[0]))
     assert until(first.place).startswith("on ") and first.ended() is None and first.begin == len("before\n")
-    second = start(logs[1], "pwd; echo $OF_THE_SWEEP $WANDB_RUN_ID $OF_THE_JOB; exit 3")
+    second = start(logs[1], "pwd; echo $OF_THE_SWEEP $WANDB_RUN_ID; exit 3")
     assert second.place() is None
     first.stop()
     assert until(first.ended) == 75
     assert until(second.ended) == 3
-    assert said(logs[1]) == f"{Path.cwd()}\nknown told\n"
+    assert said(logs[1]) == f"{Path.cwd()}\nknown\n"
 
 
 def test_a_job_has_what_it_asks_for_of_the_cluster_and_the_next_waits_for_what_there_is_one_of(

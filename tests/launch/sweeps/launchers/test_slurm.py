@@ -50,7 +50,7 @@ def trainer(small: Callable[..., Any]) -> Trainer:
 
 def start(launcher: Launcher, sweep: Path, trainer: TrainerSettings, script: str = "exit 0") -> Worker:
     sweep.mkdir(exist_ok=True)
-    return launcher.start("heads-2", ["bash", "-c", script], sweep / "heads-2.log", trainer, {})
+    return launcher.start("heads-2", ["bash", "-c", script], sweep / "heads-2.log", trainer)
 
 
 def end_of(worker: Worker) -> int | Ending:
@@ -189,12 +189,12 @@ def test_jobs_of_a_command_that_is_gone_are_found_again_whether_they_run_or_wait
 ) -> None:
     for name, script in (("runs", WAITS), ("over", "exit 0")):
         launcher = launcher_with()
-        started = launcher.start(name, ["bash", "-c", script], tmp_path / f"{name}.log", trainer(), {})
+        started = launcher.start(name, ["bash", "-c", script], tmp_path / f"{name}.log", trainer())
         until(started.place)
         if name == "over":
             end_of(started)
     (cluster / "full").touch()
-    launcher.start("waits", ["bash", "-c", "exit 3"], tmp_path / "waits.log", trainer(), {})
+    launcher.start("waits", ["bash", "-c", "exit 3"], tmp_path / "waits.log", trainer())
     found = launcher_with().find(tmp_path)
     assert sorted(found) == ["runs", "waits"]
     assert str(found["runs"].place()).endswith("job 101") and found["waits"].place() is None

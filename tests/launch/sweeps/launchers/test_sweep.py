@@ -25,7 +25,7 @@ pytest.importorskip("submitit")
 from tests.launch.sweeps.launchers.test_slurm import launcher_with
 
 TRAINS = """
-for word; do case $word in name=*) run=runs/x/${word#name=} ;; resume=*) run=${word#resume=} ;; esac; done
+for word; do case $word in *.json) run=runs/x/$(basename $word .json) ;; resume=*) run=${word#resume=} ;; esac; done
 state() { echo "{\\"state\\": \\"$1\\"}" > $run/status.json; }
 mkdir -p $run && echo {} > $run/run.json && state running
 trap 'state preempted; exit 75' TERM
@@ -56,7 +56,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Callable[..., A
             job.state = DONE if status.is_file() and "done" in status.read_text() else WAITING
         read = read_sweep_settings(settings)
         assert isinstance(read, GridSettings)
-        return Sweep(folder, Grid(jobs), read, launcher or launcher_with(), ["bash", "trains.sh"], lambda job: True)
+        return Sweep(folder, Grid(jobs), read, launcher or launcher_with(), ["bash", "trains.sh"])
 
     return sweep
 
@@ -67,7 +67,7 @@ def states(sweep: Sweep) -> list[str]:
 
 def trains(folder: Path, name: str) -> bool:
     log = folder / "runs" / "x" / f"{name}.log"
-    return log.exists() and "name=" in log.read_text()
+    return log.exists() and "--job" in log.read_text()
 
 
 def until(sweep: Sweep, done: Callable[[], bool]) -> None:
@@ -159,7 +159,7 @@ def test_a_job_that_is_killed_goes_on_after_what_it_has(
     until(sweep, lambda: "again after killed: Slurm says of job 101: NODE_FAIL" in sweep.source.jobs[0].reason)
     (tmp_path / "go").touch()
     assert sweep.run() == 0 and states(sweep) == [DONE]
-    assert (tmp_path / "runs" / "x" / "a.log").read_text() == "name=a sweep.name=x\nresume=runs/x/a\n"
+    assert (tmp_path / "runs" / "x" / "a.log").read_text() == "--job runs/x/.jobs/a.json\nresume=runs/x/a\n"
 
 
 def test_a_cluster_that_takes_no_more_jobs_gets_the_others_later_and_one_that_takes_none_is_told(

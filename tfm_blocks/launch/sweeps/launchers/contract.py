@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -44,13 +44,8 @@ class Launcher(AbstractContextManager[None], Protocol):
 
     queue: str
 
-    def start(
-        self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings, told: Mapping[str, str]
-    ) -> Worker:
-        """Runs the command, whose output goes to the end of the log; `told` is in its environment.
-
-        Raises RefusedError.
-        """
+    def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
+        """Run the command and append its output to the log. Raises RefusedError."""
 
     def find(self, sweep: Path) -> dict[str, Worker]:
         """What an earlier command has started in this folder and may still live, by the names of the jobs.

@@ -26,7 +26,7 @@ def kept_alive(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-IS", str(KEEPER), *command]
 
 
-def errand_of(command: Sequence[str], log: Path, told: Mapping[str, str]) -> dict[str, Any]:
+def errand_of(command: Sequence[str], log: Path) -> dict[str, Any]:
     """What a node needs to know. Its own environment stays, but for what a launcher has said of this process."""
     kept = clean(os.environ)
     return {
@@ -35,7 +35,7 @@ def errand_of(command: Sequence[str], log: Path, told: Mapping[str, str]) -> dic
         "begin": log.stat().st_size if log.is_file() else 0,
         "folder": str(Path.cwd()),
         "without": [name for name in os.environ if name not in kept],
-        "with": {"PYTHONUNBUFFERED": "1", **told},  # unbuffered: a killed job has told all
+        "with": {"PYTHONUNBUFFERED": "1"},  # the log of a killed job is complete
     }
 
 
@@ -90,14 +90,14 @@ class Errand:
         self.path.unlink(missing_ok=True)
 
 
-def write_errand(name: str, command: Sequence[str], log: Path, told: Mapping[str, str]) -> Errand:
+def write_errand(name: str, command: Sequence[str], log: Path) -> Errand:
     """The errand of a new start of a job, which takes the place of those before."""
     folder = (log.parent / QUEUED / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for before in _all(folder):
         before.drop()
     errand = Errand(folder / f"{uuid4().hex[:8]}.json")
-    write_json(errand.path, errand_of(command, log, told))
+    write_json(errand.path, errand_of(command, log))
     return errand
 
 

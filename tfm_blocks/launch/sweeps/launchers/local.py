@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -35,13 +35,11 @@ class LocalLauncher:
     ) -> None:
         pass
 
-    def start(
-        self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings, told: Mapping[str, str]
-    ) -> Worker:
+    def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """In a session of its own, whose end the keeper makes sure of."""
         devices = self.share.take(trainer.devices) if device_of(trainer) == "cuda" else []
         begin = log.stat().st_size if log.is_file() else 0
-        keeper = keep(kept_alive(command), str(log), ".", self.share.environment_with(devices) | dict(told))
+        keeper = keep(kept_alive(command), str(log), ".", self.share.environment_with(devices))
         return _LocalWorker(keeper, begin, self.share, devices)
 
     def find(self, sweep: Path) -> dict[str, Worker]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -60,11 +60,9 @@ class RayLauncher:
     ) -> None:
         ray.shutdown()
 
-    def start(
-        self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings, told: Mapping[str, str]
-    ) -> Worker:
+    def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """In the environment of this command, as far as it is not that of this machine."""
-        errand = errand_of(command, log, told)
+        errand = errand_of(command, log)
         errand["with"] = {k: v for k, v in clean(os.environ).items() if k not in OF_A_NODE} | errand["with"]
         own = self.settings
         actor = self.actors.options(

@@ -78,12 +78,10 @@ class SlurmLauncher:
     ) -> None:
         pass
 
-    def start(
-        self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings, told: Mapping[str, str]
-    ) -> Worker:
+    def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """A node reads what is to be done in the errand, so nothing of it goes through submitit."""
         try:
-            errand = write_errand(name, command, log, told)
+            errand = write_errand(name, command, log)
             try:
                 number = self.jobs.put(errand, f"{log.parent.name}/{name}", trainer)
             except RefusedError:

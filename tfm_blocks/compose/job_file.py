@@ -1,0 +1,68 @@
+"""The checked config of a sweep's job in a file, which the process of the job reads instead of composing it again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+
+from tfm_blocks.compose.resolve import Composed, resolve
+from tfm_blocks.errors import Place
+from tfm_blocks.language.sources import Sources, Written
+
+FORMAT = 1
+_RESOLVER = re.compile(r"\$\{[^}]*:")
+
+
+def job_record(composed: Composed, changes: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+    """Return the content of a job file as plain data.
+
+    Args:
+        composed: the config as it was checked.
+        changes: root keys that the sweep sets, such as `name`.
+        command: the command line that trains the same run by itself.
+    """
+    raw = cast(dict[str, Any], OmegaConf.to_container(composed.raw, resolve=False))
+    return {
+        "format": FORMAT,
+        "command": list(command),
+        "choices": dict(composed.choices),
+        "config": {**_without_resolvers(raw, composed.mapping), **changes},
+        "sources": _sources_record(composed.sources),
+    }
+
+
+def read_job(path: Path) -> tuple[Composed, list[str]]:
+    """Return the config of a job and its command line. The file was written by the sweep that started this process."""
+    record = json.loads(path.read_text("utf-8"))
+    composed = resolve(OmegaConf.create(record["config"]), _read_sources(record["sources"]), ())
+    return replace(composed, choices=record["choices"]), record["command"]
+
+
+def _without_resolvers(raw: Any, resolved: Any) -> Any:
+    """Replace `${resolver:…}` by its value. `${key}` stays, since the size of the vocabulary is not known yet."""
+    if isinstance(raw, dict):
+        return {
+            key: _without_resolvers(value, resolved[key]) if key in resolved else value for key, value in raw.items()
+        }
+    if isinstance(raw, list):
+        return [_without_resolvers(*pair) for pair in zip(raw, resolved, strict=True)]
+    return resolved if isinstance(raw, str) and _RESOLVER.search(raw) else raw
+
+
+def _sources_record(sources: Sources) -> dict[str, Any]:
+    return {
+        "written": [[path, asdict(written.place), written.text] for path, written in sources.written.items()],
+        "overrides": list(sources.overrides.items()),
+        "chosen": sorted(sources.chosen),
+    }
+
+
+def _read_sources(record: Mapping[str, Any]) -> Sources:
+    written = {tuple(path): Written(Place(**place), text) for path, place, text in record["written"]}
+    return Sources(written, {tuple(path): text for path, text in record["overrides"]}, set(record["chosen"]))
