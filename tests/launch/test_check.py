@@ -70,6 +70,15 @@ def test_cores_are_those_that_the_process_may_use() -> None:
         os.sched_setaffinity(0, before)
 
 
+def test_a_run_has_the_plug_ins_of_its_own_model(
+    small: Callable[..., Composed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    node = "++model.graph.more={block: faulty, harm: end, sound: 9, after: src_pos}"
+    assert checked(small("plugins=[faulty,math]")).plugins == []
+    assert checked(small("plugins=[math,faulty]", node)).plugins == ["faulty"]
+
+
 def test_a_wrong_plug_in_is_told_without_the_blocks_that_it_would_have_brought(small: Callable[..., Composed]) -> None:
     with pytest.raises(ConfigError) as caught:
         checked(small("plugins=mine", "++model.graph.bad={block: theirs, after: src_pos}"))

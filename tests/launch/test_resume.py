@@ -262,7 +262,6 @@ REFUSED = [
     (["seed=2", "optimizer=adamw"], "optimizer", "seed=2"),
     (["trainer.steps=4"], "trainer.steps", "is 4, and the run has done 6 steps"),
     (["seed=1"], "trainer.steps", "is 6, and the run has done 6 steps"),
-    (["plugins=[other]"], "plugins", "the run uses [], and the command line names ['other']"),
 ]
 
 
@@ -274,6 +273,17 @@ def test_what_would_be_another_experiment_or_nothing_to_do_is_refused(small: Sma
         assert any(problem.address == address for problem in caught.value.problems)
         assert told in str(caught.value) and "help: " in str(caught.value)
         assert state(tmp_path / "run") == "done"
+
+
+def test_a_resume_names_the_plug_ins_of_the_run_and_may_name_others(small: Small, tmp_path: Path) -> None:
+    begin(
+        small("plugins=[math,faulty]", "++model.graph.fine={block: faulty, harm: end, sound: 1000, after: src_pos}"),
+        tmp_path,
+    )
+    with pytest.raises(ConfigError, match=r"plugins: the model of the run uses the plug-ins \['faulty'\]"):
+        go_on(tmp_path / "run", "trainer.steps=8")
+    go_on(tmp_path / "run", "trainer.steps=8", "plugins=[faulty,math]")
+    assert json.loads((tmp_path / "run" / "model.json").read_text())["plugins"] == ["faulty"]
 
 
 def test_folders_that_cannot_be_resumed_say_why(small: Small, tmp_path: Path) -> None:

@@ -58,6 +58,22 @@ def test_load_knows_them_too(python, tmp_path):
     assert "has no weights.safetensors" in done.stderr, "the model was checked"
 
 
+def test_a_model_uses_the_plug_ins_whose_blocks_it_has_wherever_their_classes_are_written(tmp_path):
+    """The package registers its block in a submodule, and the other plug-in imports a module that registers one."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import package.inner")
+    (tmp_path / "package" / "inner.py").write_text(BLOCK)
+    (tmp_path / "outer.py").write_text("import elsewhere")
+    (tmp_path / "elsewhere.py").write_text(BLOCK.replace("announced", "other").replace("Announced", "Other"))
+    script = (
+        "from tfm_blocks.registry.plugins import load_plugins, plugins_of\n"
+        "names = ['outer', 'package', 'math']\nload_plugins(names)\nload_plugins(names)\n"
+        "print(*[plugins_of(names, used) for used in (['announced'], ['other', 'attention'], ['attention'], ['other', 'announced'])])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "['package'] ['outer'] [] ['outer', 'package']\n", done.stderr
+
+
 def test_modules_that_are_named_are_found_in_the_current_folder_by_python_too(tmp_path):
     (tmp_path / "script").mkdir()
     (tmp_path / "script" / "script.py").write_text(

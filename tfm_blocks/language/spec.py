@@ -142,7 +142,9 @@ class Spec:
     @property
     def blocks(self) -> set[str]:
         """The names of all blocks in use: of nodes, of the parts in their arguments, and of norms around them."""
-        uses: list[Node | Step] = [use for node in self.nodes for use in (node, *node.pre, *node.post)]
+        uses: list[Node | Step] = []
+        for node in self.nodes:
+            uses += [node, *node.pre, *node.post]
         return {name for use in uses if use.block for name in _blocks_of(Part(use.block, use.arguments))}
 
     def input(self, name: str) -> Input:
