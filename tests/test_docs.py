@@ -2,8 +2,9 @@
 
 The fences of a page run in order, in one copy of the checkout. A `text` fence directly after another fence lists lines
 of its output, spaces aside; `…` at a line's end stands for anything. A comment right before a fence says what is special:
-`fails: 2` its exit status; `slow: SHORT` that SHORT is appended to its training commands unless pytest runs with
--m slow; `whole` that this output comes of whole trainings only; `ci` that .ci/run runs it, not this test.
+`fails: 2` its exit status; `smaller: KEY=SIZE …` that the defaults of the copied conf/ have these sizes while it runs,
+unless pytest runs with -m slow; `whole` that this output comes of whole trainings only; `ci` that .ci/run runs it, not
+this test. The commands themselves run as they are written, with the loggers that a reader gets.
 """
 
 import contextlib
@@ -28,11 +29,14 @@ COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
 LONG = {"comparing", "running", "runs", "sweeps", "tracking", "translating"}  # pages that train for more than a minute
 LANGUAGES = ("bash", "python", "yaml", "text")
 HEADER = "# @package _global_\n"
-COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(slow): (\S.*)|(ci)|(whole)) -->")
+COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(smaller): (\S.*)|(ci)|(whole)) -->")
 CONFIG_FILE = re.compile(r"my_conf/[\w/-]+\.yaml")
 SCRIPT_FILE = re.compile(r"# (\w+\.py)\n")
 INSTALL = re.compile(r"^pip install [^&\n]+&& ", re.MULTILINE)  # what it installs is there already
-TRAIN = re.compile(r"^(?:python train\.py|tfm train)[^#|&;\n]*", re.MULTILINE)
+SIZES = {
+    "d_model", "d_ff", "layers", "vocab", "data.train", "data.val", "data.test", "schedule.warmup", "sweep.trials",
+    "trainer.steps", "trainer.validate_every", "trainer.validate_sentences",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,25 @@ class Folder:
 
     def bash(self, fence, short):
         code = INSTALL.sub("", fence.code.replace("\\\n", " "))
-        if short and "slow" in fence.marks:
-            code = TRAIN.sub(lambda match: f"{match[0].rstrip()} {fence.marks['slow']} ", code)
-        return self.run("bash", "-e", "-c", code)
+        with self.smaller(fence.marks.get("smaller", "").split() if short else [], fence.where):
+            return self.run("bash", "-e", "-c", code)
+
+    @contextlib.contextmanager
+    def smaller(self, sizes, where):
+        """Every default of these sizes in the copy of conf/ is a smaller one. Raises AssertionError for other keys."""
+        conf, kept = self.path / "conf", self.path.with_name("conf")
+        shutil.copytree(conf, kept)
+        for size in sizes:
+            key, value = size.split("=")
+            assert key in SIZES, f"{where}: {key} is not a size: a reader would train another thing"
+            group, _, name = key.rpartition(".")
+            files = [
+                path for path in sorted((conf / (group or "model")).glob("*.yaml")) if set_default(path, name, value)
+            ]
+            assert files, f"{where}: no file of conf/{group or 'model'} sets {name}"
+        yield
+        shutil.rmtree(conf)
+        kept.rename(conf)
 
     def python(self, fence, short):
         """Runs a script; one that begins with its file's name stays, and is a plug-in to the model files after it."""
@@ -130,6 +150,15 @@ class Folder:
             except SystemExit as ended:
                 return ended.code, said.getvalue()
         return 0, said.getvalue()
+
+
+def set_default(path, key, value):
+    """Gives a root key of a YAML file another value. Returns whether the file has the key."""
+    text, count = re.subn(
+        rf"^{key}: [^#\n]*?(?=\s*(#|$))", f"{key}: {value}", path.read_text("utf-8"), flags=re.MULTILINE
+    )
+    path.write_text(text, "utf-8")
+    return bool(count)
 
 
 def run_page(page, tmp_path, *, short=True):
@@ -179,6 +208,7 @@ def test_a_page_does_what_it_says(page, short, tmp_path):
         (f"```yaml\n{HEADER}defaults: [base, _self_]\nheds: 2\n```\n", "page.md:1: exit status 2, not 0"),
         ("<!-- ci -->\n```bash\npip install something-else\n```\n", "page.md:2: .ci/run does not run it"),
         ("- a list\n  ```bash\n  false\n  ```\n", "page.md:2: a fence is bash"),
+        ("<!-- smaller: logger=csv -->\n```bash\ntrue\n```\n", "page.md:2: logger is not a size"),
         ("<!-- skip -->\n```bash\ntrue\n```\n", "page.md:1: unknown comment"),
         ("<!-- ci -->\nwords between\n```bash\n```\n", "page.md:2: a comment stands right before"),
     ],
@@ -191,10 +221,10 @@ def test_a_page_that_lies_is_found_with_its_line(text, message, tmp_path):
     assert message in str(caught.value)
 
 
-def test_a_slow_fence_runs_shortened_unless_asked_for_whole(tmp_path):
+def test_a_fence_has_smaller_defaults_unless_it_runs_whole_and_the_next_fence_has_those_of_conf(tmp_path):
     page = tmp_path / "page.md"
-    slow = "<!-- slow: || echo shortened -->\n```bash\npython train.py data=none  # hours\n```\n"
-    page.write_text(slow + "<!-- whole -->\n```text\nan hour\n```\n")
+    fence = "```bash\ngrep -h ^steps conf/trainer/default.yaml\n```\n```text\nsteps: {}\n```\n"
+    page.write_text("<!-- smaller: trainer.steps=2 -->\n" + fence.format("2") + fence.format("850"))
     run_page(page, tmp_path / "short")
-    with pytest.raises(AssertionError, match=r"page\.md:2: exit status 2, not 0"):
+    with pytest.raises(AssertionError, match=r"page\.md:5: not in the output: \['steps: 2'\]"):
         run_page(page, tmp_path / "whole", short=False)
