@@ -179,3 +179,15 @@ def test_half_a_letter_in_the_files_of_a_run_is_printed_as_json_escapes_it(comma
     if "--json" in command:
         (found,) = json.loads(said)
         assert (found["state"], found["commands"]) == (HALF, [HALF])
+
+
+@pytest.mark.parametrize("method", ["grid", "random", "bayes"])
+def test_a_sweep_for_agents_is_refused_if_a_value_could_not_be_trained(method, tmp_path, capsys):
+    file = tmp_path / "sweep.yaml"
+    with pytest.raises(SystemExit) as left:
+        main(["dashboard", "sweep", "tiny", "heads=2,3", "layers=1,2", "--method", method, "-o", str(file)])
+    told = capsys.readouterr().err
+    assert left.value.code == 2 and not file.exists()
+    assert "help: leave out heads=3" in told and "but D = 128 (the width of src_pos), heads = 3" in told
+    main(["dashboard", "sweep", "tiny", "heads=2,4", "layers=1,2", "--method", method, "-o", str(file)])
+    assert "heads" in file.read_text()

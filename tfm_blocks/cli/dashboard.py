@@ -100,13 +100,17 @@ def _push(arguments: argparse.Namespace) -> None:
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.training.agents import sweep_file
+    from tfm_blocks.compose.sweep import compose_job
+    from tfm_blocks.launch.check import checked_elsewhere
+    from tfm_blocks.launch.sweeps.check import check_jobs, refuse_wrong
+    from tfm_blocks.training.agents import jobs_to_check, sweep_file
 
+    own, method = arguments.config_dir, arguments.method
     overrides = [f"model={arguments.model}", *arguments.overrides]
-    _write(
-        sweep_file(overrides, arguments.config_dir, arguments.method, arguments.metric, arguments.project),
-        arguments.path,
-    )
+    text = sweep_file(overrides, own, method, arguments.metric, arguments.project)
+    jobs = jobs_to_check(overrides, own, method)
+    refuse_wrong(check_jobs(jobs, lambda job: compose_job(job, own), checked_elsewhere))
+    _write(text, arguments.path)
 
 
 def _write(text: str, path: Path | None) -> None:
