@@ -27,7 +27,7 @@ def add_commands(commands: Commands) -> None:
     render = actions.add_parser("render", help="print the JSON of one, which needs no network")
     render.add_argument("name", metavar="NAME")
     render.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
-    render.set_defaults(run=_render)
+    render.set_defaults(run=_render, data=True)
     push = actions.add_parser("push", help="make workspaces of them in W&B")
     push.add_argument("names", nargs="*", metavar="NAME", help="(all)")
     push.set_defaults(run=_push)
@@ -49,7 +49,7 @@ def _add_sweep(actions: Commands) -> None:
     sweep.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
     sweep.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a model/ in it")
     sweep.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
-    sweep.set_defaults(run=_sweep)
+    sweep.set_defaults(run=_sweep, data=True)
 
 
 def _found(arguments: argparse.Namespace, names: list[str]) -> dict[str, Dashboard]:
