@@ -37,7 +37,7 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
         print(help_text(arguments, program))
         return 0
     start = [*command, *job_options(arguments)]
-    typed = [*program.split(), *job_options(arguments)]
+    typed = [*program.split(), *arguments]
     prepared = prepare_arguments(arguments)
     flags = split(arguments).flags
     if "--multirun" in flags and PRINTING.isdisjoint(flags):
@@ -50,10 +50,8 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
 
 
 def _run(config: Any, typed: Sequence[str]) -> int:
-    from tfm_blocks.compose.run import task_overrides
-
     try:
-        return print_errors(lambda: _train_here(config, [*typed, *task_overrides()]))
+        return print_errors(lambda: _train_here(config, typed))
     except BrokenPipeError:  # nobody reads the output of the run any more, so it ends as by SIGPIPE
         close_output()
         return 128 + signal.SIGPIPE
