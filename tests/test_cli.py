@@ -98,6 +98,21 @@ def test_a_full_disk_is_told_without_a_traceback():
     assert done.returncode == 1 and done.stderr.strip().splitlines()[-1].startswith("error: output: No space left")
 
 
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        ("PermissionError(13, 'Permission denied', 'out.png')", "error: out.png: Permission denied"),
+        ("ConnectionRefusedError(111, 'refused')", "error: ConnectionRefusedError: refused"),
+        ("OSError('a bug')", "OSError: a bug"),
+    ],
+)
+def test_an_error_of_the_system_is_a_sentence_and_one_of_a_library_keeps_its_traceback(error, end):
+    code = f"import sys; from tfm_blocks.cli.exit_status import run_command as run; sys.exit(run(lambda: exec({f'raise {error}'!r})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, end)
+    assert ("Traceback" in done.stderr) == (not end.startswith("error"))
+
+
 def test_an_average_of_no_run_folder_is_told(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["average", str(tmp_path / "nosuch")])
