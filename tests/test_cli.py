@@ -98,6 +98,21 @@ def test_a_full_disk_is_told_without_a_traceback():
     assert done.returncode == 1 and done.stderr.strip().splitlines()[-1].startswith("error: output: No space left")
 
 
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        ("PermissionError(13, 'Permission denied', 'out.png')", "error: out.png: Permission denied"),
+        ("ConnectionRefusedError(111, 'refused')", "error: ConnectionRefusedError: refused"),
+        ("OSError('a bug')", "OSError: a bug"),
+    ],
+)
+def test_an_error_of_the_system_is_a_sentence_and_one_of_a_library_keeps_its_traceback(error, end):
+    code = f"import sys; from tfm_blocks.cli.exit_status import run_command as run; sys.exit(run(lambda: exec({f'raise {error}'!r})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, end)
+    assert ("Traceback" in done.stderr) == (not end.startswith("error"))
+
+
 def test_an_average_of_no_run_folder_is_told(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["average", str(tmp_path / "nosuch")])
@@ -179,3 +194,15 @@ def test_half_a_letter_in_the_files_of_a_run_is_printed_as_json_escapes_it(comma
     if "--json" in command:
         (found,) = json.loads(said)
         assert (found["state"], found["commands"]) == (HALF, [HALF])
+
+
+@pytest.mark.parametrize("method", ["grid", "random", "bayes"])
+def test_a_sweep_for_agents_is_refused_if_a_value_could_not_be_trained(method, tmp_path, capsys):
+    file = tmp_path / "sweep.yaml"
+    with pytest.raises(SystemExit) as left:
+        main(["dashboard", "sweep", "tiny", "heads=2,3", "layers=1,2", "--method", method, "-o", str(file)])
+    told = capsys.readouterr().err
+    assert left.value.code == 2 and not file.exists()
+    assert "help: leave out heads=3" in told and "but D = 128 (the width of src_pos), heads = 3" in told
+    main(["dashboard", "sweep", "tiny", "heads=2,4", "layers=1,2", "--method", method, "-o", str(file)])
+    assert "heads" in file.read_text()

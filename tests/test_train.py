@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,24 @@ def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own_and_the_first_is
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"x", "x-2"}
     one, two = ((tmp_path / "runs" / name / "weights.safetensors").read_bytes() for name in ("x", "x-2"))
     assert one == two
+
+
+def test_a_run_records_and_errors_repeat_the_command_line_as_it_was_typed(tmp_path):
+    for name, lines in (("a", "one\ntwo\n"), ("b", "two\none\n")):
+        (tmp_path / name).write_text(lines * 20)
+    typed = ["data=text", "data.dir=.", *(f"data.{one}={{src: a, tgt: b}}" for one in ("train", "val"))]
+    typed += ["data.test=null", "+model.graph.encoder.layer.ffn.activation=gelu", "name=x"]
+    small = [text for text in SMALL if not text.startswith("data.")]
+    command = [sys.executable, ROOT / "train.py", *typed, *small]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "runs" / "x" / "run.json").read_text())
+    assert record["commands"] == [shlex.join(["python", "train.py", *typed, *small])]
+    command = [sys.executable, ROOT / "train.py", "resume=runs/x", "data.train={src: b}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "error: data.train: a resumed run keeps what it was begun with: data.train={src: b}" in done.stderr
 
 
 @pytest.mark.slow

@@ -80,3 +80,11 @@ def test_the_setting_comes_before_the_variable_before_the_users_folder(monkeypat
 
 def test_keys_differ_where_their_parts_differ():
     assert key_of("a", 1) == key_of("a", 1) != key_of("a1")
+
+
+def test_the_home_folder_of_nobody_is_refused_by_the_name_of_the_setting(monkeypatch):
+    with pytest.raises(ConfigError, match=r"data\.cache: .*~nouser"):
+        cache_folder("~nouser/cache")
+    monkeypatch.setenv("TFM_BLOCKS_CACHE", "~nouser/cache")
+    with pytest.raises(ConfigError, match=r"TFM_BLOCKS_CACHE: .*~nouser"):
+        cache_folder(None)

@@ -83,3 +83,8 @@ def test_plain_text_called_gz_is_an_error(text, tmp_path):
 def test_the_fingerprint_follows_the_content(text):
     one, same, other = (find_splits(text(files))["train"].fingerprint for files in ({}, {}, train(["a"], ["b"])))
     assert one == same != other
+
+
+def test_the_home_folder_of_nobody_is_a_wrong_setting(text):
+    with pytest.raises(ConfigError, match=r"data\.dir: .* user who does not exist here: ~nouser/x"):
+        find_splits(text(dir="~nouser/x"))

@@ -52,7 +52,8 @@ def test_fast_does_five_steps_of_everything_and_leaves_no_cache(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_overfit_brings_one_batch_to_zero_loss(tmp_path: Path) -> None:
-    run = train(tmp_path, "debug=overfit", "layers=1", "d_model=64", "d_ff=64")
+@pytest.mark.parametrize("model", ["tiny", "moe"])
+def test_overfit_brings_one_batch_to_zero_loss(tmp_path: Path, model: str) -> None:
+    run = train(tmp_path, "debug=overfit", f"model={model}", "layers=1", "d_model=64", "d_ff=64", "heads=4")
     losses = [float(row["train/loss"]) for row in rows(run) if row["train/loss"]]
     assert losses[0] > 1 and losses[-1] < 0.02

@@ -5,6 +5,7 @@ import math
 import torch
 
 import tfm_blocks as tfm
+from tfm_blocks.language.depths import constants
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_gives_others():
@@ -25,6 +26,26 @@ def test_variants_share_the_weights_that_they_have_in_common():
     assert shallow.keys() < deep.keys()
     assert all(torch.equal(shallow[name], deep[name]) for name in shallow)
     assert all(torch.equal(restricted[name], deep[name]) for name in restricted)
+
+
+def test_deepnorm_scales_20_of_65_tensors_by_beta_and_starts_the_others_as_base_does():
+    base, deep = (tfm.build(model, layers=2, d_model=16, d_ff=32, heads=4, vocab=50) for model in ("base", "deepnorm"))
+    scaled = set()
+    for name, before in base.named_parameters():
+        after = deep.get_parameter(name)
+        if not torch.equal(before, after):
+            scaled.add(name)
+            beta = constants(2, 2, decoding=name.startswith("decoder")).beta
+            same_rows = 2 * 16 if name.endswith("qkv.weight") else 16 if name.endswith("kv.weight") else 0  # of q and k
+            assert torch.equal(after[:same_rows], before[:same_rows])
+            torch.testing.assert_close(after[same_rows:], before[same_rows:] * beta, rtol=1e-6, atol=0)
+    attention, ffn = {"qkv.weight", "out.weight"}, {"inner.weight", "out.weight"}
+    expected = {"attn": attention, "self": attention, "cross": {"kv.weight", "out.weight"}, "ffn": ffn}
+    layers = [("encoder", "attn"), ("encoder", "ffn"), ("decoder", "self"), ("decoder", "cross"), ("decoder", "ffn")]
+    assert scaled == {
+        f"{side}.{i}.{node}.block.{map_}" for side, node in layers for i in (0, 1) for map_ in expected[node]
+    }
+    assert (len(scaled), len(list(base.parameters()))) == (20, 65)
 
 
 def test_building_leaves_the_callers_random_state_alone():

@@ -49,6 +49,28 @@ def test_build_knows_the_blocks_that_installed_packages_announce(python):
     assert done.stdout == "2569216\n"
 
 
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (None, "ModuleNotFoundError: No module named 'other_blocks'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit('gone')", "SystemExit: gone"),
+    ],
+)
+def test_a_broken_entry_point_is_a_warning_and_stops_only_models_that_need_it(python, tmp_path, source, reason):
+    module = tmp_path / "site" / "other_blocks.py"
+    module.unlink() if source is None else module.write_text(source)
+    done = python("from tfm_blocks.cli import main; main(['check', 'tiny'])")
+    assert (done.returncode, done.stdout) == (0, "tiny: fine, 25 nodes\n"), done.stderr
+    plugin = "the plug-in other 1.0 (other = other_blocks)"
+    rule = f"{plugin} failed to load, so its blocks are missing: {reason}; reinstall it or remove it"
+    assert done.stderr == f"warning: {rule}\n"
+    done = python("from tfm_blocks.cli import main; main(['check', 'mine.yaml'])")
+    assert done.returncode == 2 and done.stderr.count("warning: ") == 1
+    assert "no block is called 'announced'" in done.stderr
+    assert f"it may be a block of {plugin}, which failed to load" in done.stderr
+
+
 def test_load_knows_them_too(python, tmp_path):
     (tmp_path / "run").mkdir()
     model = compose_model("tiny").model

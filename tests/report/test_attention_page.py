@@ -3,12 +3,15 @@
 import re
 import struct
 from dataclasses import replace
+from io import BytesIO
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from tests.browser import browser, contrast
 from tfm_blocks.errors import ConfigError, DataError
 from tfm_blocks.report.attention_page import GAP, check_path, draw, page, save_attention
 from tfm_blocks.translation.sentence_attention import attention_of
@@ -49,6 +52,23 @@ def test_a_page_is_one_file_with_its_labels_as_text(attention):
     titles = [label for label in labels if "head" in label]
     assert len(titles) == 6 * 4 and "decoder.1.cross  head 3" in titles
     assert labels.count(attention.tokens["src"][0]) >= 4
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_legible_pictures_in_their_own_box_in_light_and_in_dark(attention, tmp_path, dark):
+    save_attention(attention, tmp_path / "out.html")
+    with browser(390, 800, dark=dark) as opened:
+        opened.get((tmp_path / "out.html").as_uri())
+        style = "const style = getComputedStyle(document.querySelector(arguments[0])); return [style.color, style.backgroundColor, style.fill]"
+        ink, paper, _ = opened.execute_script(style, "body")
+        assert contrast(opened.execute_script(style, "svg text")[2], paper) >= 4.5 <= contrast(ink, paper)
+        assert (contrast(paper, "rgb(0, 0, 0)") < 2) == dark
+        sizes = "const box = document.querySelector('.scroll'); return [document.documentElement.scrollWidth, innerWidth, box.clientWidth, box.scrollWidth]"
+        page_width, screen, box, picture = opened.execute_script(sizes)
+        assert page_width <= 390 == screen and box < picture
+        shown = Image.open(BytesIO(opened.find_element("css selector", "svg").screenshot_as_png)).convert("RGB")
+        colours = [f"rgb{colour}" for _, colour in shown.getcolors(2**24) if colour[2] > colour[0] + 30]  # blue ones
+        assert max(contrast(colour, paper) for colour in colours) >= 4.5
 
 
 def test_text_of_other_scripts_and_markup_stays_text(translator, tmp_path):

@@ -5,10 +5,8 @@ import html
 import io
 import json
 import re
-import shutil
 import time
 from base64 import b64encode
-from contextlib import contextmanager
 from random import Random
 
 import numpy as np
@@ -16,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.browser import browser, contrast
 from tests.conftest import WORDS, save, sentences
 from tests.run_folders import garbled, leave_run
 from tfm_blocks.cli import main
@@ -30,30 +29,6 @@ from tfm_blocks.translation.sentence_attention import Attention
 REFERENCES = sentences(30, 7)
 HOSTILE = "</script><script>hacked=1</script><img src=x onerror='hacked=1'>\"'&"
 SOURCES = "Bokeh.documents.flatMap(one => [...one.all_models]).filter(one => one.type === 'GlyphRenderer' && one.glyph.type === 'Line')"
-
-
-@contextmanager
-def browser(width=1300, height=1500, *, dark=False):
-    """Skips where there is no Chromium with its driver."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    driver = shutil.which("chromedriver")
-    if not binary or not driver:
-        pytest.skip("there is no Chromium with a chromedriver: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-        opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        yield opened
-    finally:
-        opened.quit()
 
 
 def show(opened, page):
@@ -79,17 +54,6 @@ def column(opened, name):
     head = next(one for one in heads if one.text.rstrip(" ▲▼") == name)
     cells = "const body = arguments[0].closest('table').tBodies[0]; return [...body.rows].map(row => row.cells[arguments[0].cellIndex].textContent)"
     return opened.execute_script(cells, head), head.find_element("css selector", "button")
-
-
-def contrast(one, other):
-    """Of two colours such as rgb(1, 2, 3): what WCAG 2.2 wants to be at least 4.5 for text."""
-
-    def luminance(colour):
-        parts = np.array([int(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]) / 255
-        return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
-
-    darker, lighter = sorted((luminance(one), luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,16 @@
 """The losses that blocks give, in a run: a column each, and they fall."""
 
 import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tfm_blocks.compose.run import Composed
 from tfm_blocks.launch.check import checked
 from tfm_blocks.launch.job import train
+from tfm_blocks.runs.metrics import read_rows
 
 MIXTURE = "++model.graph.decoder.layer.ffn={block: gated_moe, experts: 4, d_ff: 8, balance: 1.0}"
 STEPS = ["trainer.steps=24", "trainer.validate_every=24", "trainer.log_every=4", "schedule.peak=1e-2"]
@@ -15,8 +20,18 @@ SPLIT = ["trainer.devices=2", "data.batch_tokens=150"]
 def losses(folder):
     """The column of the mixture's loss."""
     with (folder / "metrics.csv").open(newline="") as file:
-        logged = [row["train/loss/decoder.0.ffn"] for row in csv.DictReader(file)]
+        logged = [row["train/aux_loss/decoder.0.ffn"] for row in csv.DictReader(file)]
     return [float(loss) for loss in logged if loss]
+
+
+def test_the_training_loss_is_the_cross_entropy_without_auxiliary_losses(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    composed = small(MIXTURE, "trainer.steps=1", "trainer.log_every=1", "label_smoothing=0")
+    assert train(composed, checked(composed), tmp_path) == 0
+    row = read_rows(tmp_path / "run" / "metrics.csv")[0]
+    assert row["train/aux_loss/decoder.0.ffn"] > 0.5
+    assert math.log(row["train/perplexity"]) == pytest.approx(row["train/loss"], rel=1e-5)
 
 
 def test_the_loss_for_balance_has_a_column_and_falls_alike_on_one_device_and_on_two(small, tmp_path):

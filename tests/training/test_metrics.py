@@ -69,7 +69,7 @@ def counted(rank: int) -> StepSums:
 
 def test_a_skipped_step_counts_as_skipped_and_nowhere_else() -> None:
     sums = counted(0)
-    scores = {"loss": 3.0, "perplexity": math.exp(2), "loss/experts": 0.5}
+    scores = {"loss": 3.0, "perplexity": math.exp(2), "aux_loss/experts": 0.5}
     assert sums.read() == scores | {"gradient_norm": 0.5, "padding": 2 / 8, "skipped": 1.0}
     sums.update(torch.tensor([math.nan] * 3), step(4), torch.tensor(math.nan), torch.tensor(True))
     assert sums.read() == {"gradient_norm": 0.5, "padding": 1 / 5, "skipped": 2.0}
@@ -83,7 +83,7 @@ def reduce(ranks: Ranks, folder: Path) -> None:
     exact.update(["a"], ["a" if ranks.rank else "b"], ["de" if ranks.rank else "en"])
     again = StepSums(["experts"])
     again.restore(sums.kept(), ranks.rank)
-    scores = {"loss": 3.6, "perplexity": math.exp(8 / 5), "loss/experts": 0.4}
+    scores = {"loss": 3.6, "perplexity": math.exp(8 / 5), "aux_loss/experts": 0.4}
     assert sums.read() == again.read() == scores | {"gradient_norm": 0.5, "padding": 4 / 17, "skipped": 1.0}
     assert pace.compute().tolist() == [7.0, 0.0]
     assert exact.compute() == {"exact_match": 0.5, "exact_match/en": 0.0, "exact_match/de": 1.0}

@@ -131,3 +131,34 @@ def test_a_folder_that_was_begun_when_there_was_one_logger_is_read(small: Callab
     logger = read_run({**config, "logger": old}).logger
     assert logger.wandb is not None and logger.wandb.project == "old" and logger.csv is None
     assert read_run({**config, "logger": {"name": "csv"}}).logger.wandb is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected", "chosen"),
+    [
+        (
+            ["trainer.steps=100", "schedule=linear", "schedule.warmup=1000"],
+            ["write schedule.warmup=10, or trainer.steps=4000 or more"],
+            [["schedule.warmup=10"], ["trainer.steps=4000"]],
+        ),
+        (
+            ["trainer.steps=100", "trainer.average=5", "trainer.keep_last=5", "trainer.validate_every=350"],
+            ["write trainer.average=1, or trainer.validate_every=20"],
+            [["trainer.average=1"], ["trainer.validate_every=20"]],
+        ),
+        (
+            ["trainer.steps=100", "trainer.average=5", "trainer.keep_last=2", "trainer.validate_every=50"],
+            ["write trainer.average=2, or trainer.validate_every=20 and trainer.keep_last=5"],
+            [["trainer.average=2"], ["trainer.validate_every=20", "trainer.keep_last=5"]],
+        ),
+        (["trainer.steps=3", "trainer.average=5"], ["write trainer.average=1"], [["trainer.average=1"]]),
+    ],
+)
+def test_too_few_steps_are_refused_with_values_that_work(
+    small: Callable[..., Composed], overrides: list[str], expected: list[str], chosen: list[list[str]]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_run(small(*overrides).mapping)
+    assert [problem.help for problem in caught.value.problems] == expected
+    for change in chosen:
+        read_run(small(*overrides, *change).mapping)

@@ -12,6 +12,9 @@ from tfm_blocks.cli import compare, completion, dashboard, evaluate, models, run
 from tfm_blocks.cli.exit_status import run_command
 from tfm_blocks.cli.train import train
 from tfm_blocks.launch.memory import limit_primitive_caches
+from tfm_blocks.launch.output import write_utf8
+
+DATA = ("data", "json", "csv", "markdown")  # what a command is set to when it prints data, not text for people
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run(argv: Sequence[str]) -> None:
     arguments = _parse(argv)
+    if any(vars(arguments).get(name) for name in DATA):
+        write_utf8()
     limit_primitive_caches()
     arguments.run(arguments)
 

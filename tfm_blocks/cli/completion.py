@@ -39,7 +39,7 @@ def add_commands(commands: Commands) -> None:
     what = 'for ~/.bashrc: eval "$(tfm completion bash)"; for ~/.zshrc: eval "$(tfm completion zsh)"'
     command = commands.add_parser("completion", help="print what makes a shell complete tfm", description=what)
     command.add_argument("shell", choices=("bash", "zsh"))
-    command.set_defaults(run=_print)
+    command.set_defaults(run=_print, data=True)
 
 
 def _print(arguments: argparse.Namespace) -> None:

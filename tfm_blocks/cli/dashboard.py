@@ -27,7 +27,7 @@ def add_commands(commands: Commands) -> None:
     render = actions.add_parser("render", help="print the JSON of one, which needs no network")
     render.add_argument("name", metavar="NAME")
     render.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
-    render.set_defaults(run=_render)
+    render.set_defaults(run=_render, data=True)
     push = actions.add_parser("push", help="make workspaces of them in W&B")
     push.add_argument("names", nargs="*", metavar="NAME", help="(all)")
     push.set_defaults(run=_push)
@@ -49,7 +49,7 @@ def _add_sweep(actions: Commands) -> None:
     sweep.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
     sweep.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a model/ in it")
     sweep.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
-    sweep.set_defaults(run=_sweep)
+    sweep.set_defaults(run=_sweep, data=True)
 
 
 def _found(arguments: argparse.Namespace, names: list[str]) -> dict[str, Dashboard]:
@@ -100,13 +100,17 @@ def _push(arguments: argparse.Namespace) -> None:
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.training.agents import sweep_file
+    from tfm_blocks.compose.sweep import compose_job
+    from tfm_blocks.launch.check import checked_elsewhere
+    from tfm_blocks.launch.sweeps.check import check_jobs, refuse_wrong
+    from tfm_blocks.training.agents import jobs_to_check, sweep_file
 
+    own, method = arguments.config_dir, arguments.method
     overrides = [f"model={arguments.model}", *arguments.overrides]
-    _write(
-        sweep_file(overrides, arguments.config_dir, arguments.method, arguments.metric, arguments.project),
-        arguments.path,
-    )
+    text = sweep_file(overrides, own, method, arguments.metric, arguments.project)
+    jobs = jobs_to_check(overrides, own, method)
+    refuse_wrong(check_jobs(jobs, lambda job: compose_job(job, own), checked_elsewhere))
+    _write(text, arguments.path)
 
 
 def _write(text: str, path: Path | None) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import codecs
+import errno
 import os
 import sys
 from collections.abc import Callable
-from io import TextIOWrapper
 
 from tfm_blocks.errors import TfmError, cut
+from tfm_blocks.launch.output import escape_unknown_letters
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write to stdout, which has no file name
 
 
 def run_command(action: Callable[[], int | None]) -> int:
     """The exit status of a whole command, whose output may go to a full disk or to a reader that has gone away."""
-    _print_any_text()
+    escape_unknown_letters()
     try:
         try:
             return print_errors(action)
@@ -24,20 +26,14 @@ def run_command(action: Callable[[], int | None]) -> int:
         close_output()
         return 0
     except OSError as error:  # a full disk, a file that may not be written
-        print(f"error: {cut(str(error.filename or 'output'))}: {error.strerror}", file=sys.stderr)
+        if error.errno is None:  # a library's own error, or a bug: only its traceback says where it comes from
+            raise
+        place = error.filename or ("output" if error.errno in FULL else type(error).__name__)
+        print(f"error: {cut(str(place))}: {error.strerror}", file=sys.stderr)
         close_output()
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def _print_any_text() -> None:
-    """Half a letter, which is all that UTF-8 cannot write, is printed as `\\ud800`: so JSON escapes it, too.
-
-    The files of a run folder may hold one, and so may the name of a file that is not UTF-8.
-    """
-    if isinstance(sys.stdout, TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name == "utf-8":
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def print_errors(action: Callable[[], int | None]) -> int:

@@ -54,7 +54,7 @@ def add_commands(commands: Commands) -> None:
     schema = commands.add_parser("schema", help="the JSON schema of a model file", description="for editors of YAML")
     schema.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
     add_plugins(schema)
-    schema.set_defaults(run=_schema)
+    schema.set_defaults(run=_schema, data=True)
 
 
 def _check(arguments: argparse.Namespace) -> None:

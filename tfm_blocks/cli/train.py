@@ -31,7 +31,7 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
 def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> int:
     from tfm_blocks import __version__
     from tfm_blocks.compose.application import run_hydra
-    from tfm_blocks.compose.command_line import PRINTING, job_options, prepare_arguments, split
+    from tfm_blocks.compose.command_line import PRINTING, prepare_arguments, split
     from tfm_blocks.compose.help import HELP, help_text
 
     if "--version" in arguments:
@@ -50,15 +50,8 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
 
         return sweep(arguments, program=words, start=command)
     status: list[int] = []
-    typed = [*words, *job_options(arguments)]
-    run_hydra(prepared, lambda config: status.append(_run(config, typed)))
+    run_hydra(prepared, lambda config: status.append(_ended(lambda: _train_here(config, [*words, *arguments]))))
     return max(status, default=0)
-
-
-def _run(config: Any, typed: Sequence[str]) -> int:
-    from tfm_blocks.compose.run import task_overrides
-
-    return _ended(lambda: _train_here(config, [*typed, *task_overrides()]))
 
 
 def _ended(action: Callable[[], int]) -> int:

@@ -26,7 +26,7 @@ def add_commands(commands: Commands) -> None:
     add_output(command)
     add_sampling(command)
     command.add_argument("--prefix", type=Path, metavar="FILE", help="how each translation begins, line by line")
-    command.set_defaults(run=_translate)
+    command.set_defaults(run=_translate, data=True)
     what = "a prompt a line from stdin; each is printed with what the model writes after it"
     command = commands.add_parser("generate", help="continue prompts", description=what)
     add_run(command)
@@ -35,7 +35,7 @@ def add_commands(commands: Commands) -> None:
     add_search(command)
     add_output(command)
     add_sampling(command)
-    command.set_defaults(run=_generate, prefix=None)
+    command.set_defaults(run=_generate, prefix=None, data=True)
 
 
 def _translate(arguments: argparse.Namespace) -> None:

@@ -141,9 +141,9 @@ def _add_group(group: str, choice: str, folders: list[Path], sources: Sources) -
 
 
 def task_overrides() -> list[str]:
-    """The overrides of the job that Hydra runs, as they were typed."""
+    """Return the overrides of the job that Hydra runs, without the `++` that `prepare_arguments` adds."""
     overrides = OmegaConf.to_container(HydraConfig.get().overrides, resolve=False)
-    return cast(list[str], cast(dict[str, Any], overrides)["task"])
+    return [str(text).removeprefix("++") for text in cast(dict[str, Any], overrides)["task"]]
 
 
 def _known_keys(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) -> None:

@@ -137,6 +137,14 @@ def first_values(parts: Sequence[Part]) -> list[str]:
     return [part.texts[0] if isinstance(part, Choices) else f"{part.key}={part.low}" for part in parts]
 
 
+def one_at_a_time(parts: Sequence[Part]) -> list[list[str]]:
+    """Return the job of all first values, then a job for each other value, with the first values of the other keys."""
+    first = first_values(parts)
+    others = [part.texts[1:] if isinstance(part, Choices) else () for part in parts]
+    changed = ((place, text) for place, texts in enumerate(others) for text in texts)
+    return [first, *([*first[:place], text, *first[place + 1 :]] for place, text in changed)]
+
+
 def _each(override: Override, folders: list[Path]) -> list[str]:
     text = override.input_line or ""
     if not override.is_sweep_override():

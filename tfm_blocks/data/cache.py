@@ -13,6 +13,7 @@ from pathlib import Path
 
 import platformdirs
 
+from tfm_blocks.data.home import expand_home
 from tfm_blocks.errors import ConfigError, Problem
 
 SUMS = "sums.json"
@@ -28,7 +29,8 @@ def cache_folder(setting: str | None) -> Path:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return folder
     chosen = setting or os.environ.get("TFM_BLOCKS_CACHE")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("tfm-blocks"))
+    address = "data.cache" if setting else "TFM_BLOCKS_CACHE"
+    return expand_home(address, chosen) if chosen else Path(platformdirs.user_cache_dir("tfm-blocks"))
 
 
 def key_of(*parts: object) -> str:

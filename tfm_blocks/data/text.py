@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 
+from tfm_blocks.data.home import expand_home
 from tfm_blocks.data.settings import LmSettings, TextSettings
 from tfm_blocks.errors import ConfigError, DataError, Place, Problem
 from tfm_blocks.language.spec import TARGET
@@ -62,7 +63,7 @@ class TextFiles:
 
 def find_splits(settings: TextSettings | LmSettings) -> dict[str, TextFiles]:
     """The splits train, val and, unless it is null, test. Raises ConfigError that lists all missing files."""
-    folder = Path(settings.dir).expanduser()
+    folder = expand_home("data.dir", settings.dir)
     asked = {"train": settings.train, "val": settings.val, "test": settings.test}
     splits = {name: _files(f"data.{name}", folder, given) for name, given in asked.items() if given is not None}
     problems = [

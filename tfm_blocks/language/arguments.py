@@ -92,7 +92,7 @@ class Args:
         name, known = mapping.get("block"), self.registry.members(category)
         if not isinstance(name, str) or name not in known:
             rule = f"no {category} is called {shown(name)}"
-            raise ArgumentError(given.path, rule, suggest(str(name), known))
+            raise ArgumentError(given.path, rule, self.registry.suggest(name, known))
         info = self.registry.blocks[name]
         for key in mapping:
             if key != "block" and key not in info.arguments:

@@ -115,7 +115,7 @@ class Reader:
     def _info(self, name: Any, path: Path, category: str) -> BlockInfo | None:
         known = self.registry.members(category) if category else list(self.registry.blocks)
         if not isinstance(name, str) or name not in known:
-            help = suggest(str(name), known)
+            help = self.registry.suggest(name, known)
             if not help.startswith("did you mean"):
                 help += "; one of your own: plugins=[MODULE], with tfm --plugins MODULE"
             self._problem(path, f"no {category or 'block'} is called {shown(name)}", help)

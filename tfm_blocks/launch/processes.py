@@ -23,6 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import Problem, TfmError
+from tfm_blocks.launch.output import escape_unknown_letters
 from tfm_blocks.launch.signals import asked_to_stop, end_on_signals, signals_blocked, signals_wait
 
 LOOK = 0.1  # seconds between two looks at the processes, as the agent's own
@@ -147,6 +148,7 @@ def _work(work: Work, messages: Any, arguments: tuple[Any, ...]) -> None:
     """In one of the processes, whose rank is in its environment."""
     ranks, parent = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])), os.getppid()
     end_on_signals(led=True)
+    escape_unknown_letters()
     messages.put((ranks.rank, os.getpid()))
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
     try:

@@ -48,7 +48,7 @@ def take_part_apart(ranks: Ranks, job: Job) -> None:
     """In a process of its own: reads from the cache what the first process prepared and reported."""
     try:
         settings = read_run(job.config)
-        load_plugins(settings.plugins)
+        load_plugins(settings.plugins, warn=lambda text: None)  # the first process printed it
         prepared = prepare(settings.data, job.asked_vocab, tell=lambda text: None)
         take_part(torchrun_place(os.environ, "local"), job, prepared)
     except StoppedError as error:

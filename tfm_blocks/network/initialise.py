@@ -1,4 +1,4 @@
-"""Starting values: each parameter from a generator of its own, seeded by (seed, address)."""
+"""Starting values: each parameter from its own generator, seeded by (seed, address); deepnorm scales some of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tfm_blocks.network.graph import Network
 
 
 def initialise(network: Network, seed: int) -> None:
-    """Fills every parameter; two networks share the values of the parameters that they have in common.
+    """Fill every parameter.
+
+    Parameters of two networks with the same address and shape start equal, except those that deepnorm multiplies by the
+    factor `shrink` of their node.
 
     A module that owns parameters has `initialise(name, generator)`; one from elsewhere may have `reset_parameters()`
     instead. Buffers keep what their module made them. Raises TypeError for a module that has neither.

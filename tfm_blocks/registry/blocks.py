@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast, get_type_hints
 
+from tfm_blocks.errors import suggest
 from tfm_blocks.registry.expression import names_in, split_rule
 from tfm_blocks.registry.signature import Signature, is_letter, parse_signature
 from tfm_blocks.registry.values import Kind, Part, convert, kind_of
@@ -94,10 +95,14 @@ class BlockInfo:
 
 @dataclass
 class Registry:
-    """Names to blocks. It is closed: what is not in it cannot be written in a model file."""
+    """Names to blocks. It is closed: what is not in it cannot be written in a model file.
+
+    `broken` holds the installed plug-ins that failed to load, whose blocks are missing.
+    """
 
     blocks: dict[str, BlockInfo] = field(default_factory=dict)
     reserved: set[str] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)
 
     def add(self, info: BlockInfo) -> None:
         """Raises TypeError on a name taken by another class; the same class of a module imported again replaces it."""
@@ -113,6 +118,11 @@ class Registry:
     def members(self, category: str) -> list[str]:
         """The names of the blocks of a category."""
         return [name for name, info in self.blocks.items() if info.category == category]
+
+    def suggest(self, name: object, known: Iterable[str]) -> str:
+        """Return the help for an unknown name: the nearest of `known`, and the plug-ins that failed to load."""
+        lost = [f"it may be a block of the plug-in {one}, which failed to load" for one in sorted(self.broken)]
+        return "; ".join([suggest(str(name), known), *lost])
 
     def make(self, part: Part, *sizes: int) -> Any:
         """The module of a part, with as many of `sizes` as its constructor takes."""

@@ -5,24 +5,29 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, cut, shown
 from tfm_blocks.registry.blocks import REGISTRY
 
 GROUP = "tfm_blocks.blocks"
 _registered: dict[str, set[str]] = {}  # by plug-in: the blocks that appeared while it was imported
 
 
-def load_plugins(modules: Sequence[str]) -> None:
-    """Imports every installed entry point of the group, then `modules`; ConfigError where one cannot be imported.
+def _print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
 
-    `modules` are sought in the current folder first, whatever the command that loads them.
+
+def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] = _print_warning) -> None:
+    """Import every installed entry point of the group, then `modules`, which are sought in the current folder first.
+
+    An entry point that fails is reported once by `warn`, because most models do not need it. Raises ConfigError if one
+    of `modules` cannot be imported.
     """
     for entry in entry_points(group=GROUP):
-        _import(entry.module)
+        _import_installed(entry, warn)
     folder = str(Path.cwd())
     if modules and folder not in sys.path:
         sys.path.insert(0, folder)
@@ -44,6 +49,19 @@ def _registered_by(module: str) -> set[str]:
         if info.cls.__module__ == module or info.cls.__module__.startswith(f"{module}.")
     }
     return held | _registered.get(module, set())
+
+
+def _import_installed(entry: EntryPoint, warn: Callable[[str], None]) -> None:
+    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown package"
+    plugin = f"{package} ({entry.name} = {entry.value})"
+    if plugin in REGISTRY.broken:
+        return
+    try:
+        importlib.import_module(entry.module)
+    except (Exception, SystemExit) as error:
+        REGISTRY.broken.add(plugin)
+        reason = cut(f"{type(error).__name__}: {error}", LONGEST_LINE)
+        warn(f"the plug-in {plugin} failed to load, so its blocks are missing: {reason}; reinstall it or remove it")
 
 
 def _import(module: str) -> None:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
 from tfm_blocks.errors import ConfigError, DataError, Problem
+from tfm_blocks.report.assets import asset
 from tfm_blocks.translation.sentence_attention import Attention
 
 MOST = 64  # tokens on an axis: with as many, the 18 rows of 8 heads of the base model make 144 megapixels
@@ -24,14 +25,27 @@ SIDE = 60_000  # pixels: matplotlib draws at most 2^16
 CELL = 0.15  # inches a token: labels of 7 points stay apart
 COLOURS = "Blues"  # from nothing to all of the attention
 GAP = 2  # cells between heads, with their title
+# In a dark page the colour of no attention, white, becomes black and dark blue becomes light blue.
+STYLE = """svg { color: inherit; display: block; } svg text { fill: currentColor; white-space: pre; }
+@media (prefers-color-scheme: dark) { svg image { filter: invert(1) hue-rotate(180deg); } }
+"""
 PAGE = """<!DOCTYPE html>
-<html lang="en"><meta charset="utf-8"><title>{source}</title>
-<style>body {{ font-family: sans-serif; margin: 2em }} svg text {{ white-space: pre }}</style>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{source}</title>
+<style>{style}</style>
+</head>
+<body>
 <h1>{source}</h1>
 <p>{target}</p>
-<p>A row is a position that looks, a column what it looks at: the darker, the more. A row of the target is labelled with
-the token that is read there; the token after it is predicted from it.</p>
-{picture}
+<p>Each row is a position that looks, each column a position that it looks at. The more a cell stands out from the
+background, the more attention. A row of the target is labelled with the token that is read there, from which the next
+token is predicted.</p>
+<div class="scroll" role="region" aria-label="attention" tabindex="0">{picture}</div>
+</body>
 </html>
 """
 
@@ -69,9 +83,10 @@ def _find_missing_letters(attention: Attention) -> str:
 def page(attention: Attention) -> str:
     """HTML with the pictures as inline SVG, whose labels are text. Raises DataError as `draw` does."""
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tfm-blocks"}):
-        data = _render(draw(attention), format="svg", metadata={"Date": None})
+        data = _render(draw(attention), format="svg", transparent=True, metadata={"Date": None})
     _, _, picture = data.decode("utf-8").partition("<svg")
-    return PAGE.format(source=escape(attention.source), target=escape(attention.target), picture=f"<svg{picture}")
+    source, target, style = escape(attention.source), escape(attention.target), asset("page.css") + STYLE
+    return PAGE.format(source=source, target=target, style=style, picture=f"<svg{picture}")
 
 
 def png(attention: Attention) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from rich.markup import escape
 from rich.table import Table
 
-from tfm_blocks.errors import ConfigError, Problem, suggest
+from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
 from tfm_blocks.report.screen import screen
 
@@ -32,7 +32,9 @@ def show_block(name: str) -> None:
     """Prints all that is known of one block. Raises ConfigError for an unknown name."""
     info = REGISTRY.blocks.get(name)
     if info is None:
-        raise ConfigError(Problem("block", f"no block is called {name!r}", help=suggest(name, REGISTRY.blocks)))
+        raise ConfigError(
+            Problem("block", f"no block is called {name!r}", help=REGISTRY.suggest(name, REGISTRY.blocks))
+        )
     console = screen()
     console.print(f"{name}   {info.signature.text}\n", markup=False)
     console.print(inspect.getdoc(info.cls) or "", markup=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from bokeh.core.json_encoder import serialize_json
 from bokeh.resources import Resources
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from tfm_blocks.report.assets import asset
 from tfm_blocks.report.compare import TESTS
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.curves import AXES, MOST_POINTS, Line, charts_of, line_style
@@ -24,7 +24,6 @@ from tfm_blocks.runs.folder import CONFIG, METRICS
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.record import RunRecord
 
-ASSETS = Path(__file__).parent / "assets"
 MOST_RUNS = 20  # that are drawn and sampled; the tables have all
 LONGEST_CONFIG = 20_000  # characters
 
@@ -39,12 +38,12 @@ def page(comparison: Comparison, title: str, *, sentence: str | None = None, plu
     lines = _lines(groups)
     charts = charts_of(lines)
     lines_of_runs = common_test_set(runs)
-    scripts = {"bokeh": Resources(mode="inline", components=["bokeh"]).js_raw[0], "own": _asset("page.js")}
+    scripts = {"bokeh": Resources(mode="inline", components=["bokeh"]).js_raw[0], "own": asset("page.js")}
     return _template().render(
         title=title,
         policy=_policy(scripts.values()),
         scripts={name: Markup(text) for name, text in scripts.items()},
-        style=Markup(_asset("page.css")),
+        style=Markup(asset("page.css")),
         comparison=comparison,
         hidden=len(comparison.runs) - len(runs),
         sheets=sheets_of(comparison),
@@ -92,13 +91,9 @@ def _config(run: RunRecord) -> str:
         return ""
 
 
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text("utf-8")
-
-
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_asset("page.html"))
+    return environment.from_string(asset("page.html"))
 
 
 def _data(value: object) -> Markup:

@@ -118,7 +118,8 @@ def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
     try:
         return check_model(record.get("model") or {})
     except ConfigError as error:
-        raise RunError([Problem(where, f"{problem.address}: {problem.rule}") for problem in error.problems]) from None
+        problems = [Problem(where, f"{one.address}: {one.rule}", help=one.help) for one in error.problems]
+        raise RunError(problems) from None
 
 
 @torch.no_grad()

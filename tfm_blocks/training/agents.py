@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tfm_blocks.compose.command_line import prepare_arguments
-from tfm_blocks.compose.sweep import Interval, Part, parts_of
+from tfm_blocks.compose.sweep import Interval, Part, combinations, one_at_a_time, parts_of
 from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.training.contract import CONTRACT
 
@@ -45,6 +45,12 @@ def sweep_file(overrides: Sequence[str], own: Path | None, method: str, metric: 
         "command": ["${env}", "${interpreter}", "${program}", *options, "${args_no_hyphens}"],
     }
     return str(yaml.safe_dump(told, sort_keys=False, allow_unicode=True))
+
+
+def jobs_to_check(overrides: Sequence[str], own: Path | None, method: str) -> list[list[str]]:
+    """Return the overrides of all jobs of a grid; of another method, of jobs that hold each value once."""
+    parts = parts_of(overrides, own)
+    return combinations(parts) if method == "grid" else one_at_a_time(parts)
 
 
 def _parameter(part: Part, method: str) -> tuple[str, dict[str, Any]]:

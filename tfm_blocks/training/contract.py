@@ -62,7 +62,9 @@ def _scores(split: str, sentences: str, best: bool) -> tuple[Key, ...]:
 
 IN_EVERY_ROW = frozenset({TOKENS, SECONDS})
 CONTRACT = (
-    Key("train/loss", "nats a target token, label-smoothed; mean since the row before", "min"),
+    Key(
+        "train/loss", "nats a target token, label-smoothed, without auxiliary losses; mean since the row before", "min"
+    ),
     Key("train/perplexity", "e^(nats a target token), not smoothed; mean since the row before", "min"),
     Key(TOKENS, "target tokens that the run has read, those of skipped steps too; in every row", "max"),
     Key(SECONDS, "seconds of training, with validations and those before a resume; in every row", "max"),
@@ -73,7 +75,7 @@ CONTRACT = (
     Key("train/padding", "share of the token ids that are read, 0 to 1", "last"),
     Key("train/waiting", "share of the time that a rank waits for its next batches, 0 to 1", "last"),
     Key("train/skipped", "steps of the run whose loss or gradient was not finite", "last"),
-    Key("train/loss/{node}", "what the block adds to the loss, a target token", "last"),
+    Key("train/aux_loss/{node}", "auxiliary loss of the block a target token; added to the minimised sum", "last"),
     *_scores("val", "the first translations", best=True),
     *_scores("test", "all translations", best=False),
 )

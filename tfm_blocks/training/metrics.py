@@ -71,7 +71,7 @@ class StepSums(_Sums):
         means = {}
         if tokens:
             means = {"loss": loss / tokens, "perplexity": perplexity(nll / tokens)}
-            means |= {f"loss/{address}": one / tokens for address, one in zip(self.losses, added, strict=True)}
+            means |= {f"aux_loss/{address}": one / tokens for address, one in zip(self.losses, added, strict=True)}
         return means | {"gradient_norm": norm, "padding": padding / read, "skipped": skipped}
 
     def kept(self) -> dict[str, Tensor]:

@@ -26,15 +26,15 @@ class Objective:
         self.trunk = trunk or network.trunk_with_losses
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sums over the batch: what is minimised, differentiable; and as numbers it, -log p, and what each block adds.
+        """Return sums over the batch: the differentiable total, and [smoothed loss, -log p, auxiliary losses...].
 
-        A loss that a block adds counts by the tokens that are predicted: of each sequence, or of the micro-batch.
+        The total is the smoothed loss plus the auxiliary loss of each block. An auxiliary loss is weighted by the
+        number of predicted tokens: of each sequence, or of the micro-batch.
         """
         x_ND, labels_N, added = self._kept(batch)
         smoothed, nll, _ = self._sums(x_ND, labels_N)
         extra = [(one * (batch.labels_BT != 0).sum(1)).sum() for one in added.values()]
-        loss = sum(extra, smoothed)
-        return loss, torch.stack([loss, nll, *extra]).detach().double()
+        return sum(extra, smoothed), torch.stack([smoothed, nll, *extra]).detach().double()
 
     def scores(self, batch: Batch) -> Sums:
         """Sums over the batch of the smoothed loss, of -log p, and of right tokens. Logits in float32, where bf16 would

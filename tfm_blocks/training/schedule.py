@@ -47,7 +47,7 @@ class LinearSettings(Settings):
         steps = info.data.get("steps", warmup)
         if warmup > steps:
             rule = f"must be at most the {steps} steps of the schedule, but is {warmup}"
-            raise RuleError(rule, "lower it, or train longer: trainer.steps")
+            raise RuleError(rule, f"write schedule.warmup={max(1, steps // 10)}, or trainer.steps={4 * warmup} or more")
         return warmup
 
     def rate(self, step: int) -> float:

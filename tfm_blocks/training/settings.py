@@ -48,6 +48,16 @@ class DeviceSettings(Settings):
     strategy: Literal["ddp", "fsdp2"] = "ddp"
 
 
+def _or_keep(average: int, steps: int, validate_every: int, keep_last: int) -> str:
+    """Return the settings with which the weights of `average` validations are kept; "" if there are too few steps."""
+    if average > steps:
+        return ""
+    often = steps // average
+    changes = [f"trainer.validate_every={often}"] if often < validate_every else []
+    changes += [f"trainer.keep_last={average}"] if keep_last < average else []
+    return f", or {' and '.join(changes)}"
+
+
 class TrainerSettings(DeviceSettings):
     """How long, how often, on what.
 
@@ -93,10 +103,13 @@ class TrainerSettings(DeviceSettings):
     @classmethod
     def _is_over_what_is_kept(cls, average: int, info: ValidationInfo) -> int:
         if info.data.keys() >= {"steps", "validate_every", "keep_last"}:
-            kept = min(info.data["keep_last"], -(-info.data["steps"] // info.data["validate_every"]))
+            steps, validate_every, keep_last = (info.data[key] for key in ("steps", "validate_every", "keep_last"))
+            kept = min(keep_last, -(-steps // validate_every))
             if average > kept:
                 rule = f"must be at most the {kept} validations whose weights are kept, but is {average}"
-                raise RuleError(rule, "lower it, raise trainer.keep_last, or lower trainer.validate_every")
+                raise RuleError(
+                    rule, f"write trainer.average={kept}{_or_keep(average, steps, validate_every, keep_last)}"
+                )
         return average
 
     @field_validator("ema")
