@@ -79,10 +79,10 @@ def _train_here(config: Any, typed: Sequence[str]) -> int:
 
         root = Path("runs") / composed.mapping.get("sweep_name", "")
         return train_run(composed, settings, root, typed=typed)
-    from tfm_blocks.launch.check import checked
+    from tfm_blocks.launch.check import checked_to_resume
     from tfm_blocks.launch.job import resume
     from tfm_blocks.launch.resume import read_left
 
     left = read_left(folder)
     composed = compose_resumed(config, left.config, str(left.folder / "config.yaml"), left.text)
-    return resume(composed, checked(composed), left, typed=typed)
+    return resume(composed, checked_to_resume(composed), left, typed=typed)

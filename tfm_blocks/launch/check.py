@@ -18,19 +18,30 @@ from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.launch.devices import expect_devices
 from tfm_blocks.launch.place import find_place
 from tfm_blocks.network.build import check_model
+from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
+from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
 
 def checked(composed: Composed) -> RunSettings:
     """The settings of a run that can be trained here. Raises ConfigError with all problems and their places."""
+    settings = checked_to_resume(composed)
+    _check_plugins(composed)
+    return settings
+
+
+def checked_to_resume(composed: Composed) -> RunSettings:
+    """The same for a run whose plug-ins were tried before its first step."""
     return _checked(composed, _check_devices)
 
 
 def checked_elsewhere(composed: Composed) -> RunSettings:
-    """The same for a run on another machine, whose devices this one does not know."""
-    return _checked(composed, lambda config: None)
+    """The same for a new run on another machine, whose devices this one does not know."""
+    settings = _checked(composed, lambda config: None)
+    _check_plugins(composed)
+    return settings
 
 
 def _checked(composed: Composed, check_devices: Callable[[Mapping[str, Any]], object]) -> RunSettings:
@@ -67,6 +78,15 @@ def _check_network(composed: Composed) -> None:
     composed.with_vocab(composed.mapping.get("vocab") or 0)
     spec = check_model(composed.model, composed.sources)
     problems = [*_input_problems(spec, composed.mapping["data"]), *_output_problems(spec, composed)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_plugins(composed: Composed) -> None:
+    """Blocks of plug-ins keep their contract in numbers, on a few short sequences on the CPU. Raises ConfigError."""
+    if all(info.shipped for info in REGISTRY.blocks.values()):
+        return
+    problems = plugin_problems(check_model(composed.model, composed.sources), composed.sources)
     if problems:
         raise ConfigError(problems)
 
