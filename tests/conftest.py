@@ -1,6 +1,7 @@
 """A run of seconds, and a translator that has learned for a moment."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -18,6 +19,8 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_run
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS
@@ -41,6 +44,17 @@ def own_service():
     """A run of W&B in this process names its service in the environment; a process that a later test starts has its own."""
     yield
     os.environ.pop("WANDB_SERVICE", None)
+
+
+@pytest.fixture
+def wrong_blocks(monkeypatch):
+    """The blocks of tests/wrong_blocks.py by name, registered for one test."""
+    before = dict(REGISTRY.blocks)
+    monkeypatch.setattr(REGISTRY, "blocks", dict(before))
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    sys.modules.pop("wrong_blocks", None)
+    load_plugins(["wrong_blocks"])
+    return {name: info for name, info in REGISTRY.blocks.items() if name not in before}
 
 
 def sentences(count, seed):

@@ -21,8 +21,9 @@ class Shift(nn.Module):
     def initialise(self, name: str, generator: Generator) -> None:
         nn.init.normal_(self.share, generator=generator)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD + self.share * nn.functional.pad(x_BTD, (0, 0, 1, 0))[:, :-1]
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
+        kept_BTD = x_BTD.masked_fill(~keep_BT[:, :, None], 0)
+        return x_BTD + self.share * nn.functional.pad(kept_BTD, (0, 0, 1, 0))[:, :-1]
 
     def start(self, *, room: Room) -> State:
         return State(moving={"x_R1D": room.like.new_zeros(room.rows, 1, len(self.share))})

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.check import checked, checked_elsewhere, checked_to_resume
 from tfm_blocks.launch.devices import processor_cores
+from tfm_blocks.launch.job import train as train_run
+from tfm_blocks.registry.blocks import BlockInfo
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,3 +88,64 @@ def test_a_wrong_plug_in_is_told_without_the_blocks_that_it_would_have_brought(s
     with pytest.raises(ConfigError) as caught:
         checked(small("plugins=mine", "++model.graph.bad={block: theirs, after: src_pos}"))
     assert [problem.address for problem in caught.value.problems] == ["plugins"]
+
+
+Blocks = dict[str, BlockInfo]
+GRAPH = "++model.graph"
+WRONG = {
+    "leaks": (f"{GRAPH}.decoder.layer.self.block=leaks", "changing x at position 1 changes the output"),
+    "leaks_later": (f"{GRAPH}.decoder.layer.self.block=leaks_later", "changing x at position 1 changes the output"),
+    "forgets_sees": (f"{GRAPH}.decoder.layer.bad={{block: forgets_sees, after: self}}", "without an entry in sees"),
+    "ignores_padding": (f"{GRAPH}.encoder.layer.attn.block=ignores_padding", "what stands in padding changes"),
+    "ignores_padding_of_kv": (f"{GRAPH}.decoder.layer.cross.block=ignores_padding_of_kv", "what stands in padding"),
+    "steps_otherwise": (f"{GRAPH}.decoder.layer.self.block=steps_otherwise", "differs from forward"),
+    "centres_time": ("++model.args.position=centres_time", "attention with the position centres_time"),
+    "other_axis": ("++model.args.scores=other_axis", "attention with the scores other_axis"),
+    "time_norm": ("++model.args.norm=time_norm", "changing x at position 0 changes the output"),
+    "running_maximum": ("++model.args.activation=running_maximum", "ffn with the activation running_maximum"),
+}
+
+
+@pytest.mark.parametrize(("override", "rule"), WRONG.values(), ids=WRONG)
+def test_a_run_with_a_wrong_plug_in_is_refused_before_its_text_is_read(
+    small: Callable[..., Composed], tmp_path: Path, wrong_blocks: Blocks, override: str, rule: str
+) -> None:
+    composed = small("plugins=[wrong_blocks]", override)
+    for check in (checked, checked_elsewhere):
+        with pytest.raises(ConfigError) as caught:
+            train_run(composed, check(composed), tmp_path)
+        assert caught.value.exit_status == 2
+        for problem in caught.value.problems:
+            assert problem.address.startswith("model.graph.") and problem.place and rule in problem.rule
+            assert "(plug-in wrong_blocks)" in problem.rule and "tfm blocks --test wrong_blocks" in problem.help
+    assert not list(tmp_path.iterdir())
+    checked_to_resume(composed)
+
+
+def test_the_command_refuses_a_wrong_plug_in_with_its_node_and_line(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "wrong_blocks.py", tmp_path)
+    (tmp_path / "model").mkdir()
+    lines = ["# @package _global_", "defaults: [tiny, _self_]", "model:", "  graph:", "    decoder:", "      layer:"]
+    (tmp_path / "model" / "mine.yaml").write_text("\n".join([*lines, "        self: {block: leaks}"]))
+    arguments = ["--config-dir", ".", "model=mine", "plugins=[wrong_blocks]", "trainer.steps=2", "logger=csv"]
+    done = train(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert "error: model.graph.decoder.layer.self: leaks (plug-in wrong_blocks): changing x at" in done.stderr
+    assert "mine.yaml:7:9   self: {block: leaks}" in done.stderr
+    swept = train(tmp_path, "-m", *arguments, "layers=1,2")
+    assert swept.returncode == 2 and "2 of 2 jobs cannot start, so none was started" in swept.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_trains_to_the_same_bits_as_without_the_trial_of_its_plug_ins(
+    small: Callable[..., Composed], tmp_path: Path, wrong_blocks: Blocks
+) -> None:
+    blocks = [f"{GRAPH}.encoder.layer.attn.block=right", f"{GRAPH}.decoder.layer.self.block=right"]
+    for name, check in (("tried", checked), ("untried", checked_to_resume)):
+        composed = small("plugins=[wrong_blocks]", *blocks, "dropout=0.2")
+        torch.manual_seed(5)
+        settings = check(composed)
+        assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(5)))
+        assert train_run(composed, settings, tmp_path / name) == 0
+    tried, untried = (load_file(tmp_path / name / "run" / "weights.safetensors") for name in ("tried", "untried"))
+    assert tried.keys() == untried.keys() and all(torch.equal(tried[name], untried[name]) for name in tried)

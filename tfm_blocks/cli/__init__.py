@@ -31,12 +31,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(status)
 
 
-def _run(argv: Sequence[str]) -> None:
+def _run(argv: Sequence[str]) -> int | None:
     arguments = _parse(argv)
     if any(vars(arguments).get(name) for name in DATA):
         write_utf8()
     limit_primitive_caches()
-    arguments.run(arguments)
+    status: int | None = arguments.run(arguments)
+    return status
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfm_blocks.cli.block_test import test_blocks
 from tfm_blocks.cli.options import add_plugins, count
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from tfm_blocks.runs.record import RunRecord
 
 
+CHECK = "check a model without allocating it; tfm blocks --test MODULE computes with the blocks of a plug-in"
+
+
 def add_commands(commands: Commands) -> None:
     """The parsers of these commands."""
     for name, run, text in (
-        ("check", _check, "check a model without allocating it"),
+        ("check", _check, CHECK),
         ("show", _show, "the nodes of a model, with shapes and parameters"),
     ):
         command = commands.add_parser(name, help=text, description=text)
@@ -47,7 +51,10 @@ def add_commands(commands: Commands) -> None:
     models.add_argument("--json", action="store_true", help="print JSON instead of a table")
     models.set_defaults(run=_models)
     blocks = commands.add_parser("blocks", help="the registered blocks", description="the registered blocks")
-    blocks.add_argument("name", nargs="?", metavar="BLOCK", help="all about one block")
+    what = "all about these blocks; with --test, test these alone, or BLOCK.ARGUMENT=VALUE"
+    blocks.add_argument("names", nargs="*", metavar="BLOCK", help=what)
+    what = "test the blocks of your module: causality, padding, steps, gradients, and more"
+    blocks.add_argument("--test", metavar="MODULE", help=what)
     blocks.add_argument("--markdown", action="store_true", help="print the page docs/blocks.md")
     add_plugins(blocks)
     blocks.set_defaults(run=_blocks)
@@ -156,19 +163,23 @@ def _composed(arguments: argparse.Namespace) -> Composed:
     return composed
 
 
-def _blocks(arguments: argparse.Namespace) -> None:
+def _blocks(arguments: argparse.Namespace) -> int:
     import tfm_blocks.blocks  # noqa: F401  registers them
     from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
     from tfm_blocks.report.blocks import markdown, show_block, show_blocks
 
+    if arguments.test:
+        return test_blocks(arguments)
     load_plugins(arguments.plugins)
     if arguments.markdown:
         print(markdown(REGISTRY.blocks.values()), end="")
-    elif arguments.name:
-        show_block(arguments.name)
+    elif arguments.names:
+        for name in arguments.names:
+            show_block(name)
     else:
         show_blocks()
+    return 0
 
 
 def _schema(arguments: argparse.Namespace) -> None:

@@ -94,10 +94,10 @@ def _train_here(config: Any, typed: Sequence[str]) -> int:
         from tfm_blocks.launch.verify import verify_resume
 
         return verify_resume(composed, checked(composed))
-    from tfm_blocks.launch.check import checked
+    from tfm_blocks.launch.check import checked_to_resume
     from tfm_blocks.launch.job import resume
     from tfm_blocks.launch.resume import read_left
 
     left = read_left(folder)
     composed = compose_resumed(config, left.config, str(left.folder / "config.yaml"), left.text)
-    return resume(composed, checked(composed), left, typed=typed)
+    return resume(composed, checked_to_resume(composed), left, typed=typed)

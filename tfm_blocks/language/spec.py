@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tfm_blocks.registry.values import Part
+from tfm_blocks.registry.values import Part, block_names
 
 Path = tuple[str, ...]
 TARGET = "tgt"
@@ -145,18 +145,11 @@ class Spec:
         uses: list[Node | Step] = []
         for node in self.nodes:
             uses += [node, *node.pre, *node.post]
-        return {name for use in uses if use.block for name in _blocks_of(Part(use.block, use.arguments))}
+        return {name for use in uses if use.block for name in block_names(Part(use.block, use.arguments))}
 
     def input(self, name: str) -> Input:
         """The input of this name."""
         return next(one for one in self.inputs if one.name == name)
-
-
-def _blocks_of(value: object) -> Iterator[str]:
-    if isinstance(value, Part):
-        yield value.block
-        for argument in value.arguments.values():
-            yield from _blocks_of(argument)
 
 
 def names(inputs: Iterable[Input]) -> list[str]:

@@ -18,6 +18,7 @@ from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.launch.devices import expect_devices
 from tfm_blocks.launch.place import find_place
 from tfm_blocks.network.build import check_model
+from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins, plugins_of
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
@@ -28,15 +29,24 @@ def checked(composed: Composed) -> RunSettings:
 
     Raises ConfigError with all problems and their places.
     """
-    return _checked(composed, _check_devices)
+    settings, spec = _checked(composed, _check_devices)
+    _check_plugins(spec, composed)
+    return settings
+
+
+def checked_to_resume(composed: Composed) -> RunSettings:
+    """Return the same for a run whose plug-ins were tried before its first step."""
+    return _checked(composed, _check_devices)[0]
 
 
 def checked_elsewhere(composed: Composed) -> RunSettings:
-    """The same for a run on another machine, whose devices this one does not know."""
-    return _checked(composed, lambda config: None)
+    """Return the same for a new run on another machine, whose devices this one does not know."""
+    settings, spec = _checked(composed, lambda config: None)
+    _check_plugins(spec, composed)
+    return settings
 
 
-def _checked(composed: Composed, check_devices: Callable[[Mapping[str, Any]], object]) -> RunSettings:
+def _checked(composed: Composed, check_devices: Callable[[Mapping[str, Any]], object]) -> tuple[RunSettings, Spec]:
     config, specs = composed.mapping, list[Spec]()
     with placed(composed):
         problems = [*_problems(lambda: read_run(config)), *_problems(lambda: check_devices(config))]
@@ -45,7 +55,7 @@ def _checked(composed: Composed, check_devices: Callable[[Mapping[str, Any]], ob
         if problems:
             raise ConfigError(problems)
     settings = read_run(config)
-    return settings.model_copy(update={"plugins": plugins_of(settings.plugins, specs[0].blocks)})
+    return settings.model_copy(update={"plugins": plugins_of(settings.plugins, specs[0].blocks)}), specs[0]
 
 
 def _problems(check: Callable[[], object]) -> Sequence[Problem]:
@@ -74,6 +84,12 @@ def _check_network(composed: Composed) -> Spec:
     if problems:
         raise ConfigError(problems)
     return spec
+
+
+def _check_plugins(spec: Spec, composed: Composed) -> None:
+    """Compute with the blocks of plug-ins on a few short sequences. Raises ConfigError if one breaks the contract."""
+    if problems := plugin_problems(spec, composed.sources):
+        raise ConfigError(problems)
 
 
 def _input_problems(spec: Spec, data: Any) -> Iterator[Problem]:

@@ -73,6 +73,11 @@ class BlockInfo:
         return "itself"
 
     @property
+    def shipped(self) -> bool:
+        """Part of tfm-blocks; any other block comes from a plug-in."""
+        return self.cls.__module__.startswith("tfm_blocks.")
+
+    @property
     def stepped(self) -> bool:
         """Remembers the positions before the present one, so it has `start` and `step`."""
         return hasattr(self.cls, "step")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -25,6 +25,16 @@ class Part:
 
     def __str__(self) -> str:
         return self.block
+
+
+def block_names(value: object) -> Iterator[str]:
+    """Yield the names of the blocks in the value of an argument, at any depth."""
+    if isinstance(value, Part):
+        yield value.block
+        yield from block_names(list(value.arguments.values()))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from block_names(inner)
 
 
 Norm = Annotated[Part, "norm"]

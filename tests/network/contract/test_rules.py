@@ -1,0 +1,98 @@
+"""Each rule finds the block that breaks it, and no other."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.network.contract.cases import cases_of
+from tfm_blocks.network.contract.rules import first_breach
+from tfm_blocks.registry.blocks import REGISTRY, block
+from tfm_blocks.registry.values import Rate
+
+MEASURED = {
+    "leaks": "changing x at position 1 changes the output at positions [0] by up to ",
+    "leaks_later": "changing x at position 1 changes the output at positions [0] by up to ",
+    "forgets_sees": "changing x at position 0 changes the output at positions [1] by up to ",
+    "ignores_padding": "what stands in padding changes kept positions by up to ",
+    "ignores_padding_of_kv": "what stands in padding changes kept positions by up to ",
+    "steps_otherwise": "step at position 1, after 0 positions read at once, differs from forward by up to ",
+    "remembers_on_itself": "in a beam search, step at position 3 differs from forward by up to ",
+    "centres_time": "what stands in padding changes kept positions by up to ",
+    "other_axis": "what stands in padding changes kept positions by up to ",
+    "time_norm": "changing x at position 0 changes the output at positions [1, 2, 3, 4] by up to ",
+    "running_maximum": "changing x at position 0 changes the output at positions [1, 2, 3, 4] by up to ",
+    "draws_in_eval": "two calls in eval mode differ by up to ",
+    "mixes_rows": "a row changes with the other rows of the batch",
+    "divides_by_0": "72 of 192 numbers of its output are NaN or infinite with padding before the sequences",
+    "reads_numbers": "fails when it is run: Tensor.item() cannot be called on meta tensors (on the meta device)",
+    "learns_nothing": "the parameter block.gain does not reach the output, so it could not learn (on the meta device)",
+    "starts_anyhow": "its parameter gain starts with other values when built again with the same seed",
+    "breaks": "fails on float32 tensors on the CPU: RuntimeError: no kernel for this device",
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_first_broken_rule_is_reported_with_a_measurement_and_a_fix(wrong_blocks, name):
+    breach = first_breach(cases_of(wrong_blocks[name]))
+    assert breach is not None and breach.measured.startswith(MEASURED[name]) and breach.fix
+
+
+def test_a_block_that_keeps_the_contract_breaks_no_rule_and_all_others_are_listed_here(wrong_blocks):
+    assert first_breach(cases_of(wrong_blocks["right"])) is None
+    assert set(MEASURED) == set(wrong_blocks) - {"right"}
+
+
+def test_the_callers_random_state_stays_as_it_is(wrong_blocks):
+    before = torch.get_rng_state()
+    assert first_breach(cases_of(wrong_blocks["draws_in_eval"]))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
+
+
+def test_a_norm_may_see_no_other_position_whatever_it_declares(registry):
+    """The steps of add & norm read no `sees`, so that causality could not be proved."""
+
+    @block("declared_norm", "x: B T D -> B T D", category="norm", sees={"x": "past"}, source="a test")
+    class DeclaredNorm(nn.Module):
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            return x_BTD - x_BTD.cumsum(1)
+
+        def start(self, **given): ...
+
+        def step(self, x_R1D, state): ...
+
+    breach = first_breach(cases_of(REGISTRY.blocks["declared_norm"]))
+    assert breach and breach.fix == "compute a norm from the vector of each position alone"
+
+
+def made(**annotations):
+    """A block with one required argument."""
+    ((name, annotation),) = annotations.items()
+
+    def init(self, D, *, value):
+        nn.Module.__init__(self)
+        self.value = value
+
+    init.__annotations__ = {"D": int, "value": annotation}
+    body = {"__init__": init, "forward": lambda self, x_BTD: x_BTD}
+    block(name, "x: B T D -> B T D", source="a test", where={"value > 2": "a test"} if annotation is int else {})(
+        type("Made", (nn.Module,), body)
+    )
+    return REGISTRY.blocks[name]
+
+
+def test_arguments_that_cannot_be_guessed_are_requested_by_name(registry):
+    with pytest.raises(ConfigError, match=r"needs_text: no value can be guessed(?s:.*)needs_text.value=VALUE"):
+        list(cases_of(made(needs_text=str)))
+    with pytest.raises(ConfigError, match=r"needs_many: cannot be built .* value: 2(?s:.*)needs_many.value=VALUE"):
+        list(cases_of(made(needs_many=int)))
+    assert first_breach(cases_of(made(needs_rate=Rate))) is None
+    for name, value in (("needs_text", "a"), ("needs_many", 3)):
+        assert first_breach(cases_of(REGISTRY.blocks[name], {"value": value, "D": 6})) is None
+    with pytest.raises(ConfigError, match=r"needs_many.heads: needs_many has no argument or letter 'heads'"):
+        list(cases_of(REGISTRY.blocks["needs_many"], {"heads": 3}))

@@ -1,0 +1,89 @@
+"""`tfm blocks --test MODULE`: a line for each block of a plug-in, and an exit status."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+NEEDS = """
+from torch import Tensor, nn
+from tfm_blocks.registry.blocks import block
+
+@block("needs", "x: B T D -> B T D", where={"D % groups == 0": "groups must divide the width"}, source="none")
+class Needs(nn.Module):
+    def __init__(self, D: int, *, file: str, groups: int) -> None:
+        super().__init__()
+        if file != "right.txt":
+            raise ValueError(f"there is no file {file}")
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD
+"""
+
+
+@pytest.fixture
+def tfm_blocks(tmp_path):
+    """Run `tfm blocks` in a folder with plug-ins: its exit status, the lines of its output, and its errors."""
+    for name in ("wrong_blocks", "plugged"):
+        shutil.copy(TESTS / f"{name}.py", tmp_path)
+    (tmp_path / "plugged.py").write_text((tmp_path / "plugged.py").read_text().partition("\nPLUGGED =")[0])
+    (tmp_path / "needs.py").write_text(NEEDS)
+    (tmp_path / "empty.py").touch()
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "tfm_blocks", "blocks", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stdout.splitlines(), done.stderr
+
+    return run
+
+
+def test_each_block_has_a_line_and_one_that_breaks_a_rule_makes_the_status_1(tfm_blocks):
+    status, lines, _ = tfm_blocks("--test", "wrong_blocks")
+    assert status == 1
+    lines = dict(line.split(": ", 1) for line in lines)
+    assert len(lines) == 19 and lines.pop("right") == "pass"
+    assert all(". Fix: " in line for line in lines.values())
+    assert lines["leaks"].startswith(
+        "with mask: causal: changing x at position 1 changes the output at positions [0] by"
+    )
+    assert lines["other_axis"].startswith("in attention: what stands in padding changes kept positions by up to ")
+
+
+def test_blocks_that_keep_the_contract_make_the_status_0(tfm_blocks):
+    passed = [f"{name}: pass" for name in ("shift", "pool", "blend", "counted")]
+    assert tfm_blocks("--test", "plugged") == (0, passed, "")
+    assert tfm_blocks("right", "--test", "wrong_blocks")[:2] == (0, ["right: pass"])
+
+
+def test_arguments_and_widths_can_be_given(tfm_blocks):
+    status, lines, errors = tfm_blocks("--test", "needs")
+    assert (status, lines) == (2, [])
+    assert "needs: no value can be guessed for the required argument file (str)" in errors
+    assert "help: give one: needs.file=VALUE" in errors
+    status, _, errors = tfm_blocks("--test", "needs", "needs.file=wrong.txt")
+    assert status == 2 and "groups: 2: ValueError: there is no file wrong.txt" in errors
+    status, _, errors = tfm_blocks("--test", "needs", "needs.file=right.txt", "needs.groups=3")
+    assert status == 2 and "D % groups == 0" in errors
+    given = ["needs.file=right.txt", "needs.groups=3", "needs.D=6"]
+    assert tfm_blocks("--test", "needs", *given) == (0, ["needs: pass"], "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "the module 'nowhere' cannot be imported"),
+        (["empty"], "the module 'empty' registers no block"),
+        (["wrong_blocks", "leeks"], "did you mean leaks?"),
+        (["wrong_blocks", "leaks.musk=causal"], "did you mean mask?"),
+        (["wrong_blocks", "leaks.mask"], "is neither a block nor the value of an argument"),
+        (["wrong_blocks", "leaks.mask=["], "its value is not YAML"),
+    ],
+)
+def test_wrong_usage_makes_the_status_2(tfm_blocks, arguments, message):
+    status, lines, errors = tfm_blocks("--test", *arguments)
+    assert (status, lines) == (2, []) and message in errors

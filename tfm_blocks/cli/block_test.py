@@ -1,0 +1,94 @@
+"""`tfm blocks --test MODULE`: the contract of blocks, tried on the blocks that a plug-in registers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+
+if TYPE_CHECKING:
+    from tfm_blocks.network.contract.rules import Breach
+    from tfm_blocks.registry.blocks import BlockInfo
+
+
+def test_blocks(arguments: argparse.Namespace) -> int:
+    """Print one line for each block: it passes, or the rule that it breaks. Returns 1 if one breaks a rule.
+
+    Raises ConfigError if the module cannot be imported or registers nothing, or if a block cannot be built.
+    """
+    from tfm_blocks.network.contract.cases import cases_of
+
+    blocks = _registered_by(arguments.test, arguments.plugins)
+    names, values = _split(arguments.names, blocks)
+    cases = {name: list(cases_of(blocks[name], values.get(name))) for name in names}
+    passes = [_passes(blocks[name], cases[name]) for name in names]
+    return 0 if all(passes) else 1
+
+
+def _registered_by(module: str, others: Sequence[str]) -> dict[str, BlockInfo]:
+    """The blocks that the module, or one below it, brings. Raises ConfigError if there are none."""
+    from tfm_blocks.registry.blocks import REGISTRY
+    from tfm_blocks.registry.plugins import load_plugins
+
+    load_plugins(others)
+    before = set(REGISTRY.blocks)
+    load_plugins([module])
+    found = {
+        name: info
+        for name, info in REGISTRY.blocks.items()
+        if name not in before or f"{info.cls.__module__}.".startswith(f"{module}.")
+    }
+    if not found:
+        rule = f"the module {shown(module)} registers no block"
+        raise ConfigError(Problem("--test", rule, help="put the decorator @block(…) on its classes"))
+    return found
+
+
+def _split(words: Sequence[str], blocks: Mapping[str, BlockInfo]) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """The blocks to test, all unless some are named, and by block the values given as BLOCK.ARG=VALUE."""
+    named: list[str] = []
+    values: dict[str, dict[str, Any]] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        block, dot, argument = key.partition(".")
+        if block not in blocks:
+            raise ConfigError(
+                Problem(word, f"the plug-in registers no block {shown(block)}", help=suggest(block, blocks))
+            )
+        if bool(equals) != bool(dot):
+            help = f"write {block} to test this block alone, or {block}.ARGUMENT=VALUE"
+            raise ConfigError(Problem(word, "is neither a block nor the value of an argument", help=help))
+        if equals:
+            values.setdefault(block, {})[argument] = _read(word, text)
+        else:
+            named.append(block)
+    return named or list(blocks), values
+
+
+def _read(word: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(Problem(word, "its value is not YAML", help="quote it for the shell")) from None
+
+
+def _passes(info: BlockInfo, cases: Sequence[Any]) -> bool:
+    from tfm_blocks.network.contract.rules import first_breach
+
+    breach = first_breach(cases)
+    if breach:
+        print(f"{info.name}: {_place(breach)}{breach.measured}. Fix: {breach.fix}")
+    else:
+        print(f"{info.name}: {'pass' if cases else 'not tested: its output has no batch axis'}")
+    return breach is None
+
+
+def _place(breach: Breach) -> str:
+    """The block in which a part was tried, and what distinguishes the case."""
+    around = f"in {breach.case.info.name}" if breach.case.part else ""
+    note = f"with {breach.case.note}" if breach.case.note else ""
+    return " ".join(filter(None, [around, note])) + ": " if around or note else ""

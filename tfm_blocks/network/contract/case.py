@@ -1,0 +1,181 @@
+"""One block with arguments as two small models: the block alone, and the block in a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfm_blocks.language.check import check
+from tfm_blocks.language.spec import TARGET, Axis, Spec
+from tfm_blocks.network.build import build_network
+from tfm_blocks.network.graph import Network
+from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
+
+NODE = "node"
+BATCH = 3
+LENGTHS = (5, 7, 4, 6)  # of the sequences, in the order in which the ports name them
+PADDING = 3  # positions that a test of padding adds
+SOURCE = "src"
+SOURCE_LENGTH = 7
+TARGET_LENGTH = 5
+VOCAB = 11  # of the decoder
+FEWEST_IDS = 3  # of an embedding whose vocabulary is not an argument `vocab`: ids 1 and 2
+
+PARTS = {
+    "norm": "compute a norm from the vector of each position alone",
+    "activation": "compute an activation from the vector of each position alone",
+    "position": "turn each vector by its own position alone, and let a bias depend on the distance alone",
+    "scores": "compute along the last axis, that of the keys, and give a masked key, of the least score, the weight 0",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A block with its arguments, and by port the axes of each input that the port reads.
+
+    `part` names the argument whose value is tried inside the block, such as a position inside attention. `note`
+    distinguishes the cases of one block, such as `mask: causal`.
+    """
+
+    info: BlockInfo
+    arguments: Mapping[str, Any]
+    ports: Mapping[str, tuple[str, ...]]
+    part: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        part = f"{self.part}={self.arguments[self.part]['block']}" if self.part in self.arguments else ""
+        return "-".join(filter(None, [self.info.name, *list(self.ports)[1:], part, self.note.replace(": ", "=")]))
+
+    @property
+    def reads(self) -> dict[str, list[str]]:
+        """The names of the inputs by port."""
+        return {port: [f"{port}_{number}" for number in range(len(axes))] for port, axes in self.ports.items()}
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The axes of the inputs by name."""
+        return {
+            name: axes for port, names in self.reads.items() for name, axes in zip(names, self.ports[port], strict=True)
+        }
+
+    def node(self, reads: Mapping[str, list[str]] | None = None) -> dict[str, Any]:
+        """Write the node of a model file; `reads` replaces the inputs."""
+        first, *others = self.info.signature.ports
+        known = reads or self.reads
+        wired = {one: known[one.name] for one in (first, *others) if one.name in known}
+        keys = {
+            ("in" if port is first else port.name): names if port.many else names[0] for port, names in wired.items()
+        }
+        return {"block": self.info.name, **keys, **self.arguments}
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The block alone. Raises ConfigError if the language refuses the arguments."""
+        spec = check({"inputs": self.inputs, "graph": {NODE: self.node()}}, REGISTRY)
+        return replace(spec, head=0)  # a head reads the rows of a batch as one
+
+    @cached_property
+    def network(self) -> Network:
+        """The block alone, in eval mode."""
+        return _network(self.spec)
+
+    @cached_property
+    def decoder(self) -> Network | None:
+        """The block between embeddings and an unembed, in eval mode; None if it cannot stand in a decoder."""
+        first, *_ = self.info.signature.ports
+        aligned = [name for name in self.ports if self.info.signature.port(name).axes[1:2] == first.axes[1:2]]
+        arguments = self.spec.sink.arguments
+        if not self._gives_target_vectors or any(
+            self.info.sight(port, self.ports, arguments) == "all" for port in aligned
+        ):
+            return None
+        return _network(check(self._decoder_model(aligned), REGISTRY))
+
+    def _decoder_model(self, aligned: Collection[str]) -> dict[str, Any]:
+        """The ports that are `aligned` with the output read an embedding of tgt, the others one of src."""
+        read = {name: TARGET if port in aligned else SOURCE for port, names in self.reads.items() for name in names}
+        graph: dict[str, Any] = {}
+        for name, axes in self.inputs.items():
+            width = int(axes.split()[-1])
+            graph[f"{name}_emb"] = {"block": "embedding", "vocab": VOCAB, "d_model": width, "in": read[name]}
+        graph[NODE] = self.node({port: [f"{name}_emb" for name in names] for port, names in self.reads.items()})
+        graph["logits"] = {"block": "unembed", "vocab": VOCAB}
+        inputs = {name: axes for name, axes in ((SOURCE, "B S"), (TARGET, "B T")) if name in read.values()}
+        return {"inputs": inputs, "graph": graph}
+
+    @property
+    def _gives_target_vectors(self) -> bool:
+        """Return True if the first port and the output are vectors of the same positions, and so are all inputs."""
+        signature = self.info.signature
+        first = signature.ports[0]
+        same = len(signature.output) == 3 and not first.ids and first.axes[1:2] == signature.output[1:2]
+        vectors = all(len(axes.split()) == 3 and axes.split()[-1].isdecimal() for axes in self.inputs.values())
+        return same and vectors and not first.sums & signature.sequences
+
+    def fix(self, text: str) -> str:
+        """What to change if positions are mixed up: `text`, or a sentence on parts."""
+        return PARTS.get(self.part or self.info.category, text) if self.part or self.positionwise_part else text
+
+    @property
+    def positionwise_part(self) -> bool:
+        """Return True for a norm or an activation, which treats each position by itself whatever `sees` declares."""
+        return self.info.category in ("norm", "activation")
+
+    @property
+    def joins_sequences(self) -> bool:
+        """Return True if the output lays sequences end to end, so that padding stands in its middle."""
+        return any(size.joined for size in self.spec.sink.shape if isinstance(size, Axis))
+
+    def sizes(self, longer: int = 0) -> dict[str, int]:
+        """The batch size and the length of each sequence by axis, at most what the block knows."""
+        axes = [axis.name for one in self.spec.inputs for axis in one.shape[1:] if isinstance(axis, Axis)]
+        known = self.network.longest(self.spec.inputs[0].name).tokens
+        lengths = {
+            axis: int(min(length, max(1, known - PADDING))) for axis, length in zip(dict.fromkeys(axes), cycle(LENGTHS))
+        }
+        batch = self.spec.inputs[0].shape[0]
+        return {str(batch): BATCH} | {axis: int(min(length + longer, known)) for axis, length in lengths.items()}
+
+    def tensors(self, seed: int = 0, longer: int = 0) -> dict[str, Tensor]:
+        """Draw the inputs: ids above 0, or normally distributed vectors."""
+        generator, sizes = torch.Generator().manual_seed(seed), self.sizes(longer)
+        drawn = {}
+        for one in self.spec.inputs:
+            shape = [sizes[axis.name] if isinstance(axis, Axis) else axis for axis in one.shape]
+            ids = torch.randint(1, self.vocab, shape, generator=generator)
+            drawn[one.name] = ids if one.tokens else torch.randn(shape, generator=generator)
+        return drawn
+
+    def decoder_tensors(self, target: int = TARGET_LENGTH) -> dict[str, Tensor]:
+        """Draw ids for the decoder, which must exist, at most as many as it knows positions."""
+        assert self.decoder is not None
+        generator, lengths = torch.Generator().manual_seed(0), {TARGET: target, SOURCE: SOURCE_LENGTH}
+        drawn = {}
+        for one in self.decoder.spec.inputs:
+            length = int(min(lengths[one.name], self.decoder.longest(one.name).tokens))
+            drawn[one.name] = torch.randint(1, VOCAB, (BATCH, length), generator=generator)
+        return drawn
+
+    @property
+    def vocab(self) -> int:
+        """The number of ids to draw from."""
+        vocab = self.spec.sink.arguments.get("vocab")
+        return min(vocab, VOCAB) if isinstance(vocab, int) and vocab > 1 else FEWEST_IDS
+
+
+def _network(spec: Spec) -> Network:
+    """Build a network in eval mode; parameters that start at 0 are drawn, or they would hide what they multiply."""
+    network = build_network(spec, seed=1).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.1, generator=generator)
+    return network

@@ -1,0 +1,129 @@
+"""The cases of a registered block: its required ports, all its ports, `mask: causal`, and inside another block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.network.contract.case import VOCAB, Case
+from tfm_blocks.network.modules import module_of
+from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
+from tfm_blocks.registry.signature import Port, is_letter
+
+NAMED = {"vocab": VOCAB, "d_model": 8, "factor": 2.0}  # values that others depend on
+BY_KIND = {"int": 2, "float": 0.5, "rate": 0.25, "bool": True}
+WIDTHS = {"D": 8, "E": 12}
+OTHER_WIDTH = 16
+HOSTS = {"activation": "ffn", "position": "attention", "scores": "attention"}  # a part is tried inside such a block
+
+Values = Mapping[str, Any]
+
+
+def cases_of(info: BlockInfo, given: Values | None = None) -> Iterator[Case]:
+    """The cases of a block with the arguments and widths `given`, and guesses for the other required ones.
+
+    Raises ConfigError if an argument cannot be guessed, or if the block refuses the arguments.
+    """
+    given = given or {}
+    for name in given:
+        if name not in info.arguments and name not in info.signature.letters:
+            help = suggest(name, [*info.arguments, *info.signature.letters])
+            raise ConfigError(
+                Problem(f"{info.name}.{name}", f"{info.name} has no argument or letter {shown(name)}", help=help)
+            )
+    arguments = {name: value for name, value in given.items() if name in info.arguments} | _guessed(info, given)
+    for case in (*_alone(info, arguments, given), *_hosted(info, arguments, given)):
+        _expect_made(case, info)
+        yield case
+
+
+def _alone(info: BlockInfo, arguments: Values, given: Values) -> Iterator[Case]:
+    if not is_letter(info.signature.output[0]):
+        return  # without a batch
+    ports = [port for port in info.signature.ports if is_letter(port.axes[0])]
+    required = [port for port in ports if not port.optional]
+    yield _case(info, required, arguments, given)
+    if len(ports) > len(required):
+        yield _case(info, ports, arguments, given)
+    masks = {
+        one.name: "causal" for one in info.arguments.values() if "causal" in one.kind.options and one.name not in given
+    }
+    if masks:
+        yield _case(info, required, {**arguments, **masks}, given, _note(masks))
+
+
+def _hosted(info: BlockInfo, arguments: Values, given: Values) -> Iterator[Case]:
+    """A part inside the block that it is a part of."""
+    if info.category not in HOSTS:
+        return
+    host = REGISTRY.blocks[HOSTS[info.category]]
+    part = {info.category: {"block": info.name, **arguments}}
+    for case in _alone(host, {**_guessed(host, {}), **part}, given):
+        yield replace(case, part=info.category)
+
+
+def _note(arguments: Values) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in arguments.items())
+
+
+def _case(info: BlockInfo, ports: list[Port], arguments: Values, given: Values, note: str = "") -> Case:
+    axes = {
+        port.name: tuple(_axes(info, port, number, arguments, given) for number in range(1 + port.many))
+        for port in ports
+    }
+    return Case(info, arguments, axes, note=note)
+
+
+def _axes(info: BlockInfo, port: Port, number: int, arguments: Values, given: Values) -> str:
+    """The axes of one input of a port; inputs that are summed along an axis differ in it."""
+    words = []
+    for place, axis in enumerate(port.axes):
+        if not is_letter(axis):
+            words.append(str(arguments[axis]))
+        elif place == 0 or axis in info.signature.sequences:
+            words.append(f"{axis}{number}" if axis in port.sums else axis)
+        else:
+            width = given.get(axis, WIDTHS.get(axis, OTHER_WIDTH))
+            words.append(str(width + 4 * number if axis in port.sums else width))
+    return " ".join(words)
+
+
+def _guessed(info: BlockInfo, given: Values) -> dict[str, Any]:
+    required = [one for one in info.arguments.values() if one.required and one.name not in given]
+    return {one.name: _guess(info, one) for one in required}
+
+
+def _guess(info: BlockInfo, argument: Argument) -> Any:
+    """A value for a required argument. Raises ConfigError if there is no telling."""
+    kind = argument.kind
+    options = kind.options or (REGISTRY.members(kind.category) if kind.category else ())
+    if argument.name in NAMED or options:
+        return NAMED.get(argument.name, options[0] if options else None)
+    if kind.name not in BY_KIND:
+        rule = f"no value can be guessed for the required argument {argument.name} ({kind})"
+        raise ConfigError(Problem(info.name, rule, help=f"give one: {info.name}.{argument.name}=VALUE"))
+    return BY_KIND[kind.name]
+
+
+def _expect_made(case: Case, info: BlockInfo) -> None:
+    """Raise ConfigError if the language or the constructor refuses the arguments."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            module_of(case.spec.sink)
+        return
+    except ConfigError as error:
+        reason = error.problems[0].rule
+    except Exception as error:  # whatever a constructor raises
+        reason = f"{type(error).__name__}: {error}"
+    rule = f"cannot be built for the test with {_note(case.arguments) or 'no arguments'}: {reason}"
+    raise ConfigError(Problem(info.name, rule, help=f"give other values, such as {info.name}.{_example(info)}=VALUE"))
+
+
+def _example(info: BlockInfo) -> str:
+    """The name of an argument or letter that can be given, a required one first."""
+    names = sorted(info.arguments.values(), key=lambda one: not one.required)
+    return names[0].name if names else info.sizes[0] if info.sizes else "D"

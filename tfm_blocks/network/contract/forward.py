@@ -1,0 +1,148 @@
+"""Rules on `forward`: shapes, finite numbers, which positions an output position reads, rows, gradients, seeds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import Axis
+from tfm_blocks.network.build import build_network
+from tfm_blocks.network.contract.breach import BreachError, differing, expect_close, expect_finite, largest_difference
+from tfm_blocks.network.contract.case import BATCH, Case
+from tfm_blocks.network.trace import trace
+from tfm_blocks.registry.signature import Port
+
+DECLARED = {
+    "itself": "without an entry in sees, an output position sees only the same position",
+    "past": "sees declares that an output position sees only the same and earlier positions",
+}
+META = "use every parameter in forward, without detach or .data, and let nothing depend on the numbers in a tensor"
+
+
+def runs_on_the_meta_device(case: Case) -> None:
+    """The block runs without numbers, at two lengths, and every parameter gets a gradient."""
+    for problem in trace(case.spec, Sources()):
+        raise BreachError(f"{problem.rule} (on the meta device)", META)
+
+
+@torch.no_grad()
+def has_the_declared_shape(case: Case) -> None:
+    """The output has the axes of the signature, at two lengths."""
+    for longer in (0, 3):
+        sizes = case.sizes(longer)
+        declared = [
+            sum(sizes[part] for part in size.name.split("+")) if isinstance(size, Axis) else size
+            for size in case.spec.sink.shape
+        ]
+        shape = list(case.network(**case.tensors(longer=longer)).shape)
+        if shape != declared:
+            measured = f"its output is {shape}, but the signature {case.info.signature.text} declares {declared}"
+            raise BreachError(measured, "return these axes, or change the signature")
+
+
+@torch.no_grad()
+def gives_finite_numbers(case: Case) -> None:
+    """No output is NaN or infinite."""
+    fix = "guard divisions, logarithms and roots against 0 and negative numbers"
+    expect_finite(case.network(**case.tensors()), "for normally distributed inputs", fix)
+
+
+@torch.no_grad()
+def repeats_itself(case: Case) -> None:
+    """Two calls in eval mode give the same."""
+    inputs = case.tensors()
+    first = case.network(**inputs)
+    fix = "draw at random only if self.training, and keep nothing between calls"
+    expect_close(case.network(**inputs), first, "two calls in eval mode differ", fix)
+
+
+@torch.no_grad()
+def sees_no_more_than_declared(case: Case) -> None:
+    """An output position reads only those positions of a port that `sees` declares."""
+    inputs = case.tensors()
+    before = case.network(**inputs)
+    for port in case.info.signature.ports:
+        declared = case.info.sight(port.name, case.ports, case.spec.sink.arguments)
+        sight = "itself" if case.positionwise_part else declared
+        if port.name in case.ports and sight != "all" and _is_aligned(case, port):
+            for name in case.reads[port.name]:
+                for position in range(inputs[name].shape[1]):
+                    after = case.network(**{**inputs, name: _changed(case, inputs[name], position)})
+                    _expect_unseen(case, before, after, name, position, sight)
+
+
+def _is_aligned(case: Case, port: Port) -> bool:
+    """Return True if the port lies on the sequence of the output."""
+    axes = port.axes[1:2]
+    return bool(axes) and axes == case.info.signature.output[1:2] and not set(axes) & port.sums
+
+
+def _changed(case: Case, value: Tensor, position: int) -> Tensor:
+    other = value.clone()
+    other[:, position] = (
+        other[:, position] + 1 if value.is_floating_point() else value[:, position] % (case.vocab - 1) + 1
+    )
+    return other
+
+
+def _expect_unseen(case: Case, before: Tensor, after: Tensor, name: str, position: int, sight: str) -> None:
+    places = torch.arange(before.shape[1])
+    moved = differing(after, before).flatten(2).any(2).any(0)
+    unseen = moved & ((places != position) if sight == "itself" else (places < position))
+    if not unseen.any():
+        return
+    port = name.rpartition("_")[0]
+    size = largest_difference(after[:, unseen], before[:, unseen])
+    measured = (
+        f"changing {port} at position {position} changes the output at positions {places[unseen].tolist()} {size}, "
+        f"but {DECLARED[sight]} of {port}"
+    )
+    declare = f"declare it: sees={{'{port}': 'past'}} or 'all', with start and step"
+    raise BreachError(measured, case.fix(declare if sight == "itself" else "mask later positions in forward"))
+
+
+@torch.no_grad()
+def keeps_rows_apart(case: Case) -> None:
+    """A row of the output depends on the same row of the inputs alone, whatever the others hold."""
+    inputs = case.tensors()
+    alone = case.network(**{name: value[1:2] for name, value in inputs.items()})
+    for value in inputs.values():
+        value[0], value[BATCH - 1] = (torch.nan, torch.inf) if value.is_floating_point() else (0, 0)
+    found = case.network(**inputs)[1:2]
+    fix = "compute nothing over the batch axis; in eval mode use kept statistics"
+    expect_close(
+        found, alone, "a row changes with the other rows of the batch, which held NaN, infinity or padding,", fix
+    )
+
+
+def gives_gradients(case: Case) -> None:
+    """Every parameter gets a gradient of finite numbers."""
+    network = case.network
+    with torch.enable_grad():
+        x, losses = network.trunk_with_losses(case.tensors())
+        out = network.head(x)
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+        parameters = dict(network.named_parameters())
+        total = (out * weights).sum() + sum(loss.sum() for loss in losses.values())
+        if not parameters:
+            return
+        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    for name, gradient in zip(parameters, gradients, strict=True):
+        own = name.removeprefix(f"{case.spec.sink.address}.block.")
+        if gradient is None:
+            raise BreachError(f"its parameter {own} gets no gradient", "use it in forward, without detach or .data")
+        expect_finite(
+            gradient, f"in the gradient of {own}", "avoid a root or a logarithm at 0, whose slope is infinite"
+        )
+
+
+def starts_from_the_seed(case: Case) -> None:
+    """Starting values are finite, and the same for the same seed."""
+    one, again = (dict(build_network(case.spec, seed=seed).named_parameters()) for seed in (1, 1))
+    for name, parameter in one.items():
+        own = name.removeprefix(f"{case.spec.sink.address}.block.")
+        fix = f"fill {own} in initialise(name, generator), with numbers of this generator"
+        expect_finite(parameter, f"in the starting values of {own}", fix)
+        if not torch.equal(parameter, again[name]):
+            raise BreachError(f"its parameter {own} starts with other values when built again with the same seed", fix)

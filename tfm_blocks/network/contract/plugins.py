@@ -1,0 +1,89 @@
+"""Before a run: the nodes of a model that use a plug-in keep the rules that training and decoding depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tfm_blocks.errors import Problem
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import Axis, Node, Shape, Spec
+from tfm_blocks.network.contract.case import Case
+from tfm_blocks.network.contract.padding import ignores_padding_that_comes_first
+from tfm_blocks.network.contract.rules import BEFORE_A_RUN, Rule, first_breach
+from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
+from tfm_blocks.registry.signature import is_letter
+from tfm_blocks.registry.values import Part, block_names
+
+
+def plugin_problems(spec: Spec, sources: Sources) -> list[Problem]:
+    """A problem for each kind of node that uses a plug-in and breaks a rule."""
+    kinds: dict[str, tuple[Node, Case, str]] = {}
+    for node in spec.nodes:
+        for case, plugged in _cases(node, spec):
+            kinds.setdefault(str((case.info.name, case.arguments, case.ports)), (node, case, plugged))
+    rules = _rules(spec)
+    return [problem for kind in kinds.values() for problem in _problems(*kind, rules, sources)]
+
+
+def _rules(spec: Spec) -> Sequence[Rule]:
+    """In training, padding comes last, except where a model lays sequences end to end."""
+    sizes = [size for node in spec.nodes for size in node.shape if isinstance(size, Axis)]
+    return (*BEFORE_A_RUN, ignores_padding_that_comes_first) if any(size.joined for size in sizes) else BEFORE_A_RUN
+
+
+def _problems(node: Node, case: Case, plugged: str, rules: Sequence[Rule], sources: Sources) -> Iterator[Problem]:
+    breach = first_breach([case], rules)
+    if breach:
+        module = REGISTRY.blocks[plugged].cls.__module__
+        name = f"{case.info.name} with the {case.part} {plugged}" if case.part else plugged
+        help = f"{breach.fix}; tfm blocks --test {module} tries every rule"
+        yield sources.problem(node.path, f"{name} (plug-in {module}): {breach.measured}", help=help)
+
+
+def _cases(node: Node, spec: Spec) -> Iterator[tuple[Case, str]]:
+    """The node's block, and the norms around it, if they use a plug-in; each with the name of the plug-in's block."""
+    info = REGISTRY.blocks[node.block] if node.block else None
+    if info and is_letter(info.signature.output[0]):
+        plugged = _plugged([info.name, *block_names(list(node.arguments.values()))])
+        if plugged:
+            part = "" if plugged[0] == info.name else REGISTRY.blocks[plugged[0]].category
+            yield Case(info, _written(node.arguments), _ports(node, info, spec), part), plugged[0]
+    for step in (*node.pre, *node.post):
+        if step.block and _plugged([step.block]):
+            norm = REGISTRY.blocks[step.block]
+            port = norm.signature.ports[0]
+            axes = " ".join([*port.axes[:-1], str(step.width)])
+            yield Case(norm, _written(step.arguments), {port.name: (axes,)}), step.block
+
+
+def _plugged(names: Sequence[str]) -> list[str]:
+    return [name for name in names if not REGISTRY.blocks[name].shipped]
+
+
+def _written(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as a model file writes them."""
+    return {name: _value(value) for name, value in arguments.items() if value is not None}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Part):
+        return {"block": value.block, **_written(value.arguments)}
+    return [_value(one) for one in value] if isinstance(value, list) else value
+
+
+def _ports(node: Node, info: BlockInfo, spec: Spec) -> dict[str, tuple[str, ...]]:
+    """By port the axes of the values that it reads in the model. Ports without a batch are left out."""
+    shapes: dict[str, Shape] = {one.name: one.shape for one in spec.inputs}
+    shapes |= {other.address: other.shape for other in spec.nodes}
+    return {
+        port.name: tuple(
+            " ".join(
+                str(size) if not isinstance(size, Axis) else f"{axis}{number}" if axis in port.sums else axis
+                for axis, size in zip(port.axes, shapes[address], strict=True)
+            )
+            for number, address in enumerate(node.reads[port.name])
+        )
+        for port in info.signature.ports
+        if port.name in node.reads and is_letter(port.axes[0])
+    }
