@@ -13,7 +13,7 @@ from tests.network.examples import ALL, name
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.language.references import read_reference
 from tfm_blocks.language.schema import REFERENCE, schema
-from tfm_blocks.registry.blocks import REGISTRY, block
+from tfm_blocks.registry.blocks import REGISTRY, Registry, block
 from tfm_blocks.registry.values import Rate
 
 FILE = CONF / "model.schema.json"
@@ -34,8 +34,12 @@ def places(text, found=None):
 
 
 def test_the_schema_in_conf_is_the_registry():
-    Draft202012Validator.check_schema(schema(REGISTRY))
-    assert json.loads(FILE.read_text("utf-8")) == schema(REGISTRY), "tfm schema -o conf/model.schema.json"
+    """Plug-ins that other tests have loaded aside."""
+    shipped = schema(
+        Registry({name: info for name, info in REGISTRY.blocks.items() if info.shipped}, REGISTRY.reserved)
+    )
+    Draft202012Validator.check_schema(shipped)
+    assert json.loads(FILE.read_text("utf-8")) == shipped, "tfm schema -o conf/model.schema.json"
 
 
 @pytest.mark.parametrize("path", [*ALL, *ORACLES], ids=name)
