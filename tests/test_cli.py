@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.report.sweep import show_end
 from tfm_blocks.runs.model import write_model
 
 
@@ -111,6 +113,26 @@ def test_an_error_of_the_system_is_a_sentence_and_one_of_a_library_keeps_its_tra
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, end)
     assert ("Traceback" in done.stderr) == (not end.startswith("error"))
+
+
+def test_brackets_and_colons_of_a_folder_are_printed_as_they_are(tmp_path, capsys, monkeypatch):
+    """rich would read [/x] as the end of a style and :key: as a picture."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "[/x]" / ":key:"
+    shutil.copytree(Path(__file__).parent / "runs" / "format_1", folder)
+    (tmp_path / "[/x]" / "mine.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\nlayers: 1\n")
+    (tmp_path / "text").write_text("Haus\n")
+    for command, expected in (
+        (["evaluate", "[/x]/:key:", "--src", "text", "--ref", "text"], "[/x]/:key: "),
+        (["show", "[/x]/mine.yaml"], "model [/x]/mine.yaml"),
+        (["show", "[/x]/:key:"], "[/x]/:key:: "),
+        (["runs", "--in", "[/x]"], "[/x]/:key: "),
+        (["compare", "[/x]"], " :key: "),
+    ):
+        main(command)
+        assert expected in capsys.readouterr().out
+    show_end([], "runs/[/x]")
+    assert "runs/[/x]" in capsys.readouterr().out
 
 
 def test_an_average_of_no_run_folder_is_told(tmp_path, capsys):

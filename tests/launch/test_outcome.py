@@ -59,3 +59,17 @@ def test_translations_are_those_of_the_test_set_whose_hash_is_left(
     texts = "".join(json.dumps([one.source, one.reference]) for one in lines)
     assert record.test_set == hashlib.sha256(texts.encode()).hexdigest()
     assert record.scores["exact match"].value == 100 * sum(one.output == one.reference for one in lines) / 10
+
+
+def test_status_json_has_null_for_an_infinite_perplexity(small: Callable[..., Composed], tmp_path: Path) -> None:
+    """A learning rate of 300 makes losses of thousands of nats, whose perplexity is beyond what a float holds."""
+    composed = small("schedule.peak=300", "schedule.warmup=1", "trainer.steps=2", "trainer.validate_every=2")
+    train(composed, read_run(composed.mapping), tmp_path)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    status = json.loads((tmp_path / "run" / "status.json").read_text(), parse_constant=refuse)
+    assert status["scores"]["test/loss"] > 700 and status["scores"]["test/perplexity"] is None
+    (record,) = (read_record(member) for member in find_runs([tmp_path / "run"]))
+    assert "perplexity" not in record.values and record.values["loss"] == status["scores"]["test/loss"]

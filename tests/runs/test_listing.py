@@ -44,6 +44,17 @@ def test_each_run_tells_its_state_model_step_and_score_the_newest_first(tmp_path
     assert abs(datetime.fromisoformat(told["a"]["changed"]).timestamp() - time.time()) < 60
 
 
+@pytest.mark.parametrize("score", ["NaN", "Infinity", "null"])
+def test_a_score_that_is_no_finite_number_is_left_out(score, tmp_path, capsys):
+    """Older runs wrote NaN and Infinity into status.json."""
+    run = leave(tmp_path / "a", score=0.125)
+    (run / "status.json").write_text((run / "status.json").read_text().replace("0.125", score))
+    (found,) = asked(capsys, "--in", tmp_path)
+    assert found["score"] == {"test/loss": 0.3}
+    main(["compare", str(run), "--json"])
+    assert "NaN" not in (said := capsys.readouterr().out) and "Infinity" not in said
+
+
 def test_runs_are_found_by_words_of_their_command_and_by_state(tmp_path, capsys):
     leave(tmp_path / "one", model="prenorm")
     leave(tmp_path / "two", "failed", model="prenorm")

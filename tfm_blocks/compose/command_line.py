@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,10 @@ VALUED = frozenset({"--config-path", "--config-name", "--config-dir", "--package
 FIXED = frozenset({"--config-path", "--config-name"})
 PRINTING = frozenset({"--cfg", "--info", "--hydra-help", "--shell-completion"})
 ACTIONS = frozenset({"--run", "--multirun", "--cfg", "--info", "--shell-completion"})
+OF_HYDRA = frozenset({"--hydra-help", "--shell-completion"})  # answered by Hydra alone
+SHELL_ACTIONS = frozenset(
+    f"{act}={shell}" for act in ("install", "uninstall", "query") for shell in ("bash", "fish", "zsh")
+)
 HYDRAS_SWEEPS = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
 OPTIONAL = EVERYWHERE
 SEVERAL = frozenset({"logger"})  # groups of which a run can have several: logger=[wandb,tensorboard]
@@ -77,9 +82,10 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     files. Raises ConfigError.
     """
     line = split(arguments)
-    if not {"--shell-completion", "--hydra-help"}.isdisjoint(line.flags):
-        return list(arguments)
     _expect_options(line.flags)
+    for flag in OF_HYDRA & line.flags.keys():
+        _expect_hydras(flag, line.texts)
+        return list(arguments)
     folders = config_folders(line.own)
     read = dict(zip(line.texts, parse_overrides(line.texts), strict=True))
     overrides = [override for override in read.values() if not _chooses_nothing(override)]
@@ -124,6 +130,23 @@ def _expect_options(flags: Mapping[str, str]) -> None:
         raise ConfigError(Problem("command line", f"{' and '.join(actions)} do not go together", help=help))
     if "--resolve" in flags and "--cfg" not in flags:
         raise ConfigError(Problem("--resolve", "tells how --cfg prints the config", help="add --cfg job"))
+
+
+def _expect_hydras(flag: str, texts: Sequence[str]) -> None:
+    """Raise ConfigError for arguments that Hydra would answer with a traceback."""
+    if flag == "--hydra-help":
+        if texts:
+            help = "write it alone; --help lists the keys of a run"
+            raise ConfigError(Problem(flag, f"takes no settings: {cut(' '.join(texts))}", help=help))
+        return
+    if len(texts) != 1 or texts[0] not in SHELL_ACTIONS:
+        rule = f"needs install, uninstall or query, and a shell, but has {cut(' '.join(texts)) or 'nothing'}"
+        raise ConfigError(
+            Problem(flag, rule, help=f"write {flag} install=bash, or use tfm completion bash, which completes more")
+        )
+    if texts[0].startswith("query") and "COMP_LINE" not in os.environ:
+        help = "write install=SHELL, which makes the shell ask"
+        raise ConfigError(Problem(flag, "answers a shell, which sets COMP_LINE, and it is not set", help=help))
 
 
 def _refuse_another_sweep(overrides: Sequence[Override]) -> None:

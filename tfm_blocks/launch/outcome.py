@@ -15,7 +15,16 @@ from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.report.show import LENGTH
 from tfm_blocks.runs.average import mean_weights
-from tfm_blocks.runs.folder import BEST, CHECKPOINTS, METRICS, STATUS, TRANSLATIONS, step_files, write_json
+from tfm_blocks.runs.folder import (
+    BEST,
+    CHECKPOINTS,
+    METRICS,
+    STATUS,
+    TRANSLATIONS,
+    finite_or_null,
+    step_files,
+    write_json,
+)
 from tfm_blocks.runs.metrics import read_rows, summarise, summary_record
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.translations import TranslatedLine, hash_rows, write_translations
@@ -53,7 +62,7 @@ def finish(job: Job, module: TrainingModule, weights: Mapping[str, Tensor], logg
     write_weights(job.folder, weights)
     if module.outputs:
         write_translations(job.folder, [TranslatedLine(*one) for one in module.scorer.samples])
-    write_json(job.folder / STATUS, record)
+    write_json(job.folder / STATUS, finite_or_null(record))
     for logger in loggers:
         logger.log_weights(job.folder)
     for line in _summary(job, record):

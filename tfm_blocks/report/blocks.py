@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator
 
-from rich.markup import escape
 from rich.table import Table
 
 from tfm_blocks.errors import ConfigError, Problem
@@ -24,7 +23,7 @@ def show_blocks() -> None:
     table = Table("block", "signature", "source", box=None)
     for name in sorted(REGISTRY.blocks):
         info = REGISTRY.blocks[name]
-        table.add_row(name, escape(info.signature.text), escape(info.source))
+        table.add_row(name, info.signature.text, info.source)
     screen().print(table)
 
 
@@ -36,11 +35,11 @@ def show_block(name: str) -> None:
             Problem("block", f"no block is called {name!r}", help=REGISTRY.suggest(name, REGISTRY.blocks))
         )
     console = screen()
-    console.print(f"{name}   {info.signature.text}\n", markup=False)
-    console.print(inspect.getdoc(info.cls) or "", markup=False)
+    console.print(f"{name}   {info.signature.text}\n")
+    console.print(inspect.getdoc(info.cls) or "")
     console.print()
     for label, text in _facts(info):
-        console.print(f"{label}: {text}", markup=False)
+        console.print(f"{label}: {text}")
     table = Table("argument", "type", "default")
     for argument in info.arguments.values():
         table.add_row(argument.name, _type(argument), _default(argument))

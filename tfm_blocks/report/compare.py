@@ -30,7 +30,7 @@ def show_comparison(comparison: Comparison) -> None:
     if comparison.against:
         console.print(TESTS, soft_wrap=True)
     for note in comparison.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)
 
 
 def print_markdown(comparison: Comparison) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.markup import escape
 from rich.table import Table
 
 from tfm_blocks.errors import Problem
@@ -17,5 +16,5 @@ def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> N
     table.columns[1].justify = "right"
     for overrides, parameters, problems in jobs:
         verdict = "; ".join(f"{one.address}: {one.rule}" for one in problems[:1]) or "fine"
-        table.add_row(escape(" ".join(overrides)), f"{parameters:,}" if not problems else "", escape(verdict))
+        table.add_row(" ".join(overrides), f"{parameters:,}" if not problems else "", verdict)
     screen().print(table)

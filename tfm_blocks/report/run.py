@@ -22,7 +22,7 @@ UNTOLD = frozenset(
 def show_run(entry: RunEntry, run: RunRecord) -> None:
     """Prints it in lines."""
     for line in _lines(entry, run):
-        screen().print(line, markup=False, soft_wrap=True)
+        screen().print(line, soft_wrap=True)
 
 
 def run_record(entry: RunEntry, run: RunRecord) -> dict[str, Any]:

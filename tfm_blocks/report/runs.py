@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from tfm_blocks.report.screen import screen
@@ -23,7 +22,7 @@ def show_runs(runs: Sequence[RunEntry]) -> None:
         score = f"{one.score[0]} {one.score[1]:.4g}" if one.score else ""
         changed = datetime.fromtimestamp(one.changed).strftime("%Y-%m-%d %H:%M")
         texts = (str(one.folder), one.state, one.model, one.data, f"{one.step:,}", score, changed)
-        table.add_row(*map(escape, texts))
+        table.add_row(*texts)
     screen().print(table)
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from tfm_blocks.report.screen import screen
+from tfm_blocks.runs.folder import finite_or_null
 from tfm_blocks.translation.evaluate import Score
 from tfm_blocks.translation.perplexity import Perplexity
 
@@ -32,7 +33,7 @@ def show_scores(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
 def print_json(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
     """Prints everything that the table shows, unrounded."""
     found = {name: [asdict(one) for one in scores] for name, scores in systems.items()}
-    print(json.dumps({"lines": lines, "runs": found}, indent=1, ensure_ascii=False))
+    print(json.dumps(finite_or_null({"lines": lines, "runs": found}), indent=1, ensure_ascii=False))
 
 
 def show_perplexity(found: Perplexity, run: str, *, as_json: bool) -> None:
@@ -44,9 +45,8 @@ def show_perplexity(found: Perplexity, run: str, *, as_json: bool) -> None:
     }
     if as_json:
         sizes = {"tokens": found.tokens, "words": found.words, "bytes": found.bytes}
-        print(
-            json.dumps({"run": run, **{name.replace(" ", "_"): one for name, one in values.items()}, **sizes}, indent=1)
-        )
+        record = {"run": run, **{name.replace(" ", "_"): one for name, one in values.items()}, **sizes}
+        print(json.dumps(finite_or_null(record), indent=1))
         return
     for name, value in values.items():
         print(f"{name}: {value:.4f}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
@@ -13,9 +14,13 @@ WIDE = 200
 
 
 def screen() -> Console:
-    """The terminal at its width; a pipe or a file at 200 columns, so that nothing in it is folded."""
-    console = Console(highlight=False, soft_wrap=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+    """Return the terminal at its width; a pipe or a file at 200 columns, so that nothing in it is folded.
+
+    Brackets and colons of names, as in `[/x]` and `:key:`, are printed as they stand: nothing is markup or an emoji.
+    """
+    plain = partial(Console, highlight=False, markup=False, emoji=False)
+    console = plain()
+    return console if console.is_terminal else plain(width=WIDE)
 
 
 def clock(seconds: float) -> str:

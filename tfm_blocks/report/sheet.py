@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,10 @@ class Sheet:
 
 
 def rich_table(sheet: Sheet) -> Table:
-    """For a terminal; nothing in it is markup."""
-    table = Table(*map(escape, sheet.columns), title=escape(sheet.title), title_justify="left")
+    """Return the table for a console of `screen`, on which nothing is markup."""
+    table = Table(*sheet.columns, title=sheet.title, title_justify="left")
     for column in table.columns[sheet.words :]:
         column.justify = "right"
     for row in sheet.rows:
-        table.add_row(*(Text(cell.text) for cell in row))
+        table.add_row(*(cell.text for cell in row))
     return table

@@ -11,7 +11,6 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 
 from tfm_blocks.report.screen import clock, screen
@@ -94,7 +93,7 @@ def show_end(rows: Sequence[SweepRow], folder: str) -> None:
     table = Table("job", "state", "steps", "best val/loss", "log", title=folder, title_justify="left")
     for row in rows:
         log = f"{folder}/{row.log}" if row.log and row.state not in ("done", "waiting") else ""
-        table.add_row(*map(escape, (row.name, row.state, f"{row.step:,}", _number(row.best, ".4f"), log)))
+        table.add_row(row.name, row.state, f"{row.step:,}", _number(row.best, ".4f"), log)
     screen().print(table)
     for row in rows:
         if row.state not in ("done", "waiting"):
@@ -112,7 +111,7 @@ def _table(rows: Sequence[SweepRow], lines: int) -> Table:
         step = f"{row.step:,}/{row.steps:,}" if row.state != "waiting" else ""
         numbers = (_number(row.pace, ",.0f"), _number(row.best, ".4f"), _duration(row.left))
         waits = f": {row.reason}" if row.state == "waiting" and row.reason else ""
-        table.add_row(escape(row.name), escape(row.state + waits), step, *numbers)
+        table.add_row(row.name, row.state + waits, step, *numbers)
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import socket
 import sys
@@ -203,6 +204,15 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8", "backslashreplace")
     settle(part, path)
+
+
+def finite_or_null(value: Any) -> Any:
+    """Return plain data with None for each NaN and infinity, which JSON lacks."""
+    if isinstance(value, Mapping):
+        return {key: finite_or_null(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite_or_null(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def settle(part: Path, path: Path) -> None:

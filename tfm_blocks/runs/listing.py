@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP, hold, is_held, read_json, state_of
+from tfm_blocks.runs.folder import (
+    CHECKPOINTS,
+    METRICS,
+    MODEL,
+    RUN,
+    STATUS,
+    SWEEP,
+    finite_or_null,
+    hold,
+    is_held,
+    read_json,
+    state_of,
+)
 from tfm_blocks.runs.metrics import numbers_of
 from tfm_blocks.runs.sweep import WAITING, SweepJob, is_sweep, read_jobs
 
@@ -176,9 +188,9 @@ def _last_measured(path: Path) -> dict[str, float]:
 
 
 def _score(status: dict[str, Any], row: dict[str, float]) -> tuple[str, float] | None:
-    measured = {**row, **(status.get("scores") or {})}
+    measured = finite_or_null({**row, **(status.get("scores") or {})})
     for split in ("test", "val"):
         for name in SCORES:
-            if f"{split}/{name}" in measured:
+            if measured.get(f"{split}/{name}") is not None:
                 return f"{split}/{name}", float(measured[f"{split}/{name}"])
     return None

@@ -152,7 +152,7 @@ class ShowProgress(Callback):
 
     def _print(self, text: str) -> None:
         self.silence.said = time.monotonic()
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()
