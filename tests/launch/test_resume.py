@@ -61,12 +61,12 @@ def stopping(every: int) -> list[str]:
     return ["plugins=[faulty]", f"++model.graph.stops={block}", *TRAINED]
 
 
-def begin(composed: Composed, root: Path) -> int:
+def begin(composed: Composed, root: Path) -> Path:
     end_on_signals()
     return train(composed, checked(composed), root)
 
 
-def go_on(run: Path, *overrides: str) -> int:
+def go_on(run: Path, *overrides: str) -> Path:
     """`python train.py resume=RUN …`, in this process."""
     end_on_signals()
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
@@ -235,7 +235,7 @@ def test_a_job_of_slurms_that_is_requeued_goes_on_with_the_run_of_its_command(
     with pytest.raises(PreemptedError):
         begin(small(*stopping(5)), tmp_path)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert begin(small(*stopping(5)), tmp_path) == 0
+    assert begin(small(*stopping(5)), tmp_path) == tmp_path / "run"
     assert [path.name for path in tmp_path.glob("run*")] == ["run"] and state(tmp_path / "run") == "done"
     assert len(json.loads((tmp_path / "run" / "run.json").read_text())["commands"]) == 2
     monkeypatch.setenv("SLURM_JOB_ID", "8")
