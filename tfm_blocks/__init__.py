@@ -11,10 +11,8 @@ from tfm_blocks.errors import ConfigError, DataError, RunError, TfmError
 from tfm_blocks.translation.settings import Sampling, Search
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback
-
     from tfm_blocks.data.tokenizer import Tokenizer
-    from tfm_blocks.launch.python import Run
+    from tfm_blocks.launch.python import Callbacks, Run
     from tfm_blocks.network.graph import Network
     from tfm_blocks.training.checkpoints import PreemptedError
     from tfm_blocks.training.skipped import DivergedError
@@ -55,7 +53,7 @@ def train(
     model: str | None = None,
     *,
     overrides: Sequence[str] = (),
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     plugins: Sequence[str] = (),
     config_dir: str | Path | None = None,
     **knobs: Any,

@@ -25,6 +25,7 @@ from tfm_blocks.runs.folder import STATUS, read_json
 from tfm_blocks.translation.translator import Translator
 
 PROGRAM = ("tfm", "train")  # what resumes the run from a shell
+Callbacks = Sequence[Callback]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Run:
 
 
 def train(
-    model: str | None, overrides: Sequence[str], *, callbacks: Sequence[Callback] = (), config_dir: Path | None = None
+    model: str | None, overrides: Sequence[str], *, callbacks: Callbacks = (), config_dir: Path | None = None
 ) -> Run:
     """Train what the model and the overrides describe, or resume a run with `resume=FOLDER` among them.
 
@@ -79,7 +80,7 @@ def _in_folder(path: Path, config_dir: Path | None) -> tuple[str, Path]:
     return path.stem, folder
 
 
-def _train(overrides: Sequence[str], callbacks: Sequence[Callback], config_dir: Path | None) -> Path:
+def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | None) -> Path:
     with compose_request(overrides, config_dir) as request:
         typed = [*PROGRAM, *request.typed]
         if request.resumed:
@@ -110,7 +111,7 @@ def _expect_callbacks(callbacks: Sequence[object]) -> None:
             raise ConfigError(Problem("callbacks", rule, help=help))
 
 
-def _expect_picklable(callbacks: Sequence[Callback]) -> None:
+def _expect_picklable(callbacks: Callbacks) -> None:
     """Raises ConfigError for a callback that cannot reach the processes of a run on several devices."""
     for one in callbacks:
         rule, name = "", type(one).__name__

@@ -23,6 +23,7 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.network.modules import losses_of
 from tfm_blocks.runs.metrics import SECONDS, TOKENS
 from tfm_blocks.training.clock import Clock
+from tfm_blocks.training.contract import key_of
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.loggers import RunLogger
 from tfm_blocks.training.metrics import Pace, StepSums
@@ -192,6 +193,8 @@ class TrainingModule(LightningModule):
         """Whether any rank is asked to stop."""
         asked = torch.tensor(float(self._asked()), device=self.device)
         self.abandoned = bool(self.trainer.strategy.reduce(asked, reduce_op="max"))
+        if self.abandoned:
+            self.trainer.sanity_checking = True  # callbacks of Lightning skip such a validation
         return self.abandoned
 
     def _asked(self) -> bool:
@@ -241,6 +244,7 @@ class TrainingModule(LightningModule):
     def _log(self, scores: dict[str, float], split: str) -> None:
         """With the tokens read and the time passed, over which runs of unequal batches can be compared."""
         named = _named(scores, split) | {TOKENS: self.tokens, SECONDS: self.clock.seconds}
+        assert all(map(key_of, named)), "a metric is in the contract"
         self.latest |= named
         for logger in self.trainer.loggers:
             logger.log_metrics(named, self.global_step)

@@ -1,9 +1,8 @@
-"""Keep in a checkpoint what callbacks know and decide, so that a resumed run continues with it."""
+"""Keep in a checkpoint that a callback stopped the run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from io import BytesIO
 from pickle import PickleError
 from typing import Any
@@ -16,7 +15,7 @@ from tfm_blocks.training.module import TrainingModule
 
 
 class StoppedEarly(Callback):
-    """Keeps the reason why one of `callbacks` stopped the run, and their state as of the last complete validation.
+    """Keeps the reason why one of `callbacks` stopped the run.
 
     A run that was killed after such a stop does not train on when it is resumed, unless it is `prolonged`. `reason` is
     "" for a run that did all its steps.
@@ -25,32 +24,22 @@ class StoppedEarly(Callback):
     def __init__(self, callbacks: Sequence[Callback], *, prolonged: bool) -> None:
         self.callbacks, self.prolonged = callbacks, prolonged
         self.reason = ""
-        self._before: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.prolonged:
             self.reason = ""
         trainer.should_stop = trainer.should_stop or bool(self.reason)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._before = deepcopy(self._states())
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.reason = self._reason(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """A validation that a signal broke off is done again by the resumed run, so no callback has seen it."""
-        assert isinstance(pl_module, TrainingModule)
         checkpoint["stopped_early"] = self._reason(trainer, pl_module)
-        checkpoint["callbacks"] |= self._before if pl_module.abandoned else {}
         for one in self.callbacks:
             _expect_readable(one, checkpoint["callbacks"].get(one.state_key))
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.reason = checkpoint.get("stopped_early", "")  # checkpoints of older versions do not have it
-
-    def _states(self) -> dict[str, Any]:
-        return {one.state_key: state for one in self.callbacks if (state := one.state_dict())}
 
     def _reason(self, trainer: Trainer, pl_module: LightningModule) -> str:
         assert isinstance(pl_module, TrainingModule)
