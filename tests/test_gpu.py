@@ -53,7 +53,7 @@ if torch.cuda.is_available():
 
 def run(composed: Composed, root: Path) -> Path:
     end_on_signals()
-    assert train(composed, checked(composed), root) == 0
+    train(composed, checked(composed), root)
     return max(root.glob("run*"), key=lambda path: path.stat().st_mtime)
 
 

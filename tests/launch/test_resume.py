@@ -20,6 +20,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from lightning.pytorch import Callback
 from omegaconf import open_dict
 from safetensors.torch import load_file
 from torch import Tensor
@@ -61,12 +62,12 @@ def stopping(every: int) -> list[str]:
     return ["plugins=[faulty]", f"++model.graph.stops={block}", *TRAINED]
 
 
-def begin(composed: Composed, root: Path) -> int:
+def begin(composed: Composed, root: Path, callbacks: Sequence[Callback] = ()) -> Path:
     end_on_signals()
-    return train(composed, checked(composed), root)
+    return train(composed, checked(composed), root, callbacks=callbacks)
 
 
-def go_on(run: Path, *overrides: str) -> int:
+def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Path:
     """`python train.py resume=RUN …`, in this process."""
     end_on_signals()
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
@@ -76,7 +77,7 @@ def go_on(run: Path, *overrides: str) -> int:
         del config["hydra"]
     left = read_left(run)
     composed = compose_resumed(config, left.config, str(run / "config.yaml"), left.text)
-    return resume(composed, checked(composed), left)
+    return resume(composed, checked(composed), left, callbacks=callbacks)
 
 
 def to_the_end(run: Path, *overrides: str) -> list[int]:
@@ -235,7 +236,7 @@ def test_a_job_of_slurms_that_is_requeued_goes_on_with_the_run_of_its_command(
     with pytest.raises(PreemptedError):
         begin(small(*stopping(5)), tmp_path)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert begin(small(*stopping(5)), tmp_path) == 0
+    assert begin(small(*stopping(5)), tmp_path) == tmp_path / "run"
     assert [path.name for path in tmp_path.glob("run*")] == ["run"] and state(tmp_path / "run") == "done"
     assert len(json.loads((tmp_path / "run" / "run.json").read_text())["commands"]) == 2
     monkeypatch.setenv("SLURM_JOB_ID", "8")

@@ -88,9 +88,9 @@ def test_a_model_uses_the_plug_ins_whose_blocks_it_has_wherever_their_classes_ar
     (tmp_path / "outer.py").write_text("import elsewhere")
     (tmp_path / "elsewhere.py").write_text(BLOCK.replace("announced", "other").replace("Announced", "Other"))
     script = (
-        "from tfm_blocks.registry.plugins import load_plugins, plugins_of\n"
+        "from tfm_blocks.registry.plugins import load_plugins, plugins_in_use\n"
         "names = ['outer', 'package', 'math']\nload_plugins(names)\nload_plugins(names)\n"
-        "print(*[plugins_of(names, used) for used in (['announced'], ['other', 'attention'], ['attention'], ['other', 'announced'])])"
+        "print(*[plugins_in_use(names, used) for used in (['announced'], ['other', 'attention'], ['attention'], ['other', 'announced'])])"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "['package'] ['outer'] [] ['outer', 'package']\n", done.stderr

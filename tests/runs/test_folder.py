@@ -77,12 +77,13 @@ def test_every_command_that_loads_a_run_tells_it(unfinished, command, capsys, tm
 def test_the_weights_of_a_validation_can_be_asked_for_before_the_end(unfinished):
     folder = unfinished({"state": "preempted"}, [3, 12])
     write_tensors(folder / "checkpoints" / "best.safetensors", weights_of(tfm.build("tiny", seed=5, **KNOBS)))
-    for which, seed in (("best", 5), ("last", 1), ("12", 1)):
+    for which, seed in (("best", 5), ("last", 1), ("12", 1), (12, 1)):
         expected = weights_of(tfm.build("tiny", seed=seed, **KNOBS))
         found = weights_of(read_network(folder, checkpoint=which))
         assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items()), which
-    with pytest.raises(RunError, match=r"has no weights '7'\n  help: it has 3, 12, last, best"):
-        read_network(folder, checkpoint="7")
+    for missing in ("7", 7):
+        with pytest.raises(RunError, match=r"has no weights '7'\n  help: it has 3, 12, last, best"):
+            read_network(folder, checkpoint=missing)
 
 
 def test_a_finished_run_that_trains_for_longer_says_whose_weights_it_has(unfinished, capsys):

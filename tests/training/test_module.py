@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import layout_of
@@ -21,7 +23,10 @@ from tfm_blocks.language.spec import names
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.runs.metrics import read_rows
+from tfm_blocks.training.contract import columns
 from tfm_blocks.training.data import Feed, RunData, TrainStream
+from tfm_blocks.training.loggers import CsvLogger
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import read_run
 from tfm_blocks.training.skipped import SKIPPED, DivergedError, SkippedSteps
@@ -318,3 +323,59 @@ def test_layers_that_are_computed_again_leave_the_same_weights(small: Callable[.
         weights.append([parameter.detach() for parameter in module.network.parameters()])
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+class Record(Callback):
+    """The metrics that Lightning shows to callbacks after each validation and each logged step."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, str], dict[str, float]] = {}
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._keep(trainer, "val")
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        if trainer.global_step % 2 == 0:
+            self._keep(trainer, "train")
+
+    def _keep(self, trainer: Trainer, split: str) -> None:
+        found = {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith(split)}
+        self.rows[trainer.global_step, split] = found
+
+
+def validating(steps: int, folder: Path, **options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu", max_steps=steps, max_epochs=-1, val_check_interval=2, check_val_every_n_epoch=None,
+        num_sanity_val_steps=0, enable_model_summary=False, enable_progress_bar=False, default_root_dir=folder, **options,
+    )  # fmt: skip
+
+
+def test_callbacks_of_ones_own_trainer_see_the_values_of_metrics_csv(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    module, data = make(small("trainer.log_every=2"))
+    ours, theirs = CsvLogger(tmp_path / "metrics.csv", columns([], module.scorer.exact.groups)), CSVLogger(tmp_path)
+    seen = Record()
+    validating(4, tmp_path, callbacks=[seen], logger=[ours, theirs], enable_checkpointing=False).fit(module, data)
+    rows = read_rows(tmp_path / "metrics.csv")
+    assert [row["step"] for row in rows] == [2, 2, 4, 4], "each row is written once"
+    for row in rows:
+        split = "val" if "val/loss" in row else "train"
+        shown = {name: value for name, value in row.items() if name.startswith(split)}
+        assert {name: seen.rows[int(row["step"]), split][name] for name in shown} == shown
+    theirs.save()
+    (path,) = tmp_path.rglob("lightning_logs/*/metrics.csv")
+    assert read_rows(path) == rows, "a logger of Lightning gets the same rows"
+
+
+def test_lightnings_callbacks_monitor_what_training_measures(small: Callable[..., Composed], tmp_path: Path) -> None:
+    module, data = make(small("trainer.log_every=2", "schedule.peak=1e-9"))
+    stop = EarlyStopping("val/bleu", mode="max", patience=1, min_delta=100.0)
+    best = ModelCheckpoint(tmp_path, "{step}", monitor="val/loss")
+    last = ModelCheckpoint(tmp_path / "train", "{step}", monitor="train/loss")
+    run = validating(50, tmp_path, callbacks=[stop, best, last], logger=False)
+    run.fit(module, data)
+    assert run.global_step == 4, "the second validation did not improve"
+    assert best.best_model_score is not None
+    assert best.best_model_score.item() <= module.latest["val/loss"]
+    assert Path(best.best_model_path).is_file() and Path(last.best_model_path).is_file()

@@ -49,6 +49,34 @@ def test_all_that_is_wrong_in_any_group_is_told_together(small: Callable[..., Co
     assert all(problem.help for problem in caught.value.problems)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["callbacks.early_stopping.monitor=val/length_ratio"], "a validation metric that can improve, but is 'val/length_ratio'"),
+        (["callbacks.early_stopping.monitor=train/loss"], "one of: val/bleu, val/chrf"),
+        (["callbacks.early_stopping.patience=0"], "callbacks.early_stopping.patience: must be at least 1"),
+        (["callbacks.early_stopping.min_delta=-1"], "callbacks.early_stopping.min_delta: must be at least 0"),
+        (["+callbacks.early_stoping={}"], "callbacks.early_stoping: no such setting"),
+        (["callbacks.early_stopping.monitor=val/bleu", "callbacks.early_stopping.patience=1", "trainer.validate_sentences=0"], "but trainer.validate_sentences is 0"),
+    ],
+)  # fmt: skip
+def test_early_stopping_monitors_what_the_run_measures(
+    small: Callable[..., Composed], overrides: list[str], told: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_run(small(*overrides).mapping)
+    assert told in str(caught.value) and "help: " in str(caught.value)
+
+
+def test_early_stopping_does_not_wait_for_translations_of_plain_text(small: Callable[..., Composed]) -> None:
+    config = small("callbacks.early_stopping.monitor=val/bleu", "callbacks.early_stopping.patience=1").mapping
+    lm = yaml.safe_load((CONF / "data" / "lm.yaml").read_text()) | {"dir": "x"}
+    with pytest.raises(
+        ConfigError, match="val/bleu, which is a score of translations, but plain text is not translated"
+    ):
+        read_run({**config, "data": lm})
+
+
 VALUES = [None, True, -1, 0, 10**30, 2.5, math.nan, "", "x" * 1000, [], ["{}"], {}, {"lr": 1}, {3: 4}, {None: [0]}]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +36,9 @@ TAKEN = (
     "trainer.checkpoint_minutes",
     "trainer.checkpoint_keep",
     "data.batch_tokens",
+    "callbacks.early_stopping.monitor",
+    "callbacks.early_stopping.patience",
+    "callbacks.early_stopping.min_delta",
 )  # none of them changes what a step does to the weights, but for rounding
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
@@ -95,7 +99,7 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
 
     `text` is that of the file `where` it stands. Raises ConfigError for what would make another experiment of it.
     """
-    mapping: dict[str, Any] = {**recorded, "trainer": dict(recorded["trainer"]), "data": dict(recorded["data"])}
+    mapping = deepcopy(dict(recorded))
     problems = []
     sources = Sources()
     sources.add_file(where, text, chosen=True)
@@ -104,9 +108,12 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
         mapping["logger"] = OmegaConf.to_container(config.logger, resolve=True)
     for key, override in typed.items():
         if key in TAKEN:
-            group, name = key.split(".")
-            mapping[group][name] = OmegaConf.select(config, key)
-            sources.overrides[(group, name)] = override
+            *groups, name = key.split(".")
+            inner = mapping
+            for group in groups:
+                inner = inner.setdefault(group, {})  # folders of older versions have no callbacks
+            inner[name] = OmegaConf.select(config, key)
+            sources.overrides[(*groups, name)] = override
         elif "logger" in typed and key.partition(".")[0] == "logger":
             sources.overrides[tuple(key.split("."))] = override
         elif key not in ("resume", "plugins") and not _is_recorded(config, key, recorded):

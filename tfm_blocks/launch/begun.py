@@ -13,7 +13,8 @@ class Job:
 
     `checkpoint` is where it goes on, or None; `command` is what goes on with it when it has been stopped. After `until`
     steps it stops as if a signal had come. `asked_parameters` counts them with the vocabulary that was asked for; None
-    where an older version has begun the run.
+    where an older version has begun the run. A `prolonged` run trains on after a checkpoint at which a callback stopped
+    it.
     """
 
     config: dict[str, Any]
@@ -24,3 +25,4 @@ class Job:
     checkpoint: Path | None = None
     until: int | None = None
     asked_parameters: int | None = None
+    prolonged: bool = False

@@ -20,7 +20,7 @@ from tfm_blocks.launch.place import find_place
 from tfm_blocks.network.build import check_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
-from tfm_blocks.registry.plugins import load_plugins, plugins_of
+from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
 
@@ -55,7 +55,7 @@ def _checked(composed: Composed, check_devices: Callable[[Mapping[str, Any]], ob
         if problems:
             raise ConfigError(problems)
     settings = read_run(config)
-    return settings.model_copy(update={"plugins": plugins_of(settings.plugins, specs[0].blocks)}), specs[0]
+    return settings.model_copy(update={"plugins": plugins_in_use(settings.plugins, specs[0].blocks)}), specs[0]
 
 
 def _problems(check: Callable[[], object]) -> Sequence[Problem]:

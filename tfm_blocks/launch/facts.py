@@ -67,9 +67,9 @@ def parameters_by_node(network: Network) -> dict[str, int]:
 def config_hash(config: Mapping[str, Any]) -> str:
     """Equal for runs that differ in their seed, or in what a resumed run may change beside its length."""
     kept = {key: value for key, value in config.items() if key not in {*NO_EXPERIMENT, "seed"}}
-    for key in set(TAKEN) - {"trainer.steps"}:
-        group, name = key.split(".")
-        if group in kept:
+    for key in TAKEN:
+        group, _, name = key.partition(".")
+        if group in kept and key != "trainer.steps" and group != "callbacks":  # these decide how long a run trains
             kept[group] = {one: value for one, value in kept[group].items() if one != name}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
 

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import yaml
+from lightning.pytorch import Callback
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared
@@ -60,8 +61,9 @@ def train(
     root: Path = Path("runs"),
     typed: Sequence[str] = TYPED,
     until: int | None = None,
-) -> int:
-    """Trains a new run in a new folder below `root`; its last lines say what to type next. Returns 0.
+    callbacks: Sequence[Callback] = (),
+) -> Path:
+    """Trains a new run in a new folder below `root`, and returns it; its last lines say what to type next.
 
     `typed` is the command line. Raises ConfigError or DataError before anything is started, DivergedError where the
     loss is not finite, PreemptedError where a signal has stopped it; status.json says how it ended. A launcher that
@@ -71,15 +73,21 @@ def train(
     name, command = str(composed.mapping["name"]), shlex.join(typed)
     begun = meeting.decide("begun", lambda: find_begun(root, name, meeting.place, command))
     if begun is None:
-        return _begin(meeting, composed, settings, root, typed, until)
+        return _begin(meeting, composed, settings, root, typed, until, callbacks)
     if begun.status.get("state") == "done":
-        return 0
-    return _resume(meeting, replace(composed, mapping=begun.config), settings, begun, typed)
+        return begun.folder
+    return _resume(meeting, replace(composed, mapping=begun.config), settings, begun, typed, None, callbacks)
 
 
 def _begin(
-    meeting: Meeting, composed: Composed, settings: RunSettings, root: Path, typed: Sequence[str], until: int | None
-) -> int:
+    meeting: Meeting,
+    composed: Composed,
+    settings: RunSettings,
+    root: Path,
+    typed: Sequence[str],
+    until: int | None,
+    callbacks: Sequence[Callback],
+) -> Path:
     name, vocab = str(composed.mapping["name"]), composed.mapping["vocab"]
     with placed(composed):
         prepared = meeting.prepare(settings.data, vocab)
@@ -104,8 +112,8 @@ def _begin(
             how = {"commands": [shlex.join(typed)], "launch": meeting.place.launch, "choices": dict(composed.choices)}
             feed = feed_of(network.spec, prepared, settings.data)
             start_folder(job, prepared, how | {"text": fingerprint(settings.seed, prepared, feed)})
-        _run(meeting, job, prepared, settings)
-    return 0
+        _run(meeting, job, prepared, settings, callbacks)
+    return job.folder
 
 
 def _wandb_id() -> str:
@@ -115,13 +123,18 @@ def _wandb_id() -> str:
 
 
 def resume(
-    composed: Composed, settings: RunSettings, left: Left, typed: Sequence[str] = TYPED, until: int | None = None
-) -> int:
-    """Goes on with a run after the newest of its checkpoints that is whole, in its folder. Returns 0.
+    composed: Composed,
+    settings: RunSettings,
+    left: Left,
+    typed: Sequence[str] = TYPED,
+    until: int | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Path:
+    """Goes on with a run after the newest of its checkpoints that is whole, in its folder, and returns that.
 
     Raises what `train` raises, and RunError where the text is not what the run was begun with.
     """
-    return _resume(_meet(composed, settings), composed, settings, left, typed, until)
+    return _resume(_meet(composed, settings), composed, settings, left, typed, until, callbacks)
 
 
 def _meet(composed: Composed, settings: RunSettings) -> Meeting:
@@ -141,8 +154,9 @@ def _resume(
     settings: RunSettings,
     left: Left,
     typed: Sequence[str],
-    until: int | None = None,
-) -> int:
+    until: int | None,
+    callbacks: Sequence[Callback],
+) -> Path:
     with _held(meeting, left.folder):
         with placed(composed):
             prepared = meeting.prepare(settings.data, left.asked_vocab)
@@ -153,7 +167,7 @@ def _resume(
             path = left.folder / CHECKPOINTS / newest.file if newest else None
             command = resume_command(typed, left.folder, settings)
             started = left.asked_vocab, command, left.wandb_id, path, until, left.asked_parameters
-            job = Job(composed.mapping, left.folder, *started)
+            job = Job(composed.mapping, left.folder, *started, prolonged=left.is_prolonged(settings))
             feed = feed_of(check_model(job.config["model"]), prepared, settings.data)
             expect_same_text(left, fingerprint(settings.seed, prepared, feed))
             print(f"resume: {left.folder} after {newest.step if newest else 0} steps")
@@ -163,21 +177,21 @@ def _resume(
         with _ends(meeting, job):
             if meeting.place.rank == 0:
                 _go_on_in_folder(job, left, typed)
-            _run(meeting, job, prepared, settings)
-    return 0
+            _run(meeting, job, prepared, settings, callbacks)
+    return left.folder
 
 
 def _held(meeting: Meeting, folder: Path) -> AbstractContextManager[None]:
     return hold(folder) if meeting.place.rank == 0 else nullcontext()
 
 
-def _run(meeting: Meeting, job: Job, prepared: Prepared, settings: RunSettings) -> None:
+def _run(meeting: Meeting, job: Job, prepared: Prepared, settings: RunSettings, callbacks: Sequence[Callback]) -> None:
     if not meeting.place.outside and settings.trainer.devices > 1:
-        run_together(take_part_apart, settings.trainer.devices, job)
+        run_together(take_part_apart, settings.trainer.devices, job, callbacks)
         return
     meeting.join(device_of(settings.trainer))
     meeting.expect_seen(job.folder)
-    take_part(meeting.place, job, prepared)
+    take_part(meeting.place, job, prepared, callbacks)
     meeting.leave()
 
 
@@ -194,11 +208,12 @@ def _ends(meeting: Meeting, job: Job) -> Iterator[None]:
 
     A run that is done stays so, and a signal that comes while its loggers are closed has nothing left to stop.
     """
+    before = _status(job)  # of a part before this one, which was shorter
     try:
         yield
     except BaseException as error:
         agreed = isinstance(error, PreemptedError)
-        if _is_done(job):
+        if (status := _status(job)) != before and status.get("state") == "done":
             if agreed or isinstance(error, StoppedError):
                 return
             raise
@@ -213,12 +228,11 @@ def _ends(meeting: Meeting, job: Job) -> Iterator[None]:
         raise error from None
 
 
-def _is_done(job: Job) -> bool:
-    """Whether status.json has the scores of this run, and not those of a part before it, which was shorter."""
+def _status(job: Job) -> dict[str, Any]:
+    """Return the content of status.json, or {} if there is none yet."""
     with suppress(RunError):
-        status = read_json(job.folder / STATUS)
-        return status.get("state") == "done" and status.get("steps") == job.config["trainer"]["steps"]
-    return False
+        return read_json(job.folder / STATUS)
+    return {}
 
 
 def _write_end(job: Job, error: BaseException) -> None:

@@ -9,8 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h and mallopt(3) of the GNU C Library
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # malloc.h and mallopt(3) of the GNU C Library
 NEVER, NONE = -1, 0
+LARGE, PIECES = (
+    32 * 2**20,
+    65_536,
+)  # bytes from which glibc maps a piece by itself once such a piece was freed; its limit
 PRIMITIVES = "128"  # kept; more hardly save time: docs/decisions/11-few-primitives-are-kept.md
 CACHES = (
     ("LRU_CACHE_CAPACITY",),  # torch's
@@ -24,10 +28,26 @@ def keep_freed_memory() -> None:
     By default the large pieces go back to the system, which clears every page before it lends it again: up to a quarter
     of a training step on a processor. So the process holds on to its peak.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(M_TRIM_THRESHOLD, NEVER)
-        mallopt(M_MMAP_MAX, NONE)
+    if library := _gnu_library():
+        library.mallopt(M_TRIM_THRESHOLD, NEVER)
+        library.mallopt(M_MMAP_MAX, NONE)
+
+
+def return_freed_memory() -> None:
+    """Undo `keep_freed_memory`: freed memory goes back to the system, now and later.
+
+    The thresholds are those that glibc itself arrives at after a tensor of 32 MiB was freed.
+    """
+    if library := _gnu_library():
+        library.mallopt(M_MMAP_MAX, PIECES)
+        library.mallopt(M_MMAP_THRESHOLD, LARGE)
+        library.mallopt(M_TRIM_THRESHOLD, 2 * LARGE)
+        library.malloc_trim(0)
+
+
+def _gnu_library() -> ctypes.CDLL | None:
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return library if hasattr(library, "mallopt") else None
 
 
 def limit_primitive_caches() -> None:

@@ -41,15 +41,21 @@ def final_weights(settings: TrainerSettings, checkpoints: Path) -> Mapping[str, 
     return read_tensors(checkpoints / BEST)
 
 
-def finish(job: Job, module: TrainingModule, weights: Mapping[str, Tensor], loggers: list[RunLogger]) -> None:
-    """The weights last of all but the status: a folder with weights is a whole one."""
+def finish(
+    job: Job, module: TrainingModule, weights: Mapping[str, Tensor], loggers: list[RunLogger], stopped: str = ""
+) -> None:
+    """The weights last of all but the status: a folder with weights is a whole one.
+
+    `stopped` is the reason why a callback ended the run before its last step.
+    """
     split, corpus = module.prepared.last_scored
     asked = metrics(module.settings.trainer.bleu, tokenised=False)
     references = corpus.text[TARGET]
     translations = score(module.outputs, references, asked) if module.outputs else []
     record = {
         "state": "done",
-        "steps": module.settings.trainer.steps,
+        **({"reason": f"stopped early: {stopped}"} if stopped else {}),
+        "steps": module.global_step,
         "seconds": round(module.clock.seconds, 1),
         "scores": module.latest,
         "scored_on": split,
@@ -87,6 +93,8 @@ def _by_group(latest: Mapping[str, float], split: str, groups: Sequence[str]) ->
 
 def _summary(job: Job, record: Mapping[str, Any]) -> Iterator[str]:
     yield f"done: {record['steps']} steps in {record['seconds']:.0f} s"
+    if "reason" in record:
+        yield record["reason"]
     yield score_news(record["scores"], record["scored_on"])
     if record["exact_match_by_group"]:
         yield "exact: " + ", ".join(f"{group} {share:.1%}" for group, share in record["exact_match_by_group"].items())

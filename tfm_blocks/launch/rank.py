@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared, prepare
@@ -35,22 +35,24 @@ from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, hold
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
 from tfm_blocks.training.data import Feed, RunData, feed_of
+from tfm_blocks.training.early_stopping import EarlyStopping
 from tfm_blocks.training.loggers import RunLogger
 from tfm_blocks.training.module import TrainingModule
-from tfm_blocks.training.settings import RunSettings, read_run
+from tfm_blocks.training.settings import CallbackSettings, RunSettings, read_run
 from tfm_blocks.training.sharding import fill_shares, whole
 from tfm_blocks.training.silence import Silence
 from tfm_blocks.training.skipped import SKIPPED, SkippedSteps
+from tfm_blocks.training.stopped_early import StoppedEarly
 from tfm_blocks.training.trial import Trial
 
 
-def take_part_apart(ranks: Ranks, job: Job) -> None:
+def take_part_apart(ranks: Ranks, job: Job, callbacks: Sequence[Callback] = ()) -> None:
     """In a process of its own: reads from the cache what the first process prepared and reported."""
     try:
         settings = read_run(job.config)
         load_plugins(settings.plugins, warn=lambda text: None)  # the first process printed it
         prepared = prepare(settings.data, job.asked_vocab, tell=lambda text: None)
-        take_part(torchrun_place(os.environ, "local"), job, prepared)
+        take_part(torchrun_place(os.environ, "local"), job, prepared, callbacks)
     except StoppedError as error:
         raise preempted(error.number, job.command) from None
     except PreemptedError:
@@ -58,8 +60,11 @@ def take_part_apart(ranks: Ranks, job: Job) -> None:
             raise
 
 
-def take_part(place: Place, job: Job, prepared: Prepared) -> None:
-    """Trains, scores the best weights on the test set, else the validation set, and leaves them in the folder."""
+def take_part(place: Place, job: Job, prepared: Prepared, callbacks: Sequence[Callback] = ()) -> None:
+    """Trains, scores the best weights on the test set, else the validation set, and leaves them in the folder.
+
+    `callbacks` are those of a caller in Python.
+    """
     ranks = place.ranks
     quiet_lightning()
     keep_freed_memory()
@@ -69,13 +74,14 @@ def take_part(place: Place, job: Job, prepared: Prepared) -> None:
         Silence("building the model", speaks=ranks.rank == 0) as silence,
     ):
         network = build_network(check_model(job.config["model"]), seed=settings.seed)
+        callbacks = [*_configured(settings.callbacks), *callbacks]
         if ranks.rank:
-            _fit_and_test(place, job, prepared, settings, network, [], silence)
+            _fit_and_test(place, job, prepared, settings, network, [], callbacks, silence)
             return
         silence.doing("opening the loggers")
         facts = keep_facts(job, network, place)
         with open_loggers(job, settings, prepared, facts, losses_of(network.spec)) as loggers:
-            _fit_and_test(place, job, prepared, settings, network, loggers, silence)
+            _fit_and_test(place, job, prepared, settings, network, loggers, callbacks, silence)
             silence.doing("closing the loggers")
 
 
@@ -86,6 +92,7 @@ def _fit_and_test(
     settings: RunSettings,
     network: Network,
     loggers: list[RunLogger],
+    callbacks: Sequence[Callback],
     silence: Silence,
 ) -> None:
     ranks = place.ranks
@@ -102,18 +109,26 @@ def _fit_and_test(
     logs = (job.folder / METRICS, skipped)
     checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, _asked(job, module), job.command)
     common = ExpectSameRun(fingerprint(settings.seed, prepared, feed))
-    callbacks = [OwnSignals(), checkpoints, common]
+    early = StoppedEarly(callbacks, prolonged=job.prolonged)
+    callbacks = [OwnSignals(), checkpoints, common, early, *callbacks]
     trainer = build_trainer(place, job, settings.trainer, precision, loggers, callbacks, silence)
     with loaded_objects_kept():
         with signals_wait():
             trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
-        if checkpoints.owed or trainer.global_step % settings.trainer.validate_every:
+        off = trainer.global_step % settings.trainer.validate_every and module.validated != trainer.global_step
+        if checkpoints.owed or off:
             trainer.validate(module, datamodule=data, verbose=False)
     _test(module, data, trainer)
     weights = whole(weights_of(network))
     silence.doing("scoring the translations")
     if ranks.rank == 0:
-        finish(job, module, weights, loggers)
+        finish(job, module, weights, loggers, early.reason)
+
+
+def _configured(settings: CallbackSettings) -> list[Callback]:
+    """Return the callbacks that the config switches on."""
+    stop = settings.early_stopping
+    return [EarlyStopping(stop.monitor, stop.patience, stop.min_delta)] if stop.patience else []
 
 
 def _introduce(place: Place, job: Job, prepared: Prepared, settings: RunSettings, network: Network) -> Precision:

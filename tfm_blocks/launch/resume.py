@@ -16,7 +16,7 @@ from tfm_blocks.launch.place import Place
 from tfm_blocks.runs.facts import first_facts
 from tfm_blocks.runs.folder import CONFIG, MODEL, RUN, STATUS, expect_folder, read_json
 from tfm_blocks.training.schedule import LinearSettings
-from tfm_blocks.training.settings import RunSettings
+from tfm_blocks.training.settings import RunSettings, read_run
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,28 @@ class Left:
         count = first_facts(self.record).get("parameters_asked")
         return count if isinstance(count, int) else None
 
+    @property
+    def stopped_early(self) -> bool:
+        """Return True if the run is done, but a callback ended it before its last step."""
+        return self.status.get("state") == "done" and "reason" in self.status
+
+    def is_prolonged(self, settings: RunSettings) -> bool:
+        """Return True if the run trains on after a callback stopped it: it was scored, or its callbacks changed."""
+        return self.stopped_early or settings.callbacks != read_run(self.config).callbacks
+
+    def _is_longer(self, settings: RunSettings) -> bool:
+        before = read_run(self.config)
+        return (settings.callbacks, settings.trainer.steps) != (before.callbacks, before.trainer.steps)
+
     def expect_to_go_on(self, settings: RunSettings, step: int) -> None:
         """Raises ConfigError where there is nothing to do after `step`, or nothing that would end better."""
         steps, schedule = settings.trainer.steps, settings.schedule
         if self.status.get("state") == "diverged":
             rule = f"diverged ({self.status.get('reason', '')}), and would do so again: a resumed run repeats its steps"
             raise ConfigError(Problem("resume", rule, help="start a new run with a lower learning rate"))
+        if self.stopped_early and settings.callbacks.early_stopping.patience and not self._is_longer(settings):
+            help = "write a higher callbacks.early_stopping.patience, or null"
+            raise ConfigError(Problem("resume", str(self.status["reason"]), help=help))
         if steps < step or (steps == step and self.status.get("state") == "done"):
             rule = f"is {steps}, and the run has done {step} steps"
             raise ConfigError(

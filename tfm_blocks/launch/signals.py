@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,11 +44,30 @@ def end_on_signals(*, led: bool = False) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
+@contextmanager
+def own_handlers() -> Iterator[None]:
+    """Make the handlers ours inside, and the caller's again afterwards."""
+    handlers = {number: signal.getsignal(number) for number in STOPS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    end_on_signals()
+    try:
+        yield
+    finally:
+        _asked.number = 0
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def take_signals() -> None:
     """Makes the handlers ours, and again where Lightning has put its own before them.
 
-    That one, for SIGTERM, waits for the other ranks inside the handler, which can hang.
+    That one, for SIGTERM, waits for the other ranks inside the handler, which can hang. Does nothing in a thread, in
+    which Python sets no handlers.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number in STOPS:
         signal.signal(number, _handle)
 

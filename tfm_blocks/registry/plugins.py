@@ -35,7 +35,7 @@ def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] = _print
         _import(module)
 
 
-def plugins_of(modules: Sequence[str], blocks: Iterable[str]) -> list[str]:
+def plugins_in_use(modules: Sequence[str], blocks: Iterable[str]) -> list[str]:
     """Return those of `modules` that register at least one of `blocks`."""
     used = set(blocks)
     return [module for module in modules if not used.isdisjoint(_registered_by(module))]

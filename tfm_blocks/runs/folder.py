@@ -37,6 +37,7 @@ UNFINISHED = {
     "diverged": "its training diverged",
     "done": "the training has finished, but the file is lost",
     "averaged": "the average was made, but the file is lost",
+    "saved": "the model was saved from Python, but the file is lost",
 }
 RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a run that diverged would do so again
 
@@ -70,7 +71,7 @@ def expect_finished(run: Path) -> None:
     became = UNFINISHED.get(state, "the training did not finish") + (f" ({cut(reason)})" if reason else "")
     if not (run / WEIGHTS).is_file():
         raise RunError(Problem(str(run), f"has no {WEIGHTS}: {became}", help=_way_out(run, state)))
-    if state in UNFINISHED and state not in ("done", "averaged"):
+    if state in UNFINISHED and state not in ("done", "averaged", "saved"):
         print(f"warning: {run}: {became}; its weights are those of before", file=sys.stderr)
 
 

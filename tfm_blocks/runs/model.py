@@ -89,7 +89,7 @@ def expect_weights(network: Network, tensors: Mapping[str, Tensor], where: str) 
             raise RunError(Problem(where, f"{name} is damaged: it does not hold finite numbers"))
 
 
-def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | None = None) -> Network:
+def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | int | None = None) -> Network:
     """The trained network of a run folder, in evaluation mode, on the processor. Raises RunError.
 
     With `checkpoint` its weights are those of a validation, as `kept_weights` names them.
@@ -97,7 +97,7 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | No
     spec = read_spec(folder, plugins)
     if checkpoint is None:
         expect_finished(folder)
-    path = folder / WEIGHTS if checkpoint is None else kept_weights(folder, checkpoint)
+    path = folder / WEIGHTS if checkpoint is None else kept_weights(folder, str(checkpoint))
     tensors = read_tensors(path)
     expect_weights(network_without_values(spec), tensors, str(path))  # before anything is allocated
     network = build_network(spec, seed=0)

@@ -42,7 +42,7 @@ class RunLogger(Logger):
 class CsvLogger(RunLogger):
     """Writes one row for each step that logs; of `columns`, metrics that it does not log stay blank.
 
-    A file that is there keeps its columns. Raises KeyError for a metric that has none.
+    A file that is there keeps its columns. A metric without a column, which a callback logs, is left out.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
@@ -54,10 +54,9 @@ class CsvLogger(RunLogger):
             self.columns = next(csv.reader(file))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        if unknown := metrics.keys() - set(self.columns):
-            raise KeyError(f"{self.path} has no column for {', '.join(sorted(unknown))}")
-        row = {"step": step, **metrics}
-        self._append([row.get(column, "") for column in self.columns])
+        if metrics.keys() & set(self.columns):
+            row = {**metrics, "step": step}
+            self._append([row.get(column, "") for column in self.columns])
 
     def _append(self, row: Sequence[Any]) -> None:
         with self.path.open("a", newline="", encoding="utf-8") as file:
@@ -74,9 +73,12 @@ class Guarded(RunLogger):
         super().__init__()
         self.inner, self.name, self.shows_pictures = inner, inner.name, inner.shows_pictures
         self._rests_until, self._lost = 0.0, set[str]()
+        self._step = 0
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        self._unless_it_rests("metrics", lambda: self.inner.log_metrics(dict(metrics), step))
+        """Lightning logs a callback's metrics at the step before, which W&B would drop after a row of this step."""
+        self._step = newest = max(self._step, step or 0)
+        self._unless_it_rests("metrics", lambda: self.inner.log_metrics(dict(metrics), newest))
 
     def log_samples(self, split: str, samples: Sequence[Sample], step: int) -> None:
         self._unless_it_rests("samples", lambda: self.inner.log_samples(split, samples, step))

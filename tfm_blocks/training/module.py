@@ -23,6 +23,7 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.network.modules import losses_of
 from tfm_blocks.runs.metrics import SECONDS, TOKENS
 from tfm_blocks.training.clock import Clock
+from tfm_blocks.training.contract import key_of
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.loggers import RunLogger
 from tfm_blocks.training.metrics import Pace, StepSums
@@ -65,6 +66,7 @@ class TrainingModule(LightningModule):
         self.skipped, self.losses = skipped, losses_of(network.spec)
         self.steps, self.pace = StepSums(self.losses), Pace()
         self.tokens = 0  # that all ranks have read
+        self.validated = -1  # the step after which the newest complete validation came
         self.clock = Clock()
         self.scorer = Scorer(self.translator, prepared, ranks, bleu=settings.trainer.bleu)
 
@@ -90,10 +92,12 @@ class TrainingModule(LightningModule):
         """What was counted since the last row of metrics, over all ranks."""
         self.skipped.look()
         checkpoint["tokens"], checkpoint["seconds"] = self.tokens, self.clock.seconds
+        checkpoint["validated"] = self.validated
         checkpoint["counted"] = self.steps.kept() | {"in_row": self.skipped.in_row}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.clock = Clock(checkpoint["seconds"])
+        self.validated = checkpoint.get("validated", -1)  # checkpoints of older versions do not have it
         self.tokens, counted = checkpoint["tokens"], checkpoint["counted"]
         self.skipped.in_row = counted["in_row"]
         self.steps.restore(counted, self.ranks.rank)
@@ -183,11 +187,14 @@ class TrainingModule(LightningModule):
             return
         self._log(scores, "val")
         self._log_samples("val")
+        self.validated = self.global_step
 
     def _abandons(self) -> bool:
         """Whether any rank is asked to stop."""
         asked = torch.tensor(float(self._asked()), device=self.device)
         self.abandoned = bool(self.trainer.strategy.reduce(asked, reduce_op="max"))
+        if self.abandoned:
+            self.trainer.sanity_checking = True  # callbacks of Lightning skip such a validation
         return self.abandoned
 
     def _asked(self) -> bool:
@@ -237,9 +244,12 @@ class TrainingModule(LightningModule):
     def _log(self, scores: dict[str, float], split: str) -> None:
         """With the tokens read and the time passed, over which runs of unequal batches can be compared."""
         named = _named(scores, split) | {TOKENS: self.tokens, SECONDS: self.clock.seconds}
+        assert all(map(key_of, named)), "a metric is in the contract"
         self.latest |= named
-        for logger in self._run_loggers():
+        for logger in self.trainer.loggers:
             logger.log_metrics(named, self.global_step)
+        exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in named.items()}
+        self.log_dict(exact, logger=False, batch_size=1)  # for callbacks that monitor a metric
 
     def _log_samples(self, split: str) -> None:
         for logger in self._run_loggers() if self.samples else ():

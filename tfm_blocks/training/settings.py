@@ -8,12 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from tfm_blocks.data.settings import DataSettings
+from tfm_blocks.data.settings import DataSettings, LmSettings
+from tfm_blocks.errors import shown, suggest
 from tfm_blocks.registry.settings import Above0, Count, CountOrZero, RuleError, Settings, Share, read_settings
+from tfm_blocks.training.contract import CONTRACT
 from tfm_blocks.training.schedule import ScheduleSettings
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
 AtLeast0 = Annotated[float, Field(ge=0)]
+OF_TOKENS = ("val/loss", "val/perplexity", "val/token_accuracy")  # metrics that need no translations
+OF_A_GROUP = "val/exact_match/"
 
 
 class _AdamNumbers(Settings):
@@ -208,6 +212,33 @@ class LoggerSettings(Settings):
         return settings
 
 
+class EarlyStoppingSettings(Settings):
+    """When to end a run that no longer improves.
+
+    monitor: a validation metric. patience: validations in a row without improvement; null: never. min_delta: a smaller
+    improvement does not count.
+    """
+
+    monitor: str = "val/loss"
+    patience: Count | None = None
+    min_delta: AtLeast0 = 0.0
+
+    @field_validator("monitor")
+    @classmethod
+    def _has_a_direction(cls, monitor: str) -> str:
+        known = [key.name for key in CONTRACT if key.name.startswith("val/") and key.summary != "last"]
+        if monitor not in known and not monitor.startswith(OF_A_GROUP):
+            rule = f"must be a validation metric that can improve, but is {shown(monitor)}"
+            raise RuleError(rule, suggest(monitor, known))
+        return monitor
+
+
+class CallbackSettings(Settings):
+    """Callbacks by name. The names are a closed set: a config never says what is imported."""
+
+    early_stopping: EarlyStoppingSettings = EarlyStoppingSettings()
+
+
 OptimizerSettings = Annotated[AdamSettings | AdamWSettings, Field(discriminator="name")]
 
 
@@ -223,6 +254,20 @@ class RunSettings(Settings):
     schedule: ScheduleSettings
     trainer: TrainerSettings
     logger: LoggerSettings
+    callbacks: CallbackSettings = CallbackSettings()
+
+    @field_validator("callbacks")
+    @classmethod
+    def _monitor_what_is_measured(cls, callbacks: CallbackSettings, info: ValidationInfo) -> CallbackSettings:
+        stop, trainer = callbacks.early_stopping, info.data.get("trainer")
+        if stop.patience is None or stop.monitor in OF_TOKENS or trainer is None:
+            return callbacks
+        reason = "trainer.validate_sentences is 0" if not trainer.validate_sentences else ""
+        reason = "plain text is not translated" if isinstance(info.data.get("data"), LmSettings) else reason
+        if reason:
+            rule = f"early_stopping monitors {stop.monitor}, which is a score of translations, but {reason}"
+            raise RuleError(rule, "write callbacks.early_stopping.monitor=val/loss")
+        return callbacks
 
 
 def read_run(config: Mapping[str, Any]) -> RunSettings:

@@ -72,7 +72,7 @@ class Translator:
 
     @classmethod
     def load(
-        cls, run: str | Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | None = None
+        cls, run: str | Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
     ) -> Translator:
         """The translator of a run folder, with the plug-in modules that its model needs. Raises RunError.
 

@@ -1,0 +1,182 @@
+"""A run that callbacks stop before its last step: scored, resumable, and stopped at the same step however often killed."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+from safetensors.torch import load_file
+
+from tests.launch.test_job import records
+from tests.launch.test_resume import begin, expect_same, go_on, handlers, state, to_the_end  # noqa: F401  handlers: a fixture
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.errors import ConfigError, RunError
+from tfm_blocks.runs.folder import read_json, write_json
+from tfm_blocks.training.checkpoints import PreemptedError
+
+Small = Callable[..., Composed]
+NEVER_BETTER = "callbacks.early_stopping.min_delta=100"  # so that only the first validation improves
+SHORT = ["trainer.steps=50", "trainer.validate_every=3", "trainer.checkpoint_every=2", "trainer.validate_sentences=2"]
+STOPPING = [*SHORT, "callbacks.early_stopping.patience=2", NEVER_BETTER]
+LAST = 9  # the step of the third validation
+
+
+def validated(run: Path) -> list[int]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [int(row["step"]) for row in csv.DictReader(file) if row["val/loss"]]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_that_no_longer_improves_is_done_with_the_scores_of_its_best_weights(
+    small: Small, tmp_path: Path, devices: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = begin(small(*STOPPING, f"trainer.devices={devices}"), tmp_path)
+    status = read_json(run / "status.json")
+    assert (status["state"], status["steps"]) == ("done", LAST)
+    assert status["reason"].startswith("stopped early: val/loss did not improve in 2 validations; its best was ")
+    assert status["reason"].endswith(" after step 3")
+    assert 0 < status["scores"]["test/loss"] < 10 and validated(run) == [3, 6, LAST]
+    best = load_file(run / "checkpoints" / "best.safetensors")
+    assert all((best[name] == tensor).all() for name, tensor in load_file(run / "weights.safetensors").items())
+    assert devices == 2 or "stopped early: val/loss did not improve" in capsys.readouterr().out
+
+
+def test_a_score_of_which_higher_is_better_stops_when_it_falls(small: Small, tmp_path: Path) -> None:
+    run = begin(small(*STOPPING, "callbacks.early_stopping.monitor=val/token_accuracy"), tmp_path)
+    assert read_json(run / "status.json")["steps"] == LAST
+
+
+@pytest.mark.parametrize("sound", [1, 4])
+def test_a_run_that_signals_stopped_before_ends_early_after_the_same_step_with_the_same_weights(
+    small: Small, tmp_path: Path, sound: int
+) -> None:
+    def stopping(sound: int) -> Composed:
+        stops = f"++model.graph.stops={{block: faulty, harm: stop, sound: {sound}, after: src_pos}}"
+        return small("plugins=[faulty]", stops, *STOPPING, "dropout=0.3")
+
+    whole = begin(stopping(1000), tmp_path)
+    with pytest.raises(PreemptedError):
+        begin(stopping(sound), tmp_path)
+    parted = tmp_path / "run-2"
+    assert to_the_end(parted)
+    expect_same(whole, parted)
+    assert read_json(parted / "status.json")["reason"] == read_json(whole / "status.json")["reason"]
+
+
+def patient() -> EarlyStopping:
+    return EarlyStopping("val/loss", patience=2, min_delta=100.0)
+
+
+@pytest.mark.parametrize("by_config", [True, False])
+def test_a_run_that_was_killed_while_it_was_scored_does_not_train_on(
+    small: Small, tmp_path: Path, by_config: bool
+) -> None:
+    composed, callbacks = (small(*STOPPING), []) if by_config else (small(*SHORT), [patient()])
+    whole = begin(composed, tmp_path, callbacks)
+    killed = shutil.copytree(whole, tmp_path / "killed")
+    (killed / "weights.safetensors").unlink()
+    write_json(killed / "status.json", {"state": "running"})
+    go_on(killed, callbacks=[] if by_config else [patient()])
+    expect_same(whole, killed)
+    before, after = (read_json(run / "status.json") for run in (whole, killed))
+    assert (after["state"], after["steps"], after["reason"]) == ("done", LAST, before["reason"])
+
+
+def test_a_run_that_stopped_early_trains_on_with_more_patience_and_not_without(small: Small, tmp_path: Path) -> None:
+    run = begin(small(*STOPPING), tmp_path)
+    with pytest.raises(ConfigError, match=r"stopped early: val/loss(?s:.*)a higher callbacks.early_stopping.patience"):
+        go_on(run)
+    go_on(run, "callbacks.early_stopping.patience=3")
+    assert validated(run) == [3, 6, 9, 12] and state(run) == "done"
+    go_on(run, "callbacks.early_stopping.patience=null", "trainer.steps=14")
+    status = read_json(run / "status.json")
+    assert (status["steps"], "reason" in status) == (14, False) and validated(run) == [3, 6, 9, 12, 14]
+
+
+def test_a_callback_of_the_caller_stops_both_processes_of_a_run_after_the_same_step(
+    small: Small, tmp_path: Path
+) -> None:
+    run = begin(small(*SHORT, "trainer.devices=2"), tmp_path, [patient()])
+    status = read_json(run / "status.json")
+    assert (status["state"], status["steps"]) == ("done", LAST)
+    assert "did not improve in the last 2 records" in status["reason"]
+
+
+class StopsAt(Callback):
+    """Stops the run after a step that is no validation."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        trainer.should_stop = trainer.global_step >= self.step
+
+
+def test_a_run_that_stops_between_validations_is_validated_once_more_and_no_more_than_once(
+    small: Small, tmp_path: Path
+) -> None:
+    run = begin(small(*SHORT), tmp_path, [StopsAt(5)])
+    assert validated(run) == [3, 5]
+    assert read_json(run / "status.json")["reason"] == "stopped early: a callback stopped it: StopsAt"
+
+
+def test_a_validation_that_a_signal_breaks_off_is_none_to_a_callback(small: Small, tmp_path: Path) -> None:
+    """Its metric is not even measured yet; after the resume the callback counts as in a run without a stop."""
+    leave = "++model.graph.stops={block: faulty, harm: leave, sound: 0, after: src_pos}"
+    composed = small("plugins=[faulty]", leave, *SHORT)
+    with pytest.raises(PreemptedError):
+        begin(composed, tmp_path, [patient()])
+    run = tmp_path / "run"
+    assert not validated(run)
+    go_on(run, "plugins=[faulty]", callbacks=[patient()])
+    assert validated(run) == [3, 6, LAST] and state(run) == "done"
+
+
+class Opaque(Callback):
+    """Its state cannot be read without running code."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"path": Path("x")}
+
+
+def test_a_callback_whose_state_no_checkpoint_can_hold_is_refused_when_it_is_written(
+    small: Small, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match=r"callbacks.Opaque: its state_dict has objects(?s:.*)numbers, text, tensors"):
+        begin(small(*SHORT), tmp_path, [Opaque()])
+
+
+class Logs(Callback):
+    """Logs a number of its own as Lightning's callbacks do."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        pl_module.log("mine/number", float(trainer.global_step))
+
+
+def test_metrics_of_a_callback_reach_the_loggers_and_leave_metrics_csv_as_it_is(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = begin(small("logger=wandb", "trainer.steps=6", "trainer.log_every=2"), tmp_path, [Logs()])
+    (part,) = records(run)
+    found = [one["history"]["item"] for one in part if one["type"] == "history"]
+    assert [row["mine/number"] for row in found if "mine/number" in row] == [2.0, 4.0, 6.0]
+    with (run / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows if row["train/loss"]] == ["2", "4", "6"] and "mine/number" not in rows[0]
+
+
+@pytest.fixture(autouse=True)
+def unmarked() -> Iterator[None]:
+    """The plug-in that sends a signal in a validation does so once in a process."""
+    import faulty  # type: ignore[import-not-found]
+
+    faulty.left.clear()
+    yield
+    faulty.left.clear()

@@ -1,0 +1,125 @@
+"""Train a run from Python: the run of `tfm train`, in a process that goes on to do other things."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+
+from tfm_blocks.compose.request import compose_request
+from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.launch.check import checked, checked_to_resume
+from tfm_blocks.launch.isolation import caller_restored, ready_for_processes
+from tfm_blocks.launch.job import resume as resume_run
+from tfm_blocks.launch.job import train as train_run
+from tfm_blocks.launch.resume import read_left
+from tfm_blocks.launch.signals import StoppedError
+from tfm_blocks.runs.folder import STATUS, read_json
+from tfm_blocks.translation.translator import Translator
+
+PROGRAM = ("tfm", "train")  # what resumes the run from a shell
+Callbacks = Sequence[Callback]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of a finished run."""
+
+    folder: Path
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The content of status.json, such as `steps`, `seconds`, and the `reason` of a run that stopped early."""
+        return read_json(self.folder / STATUS)
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """The last value of each metric, such as `test/loss` or `val/bleu`, of the weights that the run kept."""
+        scores: Mapping[str, float] = self.status["scores"]
+        return scores
+
+    def load(
+        self, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
+    ) -> Translator:
+        """Load the run's translator, as `tfm.load` does."""
+        return Translator.load(self.folder, device=device, plugins=plugins, checkpoint=checkpoint)
+
+
+def train(
+    model: str | None, overrides: Sequence[str], *, callbacks: Callbacks = (), config_dir: Path | None = None
+) -> Run:
+    """Train what the model and the overrides describe, or resume a run with `resume=FOLDER` among them.
+
+    Raises what `tfm_blocks.launch.job.train` raises. A signal that ends the run at once reaches the caller's handler.
+    """
+    _expect_callbacks(callbacks)
+    if model and Path(model).suffix in (".yaml", ".yml"):
+        model, config_dir = _in_folder(Path(model), config_dir)
+    try:
+        with caller_restored():
+            return Run(_train([f"model={model}"] * bool(model) + [*overrides], callbacks, config_dir))
+    except StoppedError as error:
+        number = error.number
+    signal.raise_signal(number)
+    raise RunError(Problem("", f"the run was stopped by {signal.Signals(number).name} before the end of a step"))
+
+
+def _in_folder(path: Path, config_dir: Path | None) -> tuple[str, Path]:
+    """Return the name of a model file and the config folder around it. Raises ConfigError."""
+    folder = path.parent.parent
+    if path.parent.name != "model" or config_dir not in (None, folder):
+        rule = f"a model file must be at {config_dir or 'FOLDER'}/model/{path.name}, but is {path}"
+        raise ConfigError(Problem("model", rule, help="move it there, or build it alone with tfm.build"))
+    return path.stem, folder
+
+
+def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | None) -> Path:
+    with compose_request(overrides, config_dir) as request:
+        typed = [*PROGRAM, *request.typed]
+        if request.resumed:
+            left = read_left(request.resumed)
+            composed = request.compose_resumed(left.config, str(left.folder / "config.yaml"), left.text)
+        else:
+            composed = request.compose()
+    settings = checked_to_resume(composed) if request.resumed else checked(composed)
+    if settings.trainer.devices > 1:
+        _expect_picklable(callbacks)
+    with ready_for_processes() if settings.trainer.devices > 1 else nullcontext():
+        if request.resumed:
+            return resume_run(composed, settings, left, typed, callbacks=callbacks)
+        root = Path("runs") / composed.mapping.get("sweep_name", "")
+        return train_run(composed, settings, root, typed, callbacks=callbacks)
+
+
+def _expect_callbacks(callbacks: Sequence[object]) -> None:
+    """Raises ConfigError for anything that the trainer of a run does not take."""
+    for one in callbacks:
+        name = type(one).__name__
+        if not isinstance(one, Callback):
+            rule = f"must be Lightning callbacks, but one is a {name}"
+            raise ConfigError(Problem("callbacks", rule, help="derive it from lightning.pytorch.Callback"))
+        if isinstance(one, (Checkpoint, ProgressBar)):
+            rule = f"has {name}, but a run writes its own checkpoints and progress"
+            help = "leave it out: trainer.keep_last and trainer.checkpoint_every say what is kept"
+            raise ConfigError(Problem("callbacks", rule, help=help))
+
+
+def _expect_picklable(callbacks: Callbacks) -> None:
+    """Raises ConfigError for a callback that cannot reach the processes of a run on several devices."""
+    for one in callbacks:
+        rule, name = "", type(one).__name__
+        if type(one).__module__ == "__main__":
+            rule = f"{name} is defined in the script, which the processes of trainer.devices do not import"
+        try:
+            pickle.dumps(one)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            rule = f"{name} cannot be sent to the processes of trainer.devices: {error}"
+        if rule:
+            raise ConfigError(Problem("callbacks", rule, help="move its class to a module, and import it from there"))

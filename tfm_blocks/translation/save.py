@@ -1,0 +1,63 @@
+"""A network that was trained outside of a run, as a run folder."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import yaml
+
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.language.spec import Spec
+from tfm_blocks.network.build import network_without_values
+from tfm_blocks.network.graph import Network
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.plugins import GROUP
+from tfm_blocks.runs.folder import CONFIG, STATUS, TOKENIZER, write_json
+from tfm_blocks.runs.model import expect_weights, weights_of, write_model, write_weights
+
+
+def save(network: Network, folder: Path, tokenizer: Tokenizer) -> Path:
+    """Write model, tokenizer, config, weights and, last, the status. Raises ConfigError or RunError."""
+    spec, weights = network.spec, weights_of(network)
+    _expect_same_size(spec, tokenizer)
+    expect_weights(network_without_values(spec), weights, "network")
+    plugins = _plugin_modules(spec)
+    _make(folder)
+    write_model(folder, spec.mapping, plugins)
+    tokenizer.save(folder / TOKENIZER)
+    config = {"name": folder.name, "vocab": tokenizer.size, "plugins": plugins, "model": spec.mapping}
+    (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
+    write_weights(folder, weights)
+    write_json(folder / STATUS, {"state": "saved", "parameters": sum(one.numel() for one in network.parameters())})
+    return folder
+
+
+def _expect_same_size(spec: Spec, tokenizer: Tokenizer) -> None:
+    width = spec.sink.shape[-1]
+    if width != tokenizer.size:
+        rule = f"has {tokenizer.size} subwords, but the model has a vocabulary of {width}"
+        raise ConfigError(Problem("tokenizer", rule, help=f"build the model with vocab={tokenizer.size}"))
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        help = "choose another name, or delete it first"
+        raise RunError(Problem(str(folder), "exists already, and nothing is overwritten", help=help)) from None
+
+
+def _plugin_modules(spec: Spec) -> list[str]:
+    """Return the modules outside of this package that register the model's blocks.
+
+    Modules that an installed package announces are left out, since they are always loaded. Raises ConfigError.
+    """
+    modules = {name: REGISTRY.blocks[name].cls.__module__ for name in spec.blocks}
+    known = {entry.module for entry in entry_points(group=GROUP)}
+    for name, module in modules.items():
+        if module == "__main__":
+            rule = f"the block {name} is defined in the script, which nothing can import"
+            raise ConfigError(Problem("model", rule, help="move it to a module, and name that in plugins=[…]"))
+    return sorted({one for one in modules.values() if one.split(".")[0] != "tfm_blocks"} - known)
