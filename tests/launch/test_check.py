@@ -13,12 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.registry.test_plugins import BLOCK
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import checked, checked_elsewhere, checked_to_resume
 from tfm_blocks.launch.devices import processor_cores
 from tfm_blocks.launch.job import train as train_run
-from tfm_blocks.registry.blocks import BlockInfo
+from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,12 +77,13 @@ def test_cores_are_those_that_the_process_may_use() -> None:
 
 
 def test_a_run_has_the_plug_ins_of_its_own_model(
-    small: Callable[..., Composed], monkeypatch: pytest.MonkeyPatch
+    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
-    node = "++model.graph.more={block: faulty, harm: end, sound: 9, after: src_pos}"
-    assert checked(small("plugins=[faulty,math]")).plugins == []
-    assert checked(small("plugins=[math,faulty]", node)).plugins == ["faulty"]
+    (tmp_path / "only_here.py").write_text(BLOCK.replace("announced", "here").replace("Announced", "Here"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
+    assert checked(small("plugins=[only_here,math]")).plugins == []
+    assert checked(small("plugins=[math,only_here]", "++model.graph.src_pos={block: here}")).plugins == ["only_here"]
 
 
 def test_a_wrong_plug_in_is_told_without_the_blocks_that_it_would_have_brought(small: Callable[..., Composed]) -> None:
