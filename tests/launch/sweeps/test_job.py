@@ -13,6 +13,7 @@ from tfm_blocks.compose.job_file import job_record, read_job
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.sweeps.job import SweepJob
+from tfm_blocks.launch.sweeps.record import claim_sweep
 from tfm_blocks.runs.listing import read_or_empty
 from tfm_blocks.training.settings import read_run
 
@@ -47,6 +48,17 @@ def test_an_error_in_a_job_names_the_file_and_the_override_as_the_check_would(sm
     path = ("model", "args", "heads")
     before, after = (one.sources.problem(path, "is wrong") for one in (composed, found))
     assert before == after and "heads comes from the command line: heads=4" in str(after)
+
+
+def test_a_job_names_the_plug_ins_of_its_own_model_and_the_command_that_trains_it_alone(
+    small: Small, tmp_path: Path
+) -> None:
+    composed = small("plugins=[math]")
+    job = SweepJob("plain", ["heads=2"], composed, read_run(composed.mapping).model_copy(update={"plugins": []}))
+    folder = claim_sweep(tmp_path, "x", [], "", ["python", "train.py"])
+    found, command = read_job(folder.write_job(job))
+    assert (found.mapping["plugins"], found.mapping["name"], found.mapping["sweep_name"]) == ([], "plain", "x")
+    assert command == ["python", "train.py", "heads=2", "name=plain", "sweep.name=x"]
 
 
 def test_jobs_are_the_same_where_their_configs_are_whatever_their_names(small: Small) -> None:
