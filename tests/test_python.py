@@ -136,7 +136,7 @@ def test_memory_that_is_freed_after_a_run_goes_back_to_the_system() -> None:
         f"tfm.train('tiny', overrides={RUN})\n"
         "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
         "before = resident()\n"
-        "tensors = [torch.ones(2**22) for _ in range(16)]\n"
+        "tensors = [torch.ones(2**24) for _ in range(4)]\n"
         "held = resident() - before\n"
         "del tensors\n"
         "print(held, resident() - before)\n"
@@ -248,8 +248,13 @@ def test_a_model_and_a_block_of_ones_own_build_train_save_and_load(folder: Path)
 
 def test_early_stopping_of_lightning_stops_a_run_and_the_run_says_so() -> None:
     stop = EarlyStopping("val/loss", patience=1, min_delta=100.0)
-    run = tfm.train("tiny", name="early", overrides=[*RUN, "trainer.validate_every=1"], callbacks=[stop])
-    assert run.status["steps"] == 2 and run.status["reason"].startswith("stopped early: Monitored metric val/loss")
+    run = tfm.train(
+        "tiny",
+        name="early",
+        overrides=[one for one in RUN if "steps=6" not in one] + ["trainer.steps=20"],
+        callbacks=[stop],
+    )
+    assert run.status["steps"] == 8 and run.status["reason"].startswith("stopped early: Monitored metric val/loss")
 
 
 @pytest.fixture(autouse=True)
