@@ -15,7 +15,8 @@ from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.report.show import LENGTH
 from tfm_blocks.runs.average import mean_weights
-from tfm_blocks.runs.folder import BEST, CHECKPOINTS, METRICS, STATUS, TRANSLATIONS, step_files, write_json
+from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_files, write_json
+from tfm_blocks.runs.losses import write_losses
 from tfm_blocks.runs.metrics import read_rows, summarise, summary_record
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.translations import TranslatedLine, hash_rows, write_translations
@@ -53,6 +54,7 @@ def finish(job: Job, module: TrainingModule, weights: Mapping[str, Tensor], logg
     write_weights(job.folder, weights)
     if module.outputs:
         write_translations(job.folder, [TranslatedLine(*one) for one in module.scorer.samples])
+    write_losses(job.folder, module.row_losses)
     write_json(job.folder / STATUS, record)
     for logger in loggers:
         logger.log_weights(job.folder)
@@ -84,7 +86,7 @@ def _summary(job: Job, record: Mapping[str, Any]) -> Iterator[str]:
     for one in record["translation"]:
         yield f"{one['name']}: {one['value']:.2f} ± {one['interval']:.2f}   {one['signature']}"
     plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])
-    files = [METRICS, STATUS, *([TRANSLATIONS] if record["translation"] else []), f"{CHECKPOINTS}/"]
+    files = [METRICS, STATUS, *([TRANSLATIONS] if record["translation"] else []), LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"
     command = "translate" if record["translation"] else "generate"
     yield f"next: echo 'your text' | tfm {command} {job.folder}{plugins}"

@@ -17,8 +17,9 @@ from tfm_blocks.report.sheets import sheets_of
 from tfm_blocks.runs.record import RunRecord, describe
 
 TESTS = (
-    "p, sentences: paired bootstrap over test sentences of the means over seeds (Koehn 2004); p, seeds: Welch's t-test "
-    "over runs; corrected: for the number of models in the table (Holm 1979)"
+    "p, sentences: two-sided paired approximate randomization over test sentences (Riezler and Maxwell 2005), about "
+    "twice the p of sacreBLEU's paired bootstrap, which --json has; p, seeds: Welch's t-test over runs; corrected: for "
+    "the number of models in the table (Holm 1979); 95 %: intervals of the difference"
 )
 
 
