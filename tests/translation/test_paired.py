@@ -42,14 +42,21 @@ def pool():
 def draw(pool, random, before, after):
     """Two systems of equal quality on LINES lines: on each line a coin decides which has good and which bad outputs.
 
-    So the runs of a system are right and wrong on the same lines, as the seeds of one model are.
+    So the runs of a system are right and wrong on the same lines, as the seeds of one model are. Which of the four
+    outputs a run has is drawn for each line, so that no run is better than another on the whole pool.
     """
-    lines_N, coin_N = random.integers(POOL, size=LINES), random.integers(2, size=LINES).astype(bool)[:, None]
-    orders = [random.permutation(4) for _ in pool]
+    lines_N, coin_N = random.integers(POOL, size=LINES), random.integers(2, size=LINES).astype(bool)
+    orders_4N = [random.permuted(np.tile(np.arange(4)[:, None], LINES), axis=0) for _ in pool]
 
     def run(number, coin_N):
-        good, bad = (quality[order[number]] for quality, order in zip(pool, orders, strict=True))
-        return {name: np.where(coin_N, good[name][lines_N], bad[name][lines_N]) for name in good}
+        found = {}
+        for name in pool[0][0]:
+            good_NK, bad_NK = (
+                np.stack([one[name][lines_N] for one in quality])[order_4N[number], np.arange(LINES)]
+                for quality, order_4N in zip(pool, orders_4N, strict=True)
+            )
+            found[name] = np.where(coin_N[:, None], good_NK, bad_NK)
+        return found
 
     return [run(number, coin_N) for number in range(before)], [run(3 - number, ~coin_N) for number in range(after)]
 

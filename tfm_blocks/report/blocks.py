@@ -11,6 +11,7 @@ from rich.table import Table
 from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
 from tfm_blocks.report.screen import screen
+from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
 
 PAGE = """\
 # The blocks
@@ -39,11 +40,9 @@ def show_block(name: str) -> None:
     console.print()
     for label, text in _facts(info):
         console.print(f"{label}: {text}", markup=False)
-    table = Table("argument", "type", "default")
-    for argument in info.arguments.values():
-        table.add_row(argument.name, _type(argument), _default(argument))
-    if info.arguments:
-        console.print(table)
+    rows = [[Cell(one.name), Cell(_type(one)), Cell(_default(one))] for one in info.arguments.values()]
+    if rows:
+        print_sheet(console, Sheet("", ["argument", "type", "default"], rows, 3))
 
 
 def markdown(blocks: Iterable[BlockInfo]) -> str:

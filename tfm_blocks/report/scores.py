@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.sheet import Cell, Sheet, rich_table
+from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
 from tfm_blocks.translation.evaluate import Score
 from tfm_blocks.translation.perplexity import Perplexity
 
@@ -28,9 +28,9 @@ def show_scores(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
     ]
     console = screen()
     title = f"{lines:,} lines" if lines > 1 else "1 line"
-    console.print(rich_table(Sheet(title, ["run", "score", *numbers], rows, 2)))
+    print_sheet(console, Sheet(title, ["run", "score", *numbers], rows, 2))
     if tested:
-        console.print(TESTS, soft_wrap=True)
+        console.print(TESTS)
     for one in next(iter(systems.values())):
         console.print(f"{one.name}: {one.signature}", soft_wrap=True)
 

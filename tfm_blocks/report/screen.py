@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,13 +10,15 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-WIDE = 200
+UNBOUNDED = 1_000_000  # columns of a pipe or a file, in which nothing is folded
 
 
 def screen() -> Console:
-    """The terminal at its width; a pipe or a file at 200 columns, so that nothing in it is folded."""
-    console = Console(highlight=False, soft_wrap=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+    """Return a console of $COLUMNS columns if that is set, else as wide as the terminal, else unbounded."""
+    console, columns = Console(highlight=False), os.environ.get("COLUMNS", "")
+    if console.is_terminal or (columns.isdigit() and int(columns)):
+        return console  # rich reads COLUMNS
+    return Console(highlight=False, width=UNBOUNDED)
 
 
 def clock(seconds: float) -> str:

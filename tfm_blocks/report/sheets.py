@@ -97,7 +97,7 @@ def against_sheet(comparison: Comparison, baseline: Group) -> Sheet:
     """Return a row for each score of each other group."""
     tests = [f"{what}, {over}" for over in ("sentences", "seeds") for what in ("95 %", "p", "corrected")]
     rows = [_against(one) for one in comparison.against]
-    return Sheet(f"against {baseline.label}", ["model", "score", "difference", *tests], rows, 2)
+    return Sheet(f"against {baseline.label}", ["model", "score", "difference", *tests], rows, 2, keys=2)
 
 
 def _against(one: Against) -> list[Cell]:
