@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.pop("COLUMNS", None)  # readline sets it to 80 in a worker, and tables would fit that
     torch.set_num_threads(threads)
 
 

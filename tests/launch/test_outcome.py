@@ -6,14 +6,19 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 import tfm_blocks as tfm
 from tests.training.test_module import feed_of, make
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
+from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.resume import read_left
+from tfm_blocks.runs.losses import read_losses
 from tfm_blocks.runs.record import find_runs, read_record
 from tfm_blocks.runs.translations import read_translations
 from tfm_blocks.training.checkpoints import PreemptedError
@@ -73,3 +78,30 @@ def test_status_json_has_null_for_an_infinite_perplexity(small: Callable[..., Co
     assert status["scores"]["test/loss"] > 700 and status["scores"]["test/perplexity"] is None
     (record,) = (read_record(member) for member in find_runs([tmp_path / "run"]))
     assert "perplexity" not in record.values and record.values["loss"] == status["scores"]["test/loss"]
+
+
+@pytest.mark.parametrize(("devices", "rows"), [(1, 10), (2, 3)])
+def test_the_losses_of_each_line_of_the_test_set_are_left(
+    small: Callable[..., Composed], tmp_path: Path, devices: int, rows: int
+) -> None:
+    """Against torch's cross entropy, line by line; together they are the loss and the perplexity of the run."""
+    composed = small("trainer.steps=2", f"trainer.devices={devices}", f"data.test={rows}", "data.batch_tokens=122")
+    train(composed, read_run(composed.mapping), tmp_path)
+    losses_N3 = read_losses(tmp_path / "run")
+    assert losses_N3 is not None
+    translator = tfm.load(tmp_path / "run")
+    encode = translator.tokenizer.encode
+    for line, found in zip(read_translations(tmp_path / "run"), losses_N3, strict=True):
+        src_S, tgt_T = [*encode(line.source), Tokenizer.EOS], encode(line.reference)
+        logits_BTV = translator.network(src=torch.tensor([src_S]), tgt=torch.tensor([[Tokenizer.BOS, *tgt_T]]))
+        labels_T = torch.tensor([*tgt_T, Tokenizer.EOS])
+        expected = [
+            float(F.cross_entropy(logits_BTV[0], labels_T, label_smoothing=smoothing, reduction="sum"))
+            for smoothing in (0.1, 0.0)
+        ]
+        assert found.tolist() == pytest.approx([*expected, len(labels_T)], rel=1e-4)
+    (record,) = (read_record(member) for member in find_runs([tmp_path / "run"]))
+    loss, nll, tokens = losses_N3.sum(0)
+    assert (record.values["loss"], record.values["perplexity"]) == pytest.approx(
+        (loss / tokens, np.exp(nll / tokens)), rel=1e-6
+    )

@@ -13,10 +13,12 @@ import scipy.stats
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
+from sacrebleu.significance import PairedTest
 
 from tests.conftest import sentences
 from tests.run_folders import garbled, leave_run, processor_time
 from tfm_blocks.cli import main
+from tfm_blocks.runs.losses import write_losses
 
 REFERENCES = sentences(40, 7)
 SHARES = {"base": 0.3, "prenorm": 0.2, "wide": 0.28}
@@ -101,13 +103,29 @@ def test_scores_have_the_intervals_of_sacrebleu_and_of_wilson(sweep):
             )
 
 
-def resampled_bleu(outputs):
-    """BLEU of a thousand draws of as many lines, from what sacreBLEU counts in each line."""
+def counted_bleu(outputs):
+    """What sacreBLEU counts in each line."""
     lines = [BLEU(force=True).corpus_score([output], [[one]]) for output, one in zip(outputs, REFERENCES, strict=True)]
-    counted_NK = np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in lines])
-    draws_RN = np.random.default_rng(12345).choice(len(lines), size=(1000, len(lines)), replace=True)
-    sums_RK = [counted_NK[draw_N].sum(0).tolist() for draw_N in draws_RN]
-    return [BLEU.compute_bleu(one[:4], one[4:8], one[8], one[9], smooth_method="exp").score for one in sums_RK]
+    return np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in lines], float)
+
+
+def bleu_of(sums_RK):
+    return np.array(
+        [
+            BLEU.compute_bleu(one[:4], one[4:8], round(one[8]), round(one[9]), smooth_method="exp").score
+            for one in sums_RK.tolist()
+        ]
+    )
+
+
+def share_of_swaps(before, after):
+    """Of ways to swap the mean counts of two models on random lines, how many differ by as much (2,000 are tried)."""
+    one_NK, two_NK = (np.mean([counted_bleu(outputs) for outputs in side], 0) for side in (before, after))
+    swap_RN = np.random.default_rng(1).integers(2, size=(2000, len(REFERENCES)))
+    swap_RN[0] = 0
+    mixed = (swap_RN @ two_NK + (1 - swap_RN) @ one_NK, swap_RN @ one_NK + (1 - swap_RN) @ two_NK)
+    distance_R = abs(np.subtract(*map(bleu_of, mixed)))
+    return np.mean(distance_R >= distance_R[0] - 1e-9)
 
 
 def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(sweep):
@@ -122,34 +140,104 @@ def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(swee
         one["group"]: one for one in asked(sweep, "--baseline", sweep / "base-2")["against"] if one["score"] == "BLEU"
     }
     names = {"prenorm": "prenorm, heads 2", "wide": "base, heads 4"}
-    resamples = {model: np.mean([resampled_bleu(outputs_of(model, seed)) for seed in (1, 2, 3)], 0) for model in SHARES}
-
-    def over_sentences(model):
-        """Koehn (2004): how often the means over the seeds differ by more on other sentences than here."""
-        distances_R = np.abs(resamples[model] - resamples["base"])
-        difference = abs(np.mean(scores[model]) - np.mean(scores["base"]))
-        return (1 + sum(one - distances_R.mean() > difference for one in distances_R)) / (1 + len(distances_R))
-
     for kind, chance in (
         ("seeds", lambda model: scipy.stats.ttest_ind(scores[model], scores["base"], equal_var=False).pvalue),
-        ("sentences", over_sentences),
+        (
+            "sentences",
+            lambda model: share_of_swaps(*([outputs_of(one, seed) for seed in (1, 2, 3)] for one in ("base", model))),
+        ),
     ):
         chances = {model: chance(model) for model in names}
         lower, higher = sorted(chances, key=chances.get)
         corrected = {lower: min(1, 2 * chances[lower])}
         corrected[higher] = max(corrected[lower], chances[higher])
         for model, group in names.items():
-            assert against[group][kind] == pytest.approx(chances[model])
-            assert against[group][f"{kind}_corrected"] == pytest.approx(corrected[model])
+            near = {"abs": 0.04} if kind == "sentences" else {}
+            assert against[group][kind] == pytest.approx(chances[model], **near)
+            assert against[group][f"{kind}_corrected"] == pytest.approx(corrected[model], **near)
             assert against[group]["difference"] == pytest.approx(np.mean(scores[model]) - np.mean(scores["base"]))
 
 
 def test_every_score_of_the_table_is_tested_against_the_baseline(sweep):
     found = asked(sweep, "--baseline", sweep / "base-1")
     tested = {one["score"]: one for one in found["against"] if one["group"] == "prenorm, heads 2"}
-    assert list(tested) == list(found["groups"][0]["runs"][0]["scores"]) == ["exact match", "BLEU", "chrF", "TER"]
-    assert all(0 < one["sentences"] <= 1 and 0 < one["seeds"] <= 1 for one in tested.values())
+    assert list(tested) == ["exact match", "BLEU", "chrF", "TER", "loss", "perplexity"]
+    assert all(0 < one["seeds"] <= 1 for one in tested.values())
+    assert all((one["sentences"] is None) == (name in ("loss", "perplexity")) for name, one in tested.items())
     assert tested["TER"]["difference"] < 0 < tested["BLEU"]["difference"], "fewer edits are better"
+
+
+def losses_of(seed, mean):
+    """Losses of 40 lines of ten tokens; -log p is half of the loss."""
+    loss_N = np.random.default_rng(seed).normal(10 * mean, 2, len(REFERENCES))
+    return np.stack([loss_N, loss_N / 2, np.full(len(REFERENCES), 10)], 1)
+
+
+@pytest.fixture
+def with_losses(tmp_path):
+    """Two models of three seeds whose losses are known by line."""
+    for model, mean in (("base", 1.5), ("prenorm", 1.45)):
+        for seed in (1, 2, 3):
+            run = leave_run(tmp_path / f"{model}-{seed}", REFERENCES, outputs_of(model, seed), model=model, seed=seed)
+            losses_N3 = losses_of(seed, mean)
+            write_losses(run, losses_N3)
+            loss, nll, tokens = losses_N3.sum(0)
+            status = json.loads((run / "status.json").read_text())
+            scores = {"test/loss": loss / tokens, "test/perplexity": np.exp(nll / tokens)}
+            (run / "status.json").write_text(json.dumps(status | {"scores": status["scores"] | scores}))
+    return tmp_path
+
+
+def test_losses_are_tested_over_sentences_and_over_seeds(with_losses):
+    found = asked(with_losses, "--baseline", "base-1")["against"]
+    tested = {one["score"]: one for one in found}
+    sides = [[losses_of(seed, mean) for seed in (1, 2, 3)] for mean in (1.5, 1.45)]
+    means = [[one.sum(0)[0] / one.sum(0)[2] for one in side] for side in sides]
+    gaps = [np.mean([one[:, 0] for one in side], 0) for side in sides]
+    theirs = scipy.stats.permutation_test(gaps, lambda x, y: np.mean(y - x), permutation_type="samples", rng=1)
+    welch = scipy.stats.ttest_ind(means[1], means[0], equal_var=False)
+    loss = tested["loss"]
+    assert loss["difference"] == pytest.approx(np.mean(means[1]) - np.mean(means[0]))
+    assert loss["sentences"] == pytest.approx(theirs.pvalue, abs=0.02) and loss["seeds"] == pytest.approx(welch.pvalue)
+    assert loss["seeds_interval"] == pytest.approx(tuple(welch.confidence_interval(0.95)))
+    paired = scipy.stats.ttest_rel(gaps[1] / 10, gaps[0] / 10).confidence_interval(0.95)
+    assert loss["sentences_interval"] == pytest.approx(tuple(paired), rel=0.01)
+    assert 0 < tested["perplexity"]["sentences"] <= 1 and loss["sentences_corrected"] == loss["sentences"]
+
+
+def test_losses_of_other_tokenizers_or_smoothings_are_not_tested(with_losses):
+    config = with_losses / "prenorm-1" / "config.yaml"
+    text = config.read_text()
+    for seed in (1, 2, 3):
+        changed = text.replace("seed: 1", f"seed: {seed}") + "label_smoothing: 0.2\n"
+        (with_losses / f"prenorm-{seed}" / "config.yaml").write_text(changed)
+    names = [one["score"] for one in asked(with_losses, "--baseline", "base-1")["against"]]
+    assert "perplexity" in names and "loss" not in names
+    for seed in (1, 2, 3):
+        record = with_losses / f"prenorm-{seed}" / "run.json"
+        record.write_text(record.read_text().replace('"one"', '"two"'))
+    assert "perplexity" not in [one["score"] for one in asked(with_losses, "--baseline", "base-1")["against"]]
+
+
+@pytest.mark.parametrize("damage", ["", "loss,nll,tokens\n", "loss,nll,tokens\n1,2\n", "loss,nll,tokens\n1,1,0\n", "x"])
+def test_damaged_losses_are_noted_and_the_rest_is_tested(with_losses, damage):
+    (with_losses / "base-1" / "losses.csv").write_text(damage)
+    found = asked(with_losses, "--baseline", "base-1")
+    assert any("losses.csv is damaged" in note for note in found["notes"])
+    tested = {one["score"]: one for one in found["against"]}
+    assert tested["loss"]["sentences"] is None and tested["BLEU"]["sentences"] is not None
+
+
+def test_single_runs_have_sacrebleus_p_beside_the_two_sided_one(tmp_path):
+    outputs = {name: garbled(REFERENCES, share, 5) for name, share in (("one", 0.3), ("two", 0.2))}
+    for heads, (name, texts) in enumerate(outputs.items(), 2):
+        leave_run(tmp_path / name, REFERENCES, texts, changed={"heads": heads})
+    tested = {one["score"]: one for one in asked(tmp_path, "--baseline", "one")["against"]}
+    for name, metric in (("BLEU", BLEU(force=True)), ("chrF", CHRF()), ("TER", TER())):
+        _, theirs = PairedTest(list(outputs.items()), {name: metric}, [REFERENCES], "bs", 1000)()
+        ((_, two),) = [results for key, results in theirs.items() if key != "System"]
+        assert tested[name]["sacrebleu"] == pytest.approx(two.p_value)
+    assert tested["exact match"]["sacrebleu"] is None
 
 
 def test_csv_has_a_row_for_each_run_unrounded(sweep):
@@ -205,7 +293,7 @@ def test_scores_that_were_computed_in_several_ways_are_not_tested(tmp_path):
     status = (run / "status.json").read_text()
     (run / "status.json").write_text(status.replace("tok:13a", "tok:char"))
     found = asked(tmp_path, "--baseline", "one")
-    assert [one["score"] for one in found["against"]] == ["exact match", "chrF", "TER"]
+    assert [one["score"] for one in found["against"]] == ["exact match", "chrF", "TER", "loss", "perplexity"]
     assert any("another way to compute BLEU" in note for note in found["notes"])
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfm_blocks.training.loss import smoothed_loss
+from tfm_blocks.training.loss import position_losses, smoothed_loss
 
 N, D, V = 23, 7, 13
 
@@ -103,3 +103,20 @@ def test_bfloat16_autocast_keeps_the_sums_and_gradients_near_those_of_float32() 
     torch.testing.assert_close(loss, exact, rtol=0.01, atol=0.0)
     for mine, theirs in zip(gradients, model.gradients(exact), strict=True):
         assert (mine - theirs).norm() < 0.02 * theirs.norm()
+
+
+@pytest.mark.parametrize("chunk", [5, 100])
+def test_losses_of_positions_are_those_of_torch_cross_entropy(chunk: int) -> None:
+    model = Tied(torch.float64)
+    loss_N, nll_N, correct_N = position_losses(model.head, model.trunk(), model.labels_N, smoothing=0.1, chunk=chunk)
+    logits_NV = model.head(model.trunk())
+    for found_N, smoothing in ((loss_N, 0.1), (nll_N, 0.0)):
+        expected_N = F.cross_entropy(logits_NV, model.labels_N, label_smoothing=smoothing, reduction="none")
+        torch.testing.assert_close(found_N, expected_N)
+    assert torch.equal(correct_N, logits_NV.argmax(1) == model.labels_N)
+
+
+def test_a_rank_without_positions_has_no_losses() -> None:
+    model = Tied(torch.float32)
+    found = position_losses(model.head, model.trunk()[:0], model.labels_N[:0], smoothing=0.1, chunk=5)
+    assert [len(one_N) for one_N in found] == [0, 0, 0]

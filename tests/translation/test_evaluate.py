@@ -9,7 +9,8 @@ import pytest
 
 from tests.conftest import WORDS, save, sentences
 from tfm_blocks.cli import main
-from tfm_blocks.translation.evaluate import TOKENISED, compare, metrics, score
+from tfm_blocks.translation.against import compare
+from tfm_blocks.translation.evaluate import TOKENISED, metrics, score
 
 
 def garbled(references, share, seed):
@@ -59,8 +60,10 @@ def test_the_paired_test_tells_a_better_run_from_an_equal_one():
     good, bad = garbled(references, 0.1, 1), garbled(references, 0.4, 2)
     before, after = compare(bad, good, references, metrics("13a", tokenised=False))
     assert after[0].value > before[0].value and after[0].p < 0.01 and before[0].p is None
-    _, same = compare(good, garbled(references, 0.1, 3), references, metrics("13a", tokenised=False))
-    assert same[0].p > 0.05
+    low, high = after[0].difference_interval
+    assert low < after[0].difference == after[0].value - before[0].value < high and low > 0
+    _, same = compare(good, garbled(references, 0.1, 3), references, metrics("13a", tokenised=True))
+    assert all(one.p > 0.05 and one.p > one.p_sacrebleu for one in same)
     _, equal = compare(good, good, references, metrics("13a", tokenised=False))
     assert [one.p for one in equal] == [1, 1, 1]
 

@@ -31,7 +31,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--text", type=Path, metavar="FILE", help="text whose perplexity to tell, plain or .gz")
     what = "with --text: tokens that are read at a time (what it was trained with, else 512)"
     command.add_argument("--context", type=count, metavar="N", help=what)
-    command.add_argument("--against", type=Path, metavar="RUN2", help="another run, for the paired bootstrap test")
+    command.add_argument("--against", type=Path, metavar="RUN2", help="another run, to test the differences")
     command.add_argument("--tokenised", action="store_true", help="also BLEU of tokenised text in lower case")
     command.add_argument("--bleu", choices=get_args(BleuTokenizer), default="13a", help="sacreBLEU's tokenizer (13a)")
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -71,7 +71,7 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
 def _evaluate_translations(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.text import read_lines
     from tfm_blocks.report.scores import print_json, show_scores
-    from tfm_blocks.translation.evaluate import compare, metrics, score
+    from tfm_blocks.translation.evaluate import metrics, score
 
     search = search_of(arguments)
     columns = [list(read_lines(path, "--src")) for path in arguments.src]
@@ -88,6 +88,8 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
     rows = list(zip(*columns, strict=True))
     outputs = _outputs(arguments, arguments.folder, rows, search)
     if arguments.against:
+        from tfm_blocks.translation.against import compare
+
         baseline = _outputs(arguments, arguments.against, rows, search)
         before, after = compare(baseline, outputs, references, asked)
         systems = {str(arguments.against): before, str(arguments.folder): after}

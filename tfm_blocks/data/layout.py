@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ class Batch:
     inputs: dict[str, Tensor]
     labels_BT: Tensor
     kept_N: Tensor
+    rows: tuple[int, ...] = ()  # of the corpus, when a whole corpus is scored
 
     def to(self, device: torch.device) -> Batch:
         """On the device, as soon as it gets there; nothing waits for it."""
@@ -42,7 +43,7 @@ class Batch:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         inputs = {name: change(ids) for name, ids in self.inputs.items()}
-        return Batch(inputs, change(self.labels_BT), change(self.kept_N))
+        return replace(self, inputs=inputs, labels_BT=change(self.labels_BT), kept_N=change(self.kept_N))
 
 
 def batch_of(inputs: dict[str, Tensor], labels_BT: Tensor, *, empty: bool = False) -> Batch:

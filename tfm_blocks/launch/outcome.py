@@ -18,6 +18,7 @@ from tfm_blocks.runs.average import mean_weights
 from tfm_blocks.runs.folder import (
     BEST,
     CHECKPOINTS,
+    LOSSES,
     METRICS,
     STATUS,
     TRANSLATIONS,
@@ -25,6 +26,7 @@ from tfm_blocks.runs.folder import (
     step_files,
     write_json,
 )
+from tfm_blocks.runs.losses import write_losses
 from tfm_blocks.runs.metrics import read_rows, summarise, summary_record
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.translations import TranslatedLine, hash_rows, write_translations
@@ -68,6 +70,7 @@ def finish(
     write_weights(job.folder, weights)
     if module.outputs:
         write_translations(job.folder, [TranslatedLine(*one) for one in module.scorer.samples])
+    write_losses(job.folder, module.row_losses)
     write_json(job.folder / STATUS, finite_or_null(record))
     for logger in loggers:
         logger.log_weights(job.folder)
@@ -101,7 +104,7 @@ def _summary(job: Job, record: Mapping[str, Any]) -> Iterator[str]:
     for one in record["translation"]:
         yield f"{one['name']}: {one['value']:.2f} ± {one['interval']:.2f}   {one['signature']}"
     plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])
-    files = [METRICS, STATUS, *([TRANSLATIONS] if record["translation"] else []), f"{CHECKPOINTS}/"]
+    files = [METRICS, STATUS, *([TRANSLATIONS] if record["translation"] else []), LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"
     command = "translate" if record["translation"] else "generate"
     yield f"next: echo 'your text' | tfm {command} {job.folder}{plugins}"

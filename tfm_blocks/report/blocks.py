@@ -10,6 +10,7 @@ from rich.table import Table
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
 from tfm_blocks.report.screen import screen
+from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
 
 PAGE = """\
 # The blocks
@@ -40,11 +41,9 @@ def show_block(name: str) -> None:
     console.print()
     for label, text in _facts(info):
         console.print(f"{label}: {text}")
-    table = Table("argument", "type", "default")
-    for argument in info.arguments.values():
-        table.add_row(argument.name, _type(argument), _default(argument))
-    if info.arguments:
-        console.print(table)
+    rows = [[Cell(one.name), Cell(_type(one)), Cell(_default(one))] for one in info.arguments.values()]
+    if rows:
+        print_sheet(console, Sheet("", ["argument", "type", "default"], rows, 3))
 
 
 def markdown(blocks: Iterable[BlockInfo]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from tfm_blocks.compose.catalogue import Entry
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.sheet import Cell, Sheet, rich_table
+from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
 
 
 def show_models(models: Sequence[Entry]) -> None:
@@ -16,7 +16,7 @@ def show_models(models: Sequence[Entry]) -> None:
     rows = [
         [Cell(one.name), Cell(", ".join(one.parents)), Cell(one.about), Cell(" ".join(one.knobs))] for one in models
     ]
-    screen().print(rich_table(Sheet("models", ("model", "inherits", "what it is", "knobs that it sets"), rows, 4)))
+    print_sheet(screen(), Sheet("models", ("model", "inherits", "what it is", "knobs that it sets"), rows, 4))
 
 
 def print_models_json(models: Sequence[Entry]) -> None:

@@ -12,13 +12,14 @@ from typing import Any
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.sheet import rich_table
+from tfm_blocks.report.sheet import print_sheet
 from tfm_blocks.report.sheets import sheets_of
 from tfm_blocks.runs.record import RunRecord, describe
 
 TESTS = (
-    "p, sentences: paired bootstrap over test sentences of the means over seeds (Koehn 2004); p, seeds: Welch's t-test "
-    "over runs; corrected: for the number of models in the table (Holm 1979)"
+    "p, sentences: two-sided paired approximate randomization over test sentences (Riezler and Maxwell 2005), about "
+    "twice the p of sacreBLEU's paired bootstrap, which --json has; p, seeds: Welch's t-test over runs; corrected: for "
+    "the number of models in the table (Holm 1979); 95 %: intervals of the difference"
 )
 
 
@@ -26,11 +27,11 @@ def show_comparison(comparison: Comparison) -> None:
     """Prints the tables, and below them what cannot be compared."""
     console = screen()
     for sheet in sheets_of(comparison):
-        console.print(rich_table(sheet))
+        print_sheet(console, sheet)
     if comparison.against:
-        console.print(TESTS, soft_wrap=True)
+        console.print(TESTS)
     for note in comparison.notes:
-        console.print(f"note: {note}", soft_wrap=True)
+        console.print(f"note: {note}")
 
 
 def print_markdown(comparison: Comparison) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from tfm_blocks.blocks.parts.decay import CHUNK
 from tfm_blocks.language.spec import Node
 from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.report.sheet import Cell, Sheet
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,15 @@ def complexity(node: Node) -> Complexity | None:
     return COMPLEXITY[node.block] if len(sequences) == 1 else None
 
 
-def complexity_table(nodes: Iterable[Node]) -> Table | None:
-    """A row for each of the nodes whose complexity is known; None where there are none."""
-    table = Table("node", "block", "multiply-adds a layer", "sequential", "longest path")
-    table.title, table.title_justify = "of n positions, each of width d", "left"
-    for node in nodes:
-        known = complexity(node)
-        if known:
-            table.add_row(node.address, node.block, *map(_short, (known.layer, known.sequential, known.path)))
-    return table if table.row_count else None
+def complexity_sheet(nodes: Iterable[Node]) -> Sheet | None:
+    """Return a row for each of the nodes whose complexity is known; None if there are no such nodes."""
+    columns = ["node", "block", "multiply-adds a layer", "sequential", "longest path"]
+    known = [(node, found) for node in nodes if (found := complexity(node))]
+    rows = [
+        [Cell(text) for text in (node.address, node.block or "", *map(_short, (one.layer, one.sequential, one.path)))]
+        for node, one in known
+    ]
+    return Sheet("of n positions, each of width d", columns, rows, 5) if rows else None
 
 
 def _short(formula: str) -> str:

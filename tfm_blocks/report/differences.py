@@ -45,9 +45,9 @@ class Group:
         """The values of one score, of the runs that count and have it; none where some have it of another test set, or
         computed in another way.
         """
-        having = [run for run in self.counted if name in run.scores]
-        alike = len({(run.test_set, run.scores[name].signature) for run in having}) == 1
-        return [run.scores[name].value for run in having] if alike else []
+        having = [(run, value) for run in self.counted if (value := run.value_of(name)) is not None]
+        alike = len({(run.test_set, run.method_of(name)) for run, _ in having}) == 1
+        return [value for _, value in having] if alike else []
 
     def setting(self, factor: Factor) -> str:
         """What the runs have of it; nothing where that is not known."""

@@ -8,22 +8,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from tfm_blocks.report.screen import screen
+from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
 from tfm_blocks.runs.listing import RunEntry, size_of
 
 
 def show_runs(runs: Sequence[RunEntry]) -> None:
-    """Prints a line for each run."""
-    table = Table("run", "state", "model", "data", "step", "score", "changed")
-    table.columns[4].justify = "right"
-    for one in runs:
-        score = f"{one.score[0]} {one.score[1]:.4g}" if one.score else ""
-        changed = datetime.fromtimestamp(one.changed).strftime("%Y-%m-%d %H:%M")
-        texts = (str(one.folder), one.state, one.model, one.data, f"{one.step:,}", score, changed)
-        table.add_row(*texts)
-    screen().print(table)
+    """Print a row for each run."""
+    columns = ["run", "state", "model", "data", "step", "score", "changed"]
+    print_sheet(screen(), Sheet("", columns, [_row(one) for one in runs], 4))
+
+
+def _row(run: RunEntry) -> list[Cell]:
+    score = Cell(f"{run.score[0]} {run.score[1]:.4g}", run.score[1]) if run.score else Cell("")
+    changed = datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M")
+    texts = [Cell(text) for text in (str(run.folder), run.state, run.model, run.data)]
+    return [*texts, Cell(f"{run.step:,}", run.step), score, Cell(changed, run.changed)]
 
 
 def print_runs_json(runs: Sequence[RunEntry]) -> None:

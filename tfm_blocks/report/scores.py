@@ -6,28 +6,43 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from rich.table import Table
-
 from tfm_blocks.report.screen import screen
+from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
 from tfm_blocks.runs.folder import finite_or_null
 from tfm_blocks.translation.evaluate import Score
 from tfm_blocks.translation.perplexity import Perplexity
 
+TESTS = (
+    "p: two-sided paired approximate randomization over these lines (Riezler and Maxwell 2005); sacreBLEU's p: its "
+    "paired bootstrap (Koehn 2004), about half of that, for comparison with papers"
+)
+
 
 def show_scores(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
-    """Prints a row for each score of each system, and below the table how they were computed."""
-    title = f"{lines:,} lines" if lines > 1 else "1 line"
-    table = Table("run", "score", "value", "95 %", "p", title=title, title_justify="left")
-    for column in table.columns[2:]:
-        column.justify = "right"
-    for name, scores in systems.items():
-        for one in scores:
-            p = "" if one.p is None else f"{one.p:.4f}"
-            table.add_row(name, one.name, f"{one.value:.2f}", f"± {one.interval:.2f}", p)
+    """Print a row for each score of each system, and below the table how they were computed."""
+    tested = len(systems) > 1
+    numbers = ["value", "95 %", *(["difference", "95 % of it", "p", "sacreBLEU's p"] if tested else [])]
+    rows = [
+        [Cell(name), Cell(one.name), *_numbers(one)[: len(numbers)]]
+        for name, scores in systems.items()
+        for one in scores
+    ]
     console = screen()
-    console.print(table)
+    title = f"{lines:,} lines" if lines > 1 else "1 line"
+    print_sheet(console, Sheet(title, ["run", "score", *numbers], rows, 2))
+    if tested:
+        console.print(TESTS)
     for one in next(iter(systems.values())):
-        console.print(f"{one.name}: {one.signature}")
+        console.print(f"{one.name}: {one.signature}", soft_wrap=True)
+
+
+def _numbers(one: Score) -> list[Cell]:
+    numbers = [Cell(f"{one.value:.2f}", one.value), Cell(f"± {one.interval:.2f}", one.interval)]
+    if one.difference is None or one.difference_interval is None:
+        return numbers + 4 * [Cell("")]
+    low, high = one.difference_interval
+    numbers += [Cell(f"{one.difference:+.2f}", one.difference), Cell(f"[{low:+.2f}, {high:+.2f}]", low)]
+    return numbers + [Cell("") if p is None else Cell(f"{p:.4f}", p) for p in (one.p, one.p_sacrebleu)]
 
 
 def print_json(systems: Mapping[str, Sequence[Score]], lines: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,17 +11,19 @@ from functools import partial
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-WIDE = 200
+UNBOUNDED = 1_000_000  # columns of a pipe or a file, in which nothing is folded
 
 
 def screen() -> Console:
-    """Return the terminal at its width; a pipe or a file at 200 columns, so that nothing in it is folded.
+    """Return a console of $COLUMNS columns if that is set, else as wide as the terminal, else unbounded.
 
     Brackets and colons of names, as in `[/x]` and `:key:`, are printed as they stand: nothing is markup or an emoji.
     """
     plain = partial(Console, highlight=False, markup=False, emoji=False)
-    console = plain()
-    return console if console.is_terminal else plain(width=WIDE)
+    console, columns = plain(), os.environ.get("COLUMNS", "")
+    if console.is_terminal or (columns.isdigit() and int(columns)):
+        return console  # rich reads COLUMNS
+    return plain(width=UNBOUNDED)
 
 
 def clock(seconds: float) -> str:

@@ -1,16 +1,22 @@
-"""A table, for whatever shows it: a terminal, Markdown or a page."""
+"""A table, for a terminal, Markdown or a page. On a terminal it fits the width, and no number in it is ever cut."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
+
+FOLDED = 12  # letters of a word, such as a name, that stay together in the narrowest column
+NUMBER = re.compile(r"[^\w\s]*\d[\d.,:/e+–%-]*[^\w\s]*")  # with signs and brackets around it
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What people read, and by what a table is sorted: a number, or the text itself."""
+    """The text for people, and the number by which a table is sorted, if it is one."""
 
     text: str
     value: float | None = None
@@ -18,19 +24,101 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table. Its first `words` columns are texts, and the others numbers."""
+    """A table. Its first `words` columns are texts, and the others numbers; the first `keys` tell the rows apart."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     words: int
+    keys: int = 1
 
 
-def rich_table(sheet: Sheet) -> Table:
-    """Return the table for a console of `screen`, on which nothing is markup."""
-    table = Table(*sheet.columns, title=sheet.title, title_justify="left")
-    for column in table.columns[sheet.words :]:
-        column.justify = "right"
+@dataclass(frozen=True)
+class Column:
+    """How wide a column of a sheet may be, in terminal cells. No number is cut at any of the widths.
+
+    At `narrowest` a cell such as `40.48 ± 8.59` takes several lines, and a long word is folded; at `folded` only words
+    are; at `wrapped` words are whole; at `widest` every cell is one line.
+    """
+
+    number: int
+    narrowest: int
+    folded: int
+    wrapped: int
+    widest: int
+
+
+@dataclass(frozen=True)
+class FittedSheet:
+    """A sheet that rich can print. If it is too wide, it becomes several tables that repeat its first columns."""
+
+    sheet: Sheet
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        columns = [_measure(self.sheet, number) for number in range(len(self.sheet.columns))]
+        title = self.sheet.title
+        for part in split(columns, self.sheet.keys, options.max_width):
+            yield _table(self.sheet, title, part, fit(part, options.max_width))
+            title = ""
+
+
+def rich_table(sheet: Sheet) -> FittedSheet:
+    """Return the sheet for a terminal; nothing in it is markup."""
+    return FittedSheet(sheet)
+
+
+def print_sheet(console: Console, sheet: Sheet) -> None:
+    """Print the sheet; a line is longer than the console only if a number needs that."""
+    console.print(rich_table(sheet), crop=False)
+
+
+def split(columns: Sequence[Column], keys: int, width: int) -> list[list[Column]]:
+    """Return the columns in groups that fit `width`, each of which begins with the first `keys` columns."""
+    if _total([column.folded for column in columns]) <= width:
+        return [list(columns)]
+    groups: list[list[Column]] = [[]]
+    for column in columns[keys:]:
+        tried = [*columns[:keys], *groups[-1], column]
+        preferred = [max(one.folded, min(one.wrapped, width // 3)) for one in tried]
+        if groups[-1] and _total(preferred) > width:
+            groups.append([])
+        groups[-1].append(column)
+    return [[*columns[:keys], *group] for group in groups]
+
+
+def fit(columns: Sequence[Column], width: int) -> list[int]:
+    """Return the widths of columns: the widest ones shrink until the table fits or nothing can shrink further."""
+    fits_folded = _total([column.folded for column in columns]) <= width
+    least = [column.folded if fits_folded else column.narrowest for column in columns]
+    widths = [column.widest for column in columns]
+    while _total(widths) > width and (wide := [number for number, now in enumerate(widths) if now > least[number]]):
+        widths[max(wide, key=lambda number: widths[number])] -= 1
+    return widths
+
+
+def _total(widths: Sequence[int]) -> int:
+    """Return the width of a table with a space on both sides of each cell, and lines between and around them."""
+    return sum(widths) + 3 * len(widths) + 1
+
+
+def _measure(sheet: Sheet, number: int) -> Column:
+    cells, header = [row[number] for row in sheet.rows], sheet.columns[number]
+    texts = [header, *(cell.text for cell in cells)]
+    words = {word for text in texts for word in text.split()}
+    shortest = [cell_len(word) if NUMBER.fullmatch(word) else min(cell_len(word), FOLDED) for word in words]
+    numbers = [cell_len(cell.text) for cell in cells if cell.value is not None]
+    lines = [cell_len(line) for text in texts for line in text.splitlines()]
+    narrowest, longest = max([1, *shortest]), max([1, *map(cell_len, words)])
+    folded, wrapped = max([narrowest, *numbers]), max([longest, *numbers])
+    return Column(number, narrowest, folded, wrapped, max([1, *lines]))
+
+
+def _table(sheet: Sheet, title: str, columns: Sequence[Column], widths: Sequence[int]) -> Table:
+    table = Table(title=title or None, title_justify="left", width=_total(widths))
+    for column, width in zip(columns, widths, strict=True):
+        table.add_column(sheet.columns[column.number], width=width, overflow="fold")
+        if any(row[column.number].value is not None for row in sheet.rows):
+            table.columns[-1].justify = "right"
     for row in sheet.rows:
-        table.add_row(*(cell.text for cell in row))
+        table.add_row(*(row[column.number].text for column in columns))
     return table

@@ -6,12 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
 from tfm_blocks.report.screen import clock
 from tfm_blocks.report.sheet import Cell, Sheet
 from tfm_blocks.runs.record import Measured, RunRecord
+
+if TYPE_CHECKING:
+    from tfm_blocks.report.against import Against
 
 SCORES = ("exact match", "BLEU", "chrF", "TER")
 BEST = ("val/loss", "val/bleu", "val/exact_match")
@@ -90,18 +94,27 @@ def seeds_sheet(comparison: Comparison) -> Sheet:
 
 
 def against_sheet(comparison: Comparison, baseline: Group) -> Sheet:
-    """A row for each score of each other group."""
-    columns = ["model", "score", "difference", "p, sentences", "corrected", "p, seeds", "corrected"]
-    rows = [
-        [
-            _text(one.group.label),
-            _text(one.score),
-            _number(one.difference, "{:+.2f}"),
-            *(_number(p, "{:.4f}") for p in (one.sentences, one.sentences_corrected, one.seeds, one.seeds_corrected)),
-        ]
-        for one in comparison.against
+    """Return a row for each score of each other group."""
+    tests = [f"{what}, {over}" for over in ("sentences", "seeds") for what in ("95 %", "p", "corrected")]
+    rows = [_against(one) for one in comparison.against]
+    return Sheet(f"against {baseline.label}", ["model", "score", "difference", *tests], rows, 2, keys=2)
+
+
+def _against(one: Against) -> list[Cell]:
+    form = "{:+.4f}" if one.score in ("loss", "perplexity") else "{:+.2f}"
+    return [
+        _text(one.group.label),
+        _text(one.score),
+        _number(one.difference, form),
+        _interval(one.sentences_interval, form),
+        *(_number(p, "{:.4f}") for p in (one.sentences, one.sentences_corrected)),
+        _interval(one.seeds_interval, form),
+        *(_number(p, "{:.4f}") for p in (one.seeds, one.seeds_corrected)),
     ]
-    return Sheet(f"against {baseline.label}", columns, rows, 2)
+
+
+def _interval(ends: tuple[float, float] | None, form: str) -> Cell:
+    return Cell("") if ends is None else Cell(f"[{form.format(ends[0])}, {form.format(ends[1])}]", ends[0])
 
 
 def factor_sheet(factor: Factor) -> Sheet:

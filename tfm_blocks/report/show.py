@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from rich.table import Table
-
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec, Step, show
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.network.graph import Network
-from tfm_blocks.report.complexity import complexity, complexity_table
+from tfm_blocks.report.complexity import complexity, complexity_sheet
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.sheet import Cell, Sheet
+from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
 
 LENGTH = 32  # tokens of an input whose length nobody chose
 
@@ -84,20 +82,16 @@ def _rows(spec: Spec, network: Network, sources: Sources, costs: Mapping[str, in
 def _print(rows: list[Row], total: int, sizes: Mapping[str, int], name: str) -> None:
     """Of the layers of a stack, the first stands for all that are like it."""
     columns = ("node", "block", "reads", "shape", "parameters", "multiply-adds", "file")
-    table = Table(*columns, title=f"model {name}", title_justify="left")
-    for column in table.columns[4:6]:
-        column.justify = "right"
     groups = _alike(rows)
-    for row, *others in groups:
-        table.add_row(*_texts(row, others), row.file)
+    cells = [[*_cells(group), Cell(group[0].file)] for group in groups]
     console = screen()
-    console.print(table)
+    print_sheet(console, Sheet(f"model {name}", columns, cells, 4))
     console.print(f"{total:,} parameters, tied and shared ones counted once")
     lengths = ", ".join(f"{axis} = {length}" for axis, length in sizes.items())
     console.print(f"{sum(row.multiply_adds for row in rows):,} multiply-adds for one row with {lengths}")
-    growth = complexity_table(group[0].node for group in groups)
+    growth = complexity_sheet(group[0].node for group in groups)
     if growth:
-        console.print(growth)
+        print_sheet(console, growth)
 
 
 def _texts(row: Row, others: list[Row]) -> tuple[str, ...]:

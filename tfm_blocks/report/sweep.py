@@ -11,9 +11,9 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from tfm_blocks.report.screen import clock, screen
+from tfm_blocks.report.sheet import Cell, Sheet, print_sheet, rich_table
 
 MINUTE = 60.0  # seconds between two lines that only say that all is well
 ORDER = ("running", "waiting", "done")  # failures come first where a terminal is too low for all
@@ -58,7 +58,7 @@ class SweepView:
     def show(self, rows: Sequence[SweepRow]) -> None:
         """On a terminal all of them; elsewhere a line for each change of a state, and one a minute."""
         if self.live:
-            self.live.update(_table(rows, self.console.height - AROUND), refresh=True)
+            self.live.update(rich_table(_sheet(rows, self.console.height - AROUND)), refresh=True)
             return
         changed = [row for row in rows if (row.state, row.reason) != self.states.get(row.name, ("waiting", ""))]
         for row in changed:
@@ -89,12 +89,9 @@ def is_watched(console: Console) -> bool:
 
 
 def show_end(rows: Sequence[SweepRow], folder: str) -> None:
-    """Prints what became of each job, and where a job that is not done has said why."""
-    table = Table("job", "state", "steps", "best val/loss", "log", title=folder, title_justify="left")
-    for row in rows:
-        log = f"{folder}/{row.log}" if row.log and row.state not in ("done", "waiting") else ""
-        table.add_row(row.name, row.state, f"{row.step:,}", _number(row.best, ".4f"), log)
-    screen().print(table)
+    """Print what became of each job, and the log of a job that is not done."""
+    columns = ["job", "state", "steps", "best val/loss", "log"]
+    print_sheet(screen(), Sheet(folder, columns, [_end(row, folder) for row in rows], 2))
     for row in rows:
         if row.state not in ("done", "waiting"):
             print(f"  {row.state}: {row.name}: {row.reason}")
@@ -102,17 +99,25 @@ def show_end(rows: Sequence[SweepRow], folder: str) -> None:
     print(f"sweep: {done} of {len(rows)} runs done{others}")
 
 
-def _table(rows: Sequence[SweepRow], lines: int) -> Table:
-    table = Table(
-        "job", "state", "step", "tokens/s", "best val/loss", "left", title=_counts(rows), title_justify="left"
-    )
+def _end(row: SweepRow, folder: str) -> list[Cell]:
+    log = f"{folder}/{row.log}" if row.log and row.state not in ("done", "waiting") else ""
+    best = Cell(_number(row.best, ".4f"), row.best)
+    return [Cell(row.name), Cell(row.state), Cell(f"{row.step:,}", row.step), best, Cell(log)]
+
+
+def _sheet(rows: Sequence[SweepRow], lines: int) -> Sheet:
     shown = sorted(rows, key=_rank)[: max(lines, 1)]
-    for row in rows if len(rows) <= lines else shown:
-        step = f"{row.step:,}/{row.steps:,}" if row.state != "waiting" else ""
-        numbers = (_number(row.pace, ",.0f"), _number(row.best, ".4f"), _duration(row.left))
-        waits = f": {row.reason}" if row.state == "waiting" and row.reason else ""
-        table.add_row(row.name, row.state + waits, step, *numbers)
-    return table
+    columns = ["job", "state", "step", "tokens/s", "best val/loss", "left"]
+    return Sheet(_counts(rows), columns, [_row(row) for row in (rows if len(rows) <= lines else shown)], 2)
+
+
+def _row(row: SweepRow) -> list[Cell]:
+    step = f"{row.step:,}/{row.steps:,}" if row.state != "waiting" else ""
+    waits = f": {row.reason}" if row.state == "waiting" and row.reason else ""
+    numbers = [_number(row.pace, ",.0f"), _number(row.best, ".4f"), _duration(row.left)]
+    values = (row.step, row.pace, row.best, row.left)
+    cells = [Cell(text, value) for text, value in zip([step, *numbers], values, strict=True)]
+    return [Cell(row.name), Cell(row.state + waits), *cells]
 
 
 def _rank(row: SweepRow) -> tuple[int, bool]:

@@ -25,6 +25,7 @@ CONFIG = "config.yaml"
 RUN = "run.json"
 METRICS = "metrics.csv"
 TRANSLATIONS = "translations.jsonl"
+LOSSES = "losses.csv"
 SWEEP = "sweep.json"  # in the folder of a sweep: its jobs
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"  # of the checkpoints: the weights of the lowest validation loss

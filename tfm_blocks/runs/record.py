@@ -67,6 +67,17 @@ class RunRecord:
         """The version that trained it: `2.13.0`, or `2.13.0, then 2.14.0`; empty where that is not known."""
         return ", then ".join(versions_of("torch", self.facts, self.changes))
 
+    def value_of(self, name: str) -> float | None:
+        """Return a score of the finished model, such as `BLEU` or `loss`."""
+        return self.scores[name].value if name in self.scores else self.values.get(name)
+
+    def method_of(self, name: str) -> str:
+        """Return what must be equal for a score to be comparable: the signature, or for a loss the tokenizer."""
+        if name in self.scores:
+            return self.scores[name].signature
+        smoothing = self.settings.get("label_smoothing") if name == "loss" else ""
+        return f"{self.tokenizer} {smoothing}"
+
 
 def describe(run: RunRecord) -> dict[str, Any]:
     """What JSON has of it, its settings aside, which config.yaml has."""

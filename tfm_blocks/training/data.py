@@ -126,7 +126,8 @@ class EvalStream(IterableDataset[Batch]):
         worker, workers = _worker()
         rank, world = self.ranks.rank, self.ranks.world
         parts = ((step, rows_B) for step in self.feed.plan(seed=0, epoch=0) for rows_B in step.share(rank, world))
-        return (self.feed.batch(*part, self.ranks) for part in islice(parts, worker, None, workers))
+        for step, rows_B in islice(parts, worker, None, workers):
+            yield replace(self.feed.batch(step, rows_B, self.ranks), rows=tuple(map(int, rows_B)))
 
 
 def _worker() -> tuple[int, int]:

@@ -135,6 +135,22 @@ class TokenScores(_Sums):
         return {"loss": loss / tokens, "perplexity": perplexity(nll / tokens), "token_accuracy": correct / tokens}
 
 
+class RowLosses(_Sums):
+    """Sums over the tokens of each row of a split: loss, -log p and tokens."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(3 * rows)
+
+    def update(self, loss_N: Tensor, nll_N: Tensor, row_N: Tensor) -> None:
+        """Add the losses of some tokens, each of which belongs to a row."""
+        added_N3 = torch.stack([loss_N.double(), nll_N.double(), torch.ones_like(nll_N).double()], 1)
+        self.sums.view(-1, 3).index_add_(0, row_N, added_N3)
+
+    def compute(self) -> Tensor:
+        """Return losses_N3."""
+        return self.sums.view(-1, 3)
+
+
 class ExactMatch(_Sums):
     """The share of translations that are their references, in total and in each of `groups`."""
 

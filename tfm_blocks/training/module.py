@@ -62,6 +62,7 @@ class TrainingModule(LightningModule):
         compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
         self.objective = Objective(network, settings.label_smoothing, compiled)
         self.latest: dict[str, float] = {}
+        self.row_losses = np.zeros((0, 3))  # of the split that was scored last
         self.asked, self.abandoned = asked, False
         self.skipped, self.losses = skipped, losses_of(network.spec)
         self.steps, self.pace = StepSums(self.losses), Pace()
@@ -207,11 +208,20 @@ class TrainingModule(LightningModule):
         return self.trainer.state.fn == TrainerFn.FITTING
 
     on_test_epoch_start = on_validation_epoch_start
-    test_step = validation_step
+
+    def test_step(self, batch: Batch) -> None:
+        """Count in total and for each row."""
+        here = batch.to(self.device)
+        loss_N, nll_N, correct_N = self.objective.position_scores(here)
+        loss, nll, correct = (one_N.sum(dtype=torch.float64) for one_N in (loss_N, nll_N, correct_N))
+        self.scorer.tokens.update(loss, nll, correct, len(batch.kept_N))
+        rows_B = torch.tensor(batch.rows, device=self.device)
+        self.scorer.rows.update(loss_N, nll_N, rows_B[here.kept_N // here.labels_BT.shape[1]])
 
     def on_test_epoch_end(self) -> None:
         """Without a test set the validation set takes its place, but not in its curve: the search is another."""
         split, corpus = self.prepared.last_scored
+        self.row_losses = self.scorer.rows.compute().cpu().numpy()
         scores = self._score(split, corpus, len(corpus), self.settings.trainer.test_search)
         if split == "test":
             self._log(scores, split)

@@ -10,7 +10,7 @@ from torch import Tensor
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.network.call import Values
 from tfm_blocks.network.graph import Network
-from tfm_blocks.training.loss import Sums, chunk_size, smoothed_loss
+from tfm_blocks.training.loss import Sums, chunk_size, position_losses, smoothed_loss
 
 Trunk = Callable[[Mapping[str, Tensor]], tuple[Tensor, Values]]
 
@@ -43,6 +43,13 @@ class Objective:
         x_ND, labels_N, _ = self._kept(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
             return self._sums(x_ND.float(), labels_N)
+
+    def position_scores(self, batch: Batch) -> Sums:
+        """Return the same for each predicted position, in the order of `batch.kept_N`."""
+        x_ND, labels_N, _ = self._kept(batch)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            x_ND = x_ND.float()
+            return position_losses(self.network.head, x_ND, labels_N, smoothing=self.smoothing, chunk=chunk_size(x_ND))
 
     def _kept(self, batch: Batch) -> tuple[Tensor, Tensor, Values]:
         """The trunk's output and the labels where something is predicted, and the losses that blocks add."""

@@ -13,7 +13,7 @@ from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.training.metrics import ExactMatch, LengthRatio, TokenScores, text_scores
+from tfm_blocks.training.metrics import ExactMatch, LengthRatio, RowLosses, TokenScores, text_scores
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -29,7 +29,7 @@ class Scorer(nn.Module):
         super().__init__()
         self.translator, self.ranks, self.bleu = translator, ranks, bleu
         test = prepared.test.groups if prepared.test is not None else ()
-        self.tokens = TokenScores()
+        self.tokens, self.rows = TokenScores(), RowLosses(len(prepared.last_scored[1]))
         self.exact = ExactMatch([*prepared.val.groups, *test])
         self.lengths = LengthRatio()
         self.outputs: list[str] = []
@@ -37,7 +37,7 @@ class Scorer(nn.Module):
 
     def restart(self) -> None:
         """Another split begins."""
-        for metric in (self.tokens, self.exact, self.lengths):
+        for metric in (self.tokens, self.rows, self.exact, self.lengths):
             metric.reset()
 
     def score(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
-from sacrebleu.significance import PairedTest, Result
 
 RESAMPLES = 1000
 TOKENISED = "BLEU, tokenised lower-cased"
@@ -20,7 +19,8 @@ TOKENISED = "BLEU, tokenised lower-cased"
 class Score:
     """A score of a whole text, with the half width of its 95 % interval over bootstrap resamples (Koehn 2004).
 
-    `signature` says how sacreBLEU computed it; `p` is the chance of a difference like that to the system compared with.
+    `signature` says how sacreBLEU computed it. `p` is the two-sided p-value of the difference to another system,
+    `p_sacrebleu` that of sacreBLEU's paired bootstrap, and `difference` comes with its 95 % interval.
     """
 
     name: str
@@ -28,6 +28,9 @@ class Score:
     interval: float
     signature: str
     p: float | None = None
+    p_sacrebleu: float | None = None
+    difference: float | None = None
+    difference_interval: tuple[float, float] | None = None
 
 
 def metrics(tokenizer: str, *, tokenised: bool) -> dict[str, Metric]:
@@ -63,26 +66,3 @@ def score(outputs: Sequence[str], references: Sequence[str], asked: Mapping[str,
         result = metric.corpus_score(list(outputs), [list(references)], n_bootstrap=RESAMPLES)
         found.append(Score(name, float(result.score), float(result._ci), str(metric.get_signature())))
     return found
-
-
-def compare(
-    baseline: Sequence[str], outputs: Sequence[str], references: Sequence[str], asked: Mapping[str, Metric]
-) -> tuple[list[Score], list[Score]]:
-    """The scores of a baseline and of a system, whose p come from the paired bootstrap test (Koehn 2004).
-
-    Systems with the same score have p = 1, since no resample differs by less. sacreBLEU counts only resamples that
-    differ by more, which gives two outputs that both have BLEU 0 the least p of all.
-    """
-    systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("system", list(outputs))]
-    pairs = []
-    for name, metric in asked.items():
-        signatures, results = PairedTest(systems, {name: metric}, [list(references)], "bs", RESAMPLES)()
-        ((key, signature),) = signatures.items()
-        pairs.append([_score(name, one, str(signature)) for one in cast(list[Result], results[key])])
-        if pairs[-1][0].value == pairs[-1][1].value:
-            pairs[-1][1] = replace(pairs[-1][1], p=1.0)
-    return [one for one, _ in pairs], [two for _, two in pairs]
-
-
-def _score(name: str, result: Result, signature: str) -> Score:
-    return Score(name, float(result.score), float(result.ci or 0), signature, result.p_value)

@@ -1,0 +1,71 @@
+"""Scores of a text as functions of sums over its lines, so that a test can recompute them for thousands of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+NGRAMS = 4  # of BLEU
+BETA = 2  # of chrF: recall counts BETA times as much as precision
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A score of K sums over lines: `score` maps sums_RK of R texts to scores_R."""
+
+    name: str
+    score: Callable[[Floats], Floats]
+
+
+def bleu(sums_RK: Floats) -> Floats:
+    """sacreBLEU's BLEU with `exp` smoothing, of (output length, reference length, matches by n, n-grams by n)."""
+    length_R, reference_R = sums_RK[:, 0], sums_RK[:, 1]
+    match_RG, total_RG = sums_RK[:, 2 : 2 + NGRAMS], sums_RK[:, 2 + NGRAMS :]
+    scored_R = match_RG.any(1) & total_RG.all(1)
+    missed_RG = match_RG == 0
+    smoothed_RG = np.where(missed_RG, 0.5 ** missed_RG.cumsum(1), match_RG)
+    precision_RG = smoothed_RG / np.where(total_RG, total_RG, 1)
+    penalty_R = np.minimum(0, 1 - reference_R / np.where(length_R, length_R, 1))
+    return np.where(scored_R, 100 * np.exp(penalty_R + np.log(precision_RG).mean(1)), 0.0)
+
+
+def chrf(sums_RK: Floats) -> Floats:
+    """sacreBLEU's chrF, of (n-grams of the output, of the reference, matches) for each n."""
+    output_RG, reference_RG, match_RG = sums_RK[:, 0::3], sums_RK[:, 1::3], sums_RK[:, 2::3]
+    counted_RG = (output_RG > 0) & (reference_RG > 0)
+    orders_R = np.maximum(counted_RG.sum(1), 1)
+    precision_R = (counted_RG * match_RG / np.where(counted_RG, output_RG, 1)).sum(1) / orders_R
+    recall_R = (counted_RG * match_RG / np.where(counted_RG, reference_RG, 1)).sum(1) / orders_R
+    weighted_R = BETA**2 * precision_R + recall_R
+    score_R: Floats = 100 * (1 + BETA**2) * precision_R * recall_R / np.where(weighted_R, weighted_R, 1)
+    return score_R
+
+
+def ter(sums_RK: Floats) -> Floats:
+    """sacreBLEU's TER, of (edits, reference words); edits of an empty reference are 100 %."""
+    edits_R, words_R = sums_RK.T
+    score_R: Floats = 100 * np.where(words_R > 0, edits_R / np.where(words_R > 0, words_R, 1), edits_R > 0)
+    return score_R
+
+
+def mean(sums_RK: Floats) -> Floats:
+    """The mean loss, of (loss, tokens)."""
+    loss_R: Floats = sums_RK[:, 0] / sums_RK[:, 1]
+    return loss_R
+
+
+MEASURES = {
+    one.name: one
+    for one in (
+        Measure("exact match", lambda sums_RK: 100 * mean(sums_RK)),  # of (matches, lines)
+        Measure("BLEU", bleu),
+        Measure("chrF", chrf),
+        Measure("TER", ter),
+        Measure("loss", mean),
+        Measure("perplexity", lambda sums_RK: np.exp(mean(sums_RK))),
+    )
+}
