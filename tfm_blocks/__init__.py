@@ -38,6 +38,7 @@ def load(
     """The translator of a finished run folder, with the plug-in modules that its model needs.
 
     `checkpoint` takes the weights of a validation, also of a run that is not finished: `last`, `best` or a step.
+    `device` is a name of torch's, or `auto`: CUDA if there is a device, else the CPU.
     Raises RunError where the folder is damaged, foreign or incomplete.
     """
     from tfm_blocks.translation.translator import Translator
