@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import save
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.network.device import choose_device
 from tfm_blocks.report.sweep import show_end
 from tfm_blocks.runs.model import write_model
 
@@ -133,6 +135,30 @@ def test_brackets_and_colons_of_a_folder_are_printed_as_they_are(tmp_path, capsy
         assert expected in capsys.readouterr().out
     show_end([], "runs/[/x]")
     assert "runs/[/x]" in capsys.readouterr().out
+
+
+def test_commands_that_compute_take_the_device_that_training_would(tmp_path, monkeypatch, capsys):
+    """Without CUDA that is the processor; `pytest -m gpu` tries the other."""
+    shutil.copytree(Path(__file__).parent / "runs" / "format_1", tmp_path / "run")
+    (tmp_path / "lines").write_text("ein Haus\n")
+    monkeypatch.chdir(tmp_path)
+    device = choose_device("auto")
+    assert device == ("cuda" if torch.cuda.is_available() else "cpu")
+    for command in (
+        ["evaluate", "run", "--src", "lines", "--ref", "lines"],
+        ["translate", "run"],
+        ["attention", "run", "ein Haus", "-o", "out.html"],
+    ):
+        said = []
+        for options in ([], ["--device", "auto"], ["--device", device]):
+            with Path("lines").open() as lines:
+                monkeypatch.setattr(sys, "stdin", lines)
+                main([*command, *options])
+            said.append(capsys.readouterr().out)
+        assert said[0] == said[1] == said[2]
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    assert "auto: cuda if there is one" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_average_of_no_run_folder_is_told(tmp_path, capsys):

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch import Trainer
 from safetensors.torch import load_file
 
-from tests.conftest import sentences
+from tests.conftest import save, sentences
 from tests.launch.test_resume import go_on
 from tests.network.examples import ALL, build, has_target, inputs_of, name, sources_of
 from tests.training.test_accelerator import MODELS, batch_for, network_at_its_size, take_step
@@ -155,6 +155,13 @@ def test_translations_are_those_of_the_processor(translator: Translator, beam: i
     texts = sentences(64, 3)
     there = Translator(deepcopy(translator.network).to("cuda"), translator.tokenizer)
     assert there.translate(texts, beam=beam) == translator.translate(texts, beam=beam)
+
+
+def test_a_loaded_run_is_on_the_device_unless_the_processor_is_named(translator: Translator, tmp_path: Path) -> None:
+    save(translator, tmp_path / "run")
+    for device, expected in (("auto", "cuda"), ("cpu", "cpu")):
+        loaded = Translator.load(tmp_path / "run", device=device)
+        assert {one.device.type for one in loaded.network.parameters()} == {expected}
 
 
 def test_a_step_between_two_rows_of_metrics_waits_for_nothing(small: Small) -> None:

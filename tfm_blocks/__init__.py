@@ -119,7 +119,7 @@ def load(
 
     Args:
         run: The folder that training or `save` wrote.
-        device: Where to compute: `cpu`, `cuda`, `cuda:1`.
+        device: Where to compute: `cpu`, `cuda`, `cuda:1`, or `auto`: CUDA if there is a device, else the CPU.
         plugins: The modules with the model's own blocks. A run folder never imports them by itself.
         checkpoint: The weights of a validation in place of the finished ones, also of an unfinished run: `"last"`,
             `"best"` or the number of a step.

@@ -34,6 +34,13 @@ def add_checkpoint(command: argparse.ArgumentParser) -> None:
     command.add_argument("--checkpoint", metavar="WHICH", help=help)
 
 
+def add_device(command: argparse.ArgumentParser) -> None:
+    """--device."""
+    command.add_argument(
+        "--device", default="auto", help="cpu, cuda, …; auto: cuda if there is one, as in training (auto)"
+    )
+
+
 def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Translator:
     """What the command line names; or another `run`, with its finished weights. Raises RunError."""
     from tfm_blocks.translation.translator import Translator
@@ -68,7 +75,7 @@ def add_search(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--strict", action="store_true", help="refuse a line that is too long, or not UTF-8")
     command.add_argument("--batch-tokens", type=count, default=4096, metavar="N", help="tokens at a time (4096)")
-    command.add_argument("--device", default="cpu", help="cpu, cuda, … (cpu)")
+    add_device(command)
     precision = "of the computation (fp32); with bf16 another batch gives a few lines another translation"
     command.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help=precision)
     add_plugins(command)

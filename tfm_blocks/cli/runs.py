@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfm_blocks.cli.options import add_checkpoint, add_plugins, add_run, count, translator_of
+from tfm_blocks.cli.options import add_checkpoint, add_device, add_plugins, add_run, count, translator_of
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.runs.folder import UNFINISHED
 
@@ -33,7 +33,7 @@ def _add_attention(commands: Commands) -> None:
     command.add_argument("sentence", metavar="SENTENCE", nargs="+", help="what is translated, a text for each source")
     command.add_argument("-o", type=Path, required=True, dest="path", metavar="FILE", help="out.html or out.png")
     command.add_argument("--target", metavar="TEXT", help="its translation, in place of the model's own")
-    command.add_argument("--device", default="cpu", help="cpu, cuda, … (cpu)")
+    add_device(command)
     add_plugins(command)
     command.set_defaults(run=_attention)
 

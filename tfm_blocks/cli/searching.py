@@ -55,4 +55,7 @@ def precision_of(arguments: argparse.Namespace) -> AbstractContextManager[object
     """The precision of --precision, while it is open."""
     import torch
 
-    return torch.autocast(torch.device(arguments.device).type, torch.bfloat16, enabled=arguments.precision == "bf16")
+    from tfm_blocks.network.device import choose_device
+
+    device = torch.device(choose_device(arguments.device))
+    return torch.autocast(device.type, torch.bfloat16, enabled=arguments.precision == "bf16")

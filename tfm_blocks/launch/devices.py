@@ -8,6 +8,7 @@ import torch
 
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.launch.place import Place
+from tfm_blocks.network.device import choose_device
 from tfm_blocks.training.settings import DeviceSettings
 
 
@@ -35,7 +36,5 @@ def processor_cores() -> int:
 
 
 def device_of(settings: DeviceSettings) -> str:
-    """`cpu` or `cuda`."""
-    if settings.accelerator != "auto":
-        return settings.accelerator
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """Return `cpu` or `cuda`."""
+    return choose_device(settings.accelerator)

@@ -15,6 +15,7 @@ from tfm_blocks.data.layout import prompt
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET, names
+from tfm_blocks.network.device import choose_device
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
@@ -77,7 +78,9 @@ class Translator:
         """The translator of a run folder, with the plug-in modules that its model needs. Raises RunError.
 
         `checkpoint` takes the weights of a validation in place of the finished ones: `last`, `best` or a step.
+        `device` is `auto` or a name of torch's.
         """
+        device = choose_device(device)
         network = read_network(Path(run), plugins, checkpoint)
         tokenizer = Tokenizer.load(Path(run) / TOKENIZER)
         try:
