@@ -73,13 +73,13 @@ def assert_uniform(p_values, level):
         (1, 1, 600),
         pytest.param(1, 1, 4000, marks=pytest.mark.slow),
         pytest.param(2, 2, 4000, marks=pytest.mark.slow),
-        (1, 3, 400),
+        (1, 3, 500),
         pytest.param(1, 3, 4000, marks=pytest.mark.slow),
     ],
 )
 def test_equal_systems_have_p_below_a_level_as_often_as_the_level_says(pool, before, after, draws):
     """With 600 draws sacreBLEU's p, of which 12 % are at most 0.05, lies far outside."""
-    random = np.random.default_rng(1)
+    random = np.random.default_rng((before, after, draws))
     found = [p_over_sentences(*draw(pool, random, before, after)) for _ in range(draws)]
     for name, level in product(("BLEU", "chrF"), (0.05, 0.2)):
         assert_uniform([p_values[name] for p_values in found], level)

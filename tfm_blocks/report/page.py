@@ -16,6 +16,7 @@ from tfm_blocks.report.compare import TESTS
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.curves import AXES, MOST_POINTS, Line, charts_of, line_style
 from tfm_blocks.report.differences import Group
+from tfm_blocks.report.drawn import choose_drawn, left_out
 from tfm_blocks.report.looks import pictures_of
 from tfm_blocks.report.models import models_of
 from tfm_blocks.report.samples import choose_samples, common_test_set
@@ -24,7 +25,6 @@ from tfm_blocks.runs.folder import CONFIG, METRICS
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.record import RunRecord
 
-MOST_RUNS = 20  # that are drawn and sampled; the tables have all
 LONGEST_CONFIG = 20_000  # characters
 
 
@@ -33,7 +33,7 @@ def page(comparison: Comparison, title: str, *, sentence: str | None = None, plu
 
     `sentence` is the one whose attention is shown, in place of one of the test set.
     """
-    groups = _shown(comparison)
+    groups = choose_drawn(comparison.groups)
     runs = [run for group in groups for run in group.runs]
     lines = _lines(groups)
     charts = charts_of(lines)
@@ -45,7 +45,7 @@ def page(comparison: Comparison, title: str, *, sentence: str | None = None, plu
         scripts={name: Markup(text) for name, text in scripts.items()},
         style=Markup(asset("page.css")),
         comparison=comparison,
-        hidden=len(comparison.runs) - len(runs),
+        left_out=left_out(comparison.groups, groups),
         sheets=sheets_of(comparison),
         tests=TESTS if comparison.against else "",
         lines=lines,
@@ -58,21 +58,6 @@ def page(comparison: Comparison, title: str, *, sentence: str | None = None, plu
         models=models_of(groups, plugins),
         configs=[(group.label, _config(group.runs[0])) for group in groups],
     )
-
-
-def _shown(comparison: Comparison) -> list[Group]:
-    """The groups whose runs are drawn: those of the lowest validation loss, where there are too many."""
-
-    def loss(group: Group) -> float:
-        return min((run.best["val/loss"].value for run in group.runs if "val/loss" in run.best), default=float("inf"))
-
-    places: set[int] = set()
-    count = 0
-    for place, group in sorted(enumerate(comparison.groups), key=lambda one: loss(one[1])):
-        if not places or count + len(group.runs) <= MOST_RUNS:
-            places.add(place)
-            count += len(group.runs)
-    return [Group(one.label, one.runs[:MOST_RUNS]) for place, one in enumerate(comparison.groups) if place in places]
 
 
 def _lines(groups: Sequence[Group]) -> list[Line]:

@@ -62,14 +62,9 @@ class FittedSheet:
             title = ""
 
 
-def rich_table(sheet: Sheet) -> FittedSheet:
-    """Return the sheet for a terminal; nothing in it is markup."""
-    return FittedSheet(sheet)
-
-
 def print_sheet(console: Console, sheet: Sheet) -> None:
     """Print the sheet; a line is longer than the console only if a number needs that."""
-    console.print(rich_table(sheet), crop=False)
+    console.print(FittedSheet(sheet), crop=False)
 
 
 def split(columns: Sequence[Column], keys: int, width: int) -> list[list[Column]]:

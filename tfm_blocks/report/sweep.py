@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from tfm_blocks.report.screen import clock, screen
-from tfm_blocks.report.sheet import Cell, Sheet, print_sheet, rich_table
+from tfm_blocks.report.sheet import Cell, FittedSheet, Sheet, print_sheet
 
 MINUTE = 60.0  # seconds between two lines that only say that all is well
 ORDER = ("running", "waiting", "done")  # failures come first where a terminal is too low for all
@@ -58,7 +58,7 @@ class SweepView:
     def show(self, rows: Sequence[SweepRow]) -> None:
         """On a terminal all of them; elsewhere a line for each change of a state, and one a minute."""
         if self.live:
-            self.live.update(rich_table(_sheet(rows, self.console.height - AROUND)), refresh=True)
+            self.live.update(FittedSheet(_sheet(rows, self.console.height - AROUND)), refresh=True)
             return
         changed = [row for row in rows if (row.state, row.reason) != self.states.get(row.name, ("waiting", ""))]
         for row in changed:

@@ -1,0 +1,64 @@
+"""Which of many runs a page draws: some of every model, from the best to the worst seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tfm_blocks.report.differences import Group
+from tfm_blocks.runs.record import RunRecord
+
+MOST_RUNS = 20  # that are drawn and sampled; the tables have all
+
+
+def choose_drawn(groups: Sequence[Group]) -> list[Group]:
+    """Return at most MOST_RUNS runs in their groups. Each group in turn gets one more, models before their variants.
+
+    Of several groups of a model those of the lowest validation loss come first. The runs of a group are chosen evenly
+    by their validation loss, the best and the worst included.
+    """
+    counts = [0] * len(groups)
+    turns = _by_model(groups)
+    while turns and sum(counts) < MOST_RUNS:
+        turns = [place for place in turns if counts[place] < len(groups[place].runs)]
+        for place in turns[: MOST_RUNS - sum(counts)]:
+            counts[place] += 1
+    chosen = [Group(group.label, _spread(group.runs, count)) for group, count in zip(groups, counts, strict=True)]
+    return [group for group in chosen if group.runs]
+
+
+def left_out(groups: Sequence[Group], drawn: Sequence[Group]) -> str:
+    """Return a sentence on the runs that are not drawn; nothing if all are."""
+    kept = {group.label: len(group.runs) for group in drawn}
+    runs, shown = (sum(len(group.runs) for group in one) for one in (groups, drawn))
+    parts = [
+        f"{kept[group.label]} of the {len(group.runs)} runs of {group.label}"
+        for group in groups
+        if 0 < kept.get(group.label, 0) < len(group.runs)
+    ]
+    if missing := len(groups) - len(drawn):
+        parts.append(f"none of {missing} other models of higher validation loss")
+    said = f"{shown} of {runs} runs are drawn and sampled, the tables have all: {'; '.join(parts)}."
+    return said if parts else ""
+
+
+def _by_model(groups: Sequence[Group]) -> list[int]:
+    """Return the places of the groups: the best of each model, then the second best of each, and so on."""
+    order = sorted(range(len(groups)), key=lambda place: min(map(_loss, groups[place].runs)))
+    seen: Counter[str] = Counter()
+    rank = {}
+    for place in order:
+        model = groups[place].runs[0].model
+        rank[place] = seen[model]
+        seen[model] += 1
+    return sorted(order, key=lambda place: rank[place])
+
+
+def _spread(runs: Sequence[RunRecord], count: int) -> list[RunRecord]:
+    by_loss = sorted(runs, key=_loss)
+    chosen = [by_loss[round(number * (len(runs) - 1) / max(1, count - 1))] for number in range(count)]
+    return [run for run in runs if any(run is one for one in chosen)]
+
+
+def _loss(run: RunRecord) -> float:
+    return run.best["val/loss"].value if "val/loss" in run.best else float("inf")
