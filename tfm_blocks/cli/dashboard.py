@@ -77,7 +77,7 @@ def _check(arguments: argparse.Namespace) -> None:
 def _workspace(arguments: argparse.Namespace, dashboard: Dashboard) -> Any:
     if find_spec("wandb_workspaces") is None:
         rule = "needs a library that is not installed: wandb-workspaces"
-        raise ConfigError(Problem("tfm dashboard", rule, help="pip install 'tfm-blocks[dashboards]'"))
+        raise ConfigError(Problem("tfm dashboard", rule, help="pip install -c constraints.txt -e '.[dashboards]'"))
     from tfm_blocks.training.workspace import workspace
 
     return workspace(dashboard, arguments.project, arguments.entity)

@@ -208,7 +208,7 @@ class LoggerSettings(Settings):
     def _has_its_library(cls, settings: Settings | None, info: ValidationInfo) -> Settings | None:
         if settings and find_spec(str(info.field_name)) is None:
             rule = f"needs a library that is not installed: {info.field_name}"
-            raise RuleError(rule, f"pip install 'tfm-blocks[{info.field_name}]'")
+            raise RuleError(rule, f"pip install -c constraints.txt -e '.[{info.field_name}]'")
         return settings
 
 

@@ -20,7 +20,11 @@ try:
     from optuna.storages.journal import JournalFileBackend
 except ImportError:
     raise ConfigError(
-        Problem("sweep", "optuna is not installed", help="pip install 'tfm-blocks[search]', or write sweep=random")
+        Problem(
+            "sweep",
+            "optuna is not installed",
+            help="pip install -c constraints.txt -e '.[search]', or write sweep=random",
+        )
     ) from None
 
 MakeJob = Callable[[int, Sequence[str]], SweepJob]

@@ -169,4 +169,4 @@ def test_an_address_that_leads_to_no_cluster_is_told() -> None:
 def test_the_missing_extra_is_told_with_its_command() -> None:
     code = "import sys; sys.modules['ray'] = None\nimport tfm_blocks.launch.sweeps.launchers.ray"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "ray is not installed" in done.stderr and "pip install 'tfm-blocks[ray]'" in done.stderr
+    assert "ray is not installed" in done.stderr and "pip install -c constraints.txt -e '.[ray]'" in done.stderr

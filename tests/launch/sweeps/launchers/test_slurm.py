@@ -265,4 +265,4 @@ def test_a_process_of_submitits_that_is_killed_is_told(
 def test_the_missing_extra_is_told_with_its_command(tmp_path: Path) -> None:
     code = "import sys; sys.modules['submitit'] = None\nimport tfm_blocks.launch.sweeps.launchers.slurm"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "submitit is not installed" in done.stderr and "pip install 'tfm-blocks[slurm]'" in done.stderr
+    assert "submitit is not installed" in done.stderr and "pip install -c constraints.txt -e '.[slurm]'" in done.stderr

@@ -24,7 +24,7 @@ from tfm_blocks.training.settings import TrainerSettings
 try:
     import ray
 except ImportError:
-    help = "pip install 'tfm-blocks[ray]'"
+    help = "pip install -c constraints.txt -e '.[ray]'"
     raise ConfigError(Problem("launcher", "is ray, and ray is not installed", help=help)) from None
 
 PATIENCE = 60.0  # seconds for the end of a step and a checkpoint

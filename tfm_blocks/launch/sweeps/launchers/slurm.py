@@ -26,7 +26,7 @@ from tfm_blocks.training.settings import TrainerSettings
 try:
     import submitit
 except ImportError:
-    help = "pip install 'tfm-blocks[slurm]'"
+    help = "pip install -c constraints.txt -e '.[slurm]'"
     raise ConfigError(Problem("launcher", "is slurm, and submitit is not installed", help=help)) from None
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel")
