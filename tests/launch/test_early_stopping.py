@@ -99,6 +99,23 @@ def test_a_run_that_stopped_early_trains_on_with_more_patience_and_not_without(s
     assert (status["steps"], "reason" in status) == (14, False) and validated(run) == [3, 6, 9, 12, 14]
 
 
+class Breaks(Callback):
+    """Fails in the first step."""
+
+    def on_train_batch_end(self, *_: object) -> None:
+        raise ValueError("broken")
+
+
+def test_a_run_that_was_to_train_on_and_failed_before_its_next_checkpoint_still_trains_on(
+    small: Small, tmp_path: Path
+) -> None:
+    run = begin(small(*STOPPING), tmp_path)
+    with pytest.raises(ValueError, match="broken"):
+        go_on(run, "callbacks.early_stopping.patience=3", callbacks=[Breaks()])
+    go_on(run)
+    assert validated(run) == [3, 6, 9, 12] and state(run) == "done"
+
+
 def test_a_callback_of_the_caller_stops_both_processes_of_a_run_after_the_same_step(
     small: Small, tmp_path: Path
 ) -> None:

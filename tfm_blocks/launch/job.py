@@ -43,6 +43,7 @@ from tfm_blocks.runs.folder import (
     hold,
     read_json,
     settle,
+    step_of,
     write_json,
     write_running,
 )
@@ -163,14 +164,15 @@ def _resume(
 
         def go_on() -> Job:
             newest = newest_whole(left.folder / CHECKPOINTS)
-            left.expect_to_go_on(settings, newest.step if newest else 0)
+            step = newest.step if newest else 0
+            left.expect_to_go_on(settings, step)
             path = left.folder / CHECKPOINTS / newest.file if newest else None
             command = resume_command(typed, left.folder, settings)
             started = left.asked_vocab, command, left.wandb_id, path, until, left.asked_parameters
-            job = Job(composed.mapping, left.folder, *started, prolonged=left.is_prolonged(settings))
+            job = Job(composed.mapping, left.folder, *started, prolonged=left.is_prolonged(settings, step))
             feed = feed_of(check_model(job.config["model"]), prepared, settings.data)
             expect_same_text(left, fingerprint(settings.seed, prepared, feed))
-            print(f"resume: {left.folder} after {newest.step if newest else 0} steps")
+            print(f"resume: {left.folder} after {step} steps")
             return job
 
         job = meeting.decide("job", go_on)
@@ -279,7 +281,10 @@ def write_config(job: Job) -> None:
 def _go_on_in_folder(job: Job, left: Left, typed: Sequence[str]) -> None:
     """The folder says what has changed, and has no row of metrics that is written again."""
     write_config(job)
-    write_json(job.folder / RUN, left.record | {"commands": [*left.record.get("commands", []), shlex.join(typed)]})
+    record = left.record | {"commands": [*left.record.get("commands", []), shlex.join(typed)]}
+    if job.prolonged and job.checkpoint:
+        record["prolonged"] = step_of(job.checkpoint)
+    write_json(job.folder / RUN, record)
     if job.checkpoint is None:
         for log in (METRICS, SKIPPED):
             (job.folder / log).unlink(missing_ok=True)

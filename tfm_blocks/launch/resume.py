@@ -50,9 +50,13 @@ class Left:
         """Return True if the run is done, but a callback ended it before its last step."""
         return self.status.get("state") == "done" and "reason" in self.status
 
-    def is_prolonged(self, settings: RunSettings) -> bool:
-        """Return True if the run trains on after a callback stopped it: it was scored, or its callbacks changed."""
-        return self.stopped_early or settings.callbacks != read_run(self.config).callbacks
+    def is_prolonged(self, settings: RunSettings, step: int) -> bool:
+        """Return True if the run trains on after `step`, at which a callback may have stopped it.
+
+        It does if it was scored, if its callbacks changed, or if an earlier resume began with it after this step.
+        """
+        changed = settings.callbacks != read_run(self.config).callbacks
+        return self.stopped_early or changed or self.record.get("prolonged") == step
 
     def _is_longer(self, settings: RunSettings) -> bool:
         before = read_run(self.config)

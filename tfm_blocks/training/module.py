@@ -259,7 +259,7 @@ class TrainingModule(LightningModule):
         for logger in self.trainer.loggers:
             logger.log_metrics(named, self.global_step)
         exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in named.items()}
-        self.log_dict(exact, logger=False, batch_size=1)  # for callbacks that monitor a metric
+        self.trainer.callback_metrics.update(exact)  # for callbacks that monitor one; self.log takes 3 ms for a row
 
     def _log_samples(self, split: str) -> None:
         for logger in self._run_loggers() if self.samples else ():
