@@ -1,0 +1,11 @@
+"""A cache for the tests of this folder."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="package")
+def own_cache(tmp_path_factory):
+    """Keep the line statistics of runs out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TFM_BLOCKS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
