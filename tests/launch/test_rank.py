@@ -1,13 +1,30 @@
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.conftest import composed_small
 from tests.training.test_module import feed_of, make
+from tests.training.test_trial import Peak
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.launch.rank import _data
+from tfm_blocks.errors import RunError
+from tfm_blocks.launch.place import Place
+from tfm_blocks.launch.precision import choose_precision
+from tfm_blocks.launch.rank import _data, memory_trial
+from tfm_blocks.training.trial import Trial, worst
+
+ROOT = Path(__file__).parents[2]
+DEEP = ["layers=4", "d_model=32", "d_ff=512", "data.train=600", "data.step_tokens=2000", "data.batch_tokens=2000"]
+HEAVY = ["layers=3", "d_model=256", "d_ff=1024", "trainer.devices=4", "data.train=600", "data.step_tokens=3200"]
+RECOMPUTED = "trainer.activation_checkpointing=true"
+SHARDED = "trainer.strategy=fsdp2"
 
 
 @pytest.mark.parametrize(
@@ -25,3 +42,69 @@ def test_an_accelerator_gets_pinned_batches_that_workers_make(
     data = _data(Ranks(), feed_of(made), made.prepared, module.settings)
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
         assert (loader.num_workers, loader.pin_memory) == (workers, pinned)
+
+
+def trial_of(composed: Composed) -> Trial:
+    """The memory check that the first rank of this run makes."""
+    module, data = make(composed)
+    devices = module.settings.trainer.devices
+    return memory_trial(Place(world=devices, devices=devices), module, feed_of(data), choose_precision("fp32", "cpu"))
+
+
+def peak_of(tried: Trial) -> int:
+    with Peak("cpu") as peak:
+        assert tried._fits(tried.feed.settings.batch_tokens, 1)
+    return peak.most
+
+
+def test_the_memory_check_recomputes_layers_as_training_does(small: Callable[..., Composed]) -> None:
+    assert peak_of(trial_of(small(*DEEP, RECOMPUTED))) < peak_of(trial_of(small(*DEEP))) / 2
+
+
+def test_the_memory_check_of_fsdp2_counts_the_shard_of_a_rank(small: Callable[..., Composed]) -> None:
+    """DDP holds two moments and a buffer; one of four FSDP2 ranks holds a quarter of four copies: two copies less."""
+    plain, sharded = trial_of(small(*HEAVY)), trial_of(small(*HEAVY, SHARDED))
+    weights = sum(parameter.nbytes for parameter in plain.network.parameters())
+    assert peak_of(plain) - peak_of(sharded) == pytest.approx(2 * weights, rel=0.05)
+
+
+def test_fsdp2_exchanges_gradients_through_a_buffer_after_the_backward_pass(small: Callable[..., Composed]) -> None:
+    """With few activations the peak is the exchange: the run's weights, the trial's, its gradients, and the buffer."""
+    tried = trial_of(small(*HEAVY, SHARDED, "data.step_tokens=240"))
+    weights = sum(parameter.nbytes for parameter in tried.network.parameters())
+    assert 4 * weights <= peak_of(tried) < 4.2 * weights
+
+
+def check_within(room: int, overrides: list[str]) -> None:
+    """Entry point of a process: print the result of the memory check when `room` more bytes can be mapped."""
+    tried = trial_of(composed_small(Path(os.environ["FOLDER"]), pytest.MonkeyPatch())(*overrides))
+    tried._try([next(worst(tried.feed, 1, Ranks(63, 64)))])  # maps the memory that a first backward pass keeps
+    (mapped,) = [
+        line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")
+    ]
+    limit = int(mapped) * 1024 + room
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        print(tried.run(1))
+    except RunError as error:
+        print(error)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("sizes", "option"), [(DEEP, RECOMPUTED), (HEAVY, SHARDED)])
+def test_a_limit_between_both_figures_accepts_the_run_with_the_option_alone(
+    small: Callable[..., Composed], tmp_path: Path, sizes: list[str], option: str
+) -> None:
+    def printed(overrides: list[str]) -> str:
+        code = f"from tests.launch.test_rank import check_within as c; c({room}, {overrides})"
+        freed_is_returned = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+        environment = {**os.environ, "FOLDER": str(tmp_path), **freed_is_returned}
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    trials = [trial_of(small(*sizes)), trial_of(small(*sizes, option))]
+    weights = sum(parameter.nbytes for parameter in trials[0].network.parameters())
+    room = sum(map(peak_of, trials)) // 2 - weights  # the run's weights are in memory before the check
+    assert "memory does not hold the largest micro-batch" in printed(sizes)
+    assert printed([*sizes, option]).startswith("memory: ")

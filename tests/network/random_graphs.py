@@ -68,6 +68,8 @@ class Writer:
             if f"'{name}" not in str(list(graph.values())) and list(graph)[-1] != name:
                 graph[f"{name}_read"] = {"block": "pool", "kv": name}
         head = [{"block": "linear", "d_out": "d_model"}, {"block": "gelu"}, {"block": "layernorm"}]
+        branch = {"map": dict(head[0])}
+        head += [{"join": "sum", "parallel": branch}, {"join": "sum", "repeat": 1, "layer": branch}]
         for number in range(self.draw(st.integers(0, 2))):
             graph[f"head_{number}"] = self.one(head)
         graph["logits"] = {"block": "unembed"}

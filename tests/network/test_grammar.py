@@ -9,6 +9,7 @@ from tests.plugged import PLUGGED
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network import incremental
 from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.training.loss import smoothed_loss
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 EMBED, CAUSAL = {"block": "embedding"}, {"block": "attention", "mask": "causal"}
@@ -199,3 +200,43 @@ def test_a_sequence_is_not_read_as_a_width():
 def test_a_sequence_of_a_fixed_length_has_no_mask_so_attention_refuses_it():
     with pytest.raises(ConfigError, match="T of attention is a sequence, but has 49 where img is B 49 8"):
         network({"img": "B 49 8"}, {"attn": {"block": "attention", "in": "img"}})
+
+
+LINEAR = {"map": {"block": "linear", "d_out": "d_model"}}
+SKIPS = [{"parallel": LINEAR}, {"repeat": 1, "layer": LINEAR}]
+
+
+@pytest.mark.parametrize("add_norm", ["pre", "post", "none"])
+@pytest.mark.parametrize("skip", SKIPS, ids=["parallel", "copy"])
+def test_a_node_whose_residual_is_not_its_entry_is_outside_the_head(skip, add_norm):
+    graph = {
+        "emb": {**EMBED, "in": "tgt"},
+        "stack": {"repeat": 1, "layer": {"self": CAUSAL}},
+        "skip": {"join": "sum", **skip},
+        "logits": {"block": "unembed"},
+    }
+    net, tgt_BT = network({"tgt": "B T"}, graph, add_norm=add_norm), ids(3, 5)
+    assert [call.address for call in net.head_calls] == ["logits"]
+    net(tgt=tgt_BT).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+    decodes(net, tgt_BT)
+
+
+def test_a_sink_that_joins_one_branch_leaves_an_empty_head_and_trains():
+    logits = {"join": "sum", "parallel": {"map": {"block": "unembed"}}}
+    net, tgt_BT = network({"tgt": "B T"}, {"emb": {**EMBED, "in": "tgt"}, "self": CAUSAL, "logits": logits}), ids(3, 5)
+    assert net.spec.head == 0
+    decodes(net, tgt_BT)
+    logits_NV, labels_N = net(tgt=tgt_BT).flatten(0, 1), tgt_BT.flatten()
+    loss, _, _ = smoothed_loss(net.head, net.head_parameters(), logits_NV, labels_N, smoothing=0.1, chunk=4)
+    torch.testing.assert_close(loss, F.cross_entropy(logits_NV, labels_N, label_smoothing=0.1, reduction="sum"))
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+@torch.no_grad()
+def decodes(net, tgt_BT):
+    whole_BTV, decoding = net(tgt=tgt_BT), incremental.start(net, {}, 5, sentences=3)
+    for position in range(5):
+        x_BD, decoding = incremental.step(net, tgt_BT[:, position], decoding)
+        torch.testing.assert_close(net.head(x_BD), whole_BTV[:, position], **CLOSE)

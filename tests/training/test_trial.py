@@ -25,7 +25,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import RunError
 from tfm_blocks.training.ema import MovingAverage
-from tfm_blocks.training.trial import Trial, worst
+from tfm_blocks.training.trial import Copies, Trial, worst
 
 ROOT = Path(__file__).parents[2]
 ROOM = 90_000_000  # bytes
@@ -33,7 +33,7 @@ ROOM = 90_000_000  # bytes
 
 def trial(composed: Composed) -> Trial:
     module, data = make(composed)
-    return Trial(module.network, feed_of(data), 0.1, Ranks(), torch.device("cpu"), nullcontext(), copies=2)
+    return Trial(module.network, feed_of(data), 0.1, Ranks(), torch.device("cpu"), nullcontext(), Copies(2))
 
 
 class Peak(TorchDispatchMode):
@@ -68,12 +68,16 @@ class Peak(TorchDispatchMode):
 HEAVY = ["d_model=256", "d_ff=1024", "data.train=60", "data.batch_tokens=150", "dropout=0.1"]  # steps of many parts
 
 
+@pytest.mark.parametrize("recomputes", [False, True])
 @pytest.mark.parametrize("ema", [False, True])
-def test_a_trial_takes_what_training_takes_and_little_more(small: Callable[..., Composed], ema: bool) -> None:
-    tried = replace(trial(small(*HEAVY)), copies=2 + ema)
+def test_a_trial_takes_what_training_takes_and_little_more(
+    small: Callable[..., Composed], ema: bool, recomputes: bool
+) -> None:
+    composed = small(*HEAVY, f"trainer.activation_checkpointing={recomputes}")
+    tried = replace(trial(composed), copies=Copies(2 + ema))
     with Peak("cpu") as trial_peak:
         assert tried._fits(150, 1)
-    module, data = make(small(*HEAVY))
+    module, data = make(composed)
     run = trainer(3)
     run.callbacks += [MovingAverage(0.999)] if ema else []  # type: ignore[attr-defined]
     with Peak("cpu") as run_peak:
@@ -83,7 +87,7 @@ def test_a_trial_takes_what_training_takes_and_little_more(small: Callable[..., 
 
 def test_where_the_weights_of_the_run_are_still_elsewhere_a_trial_holds_as_many(small: Callable[..., Composed]) -> None:
     """On the meta device, as on an accelerator: the weights, their gradients and the copies, beside what is computed."""
-    one = replace(trial(small(*HEAVY)), device=torch.device("meta"), copies=3)
+    one = replace(trial(small(*HEAVY)), device=torch.device("meta"), copies=Copies(3))
     weights = sum(parameter.nbytes for parameter in one.network.parameters())
     with Peak("meta") as peak:
         assert one._fits(150, 1)

@@ -33,10 +33,11 @@ class Sight:
         return done
 
     def head(self, nodes: Sequence[Node]) -> int:
-        """How many nodes at the end treat each position by itself, each reading the vectors of the one before alone."""
+        """Count the nodes at the end that treat each position separately and read only the node before."""
         count = 0
         for node in reversed(nodes):
-            if not self._positionwise(node) or (count and nodes[-count].read != (node.address,)):
+            alone = self._positionwise(node) and node.residual == node.entry
+            if not alone or (count and nodes[-count].read != (node.address,)):
                 break
             count += 1
         for place in range(len(nodes) - count, len(nodes) - 1):

@@ -43,7 +43,7 @@ from tfm_blocks.training.sharding import fill_shares, whole
 from tfm_blocks.training.silence import Silence
 from tfm_blocks.training.skipped import SKIPPED, SkippedSteps
 from tfm_blocks.training.stopped_early import StoppedEarly
-from tfm_blocks.training.trial import Trial
+from tfm_blocks.training.trial import Trial, copies_of
 
 
 def take_part_apart(ranks: Ranks, job: Job, callbacks: Sequence[Callback] = ()) -> None:
@@ -98,13 +98,13 @@ def _fit_and_test(
     ranks = place.ranks
     precision = _introduce(place, job, prepared, settings, network)
     feed = feed_of(network.spec, prepared, settings.data)
-    silence.doing("trying the memory")
-    peak = _try_memory(place, network, feed, settings, precision)
-    if ranks.rank == 0:
-        print(peak)
     skipped = job.folder / SKIPPED
     count = SkippedSteps(None if ranks.rank else skipped, prepared.train, settings.trainer.patience_nan)
     module = TrainingModule(network, prepared, settings, ranks, count, asked_to_stop)
+    silence.doing("trying the memory")
+    peak = memory_trial(place, module, feed, precision).run(settings.seed)
+    if ranks.rank == 0:
+        print(peak)
     data = _data(ranks, feed, prepared, settings)
     logs = (job.folder / METRICS, skipped)
     checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, _asked(job, module), job.command)
@@ -154,14 +154,14 @@ def _asked(job: Job, module: TrainingModule) -> Callable[[], int]:
     return lambda: asked_to_stop() or (signal.SIGTERM if module.global_step >= until else 0)
 
 
-def _try_memory(place: Place, network: Network, feed: Feed, settings: RunSettings, precision: Precision) -> str:
-    """What a step takes. Raises RunError where it is more than there is."""
+def memory_trial(place: Place, module: TrainingModule, feed: Feed, precision: Precision) -> Trial:
+    """Return the memory check of a run whose settings the module has already applied to its network."""
+    settings = module.settings
     kind = device_of(settings.trainer)
     device = torch.device(kind, place.local_rank) if kind == "cuda" else torch.device(kind)
     autocast = torch.autocast(kind, torch.bfloat16, enabled=precision.lightning == "bf16-mixed")
-    buckets = place.world > 1  # in which the ranks exchange gradients
-    copies = 2 + buckets + bool(settings.trainer.ema)
-    return Trial(network, feed, settings.label_smoothing, place.ranks, device, autocast, copies).run(settings.seed)
+    copies = copies_of(settings.trainer, place.world)
+    return Trial(module.network, feed, settings.label_smoothing, place.ranks, device, autocast, copies)
 
 
 def _data(ranks: Ranks, feed: Feed, prepared: Prepared, settings: RunSettings) -> RunData:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import EpochPlan, Ranks
@@ -18,6 +20,7 @@ from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.data import Feed
 from tfm_blocks.training.objective import Objective
+from tfm_blocks.training.settings import TrainerSettings
 
 STATUS = Path("/proc/self/status")
 ROUNDS = 6  # of halving the interval in which the largest cap lies
@@ -25,11 +28,33 @@ MARGIN = 0.9  # of it: memory that was taken and given back has gaps
 
 
 @dataclass(frozen=True)
+class Copies:
+    """The memory that a rank needs besides the weights and gradients of a step, in copies of all weights.
+
+    `held` exist during the whole step, `exchanged` only after the last backward pass, when the activations are freed.
+    """
+
+    held: float
+    exchanged: int = 0
+
+
+def copies_of(settings: TrainerSettings, world: int) -> Copies:
+    """Return the copies that `trainer.strategy` needs in a world of this many ranks.
+
+    Both strategies hold Adam's two moments. DDP also holds a buffer to exchange gradients. FSDP2 holds a shard of the
+    moments, the weights and the gradients, and exchanges gradients through a buffer that it frees after each step.
+    """
+    if world > 1 and settings.strategy == "fsdp2":
+        return Copies(4 / world, exchanged=1)
+    return Copies(2 + (world > 1) + bool(settings.ema))
+
+
+@dataclass(frozen=True)
 class Trial:
     """Tries micro-batches with a copy of the network, so that nothing of the run changes.
 
-    In a trial all has its place that a run holds when its last micro-batch begins: the weights, the gradients of the
-    micro-batches before, and `copies` more numbers for each weight: Adam's two, and what else the run keeps.
+    A trial holds everything that a run holds when its last micro-batch begins: the weights, the gradients of the
+    earlier micro-batches, and `copies`.
     """
 
     network: Network
@@ -38,7 +63,7 @@ class Trial:
     ranks: Ranks
     device: torch.device
     precision: AbstractContextManager[None]
-    copies: int
+    copies: Copies
 
     def run(self, seed: int) -> str:
         """What the most expensive micro-batches of the first epoch take, for people. Raises RunError."""
@@ -75,14 +100,20 @@ class Trial:
     def _try(self, batches: Iterable[Batch]) -> None:
         network = deepcopy(self.network).to(self.device)
         own = next(self.network.parameters()).device == self.device  # the run's weights are there beside the trial's
-        kept = [torch.zeros_like(one) for one in network.parameters() for _ in range(self.copies - own)]
+        held = _copies(network, max(0, self.copies.held - own))
         for one in network.parameters():
             one.grad = torch.zeros_like(one)
         for batch in batches:
             with self.precision, torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
                 loss, _ = Objective(network, self.smoothing).loss(batch.to(self.device))
                 loss.backward()  # type: ignore[no-untyped-call]
-        del kept
+        exchanged = _copies(network, self.copies.exchanged)
+        del held, exchanged
+
+
+def _copies(network: Network, count: float) -> list[Tensor]:
+    """Allocate memory for `count` copies of all weights."""
+    return [one.new_zeros(math.ceil(count * one.numel())) for one in network.parameters()]
 
 
 def worst(feed: Feed, seed: int, ranks: Ranks) -> Iterator[Batch]:

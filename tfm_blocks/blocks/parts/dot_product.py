@@ -30,9 +30,10 @@ class Look(NamedTuple):
         return self.bias is not None and self.bias.requires_grad
 
     def masked_bias(self, q_BHTK: Tensor, k_BHSK: Tensor) -> Tensor | None:
-        """The bias, and where a query may not look the least number; None where nothing is added or hidden.
+        """Return the bias, with the least number where a query may not look; None if nothing is added or hidden.
 
-        The least number and not -inf, with which a sequence of padding alone would have no weights that add up to 1.
+        The least number, and not -inf, keeps a sequence of padding alone finite. Both dtypes, of the bias and of the
+        queries, can represent it, because some kernels cast the result to the dtype of the queries.
         """
         mask = self.mask
         if self.causal:
@@ -40,9 +41,9 @@ class Look(NamedTuple):
             mask = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril()
         if mask is None:
             return self.bias
-        shown = q_BHTK.new_zeros(()) if self.bias is None else self.bias.new_zeros(())
-        hidden = torch.where(mask, shown, torch.finfo(shown.dtype).min)
-        return hidden if self.bias is None else self.bias + hidden
+        shown = q_BHTK.new_zeros(()) if self.bias is None else self.bias
+        least = max(torch.finfo(dtype).min for dtype in (shown.dtype, q_BHTK.dtype))
+        return torch.where(mask, shown, least)
 
 
 def causal_mask(keep_BT: Tensor) -> Tensor:
