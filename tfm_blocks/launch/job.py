@@ -32,6 +32,7 @@ from tfm_blocks.launch.signals import StoppedError, end_on_signals
 from tfm_blocks.launch.start import starting_weights
 from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.runs.checkpoints import newest_whole
+from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -41,7 +42,6 @@ from tfm_blocks.runs.folder import (
     TOKENIZER,
     claim_folder,
     hold,
-    read_json,
     settle,
     write_json,
     write_running,
