@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format, surrogate, line and paragraph separator
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write, which names no file
 LONGEST_VALUE = 80
 LONGEST_LINE = 160
 LONGEST_TEXT = 600
@@ -112,6 +114,14 @@ class DataError(TfmError):
 
 class RunError(TfmError):
     """A run folder is damaged, foreign or incomplete."""
+
+
+def file_error(error: OSError, place: str) -> RunError | None:
+    """Return the sentence for an error of the file system, at `place` if it names no file; None for any other error."""
+    if isinstance(error, BrokenPipeError) or not (error.errno in FULL or (error.errno and error.filename)):
+        return None
+    help = "make room on the disk" if error.errno in FULL else "check the path and its permissions"
+    return RunError(Problem(str(error.filename or place), f"cannot be used: {error.strerror}", help=help))
 
 
 def suggest(name: str, options: Iterable[str]) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Callable
 
-from tfm_blocks.errors import TfmError, cut, printable
+from tfm_blocks.errors import FULL, TfmError, cut, printable
 from tfm_blocks.launch.output import escape_unknown_letters
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write to stdout, which has no file name
 
 
 def run_command(action: Callable[[], int | None]) -> int:

@@ -18,7 +18,7 @@ from lightning.pytorch import Callback
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared
-from tfm_blocks.errors import RunError, TfmError
+from tfm_blocks.errors import RunError, TfmError, file_error
 from tfm_blocks.launch.agreement import asked_fingerprint, expect_same, fingerprint
 from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.check import check_lengths, placed
@@ -42,6 +42,7 @@ from tfm_blocks.runs.folder import (
     TOKENIZER,
     claim_folder,
     hold,
+    overwrite_json,
     settle,
     write_json,
     write_running,
@@ -219,6 +220,8 @@ def _ends(meeting: Meeting, job: Job) -> Iterator[None]:
             raise
         if isinstance(error, StoppedError) and not error.again:
             error = preempted(error.number, job.command)
+        if isinstance(error, OSError):
+            error = file_error(error, str(job.folder)) or error
         if meeting.place.rank == 0:
             _write_end(job, error)
         if agreed:
@@ -236,8 +239,12 @@ def _status(job: Job) -> dict[str, Any]:
 
 
 def _write_end(job: Job, error: BaseException) -> None:
-    with suppress(OSError):  # of a full disk
-        write_json(job.folder / STATUS, {"state": _state(error), "reason": _reason(error), "resume": job.command})
+    end = {"state": _state(error), "reason": _reason(error), "resume": job.command}
+    try:
+        write_json(job.folder / STATUS, end)
+    except OSError:
+        with suppress(OSError):  # of a disk that cannot be written at all
+            overwrite_json(job.folder / STATUS, end)
     if not isinstance(error, (PreemptedError, DivergedError)):
         print(f"resume: {job.command}", file=sys.stderr)
 

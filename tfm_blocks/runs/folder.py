@@ -198,8 +198,19 @@ def _lives(pid: int) -> bool:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Writes the file whole or not at all; half a letter, which UTF-8 cannot write, as JSON escapes it."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8", "backslashreplace")
+    part.write_bytes(_json(value))
     settle(part, path)
+
+
+def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Overwrite a JSON file in place, for which a full disk still has the room of the old content. Raises OSError."""
+    with path.open("r+b") as file:
+        file.write(_json(value))
+        file.truncate()
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def finite_or_null(value: Any) -> Any:

@@ -59,8 +59,11 @@ class CsvLogger(RunLogger):
             self._append([row.get(column, "") for column in self.columns])
 
     def _append(self, row: Sequence[Any]) -> None:
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(row)
+        try:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerow(row)
+        except OSError as error:  # which does not name the file if the disk is full
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
 
 class Guarded(RunLogger):
