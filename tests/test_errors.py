@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfm_blocks.errors import ConfigError, Place, Problem, cut, shown
+from tfm_blocks.errors import ConfigError, Place, Problem, cut, printable, shown
 
 LONG = ["x" * 5000, list(range(5000)), {"a": "\n" * 5000}, 10**5000, [10**5000], 2**300]
 
@@ -39,3 +39,14 @@ def test_of_many_problems_those_that_fit_are_told_and_the_others_counted():
     assert len(message) <= 2000 and len(error.problems) == 100
     listed = message.count("error: ")
     assert listed > 5 and message.endswith(f"and {100 - listed} more problems")
+
+
+@pytest.mark.parametrize(
+    "letter", ["\x00", "\x1b", "\x7f", "\x9b", "\r", "\u200f", "\u202e", "\u2066", "\u2028", "\ud800", "\U000e0001"]
+)
+def test_a_control_character_is_printed_as_an_escape(letter):
+    assert printable(f"a{letter}b") == f"a{letter.encode('unicode_escape').decode()}b"
+
+
+def test_letters_of_any_script_line_breaks_and_tabs_are_printed_as_they_are():
+    assert printable("größe →\t日本\n\xa0»") == "größe →\t日本\n\xa0»"

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 import tfm_blocks as tfm
 from tests.conftest import SMALL
-from tfm_blocks.runs.folder import read_json
+from tfm_blocks.runs.files import read_json
 
 ROOT = Path(__file__).parent.parent
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format, surrogate, line and paragraph separator
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write, which names no file
 LONGEST_VALUE = 80
 LONGEST_LINE = 160
 LONGEST_TEXT = 600
@@ -26,6 +30,20 @@ def shown(value: object) -> str:
         return cut(repr(value))
     except ValueError:  # Python refuses to write integers of thousands of digits
         return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+
+
+def printable(text: str) -> str:
+    """Return the text with control and format characters as escapes, such as `\\x1b`; line breaks and tabs stay.
+
+    Otherwise a name in a folder could move the cursor, change colours or the title, or reverse the order of letters.
+    """
+    return "".join(map(_escaped, text)) if not text.isascii() or not text.isprintable() else text
+
+
+def _escaped(letter: str) -> str:
+    if letter in "\n\t" or unicodedata.category(letter) not in UNPRINTABLE:
+        return letter
+    return letter.encode("unicode_escape").decode("ascii")
 
 
 @dataclass(frozen=True)
@@ -61,7 +79,7 @@ class Problem:
             lines.append(f"  {cut(self.origin, LONGEST_LINE)}")
         if self.help:
             lines.append(f"  help: {cut(self.help, LONGEST_TEXT)}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class TfmError(Exception):
@@ -96,6 +114,14 @@ class DataError(TfmError):
 
 class RunError(TfmError):
     """A run folder is damaged, foreign or incomplete."""
+
+
+def file_error(error: OSError, place: str) -> RunError | None:
+    """Return the sentence for an error of the file system, at `place` if it names no file; None for any other error."""
+    if isinstance(error, BrokenPipeError) or not (error.errno in FULL or (error.errno and error.filename)):
+        return None
+    help = "make room on the disk" if error.errno in FULL else "check the path and its permissions"
+    return RunError(Problem(str(error.filename or place), f"cannot be used: {error.strerror}", help=help))
 
 
 def suggest(name: str, options: Iterable[str]) -> str:

@@ -16,14 +16,16 @@ import pytest
 import sacrebleu
 import torch
 import yaml
+from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.training.test_module import feed_of, make
+from tfm_blocks.cli.train import _ended
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.errors import ConfigError, TfmError
+from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.launch.check import checked
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import logged_config
@@ -351,3 +353,47 @@ def test_the_mean_of_the_last_weights_can_be_tested_by_beam_search_and_left_in_t
     outputs = Translator.load(folder).translate(list(test.text["src"]), beam=3, patient=True, alpha=5.0)
     scores = json.loads((folder / "status.json").read_text())["scores"]
     assert scores["test/chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, [list(test.text["tgt"])]).score)
+
+
+class FillDisk(Callback):
+    """Makes metrics.csv a file that has no room from the first step on."""
+
+    def on_train_batch_start(self, trainer: Trainer, *rest: Any) -> None:
+        path = Path(trainer.default_root_dir) / "metrics.csv"
+        path.unlink()
+        path.symlink_to("/dev/full")
+
+
+def test_a_full_disk_ends_the_run_with_one_sentence_and_the_state_failed(
+    small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    composed = small()
+    assert _ended(lambda: len(str(train(composed, checked(composed), tmp_path, callbacks=[FillDisk()])))) == 1
+    said = capsys.readouterr().err
+    sentence = f"error: {tmp_path}/run/metrics.csv: cannot be used: No space left on device"
+    assert sentence in said and "Traceback" not in said
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["reason"]) == ("failed", "cannot be used: No space left on device")
+
+
+def test_the_end_is_written_over_the_status_when_no_new_file_can_be_written(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    class Block(FillDisk):
+        def on_train_batch_start(self, trainer: Trainer, *rest: Any) -> None:
+            super().on_train_batch_start(trainer)
+            (Path(trainer.default_root_dir) / "status.json.part").mkdir()
+
+    with pytest.raises(RunError):
+        train(composed := small(), checked(composed), tmp_path, callbacks=[Block()])
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
+
+
+def test_runs_that_cannot_be_written_are_one_sentence(
+    small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    composed = small()
+    (tmp_path / "runs").write_text("")
+    assert _ended(lambda: len(str(train(composed, checked(composed), tmp_path / "runs")))) == 1
+    said = capsys.readouterr().err
+    assert f"error: {tmp_path}/runs: cannot be used: File exists" in said and "Traceback" not in said

@@ -29,7 +29,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.job import _wandb_id
 from tfm_blocks.runs.facts import newest_facts
-from tfm_blocks.runs.folder import read_json
+from tfm_blocks.runs.files import read_json
 from tfm_blocks.training.agents import sweep_file
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.contract import CONTRACT, FACTS, MEDIA, key_of

@@ -15,7 +15,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.launch.resume import read_left
 from tfm_blocks.launch.start import start_from
-from tfm_blocks.runs.folder import read_json
+from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.translation.translator import Translator
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli.options import add_plugins
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, printable
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
@@ -62,4 +62,4 @@ def _report(arguments: argparse.Namespace) -> None:
     data = text.encode("utf-8", "replace")  # half a letter in a run's text
     path.write_bytes(data)
     count = len(comparison.runs)
-    print(f"{path}: {count} run{'s' * (count != 1)}, {len(data) / 1e6:.1f} MB")
+    print(f"{printable(str(path))}: {count} run{'s' * (count != 1)}, {len(data) / 1e6:.1f} MB")

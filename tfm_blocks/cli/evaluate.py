@@ -57,7 +57,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 def _evaluate_text(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.text import read_lines
     from tfm_blocks.report.scores import show_perplexity
-    from tfm_blocks.runs.folder import trained_context
+    from tfm_blocks.runs.config import trained_context
     from tfm_blocks.translation.perplexity import DEFAULT_CONTEXT, perplexity
 
     translator = translator_of(arguments)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Callable
 
-from tfm_blocks.errors import TfmError, cut
+from tfm_blocks.errors import FULL, TfmError, cut, printable
 from tfm_blocks.launch.output import escape_unknown_letters
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write to stdout, which has no file name
 
 
 def run_command(action: Callable[[], int | None]) -> int:
@@ -29,7 +26,7 @@ def run_command(action: Callable[[], int | None]) -> int:
         if error.errno is None:  # a library's own error, or a bug: only its traceback says where it comes from
             raise
         place = error.filename or ("output" if error.errno in FULL else type(error).__name__)
-        print(f"error: {cut(str(place))}: {error.strerror}", file=sys.stderr)
+        print(f"error: {printable(cut(str(place)))}: {error.strerror}", file=sys.stderr)
         close_output()
         return 1
     except KeyboardInterrupt:

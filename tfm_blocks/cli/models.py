@@ -96,6 +96,7 @@ def _check_several(arguments: argparse.Namespace) -> None:
 def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.language.spec import names
     from tfm_blocks.report.run import run_record, show_run
+    from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.show import model_record, show_model
 
     folder = Path(arguments.model)
@@ -108,7 +109,7 @@ def _show(arguments: argparse.Namespace) -> None:
             raise ConfigError(Problem(f"--{name}", f"the model has no input {name!r}", help=help))
     if arguments.json:
         run = {"run": run_record(*_read_run(folder))} if folder.is_dir() else {}
-        print(json.dumps({**run, **model_record(spec, arguments.model, sources, asked)}, indent=1, ensure_ascii=False))
+        print_json({**run, **model_record(spec, arguments.model, sources, asked)})
         return
     if folder.is_dir():
         show_run(*_read_run(folder))

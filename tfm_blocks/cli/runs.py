@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli.options import add_checkpoint, add_device, add_plugins, add_run, count, translator_of
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, printable, shown, suggest
 from tfm_blocks.runs.folder import UNFINISHED
 
 if TYPE_CHECKING:
@@ -101,4 +101,4 @@ def _attention(arguments: argparse.Namespace) -> None:
 def _average(arguments: argparse.Namespace) -> None:
     from tfm_blocks.runs.average import average
 
-    print(f"folder: {average(arguments.folder, arguments.last)}")
+    print(printable(f"folder: {average(arguments.folder, arguments.last)}"))

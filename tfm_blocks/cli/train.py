@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli.exit_status import close_output, print_errors, run_command
+from tfm_blocks.errors import file_error
 
 if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
@@ -61,6 +63,11 @@ def _ended(action: Callable[[], int]) -> int:
     except BrokenPipeError:  # nobody reads the output of the run any more, so it ends as by SIGPIPE
         close_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:  # inside Hydra, which would print a traceback
+        if (problem := file_error(error, "runs")) is None:
+            raise
+        print(problem, file=sys.stderr)
+        return problem.exit_status
 
 
 def _train_job(path: Path) -> int:

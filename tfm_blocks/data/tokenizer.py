@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ from tfm_blocks.errors import ConfigError, Problem, RunError
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 SMALLEST = len(SPECIAL) + 256  # one piece for each byte
 LONGEST = 1024  # bytes of a word that pieces are learned from: the rest counts as another word
+
+PARTS = {"normalizer": None, "pre_tokenizer": "ByteLevel", "post_processor": None, "decoder": "ByteLevel"}
+UNSET = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
 
 
 class Tokenizer:
@@ -99,13 +103,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """What `save` wrote. Raises RunError for a file that is missing, damaged or another kind of tokenizer."""
-        if not path.is_file():
-            raise RunError(Problem(str(path), "the tokenizer is missing"))
-        try:
-            pieces = Pieces.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:  # the tokenizers library raises nothing narrower
-            rule = f"cannot be read as a tokenizer: {str(error).splitlines()[0]}"
-            raise RunError(Problem(str(path), rule, help="the file is damaged: restore it")) from None
+        pieces = _read_pieces(path)
         if not isinstance(pieces.model, models.BPE) or [pieces.token_to_id(name) for name in SPECIAL] != [0, 1, 2, 3]:
             raise RunError(
                 Problem(str(path), f"is another kind of tokenizer: no BPE with {' '.join(SPECIAL)} as 0 to 3")
@@ -113,6 +111,28 @@ class Tokenizer:
         if sorted(pieces.get_vocab().values()) != list(range(pieces.get_vocab_size())):
             raise RunError(Problem(str(path), "is damaged: its ids are not 0, 1, 2, …", help="restore it"))
         return cls(pieces)
+
+
+def _read_pieces(path: Path) -> Pieces:
+    """Read the library's tokenizer; one without BPE if the file has other settings than ours. Raises RunError."""
+    if not path.is_file():
+        raise RunError(Problem(str(path), "the tokenizer is missing"))
+    try:
+        text = path.read_text(encoding="utf-8")
+        return Pieces.from_str(text) if _has_known_settings(json.loads(text)) else Pieces(models.WordLevel())
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of the Rust library
+            raise
+        rule = f"cannot be read as a tokenizer: {(str(error).splitlines() or [''])[0]}"
+        raise RunError(Problem(str(path), rule, help="the file is damaged: restore it")) from None
+
+
+def _has_known_settings(record: object) -> bool:
+    """Return True for the settings that `save` writes; others make the Rust library panic, or split words forever."""
+    if not isinstance(record, dict) or not isinstance(model := record.get("model"), dict):
+        return False
+    kinds = [part.get("type") if isinstance(part, dict) else part for part in map(record.get, PARTS)]
+    return kinds == list(PARTS.values()) and all(model.get(name) in (None, False) for name in UNSET)
 
 
 def _return_freed_memory() -> None:

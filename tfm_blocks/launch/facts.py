@@ -19,8 +19,10 @@ from tfm_blocks.launch.devices import device_of, processor_cores
 from tfm_blocks.launch.place import Place
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.facts import with_facts
-from tfm_blocks.runs.folder import RUN, read_json, write_json
+from tfm_blocks.runs.files import read_json
+from tfm_blocks.runs.folder import RUN, write_json
 from tfm_blocks.runs.record import NO_EXPERIMENT
+from tfm_blocks.runs.values import mapping_at, text_at
 from tfm_blocks.training.settings import read_run
 
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
@@ -38,7 +40,7 @@ def _facts(job: Job, record: Mapping[str, Any], network: Network, place: Place) 
     """By name; tfm_blocks/training/contract.py says what each is."""
     commands = record.get("commands") or [""]
     return {
-        "model": record.get("choices", {}).get("model", ""),
+        "model": text_at(mapping_at(record, "choices"), "model"),
         "parameters": sum(one.numel() for one in network.parameters()),
         "parameters_asked": job.asked_parameters,
         "parameters_by_node": parameters_by_node(network),

@@ -18,7 +18,7 @@ from lightning.pytorch import Callback
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared
-from tfm_blocks.errors import RunError, TfmError
+from tfm_blocks.errors import RunError, TfmError, file_error
 from tfm_blocks.launch.agreement import asked_fingerprint, expect_same, fingerprint
 from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.check import check_lengths, placed
@@ -32,6 +32,7 @@ from tfm_blocks.launch.signals import StoppedError, end_on_signals
 from tfm_blocks.launch.start import starting_weights
 from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.runs.checkpoints import newest_whole
+from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -41,7 +42,7 @@ from tfm_blocks.runs.folder import (
     TOKENIZER,
     claim_folder,
     hold,
-    read_json,
+    overwrite_json,
     settle,
     step_of,
     write_json,
@@ -221,6 +222,8 @@ def _ends(meeting: Meeting, job: Job) -> Iterator[None]:
             raise
         if isinstance(error, StoppedError) and not error.again:
             error = preempted(error.number, job.command)
+        if isinstance(error, OSError):
+            error = file_error(error, str(job.folder)) or error
         if meeting.place.rank == 0:
             _write_end(job, error)
         if agreed:
@@ -238,8 +241,12 @@ def _status(job: Job) -> dict[str, Any]:
 
 
 def _write_end(job: Job, error: BaseException) -> None:
-    with suppress(OSError):  # of a full disk
-        write_json(job.folder / STATUS, {"state": _state(error), "reason": _reason(error), "resume": job.command})
+    end = {"state": _state(error), "reason": _reason(error), "resume": job.command}
+    try:
+        write_json(job.folder / STATUS, end)
+    except OSError:
+        with suppress(OSError):  # of a disk that cannot be written at all
+            overwrite_json(job.folder / STATUS, end)
     if not isinstance(error, (PreemptedError, DivergedError)):
         print(f"resume: {job.command}", file=sys.stderr)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tfm_blocks.data.prepare import Prepared
@@ -12,7 +13,7 @@ from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.signals import StoppedError
 from tfm_blocks.runs.folder import METRICS, step_of
-from tfm_blocks.runs.metrics import read_rows
+from tfm_blocks.runs.metrics import Row, read_rows
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.contract import columns
 from tfm_blocks.training.loggers import CsvLogger, Guarded, RunLogger, in_a_line
@@ -30,7 +31,7 @@ def open_loggers(
     """
     path = job.folder / METRICS
     last = step_of(job.checkpoint) if job.checkpoint else 0
-    rows = [row for row in read_rows(path) if row["step"] <= last]
+    rows = rows_until(path, last)
     groups = dict.fromkeys([*prepared.val.groups, *prepared.last_scored[1].groups])
     loggers: list[RunLogger] = []
     end = 0, ""
@@ -46,6 +47,11 @@ def open_loggers(
     finally:
         for logger in loggers:
             logger.close(*end)
+
+
+def rows_until(path: Path, last: int) -> list[Row]:
+    """Return the rows of the steps up to `last`."""
+    return [row for row in read_rows(path) if row["step"] <= last]
 
 
 def _end(error: BaseException) -> tuple[int, str]:

@@ -21,7 +21,8 @@ from tfm_blocks.launch.job import resume as resume_run
 from tfm_blocks.launch.job import train as train_run
 from tfm_blocks.launch.resume import read_left
 from tfm_blocks.launch.signals import StoppedError
-from tfm_blocks.runs.folder import STATUS, read_json
+from tfm_blocks.runs.files import read_json
+from tfm_blocks.runs.folder import STATUS
 from tfm_blocks.translation.translator import Translator
 
 PROGRAM = ("tfm", "train")  # what resumes the run from a shell

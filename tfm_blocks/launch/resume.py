@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.agreement import Fingerprint
 from tfm_blocks.launch.place import Place
+from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.facts import first_facts
-from tfm_blocks.runs.folder import CONFIG, MODEL, RUN, STATUS, expect_folder, read_json
+from tfm_blocks.runs.files import damaged, read_json
+from tfm_blocks.runs.folder import CONFIG, MODEL, RUN, STATUS, expect_folder
+from tfm_blocks.runs.values import count_at, list_at, mapping_at, text_at, texts_at
 from tfm_blocks.training.schedule import LinearSettings
 from tfm_blocks.training.settings import RunSettings, read_run
+
+KINDS = {"name": str, "vocab": int, "seed": int, "plugins": list, "model": dict, "data": dict, "trainer": dict}
 
 
 @dataclass(frozen=True)
@@ -84,16 +87,8 @@ class Left:
 def read_left(run: Path) -> Left:
     """Raises RunError where the folder is damaged, or is none of a training."""
     expect_folder(run)
-    record, status = read_json(run / RUN), read_json(run / STATUS)
-    if not isinstance(record.get("vocab"), int) or not isinstance(record.get("text"), dict) or "wandb_id" not in record:
-        raise RunError(Problem(str(run / RUN), "is damaged: it must have vocab, wandb_id and text", help="restore it"))
-    text = _read_text(run / CONFIG)
-    try:
-        config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RunError(Problem(str(run / CONFIG), f"is damaged: {error}", help="restore it")) from None
-    if not isinstance(config, dict) or "${" in text:
-        raise RunError(Problem(str(run / CONFIG), "is damaged: it must be a mapping without ${…}", help="restore it"))
+    record, status = _read_record(run), read_json(run / STATUS)
+    text, config = _read_trained_config(run)
     if config.get("model") != read_json(run / MODEL).get("model"):
         rule = f"has another model than {MODEL}, and the weights are of that one"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
@@ -112,16 +107,28 @@ def find_begun(root: Path, name: str, place: Place, command: str) -> Left | None
     for _, folder in sorted(folders.items(), reverse=True):
         with suppress(RunError):
             record = read_json(folder / RUN)
-            if record.get("launch") == place.launch and record.get("commands", [])[:1] == [command]:
+            if record.get("launch") == place.launch and list_at(record, "commands")[:1] == [command]:
                 return read_left(folder)
     return None
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise RunError(Problem(str(path), f"cannot be read: {error}", help="restore it")) from None
+def _read_record(run: Path) -> dict[str, Any]:
+    record = read_json(run / RUN)
+    typed = count_at(record, "vocab") and mapping_at(record, "text") and text_at(record, "wandb_id")
+    if not typed or len(texts_at(record, "commands")) != len(record.get("commands", [])):
+        raise damaged(run / RUN, "it must have vocab, wandb_id, text, and texts as commands")
+    return record
+
+
+def _read_trained_config(run: Path) -> tuple[str, dict[str, Any]]:
+    text, config = read_config(run)
+    if "${" in text:
+        raise damaged(run / CONFIG, "it must be a mapping without ${…}")
+    for key, kind in KINDS.items():
+        if not isinstance(config.get(key), kind):
+            raise damaged(run / CONFIG, f"{key} must be a {kind.__name__}, but is {shown(config.get(key))}")
+    read_run(config)
+    return text, config
 
 
 def expect_same_text(left: Left, found: Fingerprint) -> None:

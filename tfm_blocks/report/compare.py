@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import sys
 from dataclasses import asdict
 from typing import Any
 
+from tfm_blocks.errors import printable
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import Group
+from tfm_blocks.report.screen import print_json as screen_json
 from tfm_blocks.report.screen import screen
 from tfm_blocks.report.sheet import print_sheet
 from tfm_blocks.report.sheets import sheets_of
@@ -48,7 +49,7 @@ def print_markdown(comparison: Comparison) -> None:
 
 def _plain(text: str) -> str:
     """One line, in which nothing ends a cell or begins a tag."""
-    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return printable(" ".join(text.split())).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def print_csv(comparison: Comparison) -> None:
@@ -56,8 +57,10 @@ def print_csv(comparison: Comparison) -> None:
     rows = [{"group": group.label, **_flat(run, comparison)} for group in comparison.groups for run in group.runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer.writerow({name: printable(name) for name in columns})
+    writer.writerows(
+        {name: printable(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows
+    )
 
 
 def _flat(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def print_json(comparison: Comparison) -> None:
         "against": against,
         "notes": comparison.notes,
     }
-    print(json.dumps(record, indent=1, ensure_ascii=False))
+    screen_json(record)
 
 
 def _group_record(group: Group, comparison: Comparison) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from bokeh.resources import Resources
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from tfm_blocks.errors import RunError
 from tfm_blocks.report.assets import asset
 from tfm_blocks.report.compare import TESTS
 from tfm_blocks.report.comparison import Comparison
@@ -21,6 +22,7 @@ from tfm_blocks.report.looks import pictures_of
 from tfm_blocks.report.models import models_of
 from tfm_blocks.report.samples import choose_samples, common_test_set
 from tfm_blocks.report.sheets import sheets_of
+from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import CONFIG, METRICS
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.record import RunRecord
@@ -71,8 +73,8 @@ def _lines(groups: Sequence[Group]) -> list[Line]:
 
 def _config(run: RunRecord) -> str:
     try:
-        return (run.folder / CONFIG).read_text("utf-8", "replace")[:LONGEST_CONFIG]
-    except OSError:
+        return read_bytes(run.folder / CONFIG).decode("utf-8", "replace")[:LONGEST_CONFIG]
+    except RunError:
         return ""
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.report.screen import screen
+from tfm_blocks.report.screen import print_json, screen
 from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
 from tfm_blocks.runs.listing import RunEntry, size_of
 
@@ -28,7 +27,7 @@ def _row(run: RunEntry) -> list[Cell]:
 
 def print_runs_json(runs: Sequence[RunEntry]) -> None:
     """Prints everything that the table shows, unrounded, and the command lines."""
-    print(json.dumps([entry_record(one) for one in runs], indent=1, ensure_ascii=False))
+    print_json([entry_record(one) for one in runs])
 
 
 def entry_record(run: RunEntry) -> dict[str, Any]:
@@ -48,4 +47,4 @@ def entry_record(run: RunEntry) -> dict[str, Any]:
 def show_sizes(folders: Sequence[Path]) -> None:
     """Prints what each folder holds in megabytes."""
     for folder in folders:
-        print(f"{folder}: {size_of(folder) / 1e6:,.1f} MB")
+        screen().print(f"{folder}: {size_of(folder) / 1e6:,.1f} MB", soft_wrap=True)

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from tfm_blocks.errors import printable
+
 UNBOUNDED = 1_000_000  # columns of a pipe or a file, in which nothing is folded
+
+
+class Screen(Console):
+    """A console that prints only printable text: names and texts in run folders may hold escape sequences."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable(one) if isinstance(one, str) else one for one in objects), **options)
+
+
+def print_json(value: object) -> None:
+    """Print JSON with all letters as they are, and control and format characters as `\\u202e`."""
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    print("".join(one if printable(one) == one else _json_escape(one) for one in text))
+
+
+def _json_escape(letter: str) -> str:
+    units = letter.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))
 
 
 def screen() -> Console:
@@ -19,7 +41,7 @@ def screen() -> Console:
 
     Brackets and colons of names, as in `[/x]` and `:key:`, are printed as they stand: nothing is markup or an emoji.
     """
-    plain = partial(Console, highlight=False, markup=False, emoji=False)
+    plain = partial(Screen, highlight=False, markup=False, emoji=False)
     console, columns = plain(), os.environ.get("COLUMNS", "")
     if console.is_terminal or (columns.isdigit() and int(columns)):
         return console  # rich reads COLUMNS

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.table import Table
+
+from tfm_blocks.errors import printable
 
 FOLDED = 12  # letters of a word, such as a name, that stay together in the narrowest column
 NUMBER = re.compile(r"[^\w\s]*\d[\d.,:/e+–%-]*[^\w\s]*")  # with signs and brackets around it
@@ -55,11 +57,17 @@ class FittedSheet:
     sheet: Sheet
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        columns = [_measure(self.sheet, number) for number in range(len(self.sheet.columns))]
-        title = self.sheet.title
-        for part in split(columns, self.sheet.keys, options.max_width):
-            yield _table(self.sheet, title, part, fit(part, options.max_width))
+        sheet = _printable(self.sheet)
+        columns = [_measure(sheet, number) for number in range(len(sheet.columns))]
+        title = sheet.title
+        for part in split(columns, sheet.keys, options.max_width):
+            yield _table(sheet, title, part, fit(part, options.max_width))
             title = ""
+
+
+def _printable(sheet: Sheet) -> Sheet:
+    rows = [[replace(cell, text=printable(cell.text)) for cell in row] for row in sheet.rows]
+    return replace(sheet, title=printable(sheet.title), columns=[*map(printable, sheet.columns)], rows=rows)
 
 
 def print_sheet(console: Console, sheet: Sheet) -> None:

@@ -12,6 +12,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.live import Live
 
+from tfm_blocks.errors import printable
 from tfm_blocks.report.screen import clock, screen
 from tfm_blocks.report.sheet import Cell, FittedSheet, Sheet, print_sheet
 
@@ -80,7 +81,7 @@ class SweepView:
 
     def _say(self, text: str) -> None:
         self.said = time.monotonic()
-        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {printable(text)}", flush=True)
 
 
 def is_watched(console: Console) -> bool:
@@ -94,7 +95,7 @@ def show_end(rows: Sequence[SweepRow], folder: str) -> None:
     print_sheet(screen(), Sheet(folder, columns, [_end(row, folder) for row in rows], 2))
     for row in rows:
         if row.state not in ("done", "waiting"):
-            print(f"  {row.state}: {row.name}: {row.reason}")
+            print(printable(f"  {row.state}: {row.name}: {row.reason}"))
     done, others = _counted(rows)
     print(f"sweep: {done} of {len(rows)} runs done{others}")
 

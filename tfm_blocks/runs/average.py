@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import (
     CHECKPOINTS,
     MODEL,
@@ -35,9 +35,10 @@ def average(run: Path, last: int) -> Path:
         help = "train with a larger trainer.keep_last, or a smaller trainer.validate_every, or ask for fewer"
         raise RunError(Problem(str(run), rule, help=help))
     weights = mean_weights(kept[-last:])
+    files = {name: read_bytes(run / name) for name in (MODEL, TOKENIZER)}
     folder = claim_folder(run.parent, f"{run.name}-average{last}")
-    for name in (MODEL, TOKENIZER):
-        shutil.copyfile(run / name, folder / name)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     write_weights(folder, weights)
     write_json(folder / STATUS, {"state": "averaged", "of": [f"{run.name}/{path.name}" for path in kept[-last:]]})
     return folder

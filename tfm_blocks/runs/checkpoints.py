@@ -12,8 +12,10 @@ from typing import IO, Any, cast
 
 import torch
 
-from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.runs.folder import read_json, settle, write_json
+from tfm_blocks.errors import Problem, RunError, printable
+from tfm_blocks.runs.files import damaged, read_json
+from tfm_blocks.runs.folder import settle, write_json
+from tfm_blocks.runs.values import count_at, text_at
 
 LATEST = "latest.json"
 PART = ".part"
@@ -35,7 +37,7 @@ def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: in
     The file is whole on the disk before latest.json names it, and only then are others removed, so that the end of the
     process at any moment leaves one that loads. Raises OSError, and leaves what was there, where the disk is full.
     """
-    name = f"step-{step:08d}.ckpt"
+    name = _name(step)
     kept = [one for one in list_checkpoints(folder) if one.step < step][: keep - 1]
     try:
         size, digest = _write(folder / name, state)
@@ -53,12 +55,31 @@ def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: in
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """What latest.json names, the newest first; nothing where no checkpoint was written. Raises RunError."""
     path = folder / LATEST
-    if not path.is_file():
+    if not path.exists():
         return []
-    try:
-        return [Checkpoint(**one) for one in read_json(path)["checkpoints"]]
-    except (KeyError, TypeError):
-        raise RunError(Problem(str(path), "is damaged: it holds no list of checkpoints", help="restore it")) from None
+    listed = read_json(path).get("checkpoints")
+    found = [_checkpoint(one) for one in listed] if isinstance(listed, list) else [None]
+    if None in found:
+        raise damaged(path, "checkpoints must be a list of file, step, bytes and sha256")
+    return [one for one in found if one]
+
+
+def _checkpoint(listed: object) -> Checkpoint | None:
+    """Return an entry of latest.json, or None if it is damaged."""
+    one = listed if isinstance(listed, dict) else {}
+    file, step, size, digest = (
+        text_at(one, "file"),
+        count_at(one, "step"),
+        count_at(one, "bytes"),
+        text_at(one, "sha256"),
+    )
+    return (
+        Checkpoint(file, step, size, digest) if step is not None and size is not None and file == _name(step) else None
+    )
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}.ckpt"
 
 
 def newest_whole(folder: Path) -> Checkpoint | None:
@@ -69,7 +90,7 @@ def newest_whole(folder: Path) -> Checkpoint | None:
     listed = list_checkpoints(folder)
     for one in listed:
         if reason := _damage(folder / one.file, one):
-            print(f"warning: {folder / one.file} is damaged: {reason}", file=sys.stderr)
+            print(printable(f"warning: {folder / one.file} is damaged: {reason}"), file=sys.stderr)
             continue
         return one
     if listed:

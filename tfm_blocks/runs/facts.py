@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfm_blocks.runs.values import list_at, mapping_at, text_at
+
 FACTS = "facts"  # those of the part of the run that was the first to write them
 CHANGES = "changes"  # of each part after it, the facts that were others before
 
@@ -19,14 +21,12 @@ def with_facts(record: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, A
 
 def first_facts(record: Mapping[str, Any]) -> dict[str, Any]:
     """Empty where an older version wrote run.json, or where it is damaged."""
-    found = record.get(FACTS)
-    return found if isinstance(found, dict) else {}
+    return mapping_at(record, FACTS)
 
 
 def changes_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """In the order of the resumes."""
-    found = record.get(CHANGES)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [one for one in list_at(record, CHANGES) if isinstance(one, dict)]
 
 
 def newest_facts(first: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def newest_facts(first: Mapping[str, Any], changes: Sequence[Mapping[str, Any]])
 
 def versions_of(library: str, first: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> list[str]:
     """The versions of a library with which the parts of a run were trained, each once for every change."""
-    listed = [facts.get("versions") for facts in (first, *changes)]
-    return [str(one[library]) for one in listed if isinstance(one, dict) and one.get(library)]
+    listed = [text_at(mapping_at(facts, "versions"), library) for facts in (first, *changes)]
+    return [version for version in listed if version]
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,16 +6,17 @@ import fcntl
 import json
 import math
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import yaml
-
-from tfm_blocks.errors import Place, Problem, RunError, cut
+from tfm_blocks.errors import Problem, RunError, cut, printable
+from tfm_blocks.runs.files import read_or_empty
+from tfm_blocks.runs.values import count_at, mapping_at, text_at
 
 MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
@@ -40,6 +41,7 @@ UNFINISHED = {
     "averaged": "the average was made, but the file is lost",
     "saved": "the model was saved from Python, but the file is lost",
 }
+STEP_FILE = re.compile(r"step-[0-9]{1,18}\.safetensors")
 RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a run that diverged would do so again
 
 
@@ -60,7 +62,7 @@ def step_file(checkpoints: Path, step: int) -> Path:
 
 def step_files(checkpoints: Path) -> list[Path]:
     """What is kept, by step."""
-    return sorted(checkpoints.glob("step-*.safetensors"))
+    return sorted(path for path in checkpoints.glob("step-*.safetensors") if STEP_FILE.fullmatch(path.name))
 
 
 def expect_finished(run: Path) -> None:
@@ -73,7 +75,7 @@ def expect_finished(run: Path) -> None:
     if not (run / WEIGHTS).is_file():
         raise RunError(Problem(str(run), f"has no {WEIGHTS}: {became}", help=_way_out(run, state)))
     if state in UNFINISHED and state not in ("done", "averaged", "saved"):
-        print(f"warning: {run}: {became}; its weights are those of before", file=sys.stderr)
+        print(printable(f"warning: {run}: {became}; its weights are those of before"), file=sys.stderr)
 
 
 def state_of(run: Path) -> tuple[str, str]:
@@ -81,14 +83,11 @@ def state_of(run: Path) -> tuple[str, str]:
 
     A run that is "running" without a process is "interrupted".
     """
-    try:
-        status = read_json(run / STATUS)
-    except RunError:
-        return "", ""
-    state = str(status.get("state", ""))
+    status = read_or_empty(run / STATUS)
+    state = text_at(status, "state")
     if state == "running" and not is_held(run):
         state = "interrupted"
-    return state, str(status.get("reason", ""))
+    return state, text_at(status, "reason")
 
 
 def kept_weights(run: Path, which: str) -> Path:
@@ -124,7 +123,7 @@ def _way_out(run: Path, state: str) -> str:
 
 def _resume_command(run: Path) -> str:
     """As status.json has it, with the plug-ins; an older version has it only where it could say how it ended."""
-    return str(read_json(run / STATUS).get("resume", f"python train.py resume={run}"))
+    return text_at(read_or_empty(run / STATUS), "resume") or f"python train.py resume={run}"
 
 
 def claim_folder(root: Path, name: str) -> Path:
@@ -179,22 +178,17 @@ def holder_of(folder: Path) -> str:
 
     Empty where it does not say, as before a resumed run has read its text, or where that process is gone.
     """
-    try:
-        status = read_json(folder / STATUS)
-    except RunError:
-        return ""
-    process = status.get("process")
-    if status.get("state") != "running" or not isinstance(process, dict):
-        return ""
-    pid, host = process.get("pid"), process.get("host")
-    gone = host == socket.gethostname() and not _lives(pid)
-    return "" if gone or type(pid) is not int else f"{pid} on {cut(str(host))}"
+    status = read_or_empty(folder / STATUS)
+    process = mapping_at(status, "process")
+    pid, host = count_at(process, "pid"), text_at(process, "host")
+    gone = host == socket.gethostname() and not (pid and _lives(pid))
+    return "" if gone or not pid or status.get("state") != "running" else f"{pid} on {cut(host)}"
 
 
-def _lives(pid: object) -> bool:
+def _lives(pid: int) -> bool:
     try:
-        os.kill(pid, 0)  # type: ignore[arg-type]  # TypeError
-    except (ProcessLookupError, OverflowError, TypeError):
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True
@@ -204,8 +198,19 @@ def _lives(pid: object) -> bool:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Writes the file whole or not at all; half a letter, which UTF-8 cannot write, as JSON escapes it."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8", "backslashreplace")
+    part.write_bytes(_json(value))
     settle(part, path)
+
+
+def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Overwrite a JSON file in place, for which a full disk still has the room of the old content. Raises OSError."""
+    with path.open("r+b") as file:
+        file.write(_json(value))
+        file.truncate()
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def finite_or_null(value: Any) -> Any:
@@ -231,26 +236,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a run folder. Raises RunError where it is missing, damaged or no object."""
-    if not path.is_file():
-        raise RunError(Problem(str(path), "the file is missing: this is no run folder, or its training did not finish"))
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RunError(Problem(str(path), f"is damaged: {error}", Place(str(path)))) from None
-    if not isinstance(value, dict):
-        raise RunError(Problem(str(path), "is damaged: it holds no JSON object", Place(str(path))))
-    return cast(dict[str, Any], value)
-
-
-def trained_context(run: Path) -> int | None:
-    """The tokens that a model of plain text read at a time in training, where config.yaml says."""
-    try:
-        config = yaml.safe_load((run / CONFIG).read_text("utf-8"))
-        context = config["data"]["context"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return None
-    return context if isinstance(context, int) else None

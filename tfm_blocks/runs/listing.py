@@ -6,28 +6,18 @@ import csv
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.runs.folder import (
-    CHECKPOINTS,
-    METRICS,
-    MODEL,
-    RUN,
-    STATUS,
-    SWEEP,
-    finite_or_null,
-    hold,
-    is_held,
-    read_json,
-    state_of,
-)
+from tfm_blocks.runs.files import read_or_empty
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP, hold, is_held, state_of
 from tfm_blocks.runs.metrics import numbers_of
 from tfm_blocks.runs.sweep import WAITING, SweepJob, is_sweep, read_jobs
+from tfm_blocks.runs.values import count_at, mapping_at, number_at, text_at, texts_at
 
+LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
 DEEPEST = 4  # folders in folders in which runs are sought
 TAIL = 65_536  # bytes at the end of metrics.csv, which hold many rows
 SCORES = ("bleu", "exact_match", "perplexity", "loss")  # the first that was measured says most
@@ -141,56 +131,59 @@ def _entry(member: Member) -> RunEntry:
     folder, state = member.folder, member.state()[0]
     record, status = read_or_empty(folder / RUN), read_or_empty(folder / STATUS)
     row = _last_measured(folder / METRICS)
-    chosen = record.get("choices") or {}
-    step = status.get("steps") or int(row.get("step") or 0)
-    commands = tuple(map(str, record.get("commands") or ()))
-    model, data = str(chosen.get("model", "")), str(chosen.get("data", ""))
+    chosen = mapping_at(record, "choices")
+    step = count_at(status, "steps") or int(row.get("step", 0))
+    model, data, commands = text_at(chosen, "model"), text_at(chosen, "data"), texts_at(record, "commands")
     return RunEntry(folder, state, model, data, step, _score(status, row), changed_at(folder), commands)
 
 
 def _waiting(member: Member) -> RunEntry:
     overrides = member.job.overrides if member.job else ()
     values = dict(text.partition("=")[::2] for text in overrides)
-    changed = (member.folder.parent / SWEEP).stat().st_mtime
+    changed = _modified(member.folder.parent / SWEEP)
     model, data = values.get("model", ""), values.get("data", "")
     return RunEntry(member.folder, member.state()[0], model, data, 0, None, changed, (" ".join(overrides),))
 
 
 def changed_at(folder: Path) -> float:
     """When a run changed last, in seconds since 1970."""
-    files = (folder / name for name in (STATUS, METRICS, MODEL, CHECKPOINTS))
-    return max(path.stat().st_mtime for path in [path for path in files if path.exists()] or [folder])
+    return max(_modified(folder / name) for name in (STATUS, METRICS, MODEL, CHECKPOINTS)) or _modified(folder)
 
 
-def read_or_empty(path: Path) -> dict[str, Any]:
-    """A damaged file of one run does not hide the others."""
+def _modified(path: Path) -> float:
+    """Return the time of the last change if a calendar has it, else 0."""
     try:
-        return read_json(path)
-    except RunError:
-        return {}
+        return min(max(path.stat().st_mtime, 0.0), LATEST)
+    except OSError:
+        return 0.0
 
 
 def _last_measured(path: Path) -> dict[str, float]:
     """The last number of each column in the last rows of metrics.csv; nothing where they are damaged."""
-    if not path.is_file():
+    try:
+        header, tail = _ends_of(path)
+        names, *rows = csv.reader([header, *tail.splitlines()])
+    except (OSError, csv.Error, ValueError):
         return {}
-    with path.open("rb") as file:
-        header = file.readline()
-        file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
-        file.readline()  # the end of a row that is cut, or of the one before
-        lines = file.read().decode("utf-8", "replace").splitlines()
     found: dict[str, float] = {}
-    with suppress(csv.Error):
-        names, *rows = csv.reader([header.decode("utf-8", "replace"), *lines])
-        for row in rows:
-            found |= numbers_of(names, row)
+    for row in rows:
+        found |= numbers_of(names, row)
     return found
 
 
+def _ends_of(path: Path) -> tuple[str, str]:
+    """Return the first line of a regular file, and the whole lines in its last TAIL bytes. Raises OSError."""
+    if not path.is_file():
+        return "", ""
+    with path.open("rb") as file:
+        header = file.readline(TAIL)
+        file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
+        file.readline()  # the end of a row that is cut, or of the one before
+        return header.decode("utf-8", "replace"), file.read().decode("utf-8", "replace")
+
+
 def _score(status: dict[str, Any], row: dict[str, float]) -> tuple[str, float] | None:
-    measured = finite_or_null({**row, **(status.get("scores") or {})})
-    for split in ("test", "val"):
-        for name in SCORES:
-            if measured.get(f"{split}/{name}") is not None:
-                return f"{split}/{name}", float(measured[f"{split}/{name}"])
-    return None
+    scores = mapping_at(status, "scores")
+    measured = {**row, **{name: number for name in scores if (number := number_at(scores, name)) is not None}}
+    names = (f"{split}/{name}" for split in ("test", "val") for name in SCORES)
+    return next(((name, measured[name]) for name in names if name in measured), None)

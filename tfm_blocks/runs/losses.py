@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tfm_blocks.errors import Place, Problem, RunError
+from tfm_blocks.runs.files import damaged, read_text
 from tfm_blocks.runs.folder import LOSSES, settle
 
 COLUMNS = ("loss", "nll", "tokens")
@@ -33,15 +33,16 @@ def read_losses(run: Path) -> Losses | None:
     Raises RunError if the file is damaged.
     """
     path = run / LOSSES
-    if not path.is_file():
+    if not path.exists():
         return None
+    text = read_text(path)
     try:
-        header, *rows = path.read_text("utf-8").splitlines()
+        header, *rows = text.splitlines()
         losses_N3 = np.array([[float(number) for number in row.split(",")] for row in rows], np.float64)
         if header != ",".join(COLUMNS) or losses_N3.ndim != 2 or losses_N3.shape[1] != len(COLUMNS):
             raise ValueError(f"it needs a line {','.join(COLUMNS)}, then three numbers a line")
         if not np.isfinite(losses_N3).all() or losses_N3[:, 2].min() < 1:
             raise ValueError("losses must be finite, and each row must have a token")
     except ValueError as error:
-        raise RunError(Problem(str(path), f"is damaged: {error}", Place(str(path)))) from None
+        raise damaged(path, error) from None
     return losses_N3

@@ -5,16 +5,20 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tfm_blocks.errors import RunError, shown
+from tfm_blocks.runs.files import damaged, read_bytes, read_text
 
 TOKENS = "train/tokens"
 SECONDS = "train/seconds"
 SPEED = "train/tokens_per_second"
 LOWEST = ("val/loss", "val/perplexity")  # of these the lowest value is the best one
 HIGHEST = ("val/bleu", "val/chrf", "val/exact_match", "val/token_accuracy")
+LAST_STEP = 2**31 - 1
 
 Row = Mapping[str, float]
 
@@ -37,22 +41,30 @@ class Summary:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The finite numbers of each row by column; without the file, or from where it is damaged, nothing."""
-    return list(_rows(path))
-
-
-def _rows(path: Path) -> Iterator[Row]:
+    """Return the finite numbers of each row by column; none if the file cannot be read as a table."""
     try:
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            names, *rows = csv.reader(file)
-    except (OSError, ValueError, csv.Error):
-        return
-    yield from (numbers_of(names, row) for row in rows)
+        names, *rows = csv.reader(read_bytes(path).decode("utf-8", "replace").splitlines())
+    except (RunError, ValueError, csv.Error):
+        return []
+    return [found for row in rows if (found := numbers_of(names, row))]
+
+
+def read_columns(path: Path) -> list[str]:
+    """Return the names in the first line. Raises RunError if the file is not a table of steps."""
+    try:
+        names = next(csv.reader(read_text(path).splitlines()), [])
+    except csv.Error as error:
+        raise damaged(path, error) from None
+    if names[:1] != ["step"]:
+        raise damaged(path, f"its first column must be step, but is {shown((names or [''])[0])}")
+    return names
 
 
 def numbers_of(names: Sequence[str], row: Sequence[str]) -> Row:
-    """The finite numbers of a row by column."""
-    return {name: number for name, text in zip(names, row, strict=False) if text and _finite(number := _number(text))}
+    """Return the finite numbers of a row by column; none if it does not have the number of a step."""
+    found = {name: number for name, text in zip(names, row, strict=False) if text and _finite(number := _number(text))}
+    step = found.get("step", -1)
+    return found if 0 <= step <= LAST_STEP and step.is_integer() else {}
 
 
 def _number(text: str) -> float:
@@ -75,7 +87,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
 
 
 def _best(rows: Sequence[Row], name: str) -> Best | None:
-    measured = [(row[name], int(row["step"])) for row in rows if name in row and "step" in row]
+    measured = [(row[name], int(row["step"])) for row in rows if name in row]
     if not measured:
         return None
     sign = 1 if name in LOWEST else -1

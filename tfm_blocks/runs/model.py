@@ -16,16 +16,8 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.runs.folder import (
-    MODEL,
-    WEIGHTS,
-    expect_finished,
-    expect_folder,
-    kept_weights,
-    read_json,
-    settle,
-    write_json,
-)
+from tfm_blocks.runs.files import damaged, read_json
+from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_finished, expect_folder, kept_weights, settle, write_json
 
 FORMAT = 1
 
@@ -42,7 +34,7 @@ def read_columns(folder: Path) -> tuple[str, ...]:
     """The columns of the text that the model was trained on, where its folder says. Raises RunError."""
     columns = read_json(folder / MODEL).get("columns", [])
     if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
-        raise RunError(Problem(str(folder / MODEL), "is damaged: columns must be a list of names"))
+        raise damaged(folder / MODEL, "columns must be a list of names")
     return tuple(columns)
 
 
@@ -132,7 +124,7 @@ def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
 def _need(recorded: Any, given: Sequence[str], where: str) -> None:
     """A run folder never imports anything: who loads it names the plug-ins."""
     if not isinstance(recorded, list) or not all(isinstance(module, str) for module in recorded):
-        raise RunError(Problem(where, "is damaged: plugins must be a list of module names"))
+        raise RunError(Problem(where, "is damaged: plugins must be a list of module names", help="restore it"))
     for module in recorded:
         if module not in given:
             rule = f"the model uses blocks of the plug-in {shown(module)}"

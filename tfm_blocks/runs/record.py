@@ -12,18 +12,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.runs.config import parse_mapping
 from tfm_blocks.runs.facts import changes_of, first_facts, versions_of
+from tfm_blocks.runs.files import read_or_empty, read_text
 from tfm_blocks.runs.folder import CONFIG, METRICS, RUN, STATUS, expect_folder
-from tfm_blocks.runs.listing import Member, changed_at, find_members, is_run, read_or_empty
+from tfm_blocks.runs.listing import Member, changed_at, find_members, is_run
 from tfm_blocks.runs.metrics import Best, read_rows, summarise, summary_record
+from tfm_blocks.runs.values import count_at, finite_number, list_at, mapping_at, number_at, text_at
 
 Setting = str | int | float | bool | None
 ROOT_KEY = re.compile(r"\n(?=\w)")
 NO_EXPERIMENT = frozenset({"name", "sweep_name", "logger"})  # root keys of a config that make no other experiment
-Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # eight times as fast, where PyYAML was built with libyaml
 
 
 @dataclass(frozen=True)
@@ -129,20 +129,20 @@ def read_record(member: Member) -> RunRecord:
     status, record = read_or_empty(folder / STATUS), read_or_empty(folder / RUN)
     if "best" not in status:  # not done, or of an older version
         status = {**summary_record(summarise(read_rows(folder / METRICS))), **status}
-    split = str(status.get("scored_on") or "")
+    split = text_at(status, "scored_on")
     numbers = ("steps", "seconds", "parameters", "multiply_adds", "tokens_seen", "tokens_per_second")
     return RunRecord(
         folder,
         folder.name,
         state,
         reason,
-        str(_mapping(record, "choices").get("model") or ""),
+        text_at(mapping_at(record, "choices"), "model"),
         read_settings(folder / CONFIG),
-        str(_mapping(record, "text").get("vocabulary") or ""),
-        str(_mapping(status, "test_set").get("sha256") or ""),
+        text_at(mapping_at(record, "text"), "vocabulary"),
+        text_at(mapping_at(status, "test_set"), "sha256"),
         split,
-        {name: number for name in numbers if (number := _number(status.get(name))) is not None},
-        _best(_mapping(status, "best")),
+        {name: number for name in numbers if (number := number_at(status, name)) is not None},
+        _best(mapping_at(status, "best")),
         _scores(status, split),
         _values(status, split),
         first_facts(record),
@@ -158,21 +158,18 @@ def read_settings(path: Path) -> dict[str, Setting]:
     another form than a run writes it is read whole.
     """
     try:
-        text = path.read_text("utf-8")
-    except (OSError, ValueError):
+        text = read_text(path)
+    except RunError:
         return {}
     for parts in (ROOT_KEY.split(text), [text]):
-        with suppress(ValueError, RecursionError, yaml.YAMLError):
+        with suppress(ValueError):
             return dict(one for part in parts for one in _read_part(part))
     return {}
 
 
 @lru_cache(maxsize=4096)
 def _read_part(text: str) -> list[tuple[str, Setting]]:
-    value = yaml.load(text, Loader)  # a safe one
-    if not isinstance(value, dict):
-        raise ValueError("a config is a mapping")
-    return _flat("", value)
+    return _flat("", parse_mapping(text))
 
 
 def _flat(prefix: str, value: Any) -> list[tuple[str, Setting]]:
@@ -182,25 +179,15 @@ def _flat(prefix: str, value: Any) -> list[tuple[str, Setting]]:
     return [(prefix, value if plain else str(value))]
 
 
-def _mapping(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = values.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _number(value: Any) -> float | None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if number and math.isfinite(value) else None
-
-
 def _best(listed: Mapping[str, Any]) -> dict[str, Best]:
     pairs = {
-        name: (_number(one.get("value")), one.get("step")) for name, one in listed.items() if isinstance(one, dict)
+        name: (number_at(one, "value"), count_at(one, "step")) for name, one in listed.items() if isinstance(one, dict)
     }
-    return {name: Best(value, step) for name, (value, step) in pairs.items() if value is not None and type(step) is int}
+    return {name: Best(value, step) for name, (value, step) in pairs.items() if value is not None and step is not None}
 
 
 def _values(status: Mapping[str, Any], split: str) -> dict[str, float]:
-    measured = {name: _number(one) for name, one in _mapping(status, "scores").items()}
+    measured = {name: finite_number(one) for name, one in mapping_at(status, "scores").items()}
     return {
         name.removeprefix(f"{split}/"): one
         for name, one in measured.items()
@@ -211,18 +198,16 @@ def _values(status: Mapping[str, Any], split: str) -> dict[str, float]:
 def _scores(status: Mapping[str, Any], split: str) -> dict[str, Measured]:
     """The share of exact matches with Wilson's interval, and the scores of the translations as sacreBLEU gave them."""
     found = {}
-    share, rows = (
-        _number(_mapping(status, "scores").get(f"{split}/exact_match")),
-        _mapping(status, "test_set").get("rows"),
-    )
-    if share is not None:
-        low, high = wilson(share, rows) if type(rows) is int and rows > 0 else (math.nan, math.nan)
+    share = number_at(mapping_at(status, "scores"), f"{split}/exact_match")
+    rows = count_at(mapping_at(status, "test_set"), "rows")
+    if share is not None and 0 <= share <= 1:
+        low, high = wilson(share, rows) if rows else (math.nan, math.nan)
         found["exact match"] = Measured(100 * share, 100 * low, 100 * high)
-    listed = status.get("translation")
-    for one in listed if isinstance(listed, list) else ():
-        value, interval = (_number(one.get(key)) if isinstance(one, dict) else None for key in ("value", "interval"))
+    for one in list_at(status, "translation"):
+        value, interval = (number_at(one, key) if isinstance(one, dict) else None for key in ("value", "interval"))
         if value is not None and interval is not None:
-            found[str(one.get("name"))] = Measured(value, value - interval, value + interval, str(one.get("signature")))
+            signature = text_at(one, "signature")
+            found[text_at(one, "name")] = Measured(value, value - interval, value + interval, signature)
     return found
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.errors import RunError
-from tfm_blocks.runs.folder import SWEEP, read_json
+from tfm_blocks.runs.files import read_or_empty
+from tfm_blocks.runs.folder import SWEEP
+from tfm_blocks.runs.values import list_at, text_at, texts_at
 
 WAITING = "waiting"
 LONGEST_NAME = 255  # bytes: what file systems take
@@ -30,23 +32,24 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_jobs(folder: Path) -> list[SweepJob]:
-    """The jobs in their order; none of a damaged file, and none whose name leads out of the folder."""
+    """Return the jobs in their order; an entry without the name of a folder is left out."""
+    return [_job(folder / name, one) for name, one in job_records(folder).items()]
+
+
+def job_records(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the entries of sweep.json by the name of their job; none if the file is damaged."""
+    listed = list_at(read_or_empty(folder / SWEEP), "jobs")
+    return {name: one for one in listed if isinstance(one, dict) and _is_folder_name(name := text_at(one, "name"))}
+
+
+def _is_folder_name(name: str) -> bool:
+    """Return True for a name that leads to a place directly in the folder of the sweep."""
     try:
-        listed = read_json(folder / SWEEP).get("jobs")
-    except RunError:
-        return []
-    jobs = [_job(folder, one) for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    return [job for job in jobs if job.folder.parent == folder and _fits(job.folder.name)]
+        encoded = os.fsencode(name)
+    except UnicodeEncodeError:  # half a letter
+        return False
+    return 0 < len(encoded) <= LONGEST_NAME and name not in (".", "..") and not {"/", "\0"} & set(name)
 
 
-def _fits(name: str) -> bool:
-    return len(name.encode("utf-8", "replace")) <= LONGEST_NAME
-
-
-def _job(folder: Path, listed: Mapping[str, Any]) -> SweepJob:
-    overrides = listed.get("overrides")
-    texts = tuple(map(str, overrides)) if isinstance(overrides, list) else ()
-    state, reason = (str(listed.get(key) or "") for key in ("state", "reason"))
-    name = str(listed.get("name") or "?")
-    place = folder / name if name not in (".", "..") and "/" not in name else Path(name)
-    return SweepJob(place, texts, state or WAITING, reason)
+def _job(run: Path, listed: Mapping[str, Any]) -> SweepJob:
+    return SweepJob(run, texts_at(listed, "overrides"), text_at(listed, "state") or WAITING, text_at(listed, "reason"))

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tfm_blocks.errors import Place, Problem, RunError
+from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import TRANSLATIONS, settle
 
 
@@ -31,11 +32,11 @@ def write_translations(run: Path, lines: Iterable[TranslatedLine]) -> None:
 def read_translations(run: Path) -> list[TranslatedLine]:
     """In the order of the test set. Raises RunError where the file is missing or damaged."""
     path = run / TRANSLATIONS
-    if not path.is_file():
+    if not path.exists():
         rule = f"has no {TRANSLATIONS}: it is not done, it translates nothing, or an older version wrote it"
         raise RunError(Problem(str(run), rule, help="tfm evaluate RUN --against RUN2 tests runs on a text"))
     found = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    for number, line in enumerate(read_bytes(path).split(b"\n")[:-1], 1):
         try:
             found.append(_translation(json.loads(line)))
         except (ValueError, TypeError, RecursionError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from tfm_blocks.errors import LONGEST_LINE, cut
+from tfm_blocks.runs.metrics import read_columns
 
 Sample = tuple[str, str, str]
 RESTS = 20  # times as long as an error has taken: a server that hangs costs at most a twentieth of the time
@@ -50,8 +51,7 @@ class CsvLogger(RunLogger):
         self.path = path
         if not path.exists():
             self._append(("step", *columns))
-        with path.open(newline="", encoding="utf-8") as file:
-            self.columns = next(csv.reader(file))
+        self.columns = read_columns(path)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if metrics.keys() & set(self.columns):
@@ -59,8 +59,11 @@ class CsvLogger(RunLogger):
             self._append([row.get(column, "") for column in self.columns])
 
     def _append(self, row: Sequence[Any]) -> None:
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(row)
+        try:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerow(row)
+        except OSError as error:  # which does not name the file if the disk is full
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
 
 class Guarded(RunLogger):

@@ -14,7 +14,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.sweeps.job import SweepJob
 from tfm_blocks.launch.sweeps.record import claim_sweep
-from tfm_blocks.runs.listing import read_or_empty
+from tfm_blocks.runs.files import read_or_empty
 from tfm_blocks.training.settings import read_run
 
 Small = Callable[..., Composed]

@@ -7,9 +7,10 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfm_blocks.errors import RunError
 from tfm_blocks.launch.sweeps.job import DIVERGED, DONE, ERROR, KILLED, MEMORY, STOPPED, WRONG
-from tfm_blocks.runs.folder import STATUS, read_json
+from tfm_blocks.runs.files import read_or_empty
+from tfm_blocks.runs.folder import STATUS
+from tfm_blocks.runs.values import text_at
 
 TAIL = 65_536  # bytes at the end of a log in which its errors are sought
 BY_STATUS = {0: DONE, 2: WRONG, 3: DIVERGED, 75: STOPPED}
@@ -44,12 +45,9 @@ def _signal_name(number: int) -> str:
 
 def _told(run: Path, log: Path, begin: int) -> str:
     """What status.json has as the reason, else the last error in the log, else its last line."""
-    try:
-        status = read_json(run / STATUS)
-        if status.get("state") not in ("running", "done") and status.get("reason"):
-            return str(status["reason"])
-    except RunError:
-        pass
+    status = read_or_empty(run / STATUS)
+    if text_at(status, "state") not in ("running", "done") and (reason := text_at(status, "reason")):
+        return reason
     lines = [line for line in _end_of(log, begin).splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1].strip()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import math
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-from tfm_blocks.runs.metrics import SPEED
+from tfm_blocks.runs.metrics import SPEED, Row, numbers_of
 
 SCORE = "val/loss"
+LAST = 4096  # bytes before the offset that tell whether the file is still the one that was read
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Progress:
     offset: int = 0
     header: list[str] = field(default_factory=list)
     first: tuple[float, int] | None = None
+    last: bytes = b""
 
     def look(self) -> None:
         """Takes in what has been written, and what a shared file system does not show yet when it does."""
@@ -38,28 +42,35 @@ class Progress:
 
     def _look(self) -> None:
         size = self.path.stat().st_size if self.path.is_file() else 0
-        if size < self.offset:
-            self.offset, self.header = 0, []
-        if size == self.offset:
+        if size == self.offset == 0:
             return
         with self.path.open("rb") as file:
+            if size < self.offset or not self._is_continued(file):
+                self.offset, self.header, self.last = 0, [], b""
             file.seek(self.offset)
             whole, newline, _ = file.read().rpartition(b"\n")  # the last row may be half written
         self.offset += len(whole) + len(newline)
-        for row in csv.reader(whole.decode("utf-8", "replace").splitlines()):
+        self.last = (self.last + whole + newline)[-LAST:]
+        for row in _rows(whole):
             if self.header:
-                self._take(dict(zip(self.header, row, strict=False)))
+                self._take(numbers_of(self.header, row))
             else:
                 self.header = row
 
-    def _take(self, row: dict[str, str]) -> None:
+    def _is_continued(self, file: BinaryIO) -> bool:
+        """Return True if what was read before is still there: a file may shrink and grow again between two looks."""
+        file.seek(self.offset - len(self.last))
+        return file.read(len(self.last)) == self.last
+
+    def _take(self, row: Row) -> None:
+        if not row:
+            return
         self.step = int(row["step"])
-        if row.get(SPEED):
-            self.pace = float(row[SPEED])
-        if row.get(SCORE):
-            self.best = min(float(row[SCORE]), self.best if self.best == self.best else math.inf)
-        if row.get(self.metric):
-            self.scores[self.step] = float(row[self.metric])
+        self.pace = row.get(SPEED, self.pace)
+        if SCORE in row:
+            self.best = min(row[SCORE], self.best if self.best == self.best else math.inf)
+        if self.metric in row:
+            self.scores[self.step] = row[self.metric]
         if self.first is None:
             self.first = time.monotonic(), self.step
 
@@ -69,3 +80,9 @@ class Progress:
             return math.nan
         begun, first = self.first
         return (time.monotonic() - begun) / (self.step - first) * (steps - self.step)
+
+
+def _rows(lines: bytes) -> Iterator[list[str]]:
+    """Yield the rows up to the first that is not CSV."""
+    with suppress(csv.Error):
+        yield from csv.reader(lines.decode("utf-8", "replace").splitlines())

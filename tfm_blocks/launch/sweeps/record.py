@@ -6,18 +6,20 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tfm_blocks.compose.job_file import job_record
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.sweeps.job import NOT_OF_THE_RUN, SweepJob
-from tfm_blocks.runs.folder import CONFIG, RUN, STATUS, SWEEP, write_json
-from tfm_blocks.runs.listing import read_or_empty
+from tfm_blocks.runs.config import read_config
+from tfm_blocks.runs.files import read_or_empty
+from tfm_blocks.runs.folder import RUN, STATUS, SWEEP, write_json
+from tfm_blocks.runs.sweep import job_records
+from tfm_blocks.runs.values import count_at, text_at
 
 FORMAT = 1
 JOBS = ".jobs"  # a file for each job with its checked config
@@ -78,7 +80,7 @@ def claim_sweep(
             path.mkdir()
         except FileExistsError:
             record = read_or_empty(path / SWEEP)
-            known = {str(job["name"]): job for job in record.get("jobs") or []}
+            known = job_records(path)
             same = record.get("asked") == list(asked)
             shared = any(job.get("config") in configs for job in known.values()) and not (path / JOURNAL).exists()
             if same or shared or not any(path.iterdir()):
@@ -100,7 +102,9 @@ def adopt_names(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
 
 def expect_unchanged(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
     """Raises ConfigError where a job is not what it was when the sweep was begun, though its overrides are."""
-    problems = [_changed(folder, job) for job in jobs if job.config != folder.known.get(job.name, job.record)["config"]]
+    problems = [
+        _changed(folder, job) for job in jobs if job.config != folder.known.get(job.name, job.record).get("config")
+    ]
     if problems:
         first = Problem("sweep", f"{len(problems)} of {len(jobs)} jobs are not what {folder.path} was begun with")
         raise ConfigError([first, *problems])
@@ -108,12 +112,10 @@ def expect_unchanged(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
 
 def _changed(folder: SweepFolder, job: SweepJob) -> Problem:
     help = "restore what it was, or write sweep.name=… for a new sweep"
-    path = folder.run(job) / CONFIG
-    try:
-        before = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, yaml.YAMLError):
-        before = {}
-    now = job.composed.with_vocab(before.get("vocab", 0)).mapping if before else {}
+    before: Mapping[str, Any] = {}
+    with suppress(RunError):
+        before = read_config(folder.run(job))[1]
+    now = job.composed.with_vocab(count_at(before, "vocab") or 0).mapping if before else {}
     told = [f"{key} was {shown(old)} and is {shown(new)}" for key, old, new in _differences(before, now)]
     return Problem(job.name, "; ".join(told[:3]) or "its config has changed in conf/", help=help)
 
@@ -134,7 +136,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
 def state_before(folder: SweepFolder, job: SweepJob) -> str:
     """How the run of the job ended when it was last trained; empty where it was not begun."""
     run = folder.run(job)
-    return str(read_or_empty(run / STATUS).get("state", "")) if (run / RUN).is_file() else ""
+    return text_at(read_or_empty(run / STATUS), "state") if (run / RUN).is_file() else ""
 
 
 def make_way(folder: SweepFolder, job: SweepJob) -> None:

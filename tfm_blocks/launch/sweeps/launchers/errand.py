@@ -13,8 +13,8 @@ from uuid import uuid4
 
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.launch.sweeps.share import clean
+from tfm_blocks.runs.files import read_or_empty
 from tfm_blocks.runs.folder import write_json
-from tfm_blocks.runs.listing import read_or_empty
 
 KEEPER = Path(__file__).parent.with_name("keeper.py")
 NODE = Path(__file__).with_name("node.py")
@@ -125,7 +125,4 @@ def _all(folder: Path) -> list[Errand]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Empty where it is not there, or where a shared file system does not give it at this moment."""
-    try:
-        return read_or_empty(path)
-    except OSError:
-        return {}
+    return read_or_empty(path)

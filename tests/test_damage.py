@@ -1,0 +1,175 @@
+"""Damaged and hostile files of run and sweep folders: commands print sentences, and other runs stay as they were."""
+
+import json
+import os
+import signal
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from tests.damage import Fuzz, fuzz, late, leave_runs
+from tfm_blocks.cli import main
+from tfm_blocks.errors import printable
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\r\u202eevil\u2066\x9b31m\x7f [red]x[/red] :smile:"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three runs in a folder, one of them in a sweep."""
+    handler = signal.signal(signal.SIGALRM, late)
+    with pytest.MonkeyPatch.context() as patch:
+        yield leave_runs(tmp_path_factory.mktemp("damage"), patch)
+    signal.signal(signal.SIGALRM, handler)
+
+
+def tokenizer_with(**settings):
+    def change(text):
+        record = json.loads(text)
+        record["model"] |= settings.pop("model", {})
+        return json.dumps(record | settings)
+
+    return change
+
+
+def without(*keys):
+    """YAML without these root keys."""
+
+    def change(text):
+        parts = text.replace("\n", "\n\0").split("\0")
+        kept, dropped = [], False
+        for line in parts:
+            dropped = line.split(":")[0] in keys if line[:1].strip() and line[0] not in "-#" else dropped
+            kept += [] if dropped else [line]
+        return "".join(kept)
+
+    return change
+
+
+ENDLESS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+FIXED = {
+    "nested config": ("victim/config.yaml", "a: " + "[" * 50_000),
+    "nested config of blocks": ("victim/config.yaml", "- " * 50_000),
+    "config that doubles 30 times": (
+        "victim/config.yaml",
+        "a0: &a0 [x, x]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for n in range(30)),
+    ),
+    "config without trainer": ("victim/config.yaml", without("trainer")),
+    "config without data": ("victim/config.yaml", without("data")),
+    "config without plugins": ("victim/config.yaml", without("plugins")),
+    "nested run.json": ("victim/run.json", '{"a":' * 50_000),
+    "deep run.json": ("victim/run.json", '{"facts":' * 500 + "1" + "}" * 500),
+    "choices of another type": ("victim/run.json", '{"choices": 5}'),
+    "commands of another type": ("victim/run.json", '{"commands": 5}'),
+    "scores of another type": ("victim/status.json", '{"scores": "x"}'),
+    "steps of another type": ("victim/status.json", '{"state": "done", "steps": "x", "scores": {"val/loss": []}}'),
+    "steps beyond 64 bits": ("victim/status.json", '{"state": "done", "steps": 1' + "0" * 400 + "}"),
+    "state of another type": ("victim/status.json", '{"state": ["done"], "reason": {}, "resume": 3}'),
+    "jobs without a name": ("sweep/sweep.json", '{"jobs": [{"config": "x"}, {"name": 5}, {"name": "a\\u0000"}, {"name": "\\ud800"}]}'),
+    "latest.json with other types": ("victim/checkpoints/latest.json", '{"checkpoints": [{"file": 1, "step": "x"}]}'),
+    "latest.json that leads elsewhere": (
+        "victim/checkpoints/latest.json",
+        '{"checkpoints": [{"file": "../../x", "step": 1, "bytes": 1, "sha256": "x"}]}',
+    ),
+    "latest.json with a text": ("victim/checkpoints/latest.json", '{"checkpoints": "x"}'),
+    "prefix that makes the tokenizers library panic": (
+        "victim/tokenizer.json",
+        tokenizer_with(model={"continuing_subword_prefix": "éé"}),
+    ),
+    "pattern that takes for ever": ("victim/tokenizer.json", tokenizer_with(pre_tokenizer=ENDLESS)),
+    "blank row of metrics": ("victim/metrics.csv", lambda text: text.replace("\n", "\n\n", 1)),
+    "row of metrics without a step": ("victim/metrics.csv", lambda text: text + ",1,2\r\n"),
+    "row of metrics of an endless step": ("victim/metrics.csv", lambda text: text + "1e300,1\r\n"),
+    "empty metrics": ("victim/metrics.csv", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_known_damage_gives_a_sentence_and_changes_no_other_run(runs, name):
+    where, change = FIXED[name]
+    tried = Fuzz(runs, Random(1))
+    path = runs / where
+    text = change(tried.files[path].decode()) if callable(change) else change
+    path.write_text(text)
+    tried.once(path, name)
+    assert not tried.kinds, tried.tracebacks[0]
+
+
+def test_a_named_pipe_in_place_of_a_file_does_not_block(runs):
+    tried = Fuzz(runs, Random(1))
+    for path in [one for one in tried.files if one.suffix in (".json", ".yaml", ".csv", ".jsonl")]:
+        path.unlink()
+        os.mkfifo(path)
+        tried.once(path, "a pipe")
+    assert not tried.kinds, tried.tracebacks[0]
+
+
+def test_random_damages_give_a_sentence_and_change_no_other_run(runs):
+    report = fuzz(runs, 40, seed=1)
+    assert report["damages"] == 40 and report["commands"] > 120
+    assert not report["kinds"], report["tracebacks"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_many_random_damages_give_a_sentence_and_change_no_other_run(runs, seed):
+    report = fuzz(runs, 500, seed)
+    assert not report["kinds"], report["tracebacks"][0]
+
+
+def hostile(root):
+    """A run and a sweep with control characters in every name and every text, in a folder that holds no other."""
+    run = root / f"a{HOSTILE.replace('/', '')}"
+    for folder in (run, root / f"sweep{HOSTILE.replace('/', '')}" / "job"):
+        folder.mkdir(parents=True)
+        facts = {HOSTILE: HOSTILE, "versions": {"torch": HOSTILE}}
+        record = {
+            "choices": {"model": HOSTILE, "data": HOSTILE},
+            "commands": [HOSTILE],
+            "text": {"vocabulary": HOSTILE},
+        }
+        (folder / "run.json").write_text(
+            json.dumps(record | {"facts": facts, "changes": [{"resumed": HOSTILE, "a": HOSTILE}]})
+        )
+        scores = {
+            "translation": [{"name": "BLEU", "value": 1, "interval": 1, "signature": HOSTILE}],
+            "scored_on": HOSTILE,
+        }
+        scores |= {
+            "scores": {f"{HOSTILE}/{HOSTILE}": 1.0},
+            "best": {HOSTILE: {"value": 1, "step": 1}},
+            "test_set": {"sha256": HOSTILE},
+        }
+        (folder / "status.json").write_text(
+            json.dumps({"state": HOSTILE, "reason": HOSTILE, "resume": HOSTILE, **scores})
+        )
+        (folder / "config.yaml").write_text(json.dumps({HOSTILE: HOSTILE, "seed": folder.name}))
+    jobs = [
+        {"name": "job"},
+        {"name": HOSTILE.replace("/", ""), "overrides": [HOSTILE], "state": HOSTILE, "reason": HOSTILE},
+    ]
+    (folder.parent / "sweep.json").write_text(json.dumps({"jobs": jobs}))
+    return run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "runs --in ROOT", "runs --json --in ROOT", "runs --state x --in ROOT", "runs --delete RUN", "runs --delete RUN/x",
+        "compare ROOT", "compare --json ROOT", "compare --csv ROOT", "compare --markdown ROOT", "compare ROOT --baseline x", "compare RUN/x",
+        "show RUN", "show RUN --json", "average RUN", "translate RUN", "translate RUN --checkpoint best", "train resume=RUN",
+    ],
+)  # fmt: skip
+def test_no_control_character_of_a_run_folder_reaches_the_terminal(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    run = str(hostile(tmp_path / "runs"))
+    words = [word.replace("ROOT", "runs").replace("RUN", run) for word in command.split()]
+    if words[0] == "train":
+        words[1] = "resume='" + words[1].removeprefix("resume=") + "'"
+    with suppress(SystemExit):
+        main(words)
+    printed = capsys.readouterr()
+    text = printed.out + printed.err
+    assert text and text == printable(text)
