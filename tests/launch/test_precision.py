@@ -1,21 +1,35 @@
 from __future__ import annotations
 
-import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
+from tests.launch.test_resume import begin, go_on, handlers, stopping  # noqa: F401  a fixture
+from tests.training.test_module import feed_of, make
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.data.plan import Ranks
 from tfm_blocks.launch.precision import choose_precision
+from tfm_blocks.launch.products import PRECISIONS, TOKENS, Product, products_of, time_products
+from tfm_blocks.network.build import network_without_values
+from tfm_blocks.runs.folder import read_json, write_json
+from tfm_blocks.training.checkpoints import PreemptedError
+
+Small = Callable[..., Composed]
 
 
-@pytest.mark.skipif(
-    platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists(), reason="reads Linux's own list"
-)
-def test_auto_is_bf16_exactly_where_the_kernel_lists_the_instructions() -> None:
-    flags = set(Path("/proc/cpuinfo").read_text().split())
-    native = not flags.isdisjoint({"avx512_bf16", "amx_bf16"})
-    assert (choose_precision("auto", "cpu").lightning == "bf16-mixed") == native
+@pytest.mark.parametrize(("fp32", "bf16", "faster"), [(30.0, 10.0, "bf16"), (10.0, 30.0, "fp32"), (10.0, 10.0, "fp32")])
+def test_auto_on_a_cpu_is_what_the_measurement_found_faster(fp32: float, bf16: float, faster: str) -> None:
+    found = choose_precision("auto", "cpu", {"fp32": fp32, "bf16": bf16})
+    assert str(found) == f"precision: {faster} (measured on this CPU: fp32 {fp32} ms, bf16 {bf16} ms)"
+    assert found.lightning == {"fp32": "32-true", "bf16": "bf16-mixed"}[faster]
+
+
+def test_auto_without_bf16_instructions_is_fp32() -> None:
+    assert choose_precision("auto", "cpu").lightning == "32-true"
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -28,6 +42,58 @@ def test_auto_is_bf16_exactly_where_a_cuda_device_computes_it(native: bool, monk
 
 
 def test_what_is_asked_for_is_taken_and_said() -> None:
-    assert choose_precision("fp32", "cpu").lightning == "32-true"
+    assert choose_precision("fp32", "cpu", {"fp32": 30.0, "bf16": 10.0}).lightning == "32-true"
     assert choose_precision("bf16", "cpu").lightning == "bf16-mixed"
     assert str(choose_precision("fp32", "cpu")) == "precision: fp32 (trainer.precision=fp32)"
+
+
+def multiply_adds(product: Product) -> float:
+    """Of the linear layers that the product stands for."""
+    x, weight = product.arguments[0][:2]
+    return product.count * x.size[0] * x.size[1] * weight.size[0] * weight.size[1]
+
+
+def test_the_measured_products_are_all_linear_layers_of_a_micro_batch(small: Small) -> None:
+    """torch's own counter is the oracle; a feed-forward of 1,300 is measured as parts of 512."""
+    module, data = make(small("layers=3", "d_ff=1300"))
+    network, feed = network_without_values(module.network.spec), feed_of(data)
+    plan = feed.plan(seed=1, epoch=0)
+    batch = feed.batch(plan[0], plan[0].share(0, 1)[0], Ranks())
+    inputs = {name: ids.to("meta") for name, ids in batch.inputs.items()}
+    assert sum(ids.numel() for ids in inputs.values()) < TOKENS, "one that is measured whole"
+    with FlopCounterMode(display=False) as counter:
+        network(**inputs)
+    linear = sum(counter.get_flop_counts()["Global"].get(one, 0) for one in (torch.ops.aten.mm, torch.ops.aten.addmm))
+    found = products_of(network, feed, 1)
+    assert sum(multiply_adds(one) for one in found if one.function is F.linear) == pytest.approx(linear / 2)
+    assert {one.function for one in found} == {F.linear, F.scaled_dot_product_attention}
+
+
+def test_more_layers_take_more_time_and_the_random_state_stays(small: Small) -> None:
+    module, data = make(small("layers=1", "d_model=64", "d_ff=64"))
+    deep, _ = make(small("layers=12", "d_model=64", "d_ff=64"))
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    shallow_ms, deep_ms = (
+        time_products(network_without_values(one.network.spec), feed_of(data), 1, 1) for one in (module, deep)
+    )
+    assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
+    assert all(deep_ms[name] > shallow_ms[name] > 0 for name in PRECISIONS)
+
+
+@pytest.mark.parametrize(("fp32", "bf16", "name"), [(90.0, 30.0, "bf16"), (30.0, 90.0, "fp32")])
+def test_run_json_has_the_measurement_and_a_resume_takes_it(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], fp32: float, bf16: float, name: str
+) -> None:
+    """The figures are replaced in between, as if another machine had begun the run."""
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(5), "trainer.precision=auto"), tmp_path)
+    file = tmp_path / "run" / "run.json"
+    record = read_json(file)
+    fact = record["facts"]["precision"]
+    assert f"precision: {fact['name']} ({fact['reason']})" in capsys.readouterr().out
+    reason = f"measured on this CPU: fp32 {fp32} ms, bf16 {bf16} ms"
+    fact |= {"name": name, "reason": reason, "milliseconds": {"fp32": fp32, "bf16": bf16}}
+    write_json(file, record)
+    go_on(tmp_path / "run", "plugins=[faulty]")
+    assert f"precision: {name} ({reason})" in capsys.readouterr().out
+    assert all("precision" not in change for change in read_json(file)["changes"])

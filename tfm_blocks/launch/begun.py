@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ class Job:
     `checkpoint` is where it goes on, or None; `command` is what goes on with it when it has been stopped. After `until`
     steps it stops as if a signal had come. `asked_parameters` counts them with the vocabulary that was asked for; None
     where an older version has begun the run. A `prolonged` run trains on after a checkpoint at which a callback stopped
-    it.
+    it. `timings` are the milliseconds of each precision that rank 0 measured for `trainer.precision=auto`.
     """
 
     config: dict[str, Any]
@@ -26,3 +27,4 @@ class Job:
     until: int | None = None
     asked_parameters: int | None = None
     prolonged: bool = False
+    timings: Mapping[str, float] = field(default_factory=dict)

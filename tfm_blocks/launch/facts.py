@@ -17,6 +17,7 @@ from tfm_blocks.compose.run import TAKEN
 from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.devices import device_of, processor_cores
 from tfm_blocks.launch.place import Place
+from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.facts import with_facts
 from tfm_blocks.runs.files import read_json
@@ -50,6 +51,7 @@ def _facts(job: Job, record: Mapping[str, Any], network: Network, place: Place) 
         "resumed": len(commands) - 1,
         "command": commands[-1],
         "hardware": _hardware(job, place),
+        "precision": _precision(job),
         "versions": _versions(),
     }
 
@@ -90,6 +92,11 @@ def _hardware(job: Job, place: Place) -> dict[str, Any]:
     kind = device_of(read_run(job.config).trainer)
     name = torch.cuda.get_device_name() if kind == "cuda" else platform.machine()
     return {"device": kind, "name": name, "devices": place.world, "nodes": place.nodes, "cores": processor_cores()}
+
+
+def _precision(job: Job) -> dict[str, Any]:
+    trainer = read_run(job.config).trainer
+    return choose_precision(trainer.precision, device_of(trainer), job.timings).fact
 
 
 def _versions() -> dict[str, str]:

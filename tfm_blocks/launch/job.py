@@ -25,12 +25,14 @@ from tfm_blocks.launch.check import check_lengths, placed
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.meeting import Meeting
 from tfm_blocks.launch.place import find_place
+from tfm_blocks.launch.precision import measure_precision
 from tfm_blocks.launch.processes import run_together
 from tfm_blocks.launch.rank import take_part, take_part_apart
 from tfm_blocks.launch.resume import Left, expect_same_text, find_begun
 from tfm_blocks.launch.signals import StoppedError, end_on_signals
 from tfm_blocks.launch.start import starting_weights
 from tfm_blocks.network.build import check_model, network_without_values
+from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.checkpoints import newest_whole
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import (
@@ -102,11 +104,13 @@ def _begin(
     check_lengths(network, prepared, settings, composed)
 
     def claim() -> Job:
+        timings = _measure_precision(meeting, network, prepared, settings)
         asked = network_without_values(check_model(composed.model)).parameters()
         count = sum(parameter.numel() for parameter in asked)
         folder = claim_folder(root, name)
         command = resume_command(typed, folder, settings)
-        return Job(config, folder, vocab, command, _wandb_id(), until=until, asked_parameters=count)
+        started = config, folder, vocab, command, _wandb_id()
+        return Job(*started, until=until, asked_parameters=count, timings=timings)
 
     job = meeting.decide("job", claim)
     with _held(meeting, job.folder), _ends(meeting, job):
@@ -170,11 +174,13 @@ def _resume(
             path = left.folder / CHECKPOINTS / newest.file if newest else None
             command = resume_command(typed, left.folder, settings)
             started = left.asked_vocab, command, left.wandb_id, path, until, left.asked_parameters
-            job = Job(composed.mapping, left.folder, *started, prolonged=left.is_prolonged(settings, step))
-            feed = feed_of(check_model(job.config["model"]), prepared, settings.data)
+            network = network_without_values(check_model(composed.mapping["model"]))
+            feed = feed_of(network.spec, prepared, settings.data)
             expect_same_text(left, fingerprint(settings.seed, prepared, feed))
             print(f"resume: {left.folder} after {step} steps")
-            return job
+            timings = left.timings or _measure_precision(meeting, network, prepared, settings)
+            prolonged = left.is_prolonged(settings, step)
+            return Job(composed.mapping, left.folder, *started, prolonged=prolonged, timings=timings)
 
         job = meeting.decide("job", go_on)
         with _ends(meeting, job):
@@ -182,6 +188,15 @@ def _resume(
                 _go_on_in_folder(job, left, typed)
             _run(meeting, job, prepared, settings, callbacks)
     return left.folder
+
+
+def _measure_precision(
+    meeting: Meeting, network: Network, prepared: Prepared, settings: RunSettings
+) -> dict[str, float]:
+    """Measure for `trainer.precision=auto` with the threads that a rank will have."""
+    ranks = 1 if meeting.place.outside else settings.trainer.devices
+    feed = feed_of(network.spec, prepared, settings.data)
+    return dict(measure_precision(network, feed, settings, ranks))
 
 
 def _held(meeting: Meeting, folder: Path) -> AbstractContextManager[None]:

@@ -137,7 +137,7 @@ def _introduce(place: Place, job: Job, prepared: Prepared, settings: RunSettings
     device = device_of(settings.trainer)
     if place.local_rank == 0:
         print(f"cluster: {place}, {backend_of(place, device)}")
-    precision = choose_precision(settings.trainer.precision, device)
+    precision = choose_precision(settings.trainer.precision, device, job.timings)
     tell(f"model: {sum(one.numel() for one in network.parameters()):,} parameters")
     if settings.init_from and not job.checkpoint:
         tell(start_from(network, prepared.tokenizer, Path(settings.init_from)))

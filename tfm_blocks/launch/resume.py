@@ -11,8 +11,9 @@ from typing import Any
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.agreement import Fingerprint
 from tfm_blocks.launch.place import Place
+from tfm_blocks.launch.products import PRECISIONS
 from tfm_blocks.runs.config import read_config
-from tfm_blocks.runs.facts import first_facts
+from tfm_blocks.runs.facts import changes_of, first_facts, newest_facts
 from tfm_blocks.runs.files import damaged, read_json
 from tfm_blocks.runs.folder import CONFIG, MODEL, RUN, STATUS, expect_folder
 from tfm_blocks.runs.values import count_at, list_at, mapping_at, text_at, texts_at
@@ -47,6 +48,14 @@ class Left:
         """How many there are with `asked_vocab`, where the folder says."""
         count = first_facts(self.record).get("parameters_asked")
         return count if isinstance(count, int) else None
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """The milliseconds that `trainer.precision=auto` measured; empty if the run measured none."""
+        precision = newest_facts(first_facts(self.record), changes_of(self.record)).get("precision")
+        timings = precision.get("milliseconds") if isinstance(precision, dict) else None
+        valid = isinstance(timings, dict) and all(isinstance(timings.get(name), float) for name in PRECISIONS)
+        return timings if isinstance(timings, dict) and valid else {}
 
     @property
     def stopped_early(self) -> bool:

@@ -40,11 +40,13 @@ def verify_resume(composed: Composed, settings: RunSettings) -> int:
     settings, until = read_run(short.mapping), min(STEPS, settings.trainer.steps)
     with TemporaryDirectory(prefix="tfm-blocks-verify-") as folder:
         whole, parted = (Path(folder) / name / str(short.mapping["name"]) for name in ("whole", "parted"))
-        with _stopped(whole, until):
-            train(short, settings, whole.parent, until=until)
         with _stopped(parted, until // 2):
             train(short, settings, parted.parent, until=until // 2)
         left = read_left(parted)
+        chosen = left.record["facts"]["precision"]["name"]  # a second measurement of `auto` could choose the other
+        same = short.with_values({"trainer.precision": chosen})
+        with _stopped(whole, until):
+            train(same, read_run(same.mapping), whole.parent, until=until)
         with _stopped(parted, until):
             resume(replace(short, mapping=left.config), settings, left, until=until)
         ours, theirs = (_tensors(run) for run in (parted, whole))

@@ -98,6 +98,7 @@ FACTS = (
     Fact("resumed", "how often"),
     Fact("command", "the newest command line"),
     Fact("hardware", "device, its name, devices, nodes, processor cores"),
+    Fact("precision", "its name, the reason, and for `auto` on a CPU the measured milliseconds of both"),
     Fact("versions", "of Python and the libraries"),
 )
 
