@@ -13,6 +13,8 @@ from transformers import (
     BartForConditionalGeneration,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -27,6 +29,8 @@ from transformers import (
     Olmo2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3NextConfig,
@@ -62,6 +66,13 @@ LATENT = {
     "v_head_dim": 3, "n_routed_experts": 5, "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
     "first_k_dense_replace": 1,
 }  # fmt: skip
+GROUPED = {
+    **LATENT, "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5,
+}  # fmt: skip
+SHARED = {
+    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 24,
+    "norm_topk_prob": False, "mlp_only_layers": [0],
+}  # fmt: skip
 DELTA = {
     "head_dim": 8, "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 4,
     "linear_value_head_dim": 4, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0, 1],
@@ -88,6 +99,8 @@ REFERENCES = {
     "mixtral": (MixtralForCausalLM, MixtralConfig, {**PLAIN, "rms_norm_eps": 1e-5, "num_local_experts": 4}),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, {**PLAIN, **CAPS}),
     "deepseek_v2": (DeepseekV2ForCausalLM, DeepseekV2Config, {**PLAIN, **LATENT}),
+    "deepseek_v3": (DeepseekV3ForCausalLM, DeepseekV3Config, {**PLAIN, **GROUPED}),
+    "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, {**PLAIN, **SHARED}),
     "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig, {**PLAIN, **DELTA}),
 }  # fmt: skip
 

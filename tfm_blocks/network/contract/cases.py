@@ -18,7 +18,12 @@ NAMED = {"vocab": VOCAB, "d_model": 8, "factor": 2.0}  # values that others depe
 BY_KIND = {"int": 2, "float": 0.5, "rate": 0.25, "bool": True}
 WIDTHS = {"D": 8, "E": 12}
 OTHER_WIDTH = 16
-HOSTS = {"activation": "ffn", "position": "attention", "scores": "attention"}  # a part is tried inside such a block
+HOSTS = {
+    "activation": "ffn",
+    "position": "attention",
+    "scores": "attention",
+    "router": "moe",
+}  # a part is tried inside such a block
 
 Values = Mapping[str, Any]
 
