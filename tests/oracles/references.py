@@ -19,6 +19,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MarianConfig,
@@ -73,6 +75,13 @@ SHARED = {
     "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 24,
     "norm_topk_prob": False, "mlp_only_layers": [0],
 }  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+CLAMPED = {
+    "head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 3, "rms_norm_eps": 1e-5,
+    "swiglu_limit": 1.0, "max_position_embeddings": 256,
+    "rope_parameters": {**YARN, "rope_theta": 15e4, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+}  # fmt: skip
+LONG = {"max_position_embeddings": 256, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.4}}
 DELTA = {
     "head_dim": 8, "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 4,
     "linear_value_head_dim": 4, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0, 1],
@@ -99,7 +108,8 @@ REFERENCES = {
     "mixtral": (MixtralForCausalLM, MixtralConfig, {**PLAIN, "rms_norm_eps": 1e-5, "num_local_experts": 4}),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, {**PLAIN, **CAPS}),
     "deepseek_v2": (DeepseekV2ForCausalLM, DeepseekV2Config, {**PLAIN, **LATENT}),
-    "deepseek_v3": (DeepseekV3ForCausalLM, DeepseekV3Config, {**PLAIN, **GROUPED}),
+    "deepseek_v3": (DeepseekV3ForCausalLM, DeepseekV3Config, {**PLAIN, **GROUPED, **LONG}),
+    "gpt_oss": (GptOssForCausalLM, GptOssConfig, {**PLAIN, **CLAMPED}),
     "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, {**PLAIN, **SHARED}),
     "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig, {**PLAIN, **DELTA}),
 }  # fmt: skip
