@@ -12,6 +12,7 @@ THEIRS = {
     "relu": "relu",
     "gelu": "gelu_python",
     "gelu_tanh": "gelu_new",
+    "quick_gelu": "quick_gelu",
     "silu": "silu",
     "squared_relu": "relu2",
     "sigmoid": "sigmoid",

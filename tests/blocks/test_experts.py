@@ -4,10 +4,17 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import MixtralConfig
+from transformers import GptOssConfig, MixtralConfig, Qwen2MoeConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
-from tfm_blocks.blocks.experts import GatedMixtureOfExperts, MixtureOfExperts
+from tfm_blocks.blocks.experts import (
+    ClampedMixtureOfExperts,
+    GatedMixtureOfExperts,
+    MixtureOfExperts,
+    SharedGateMixtureOfExperts,
+)
 from tfm_blocks.blocks.feedforward import FeedForward, GatedFeedForward
 
 B, T, D, INNER, E, K = 3, 6, 7, 5, 4, 2
@@ -147,3 +154,59 @@ def test_it_compiles_without_a_break_and_gradients_are_the_same():
         (y_BTD.sum() + loss.sum()).backward()
         found.append([y_BTD, loss, *(parameter.grad.clone() for parameter in own.parameters())])
     torch.testing.assert_close(found[0], found[1])
+
+
+def gpt_oss(own, limit):
+    config = GptOssConfig(
+        hidden_size=D, intermediate_size=INNER, num_local_experts=E, num_experts_per_tok=K, swiglu_limit=limit,
+    )  # fmt: skip
+    theirs = GptOssMLP(config).eval()
+    alternate = torch.arange(2 * INNER).view(2, INNER).T.flatten()  # their maps to gates and values take turns
+    inner, out = own.experts.inner, own.experts.out
+    weights = {
+        "router.weight": own.router.map.weight,
+        "router.bias": own.router.routing.bias,
+        "experts.gate_up_proj": inner.weight[:, alternate].transpose(1, 2),
+        "experts.gate_up_proj_bias": inner.bias.view(E, -1)[:, alternate],
+        "experts.down_proj": out.weight.transpose(1, 2),
+        "experts.down_proj_bias": out.bias.view(E, -1),
+    }
+    theirs.load_state_dict({name: weight.detach().clone() for name, weight in weights.items()})
+    return theirs
+
+
+@pytest.mark.parametrize("limit", [0.5, 7.0])
+def test_clamped_moe_equals_gpt_oss_in_output_and_gradients(limit):
+    own = with_random_weights(ClampedMixtureOfExperts(D, d_ff=INNER, experts=E, top_k=K, limit=limit)).double()
+    theirs = gpt_oss(own, limit).double()
+    x_BTD = INPUTS.double()
+    found, expected = own(x_BTD, keep_BT=WHOLE)[0], theirs(x_BTD)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # ours weights in float32
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(own.router.routing.bias.grad, theirs.router.bias.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(own.experts.out.weight.grad, theirs.experts.down_proj.grad.mT, rtol=1e-4, atol=1e-4)
+    bias_grad_ED = own.experts.out.bias.grad.view(E, D)
+    torch.testing.assert_close(bias_grad_ED, theirs.experts.down_proj_bias.grad, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_shared_gate_moe_equals_qwen2_moe():
+    own = with_random_weights(SharedGateMixtureOfExperts(D, d_ff=INNER, experts=E, top_k=K, shared=2))
+    config = Qwen2MoeConfig(
+        hidden_size=D, moe_intermediate_size=INNER, shared_expert_intermediate_size=2 * INNER, num_experts=E,
+        num_experts_per_tok=K, norm_topk_prob=True,
+    )  # fmt: skip
+    theirs = Qwen2MoeSparseMoeBlock(config).eval()
+    gate, up = own.shared.inner.weight.chunk(2)
+    weights = {
+        "gate.weight": own.router.map.weight,
+        "experts.gate_up_proj": own.experts.inner.weight,
+        "experts.down_proj": own.experts.out.weight,
+        "shared_expert.gate_proj.weight": gate,
+        "shared_expert.up_proj.weight": up,
+        "shared_expert.down_proj.weight": own.shared.out.weight,
+        "shared_expert_gate.weight": own.shared.gate.weight,
+    }
+    theirs.load_state_dict(weights)
+    torch.testing.assert_close(own(INPUTS, keep_BT=WHOLE)[0], theirs(INPUTS), rtol=1e-4, atol=1e-4)

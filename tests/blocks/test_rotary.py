@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from tfm_blocks.blocks.rotary import Llama3Rotary, Rotary, Yarn
+from tfm_blocks.blocks.rotary import Llama3Rotary, LongRotary, Rotary, Yarn
 
 K, N = 32, 200
 SCALED = {"factor": 4.0, "original_max_position_embeddings": 64}
@@ -46,6 +46,39 @@ def test_the_yarn_of_a_part_of_the_width_has_hugging_faces_frequencies(share):
     expected_I, gain = ROPE_INIT_FUNCTIONS["yarn"](given, torch.device("cpu"))
     torch.testing.assert_close(own.frequencies(torch.device("cpu")), expected_I)
     assert own.gain == pytest.approx(gain)
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+@pytest.mark.parametrize("attention_factor", [None, 1.0, 0.8])
+def test_yarn_rounds_its_range_and_takes_its_factor_as_hugging_face_does(truncate, attention_factor):
+    rope = {"truncate": truncate, "attention_factor": attention_factor}
+    own = Yarn(K, base=500.0, factor=4.0, trained_length=64, **rope)
+    expected_I, gain = ROPE_INIT_FUNCTIONS["yarn"](config(rope_type="yarn", **SCALED, **rope), torch.device("cpu"))
+    torch.testing.assert_close(own.frequencies(torch.device("cpu")), expected_I)
+    assert own.gain == pytest.approx(gain)
+
+
+@pytest.mark.parametrize("attention_factor", [None, 1.25])
+def test_longrope_has_hugging_faces_frequencies(attention_factor):
+    short, long = ([1.0 + step * one for one in range(K // 2)] for step in (0.05, 0.5))
+    given = config(
+        rope_type="longrope", short_factor=short, long_factor=long, attention_factor=attention_factor, **SCALED
+    )
+    for factors, length in ((short, 64), (long, 65)):
+        own = LongRotary(
+            K, base=500.0, factors=factors, trained_length=64, factor=4.0, attention_factor=attention_factor
+        )
+        expected_I, gain = ROPE_INIT_FUNCTIONS["longrope"](given, torch.device("cpu"), seq_len=length)
+        torch.testing.assert_close(own.frequencies(torch.device("cpu")), expected_I)
+        assert own.gain == pytest.approx(gain)
+
+
+@pytest.mark.parametrize(
+    ("factors", "rule"), [([1.0, 2.0], "one for each of 4 pairs, but are 2"), ([0.0], "factors must be above 0")]
+)
+def test_factors_that_do_not_fit_the_pairs_are_refused(factors, rule):
+    with pytest.raises(ValueError, match=rule):
+        LongRotary(8, factors=factors, trained_length=64)
 
 
 def test_neighbours_are_turned_as_complex_numbers_are():

@@ -11,22 +11,36 @@ from torch import nn
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    CohereConfig,
+    CohereForCausalLM,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
     MixtralConfig,
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    OlmoConfig,
+    OlmoForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3NextConfig,
@@ -62,6 +76,20 @@ LATENT = {
     "v_head_dim": 3, "n_routed_experts": 5, "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
     "first_k_dense_replace": 1,
 }  # fmt: skip
+GROUPED = {
+    **LATENT, "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5,
+}  # fmt: skip
+SHARED = {
+    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 24,
+    "norm_topk_prob": False, "mlp_only_layers": [0],
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+CLAMPED = {
+    "head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 3, "rms_norm_eps": 1e-5,
+    "swiglu_limit": 1.0, "max_position_embeddings": 256,
+    "rope_parameters": {**YARN, "rope_theta": 15e4, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+}  # fmt: skip
+LONG = {"max_position_embeddings": 256, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.4}}
 DELTA = {
     "head_dim": 8, "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 4,
     "linear_value_head_dim": 4, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0, 1],
@@ -74,6 +102,7 @@ CAPS = {
 REFERENCES = {
     "marian": (MarianMTModel, MarianConfig, {**PAIRS, "activation_function": "swish", "scale_embedding": True}),
     "bart": (BartForConditionalGeneration, BartConfig, PAIRS),
+    "m2m_100": (M2M100ForConditionalGeneration, M2M100Config, {**PAIRS, "scale_embedding": True, "tie_word_embeddings": True}),
     "t5": (T5ForConditionalGeneration, T5Config, T5),
     "t5_v1_1": (
         T5ForConditionalGeneration,
@@ -83,11 +112,17 @@ REFERENCES = {
     "gpt2": (GPT2LMHeadModel, GPT2Config, {**IDS, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 28, "n_positions": 20}),
     "llama": (LlamaForCausalLM, LlamaConfig, {**PLAIN, "rms_norm_eps": 1e-5}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, PLAIN),
+    "olmo": (OlmoForCausalLM, OlmoConfig, {**PLAIN, "clip_qkv": 0.8}),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, {**PLAIN, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "cohere": (CohereForCausalLM, CohereConfig, {**PLAIN, "use_qk_norm": True, "logit_scale": 1.0, "tie_word_embeddings": True}),
+    "hunyuan": (HunYuanDenseV1ForCausalLM, HunYuanDenseV1Config, {**PLAIN, "head_dim": 6}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {**PLAIN, "head_dim": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     "mixtral": (MixtralForCausalLM, MixtralConfig, {**PLAIN, "rms_norm_eps": 1e-5, "num_local_experts": 4}),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, {**PLAIN, **CAPS}),
     "deepseek_v2": (DeepseekV2ForCausalLM, DeepseekV2Config, {**PLAIN, **LATENT}),
+    "deepseek_v3": (DeepseekV3ForCausalLM, DeepseekV3Config, {**PLAIN, **GROUPED, **LONG}),
+    "gpt_oss": (GptOssForCausalLM, GptOssConfig, {**PLAIN, **CLAMPED}),
+    "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, {**PLAIN, **SHARED}),
     "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig, {**PLAIN, **DELTA}),
 }  # fmt: skip
 

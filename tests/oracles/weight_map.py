@@ -9,8 +9,8 @@ A table is a YAML mapping from their names to our addresses, one row each:
 
 `{i}` stands for any part of a name without a dot, the same on both sides. `{q,k,v}` are several names. Tensors that have
 one address are stacked by rows in the order of the table. null: not taken. A row that is a mapping names what is done to the
-tensor, in this order: `skip` so many rows, `transpose` two axes, `reshape`, `regroup: [a, b]` (of each of a groups of rows b
-parts, which become b groups of a parts), and `split` into shares of its rows, of which each has an address. Numbers may be
+tensor, in this order: `skip` so many rows, `transpose` two axes, `regroup: [a, b]` (of each of a groups of rows b
+parts, which become b groups of a parts), `permute` all axes, `reshape`, and `split` into shares of its rows, of which each has an address. Numbers may be
 arithmetic with the knobs of the model.
 """
 
@@ -30,7 +30,7 @@ from torch import Tensor
 from tfm_blocks.errors import suggest
 from tfm_blocks.registry.expression import evaluate
 
-STEPS = ("skip", "transpose", "reshape", "regroup", "split")
+STEPS = ("skip", "transpose", "regroup", "permute", "reshape", "split")
 BRACES = re.compile(r"(\{[^}]*\})")
 
 
@@ -102,6 +102,8 @@ def changed(tensor: Tensor, row: Row, sizes: Mapping[str, int]) -> Sequence[Tens
                 parts = [tensor.transpose(*given)]
             case "reshape":
                 parts = [tensor.reshape(given)]
+            case "permute":
+                parts = [tensor.permute(given)]
             case "regroup":
                 parts = [tensor.unflatten(0, (*given, -1)).transpose(0, 1).flatten(0, 2)]
             case "split":

@@ -33,6 +33,14 @@ class TanhGELU(nn.Module):
         return F.gelu(x_BTD, approximate="tanh")
 
 
+@block("quick_gelu", "x: B T D -> B T D", category="activation", source="Hendrycks and Gimpel 2016, section 2")
+class QuickGELU(nn.Module):
+    """x · σ(1.702 x), another approximation of gelu, of any shape."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD * torch.sigmoid(1.702 * x_BTD)
+
+
 @block("silu", "x: B T D -> B T D", category="activation", source="Elfwing et al. 2018, SiLU")
 class SiLU(nn.Module):
     """x · σ(x), also called swish, of any shape."""

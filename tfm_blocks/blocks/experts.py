@@ -10,25 +10,30 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.feedforward import RELU, SILU, WIDTH, FeedForward, GatedFeedForward
 from tfm_blocks.blocks.parts.dropout import Dropout
-from tfm_blocks.blocks.parts.experts import ExpertLinear
+from tfm_blocks.blocks.parts.experts import BiasedExpertLinear, ExpertLinear
 from tfm_blocks.blocks.parts.linear import Linear
+from tfm_blocks.blocks.parts.routing import TINY, Routing
 from tfm_blocks.registry.blocks import REGISTRY, block
-from tfm_blocks.registry.values import Activation, Rate
+from tfm_blocks.registry.values import Activation, Part, Rate
+from tfm_blocks.registry.values import Router as RouterPart
 
+SOFTMAX_ROUTER = Part("softmax_router")
+BIASED_ROUTER = Part("biased_softmax_router")
+QUICK_GELU = Part("quick_gelu")
 SIGNATURE = "x: B T D -> B T D, loss"
-RULES = {
+ROUTED = {
     **WIDTH,
     "experts >= 1": "there is at least one expert",
     "top_k >= 1": "a position goes through at least one expert",
     "top_k <= experts": "a position goes through no expert twice",
     "top_k > renormalise": "the renormalised weight of one expert alone is always 1, so no choice could be learned",
-    "shared >= 0": "there cannot be fewer than no shared experts",
     "balance >= 0": "a loss for balance is not below 0",
 }
+RULES = {**ROUTED, "shared >= 0": "there cannot be fewer than no shared experts"}
 
 
 class Choice(NamedTuple):
-    """The experts of each position: p_BTE of all of them, and index and weight of the chosen K."""
+    """The experts of each position: p_BTE, weights of all that add up to 1, and index and weight of the chosen K."""
 
     p_BTE: Tensor
     chosen_BTK: Tensor
@@ -36,39 +41,48 @@ class Choice(NamedTuple):
 
 
 class Router(nn.Module):
-    """p = softmax(W x) over the experts, and the `top_k` largest with their weights: x_BTD -> Choice.
+    """Chooses the `top_k` experts with the highest scores that `routing` makes of the logits W x: x_BTD -> Choice."""
 
-    The softmax is in float32 under any precision.
-    """
-
-    def __init__(self, D: int, *, experts: int, top_k: int, renormalise: bool) -> None:
+    def __init__(self, D: int, *, experts: int, top_k: int, renormalise: bool, routing: Part) -> None:
         super().__init__()
         self.top_k = top_k
         self.renormalise = renormalise
         self.map = Linear(D, experts, bias=False)
+        self.routing: Routing = REGISTRY.make(routing, experts)
+        if top_k > self.routing.candidates:
+            raise ValueError(
+                f"top_k must be at most the {self.routing.candidates} experts of top_groups groups, but is {top_k}"
+            )
 
     def forward(self, x_BTD: Tensor) -> Choice:
-        p_BTE = torch.softmax(self.map(x_BTD).float(), 2)
-        weight_BTK, chosen_BTK = p_BTE.topk(self.top_k, 2)
+        z_BTE: Tensor = self.map(x_BTD)
+        p_BTE = self.routing.weights(z_BTE)
+        chosen_BTK = self.routing.restrict(self.routing.scores(p_BTE)).topk(self.top_k, 2).indices
+        weight_BTK = p_BTE.gather(2, chosen_BTK)
         if self.renormalise:
-            weight_BTK = weight_BTK / weight_BTK.sum(2, keepdim=True)
-        return Choice(p_BTE, chosen_BTK, weight_BTK)
+            weight_BTK = weight_BTK / (weight_BTK.sum(2, keepdim=True) + TINY)
+        return Choice(self.routing.probabilities(p_BTE), chosen_BTK, weight_BTK * self.routing.scale)
 
 
-def imbalance(choice: Choice, keep_BT: Tensor) -> Tensor:
+def chosen_fraction(choice: Choice, keep_BT: Tensor) -> Tensor:
+    """Return the fraction of the choices of a sequence's kept positions that fell on each expert: f_BE."""
+    times_BTE = F.one_hot(choice.chosen_BTK, choice.p_BTE.shape[2]).sum(2)
+    return _mean_of_kept(times_BTE.to(choice.p_BTE.dtype), keep_BT) / choice.chosen_BTK.shape[2]
+
+
+def imbalance(choice: Choice, fraction_BE: Tensor, keep_BT: Tensor) -> Tensor:
     """E Σ_e f_e P_e of each sequence: loss_B.
 
-    f_e is the share of expert e in the choices of the sequence's kept positions, P_e its mean probability there. Equal
-    shares give 1, and everything through one expert E. No sequence's part depends on what else is in the batch.
+    f_e is `fraction_BE`, P_e the mean probability of expert e at the sequence's kept positions. Equal fractions give 1,
+    and everything through one expert E. No sequence's loss depends on what else is in the batch.
     Source: Dai et al. 2024, equations 12 to 14.
     """
-    experts = choice.p_BTE.shape[2]
-    keep_BT1 = keep_BT[:, :, None].to(choice.p_BTE.dtype)
-    kept_B1 = keep_BT1.sum(1).clamp(min=1)
-    times_BTE = F.one_hot(choice.chosen_BTK, experts).sum(2)
-    f_BE = (times_BTE * keep_BT1).sum(1) / (kept_B1 * choice.chosen_BTK.shape[2])
-    p_BE = (choice.p_BTE * keep_BT1).sum(1) / kept_B1
-    return experts * (f_BE * p_BE).sum(1)
+    return fraction_BE.shape[1] * (fraction_BE * _mean_of_kept(choice.p_BTE, keep_BT)).sum(1)
+
+
+def _mean_of_kept(x_BTE: Tensor, keep_BT: Tensor) -> Tensor:
+    keep_BT1 = keep_BT[:, :, None].to(x_BTE.dtype)
+    return (x_BTE * keep_BT1).sum(1) / keep_BT1.sum(1).clamp(min=1)
 
 
 def through_experts(experts: nn.Module, x_BTD: Tensor, choice: Choice) -> Tensor:
@@ -118,8 +132,35 @@ class GatedExperts(Experts):
         return super().between(gate_RF) * x_RF
 
 
+class ClampedExperts(GatedExperts):
+    """(f(min(x W1 + b1, l)) ⊙ (clamp(x V + c, -l, l) + 1)) W2 + b2 with the `limit` l."""
+
+    def __init__(
+        self, D: int, *, d_ff: int, experts: int, activation: Activation, activation_dropout: Rate, limit: float
+    ) -> None:
+        super().__init__(D, d_ff=d_ff, experts=experts, activation=activation, activation_dropout=activation_dropout)
+        self.inner = BiasedExpertLinear(experts, D, 2 * d_ff, parts=2, shrinks=(1,))
+        self.out = BiasedExpertLinear(experts, d_ff, D, shrinks=(0,))
+        self.limit = limit
+
+    def between(self, x_RF: Tensor) -> Tensor:
+        gate_RF, x_RF = x_RF.chunk(2, 1)
+        return Experts.between(self, gate_RF.clamp(max=self.limit)) * (x_RF.clamp(-self.limit, self.limit) + 1)
+
+
+class SharedExpert(GatedFeedForward):
+    """σ(w · x) times the output of a `gated_ffn`: x_BTD -> x_BTD."""
+
+    def __init__(self, D: int, *, d_ff: int, activation: Activation, activation_dropout: Rate) -> None:
+        super().__init__(D, d_ff=d_ff, activation=activation, activation_dropout=activation_dropout, bias=False)
+        self.gate = Linear(D, 1, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate(x_BTD)) * super().forward(x_BTD)
+
+
 class Mixture(nn.Module):
-    """What both mixtures share: the router, the experts, and what every position goes through."""
+    """What all mixtures share: the router, the experts, and what every position goes through."""
 
     def __init__(self, router: Router, experts: Experts, shared: nn.Module | None, balance: float) -> None:
         super().__init__()
@@ -133,7 +174,9 @@ class Mixture(nn.Module):
         y_BTD = through_experts(self.experts, x_BTD, choice)
         if self.shared is not None:
             y_BTD = y_BTD + self.shared(x_BTD)
-        return y_BTD, self.balance * imbalance(choice, keep_BT)
+        fraction_BE = chosen_fraction(choice, keep_BT)
+        loss_B = imbalance(choice, fraction_BE, keep_BT) + self.router.routing.balancing(fraction_BE)
+        return y_BTD, self.balance * loss_B
 
 
 @block(
@@ -144,13 +187,14 @@ class Mixture(nn.Module):
     source="Fedus et al. 2022, equations 1, 2 and 4 to 6; Shazeer et al. 2017",
 )
 class MixtureOfExperts(Mixture):
-    """Σ p_e(x) · ffn_e(x) over the `top_k` likeliest of `experts` feed-forward networks: x_BTD -> x_BTD, loss_B.
+    """Σ p_e(x) · ffn_e(x) over the `top_k` chosen of `experts` feed-forward networks: x_BTD -> x_BTD, loss_B.
 
-    p = softmax(W x). With `renormalise` the weights of the chosen add up to 1, which is the same as a softmax after the
-    choice (Shazeer et al. 2017, Mixtral); without, they are those of a softmax before it (Switch, DeepSeekMoE). Every
-    position also goes through `shared` experts, which are one feed-forward network of `shared` times the width. The
-    maps have no biases. No position is dropped. The loss is `balance` times E Σ f_e P_e, with f_e the share of the
-    choices that fell on expert e and P_e its mean probability, a number for each sequence, without its padding.
+    `router` makes p of the logits W x and chooses the experts; by default p = softmax(W x), and the experts with the
+    largest p are chosen. With `renormalise` the weights of the chosen add up to 1, which is the same as a softmax after
+    the choice (Shazeer et al. 2017, Mixtral); without, they are those of a softmax before it (Switch, DeepSeekMoE).
+    Every position also goes through `shared` experts, which are one feed-forward network of `shared` times the width.
+    The maps have no biases. No position is dropped. The loss is `balance` times E Σ f_e P_e, with f_e the fraction of
+    the choices that fell on expert e and P_e its mean probability, a number for each sequence, without its padding.
     """
 
     def __init__(
@@ -161,6 +205,7 @@ class MixtureOfExperts(Mixture):
         experts: int,
         top_k: int = 2,
         shared: int = 0,
+        router: RouterPart = SOFTMAX_ROUTER,
         renormalise: bool = True,
         balance: float = 0.01,
         activation: Activation = RELU,
@@ -168,7 +213,7 @@ class MixtureOfExperts(Mixture):
     ) -> None:
         inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
         super().__init__(
-            Router(D, experts=experts, top_k=top_k, renormalise=renormalise),
+            Router(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
             Experts(D, d_ff=d_ff, experts=experts, **inner),
             FeedForward(D, d_ff=shared * d_ff, bias=False, **inner) if shared else None,
             balance,
@@ -189,6 +234,7 @@ class GatedMixtureOfExperts(Mixture):
         experts: int,
         top_k: int = 2,
         shared: int = 0,
+        router: RouterPart = SOFTMAX_ROUTER,
         renormalise: bool = True,
         balance: float = 0.01,
         activation: Activation = SILU,
@@ -196,8 +242,78 @@ class GatedMixtureOfExperts(Mixture):
     ) -> None:
         inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
         super().__init__(
-            Router(D, experts=experts, top_k=top_k, renormalise=renormalise),
+            Router(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
             GatedExperts(D, d_ff=d_ff, experts=experts, **inner),
             GatedFeedForward(D, d_ff=shared * d_ff, bias=False, **inner) if shared else None,
+            balance,
+        )
+
+
+@block(
+    "shared_gate_moe",
+    SIGNATURE,
+    branch=True,
+    where={**ROUTED, "shared >= 1": "the gate needs a shared expert"},
+    source="Qwen Team 2024 (Qwen1.5-MoE), the shared expert of the published code",
+)
+class SharedGateMixtureOfExperts(Mixture):
+    """As `gated_moe`, with the output of the shared experts multiplied by σ(w · x): x_BTD -> x_BTD, loss_B."""
+
+    def __init__(
+        self,
+        D: int,
+        *,
+        d_ff: int,
+        experts: int,
+        top_k: int = 2,
+        shared: int = 1,
+        router: RouterPart = SOFTMAX_ROUTER,
+        renormalise: bool = True,
+        balance: float = 0.01,
+        activation: Activation = SILU,
+        activation_dropout: Rate = 0.0,
+    ) -> None:
+        inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
+        super().__init__(
+            Router(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
+            GatedExperts(D, d_ff=d_ff, experts=experts, **inner),
+            SharedExpert(D, d_ff=shared * d_ff, **inner),
+            balance,
+        )
+
+
+@block(
+    "clamped_moe",
+    SIGNATURE,
+    branch=True,
+    where={**ROUTED, "limit > 0": "values are clamped to a range around 0"},
+    source="OpenAI 2025 (gpt-oss), section 2.2, and the published code",
+)
+class ClampedMixtureOfExperts(Mixture):
+    """As `gated_moe`, with biases, and with values clamped before the gate: x_BTD -> x_BTD, loss_B.
+
+    An expert is (f(min(x W1 + b1, l)) ⊙ (clamp(x V + c, -l, l) + 1)) W2 + b2, where l is `limit`. There is no shared
+    expert. The router has biases too.
+    """
+
+    def __init__(
+        self,
+        D: int,
+        *,
+        d_ff: int,
+        experts: int,
+        top_k: int = 2,
+        router: RouterPart = BIASED_ROUTER,
+        renormalise: bool = True,
+        balance: float = 0.01,
+        limit: float = 7.0,
+        activation: Activation = QUICK_GELU,
+        activation_dropout: Rate = 0.0,
+    ) -> None:
+        inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
+        super().__init__(
+            Router(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
+            ClampedExperts(D, d_ff=d_ff, experts=experts, limit=limit, **inner),
+            None,
             balance,
         )

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from tfm_blocks.blocks.norm import RMSNorm
 from tfm_blocks.blocks.parts.dot_product import Look, causal_mask, few_queries, weighed_attention
-from tfm_blocks.blocks.parts.heads import merge_heads, one_hot_values
+from tfm_blocks.blocks.parts.heads import Widths, merge_heads, one_hot_values
 from tfm_blocks.blocks.parts.linear import Linear
+from tfm_blocks.blocks.parts.multi_head import SOFTMAX, part_of
 from tfm_blocks.blocks.parts.order import Span, Turns
 from tfm_blocks.blocks.parts.state import Room, State
 from tfm_blocks.blocks.parts.weighing import Weighing
 from tfm_blocks.registry.blocks import REGISTRY, block
-from tfm_blocks.registry.values import Part, Position, Rate
+from tfm_blocks.registry.values import Part, Position, Rate, Scores
 
 ROTARY = Part("rotary", {"layout": "pairs"})
 
@@ -42,8 +43,9 @@ class LatentAttention(nn.Module):
 
     c = norm(W x) has the width `d_latent`. A key of a head is [U c; p]: `d_head` numbers of its own, and `d_turned`
     that all heads share and that carry the position; a value is `d_value` numbers of c. Queries are made of x.
-    softmax(q k^T / √(d_head + d_turned)) v. A step remembers c and p, and multiplies queries and what they find by U
-    instead of all keys and values. The norm is RMSNorm with `eps`. No map has a bias.
+    softmax(β q k^T) v with β = 1/√(d_head + d_turned), unless `scores` says otherwise. A step remembers c and p, and
+    multiplies queries and what they find by U instead of all keys and values. The norm is RMSNorm with `eps`. No map
+    has a bias.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class LatentAttention(nn.Module):
         d_value: int,
         mask: Literal["causal"] | None = None,
         position: Position = ROTARY,
+        scores: Scores = SOFTMAX,
         eps: float = 1e-6,
         attention_dropout: Rate = 0.0,
     ) -> None:
@@ -72,7 +75,7 @@ class LatentAttention(nn.Module):
         self.position: Any = REGISTRY.make(position, d_turned)
         if not isinstance(self.position, Turns):
             raise ValueError(f"position must turn queries and keys, as rotary does, but is {position}")
-        self.scores = Weighing(d_head + d_turned)
+        self.scores: Weighing = part_of(scores, Widths(heads, heads, d_head + d_turned, d_value))
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, trailing_T: bool = True) -> Tensor:
         q_BHTK, c_B1TL, p_B1TR = self._made(x_BTD, Span(0, x_BTD.shape[1]))
@@ -85,7 +88,9 @@ class LatentAttention(nn.Module):
         """How much each head of each position looks at what: w_BHTT, of which each row adds up to 1."""
         q_BHTK, c_B1TL, p_B1TR = self._made(x_BTD, Span(0, x_BTD.shape[1]))
         k_BHTK, _ = self._keys_and_values(c_B1TL, p_B1TR)
-        return weighed_attention(q_BHTK, k_BHTK, one_hot_values(k_BHTK), self._look(keep_BT, trailing_T), self.scores)
+        look = self._look(keep_BT, trailing_T)
+        w_BHTT = weighed_attention(q_BHTK, k_BHTK, one_hot_values(k_BHTK), look, self.scores)
+        return w_BHTT if self.scores.whole else w_BHTT / w_BHTT.sum(3, keepdim=True)
 
     def _look(self, keep_BT: Tensor, trailing: bool) -> Look:
         if not self.causal:
@@ -140,7 +145,10 @@ class LatentAttention(nn.Module):
         q_BHMX = torch.cat((own_BHMK @ keys_HKL, turned_BHMR), 3)
         k_BHNX = torch.cat((c_B1NL, p_B1NR), 3).expand(-1, self.heads, -1, -1)
         c_BHNL = c_B1NL.expand(-1, self.heads, -1, -1)
-        y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, state.own(), self.scores.beta)
+        if self.scores.fused:
+            y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, state.own(), self.scores.beta)
+        else:
+            y_BHML = weighed_attention(q_BHMX, k_BHNX, c_BHNL, Look(state.own()), self.scores)
         return self._finish(y_BHML @ values_HVL.mT).view_as(x_R1D), state
 
 
@@ -170,10 +178,11 @@ class LatentQueryAttention(LatentAttention):
         d_value: int,
         mask: Literal["causal"] | None = None,
         position: Position = ROTARY,
+        scores: Scores = SOFTMAX,
         eps: float = 1e-6,
     ) -> None:
         widths = {"d_latent": d_latent, "d_head": d_head, "d_turned": d_turned, "d_value": d_value}
-        super().__init__(D, heads=heads, **widths, mask=mask, position=position, eps=eps)
+        super().__init__(D, heads=heads, **widths, mask=mask, position=position, scores=scores, eps=eps)
         self.q_down, self.q_norm = Linear(D, d_query, bias=False), RMSNorm(d_query, eps=eps)
         self.q = Linear(d_query, heads * (d_head + d_turned), bias=False)
 

@@ -95,6 +95,7 @@ class Rotary(nn.Module):
         "trained_length >= 1": "a length in positions",
         "slow > 0": "pairs turn some part of a turn",
         "fast > slow": "a fast pair turns more often",
+        "attention_factor > 0": "queries and keys are multiplied by a factor above 0",
     },
     source="Peng et al. 2023, section 3.4",
 )
@@ -102,8 +103,9 @@ class Yarn(Rotary):
     """`rotary` for sequences `factor` times longer than `trained_length`: slow pairs turn slower, fast ones do not.
 
     Pairs that turn less than `slow` times within the trained length are slowed by the factor, those that turn more than
-    `fast` times keep their pace, and those between are mixed. What is turned is multiplied by 0.1 ln(factor) + 1.
-    x_BND -> x_BND.
+    `fast` times keep their pace, and those between are mixed. The first and the last pair of this range are rounded
+    outwards to whole pairs unless `truncate` is false. What is turned is multiplied by `attention_factor`, which is
+    0.1 ln(factor) + 1 unless given. x_BND -> x_BND.
     """
 
     def __init__(
@@ -117,11 +119,14 @@ class Yarn(Rotary):
         layout: Layout = "halves",
         fast: float = 32.0,
         slow: float = 1.0,
+        truncate: bool = True,
+        attention_factor: float | None = None,
     ) -> None:
         super().__init__(D, base=base, share=share, layout=layout, factor=factor)
-        self.gain = 0.1 * math.log(factor) + 1.0
-        first = math.floor(self._pair(fast, trained_length))
-        last = math.ceil(self._pair(slow, trained_length))
+        self.gain = 0.1 * math.log(factor) + 1.0 if attention_factor is None else attention_factor
+        first, last = self._pair(fast, trained_length), self._pair(slow, trained_length)
+        if truncate:
+            first, last = math.floor(first), math.ceil(last)
         self.first, self.last = max(first, 0), min(last, self.turned - 1)
 
     def _pair(self, turns: float, length: int) -> float:
@@ -175,3 +180,49 @@ class Llama3Rotary(Rotary):
         turns_I = self.trained_length * fast_I / (2 * math.pi)
         kept_I = ((turns_I - self.slow) / (self.fast - self.slow)).clamp(0, 1)
         return fast_I / self.factor * (1 - kept_I) + fast_I * kept_I
+
+
+@block(
+    "longrope",
+    "x: B N D -> B N D",
+    category="position",
+    where={
+        **WHERE,
+        "factor >= 1": "sequences grow by the factor",
+        "trained_length >= 2": "a length in positions",
+        "attention_factor > 0": "queries and keys are multiplied by a factor above 0",
+    },
+    source="Ding et al. 2024 (LongRoPE), section 3.2; Abdin et al. 2024 (Phi-3)",
+)
+class LongRotary(Rotary):
+    """`rotary` whose pairs are slowed each by its own factor: x_BND -> x_BND.
+
+    `factors` has one number for each pair, or one for all. What is turned is multiplied by `attention_factor`, which is
+    √(1 + ln(factor) / ln(trained_length)) unless given, for sequences `factor` times longer than `trained_length`.
+    Published models have two lists: write the short one for sequences up to the trained length, else the long one.
+    """
+
+    def __init__(
+        self,
+        D: int,
+        *,
+        factors: list[float],
+        trained_length: int,
+        factor: float = 1.0,
+        base: float = 10000.0,
+        share: float = 1.0,
+        layout: Layout = "halves",
+        attention_factor: float | None = None,
+    ) -> None:
+        super().__init__(D, base=base, share=share, layout=layout, factor=factor)
+        pairs = self.turned // 2
+        if len(factors) not in (1, pairs):
+            raise ValueError(f"factors must be one number or one for each of {pairs} pairs, but are {len(factors)}")
+        if min(factors) <= 0:
+            raise ValueError(f"factors must be above 0, but one is {min(factors)}")
+        self.factors = factors
+        gain = math.sqrt(1 + math.log(factor) / math.log(trained_length))
+        self.gain = gain if attention_factor is None else attention_factor
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        return self._unscaled(device) / torch.tensor(self.factors, dtype=torch.float32, device=device)

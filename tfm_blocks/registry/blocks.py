@@ -15,7 +15,7 @@ from tfm_blocks.registry.values import Kind, Part, convert, kind_of
 GRAMMAR = frozenset(
     ["block", "same", "layer", "repeat", "in", "tie", "args", "add_norm", "at", "before", "after", "parallel", "join"]
 )
-CATEGORIES = ("norm", "activation", "join", "position", "scores")
+CATEGORIES = ("norm", "activation", "join", "position", "scores", "router")
 REQUIRED = inspect.Parameter.empty
 
 Cls = TypeVar("Cls", bound=type)

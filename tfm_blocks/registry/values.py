@@ -49,6 +49,9 @@ Position = Annotated[Part, "position"]
 Scores = Annotated[Part, "scores"]
 """A block of the category `scores`, such as softmax: it makes attention weights of products of queries and keys."""
 
+Router = Annotated[Part, "router"]
+"""A block of the category `router`, such as softmax_router: it chooses experts by their logits and weights them."""
+
 
 @dataclass(frozen=True)
 class Kind:

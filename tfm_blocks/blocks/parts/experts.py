@@ -42,6 +42,29 @@ class ExpertLinear(nn.Module):
         return y_RO
 
 
+class BiasedExpertLinear(ExpertLinear):
+    """x W_e^T + b_e for the rows of each expert e: x_RI -> y_RO. Biases start at 0.
+
+    The biases of all experts are one vector, because the optimizer does not decay parameters of one axis.
+    """
+
+    def __init__(self, experts: int, inputs: int, outputs: int, *, parts: int = 1, shrinks: Sequence[int] = ()) -> None:
+        super().__init__(experts, inputs, outputs, parts=parts, shrinks=shrinks)
+        self.bias = nn.Parameter(torch.empty(experts * outputs))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        if name == "bias":
+            nn.init.zeros_(self.bias)
+        else:
+            super().initialise(name, generator)
+
+    def forward(self, x_RI: Tensor, ends_E: Tensor) -> Tensor:
+        y_RO = super().forward(x_RI, ends_E)
+        expert_R = torch.searchsorted(ends_E, torch.arange(len(y_RO), device=ends_E.device), right=True)
+        bias_EO = self.bias.view(len(ends_E), -1).to(y_RO.dtype)
+        return y_RO + bias_EO.index_select(0, expert_R)
+
+
 def _grouped_there(x_RI: Tensor, *widths: int) -> bool:
     """Whether torch's own product reads the ends on the device: in bf16 on CUDA, of rows in steps of 16 bytes."""
     return x_RI.device.type == "cuda" and x_RI.dtype == torch.bfloat16 and all(width % 8 == 0 for width in widths)

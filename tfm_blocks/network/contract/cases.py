@@ -14,11 +14,16 @@ from tfm_blocks.network.modules import module_of
 from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
 from tfm_blocks.registry.signature import Port, is_letter
 
-NAMED = {"vocab": VOCAB, "d_model": 8, "factor": 2.0}  # values that others depend on
+NAMED = {"vocab": VOCAB, "d_model": 8, "factor": 2.0, "factors": [2.0]}  # values that others depend on
 BY_KIND = {"int": 2, "float": 0.5, "rate": 0.25, "bool": True}
 WIDTHS = {"D": 8, "E": 12}
 OTHER_WIDTH = 16
-HOSTS = {"activation": "ffn", "position": "attention", "scores": "attention"}  # a part is tried inside such a block
+HOSTS = {
+    "activation": "ffn",
+    "position": "attention",
+    "scores": "attention",
+    "router": "moe",
+}  # a part is tried inside such a block
 
 Values = Mapping[str, Any]
 

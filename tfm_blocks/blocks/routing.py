@@ -1,0 +1,96 @@
+"""The category `router`: how a mixture of experts chooses experts by their logits, and weights them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor, nn
+
+from tfm_blocks.blocks.parts.routing import TINY, Routing
+from tfm_blocks.registry.blocks import block
+
+GROUPS = {
+    "groups >= 1": "there is at least one group of experts",
+    "top_groups >= 1": "experts come from at least one group",
+    "top_groups <= groups": "there are no more groups to choose from",
+    "routed_scale > 0": "weights are multiplied by a scale above 0",
+}
+
+
+@block(
+    "softmax_router",
+    "z: B T E -> B T E",
+    category="router",
+    where=GROUPS,
+    source="Shazeer et al. 2017, section 2.1; with groups, DeepSeek-AI 2024 (DeepSeek-V2), section 2.2.2",
+)
+class SoftmaxRouter(Routing):
+    """p = softmax(z) of the logits z of the experts; the experts with the largest p are chosen: z_BTE -> p_BTE.
+
+    With `groups` and `top_groups`, only experts of the groups with the largest p are candidates. The weights of the
+    chosen experts are multiplied by `routed_scale`. As a node it is the softmax over the width.
+    """
+
+    def __init__(self, E: int, *, groups: int = 1, top_groups: int = 1, routed_scale: float = 1.0) -> None:
+        super().__init__(E, groups, top_groups, routed_scale)
+
+    def weights(self, z_BTE: Tensor) -> Tensor:
+        return torch.softmax(z_BTE.float(), 2)
+
+
+@block(
+    "biased_softmax_router",
+    "z: B T E -> B T E",
+    category="router",
+    source="OpenAI 2025 (gpt-oss), section 2.2",
+)
+class BiasedSoftmaxRouter(Routing):
+    """p = softmax(z + b) with a learned bias b of each expert, which starts at 0: z_BTE -> p_BTE."""
+
+    def __init__(self, E: int) -> None:
+        super().__init__(E, 1, 1, 1.0)
+        self.bias = nn.Parameter(torch.empty(E))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.zeros_(self.bias)
+
+    def weights(self, z_BTE: Tensor) -> Tensor:
+        return torch.softmax((z_BTE + self.bias).float(), 2)
+
+
+@block(
+    "sigmoid_router",
+    "z: B T E -> B T E",
+    category="router",
+    where=GROUPS,
+    source="DeepSeek-AI 2024 (DeepSeek-V3), section 2.1.2, equations 12 to 16; Wang et al. 2024",
+)
+class SigmoidRouter(Routing):
+    """s = σ(z); the experts with the largest s + b are chosen, and their weights are s: z_BTE -> p_BTE.
+
+    b corrects the load: it starts at 0, and its gradient is `balance` times the fraction of the choices that fell on
+    the expert less 1 / E. So each step of the optimizer makes busy experts less likely. With `balance: 0` b is
+    constant. The score of a group is the sum of its two best s + b; otherwise `groups`, `top_groups` and
+    `routed_scale` are as in `softmax_router`. As a node it gives s + b.
+    """
+
+    leaders = 2
+
+    def __init__(self, E: int, *, groups: int = 1, top_groups: int = 1, routed_scale: float = 1.0) -> None:
+        super().__init__(E, groups, top_groups, routed_scale)
+        self.correction = nn.Parameter(torch.empty(E))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.zeros_(self.correction)
+
+    def weights(self, z_BTE: Tensor) -> Tensor:
+        return torch.sigmoid(z_BTE.float())
+
+    def scores(self, p_BTE: Tensor) -> Tensor:
+        return p_BTE + self.correction.float()
+
+    def probabilities(self, p_BTE: Tensor) -> Tensor:
+        return p_BTE / (p_BTE.sum(2, keepdim=True) + TINY)
+
+    def balancing(self, fraction_BE: Tensor) -> Tensor:
+        zero_E = self.correction - self.correction.detach()
+        return (zero_E * (fraction_BE - 1 / fraction_BE.shape[1])).sum(1)
