@@ -1,7 +1,6 @@
 """Folders as finished runs leave them, with outputs that somebody chose."""
 
 import json
-import resource
 import subprocess
 import sys
 from dataclasses import asdict
@@ -20,13 +19,10 @@ CONFIG = {
 }  # fmt: skip
 
 
-def processor_time(*arguments):
-    """What `tfm` prints, started as people start it, and the seconds of a processor that it takes."""
-    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+def printed(*arguments):
+    """Run `tfm` in a process and return its output."""
     command = [sys.executable, "-m", "tfm_blocks", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    end = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return done.stdout, end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def garbled(references, share, seed):
@@ -80,3 +76,19 @@ def _status(lines, old):
         "best": {"val/loss": {"value": 1.25, "step": 60}}, "test_set": {"rows": len(lines), "sha256": hash_rows(rows, ["src", "tgt"])},
     }  # fmt: skip
     return status if old else status | known
+
+
+def leave_thousand(folder):
+    """Write a thousand runs below `folder`, in ten sweeps, of 334 models and three seeds; return their root."""
+    references = ["a red house"] * 4
+    run = leave_run(folder / "made", references, references)
+    config = (run / "config.yaml").read_text()
+    files = {name: (run / name).read_bytes() for name in ("run.json", "status.json", "metrics.csv")}
+    for number in range(1000):
+        one = folder / "runs" / f"sweep-{number // 100}" / f"run-{number}"
+        one.mkdir(parents=True)
+        for name, content in files.items():
+            (one / name).write_bytes(content)
+        own = config.replace("heads: 2", f"heads: {number // 3}").replace("seed: 1", f"seed: {number % 3}")
+        (one / "config.yaml").write_text(own)
+    return folder / "runs"

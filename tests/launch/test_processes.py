@@ -22,23 +22,16 @@ def add_ranks(ranks: Ranks, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def fail_alone(ranks: Ranks, harm: str, told: Path) -> None:
+def fail_alone(ranks: Ranks, harm: str) -> None:
     """Rank 1 ends badly while rank 0 waits for it."""
     torch.distributed.init_process_group("gloo")
     if ranks.rank == 0:
         torch.distributed.barrier()
-    told.write_text(str(time.time()))
     if harm == "tell":
         raise RunError(Problem("x.y", "is wrong", help="mend it"))
     if harm == "break":
         raise RuntimeError("rank 1 broke")
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def expect_soon_after(told: Path) -> None:
-    """Within 15 s, where there is a processor for each process that wants one."""
-    wanted = os.getloadavg()[0] / (os.cpu_count() or 1)
-    assert time.time() - float(told.read_text()) < 15 * max(1, wanted)
 
 
 def test_processes_work_together(tmp_path: Path) -> None:
@@ -54,25 +47,24 @@ def test_processes_work_together(tmp_path: Path) -> None:
         ("kill", TfmError, "process 1 of 2 ended with SIGKILL"),
     ],
 )
-def test_one_that_fails_ends_all_and_is_heard(harm: str, kind: type[Exception], said: str, tmp_path: Path) -> None:
+def test_one_that_fails_ends_all_and_is_heard(harm: str, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind) as caught:
-        run_together(fail_alone, 2, harm, tmp_path / "told")
+        run_together(fail_alone, 2, harm)
     assert said in str(caught.value)
-    expect_soon_after(tmp_path / "told")
 
 
 def sleep_alone(ranks: Ranks, folder: Path) -> None:
     """Rank 1 fails, and rank 0 does not hear of it, nor any signal."""
     if ranks.rank == 1:
         time.sleep(1)
-        (folder / "told").write_text(str(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     time.sleep(600)
+    (folder / "slept").touch()
 
 
 def test_one_that_waits_for_a_lost_one_and_hears_no_signal_is_ended(tmp_path: Path) -> None:
     with pytest.raises(TfmError, match="process 1 of 2 ended with SIGKILL"):
         run_together(sleep_alone, 2, tmp_path)
-    expect_soon_after(tmp_path / "told")
+    assert not (tmp_path / "slept").exists()

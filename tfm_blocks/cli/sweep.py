@@ -35,16 +35,18 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
     from tfm_blocks.compose.sweep import read_sweep
     from tfm_blocks.launch.place import refuse_launched_sweep
     from tfm_blocks.launch.sweeps.launchers.choose import check_of, open_launcher
-    from tfm_blocks.launch.sweeps.launchers.settings import read_launcher_settings
+    from tfm_blocks.launch.sweeps.launchers.settings import LocalSettings, read_launcher_settings
     from tfm_blocks.launch.sweeps.naming import sweep_name
     from tfm_blocks.launch.sweeps.record import claim_sweep, expect_unchanged
     from tfm_blocks.launch.sweeps.run import Sweep
-    from tfm_blocks.launch.sweeps.settings import read_sweep_settings
+    from tfm_blocks.launch.sweeps.settings import read_sweep_settings, with_parallel
     from tfm_blocks.runs.folder import hold
 
     refuse_launched_sweep(os.environ)
     asked = read_sweep(arguments)
-    settings, where = read_sweep_settings(asked.settings), read_launcher_settings(asked.launcher)
+    where = read_launcher_settings(asked.launcher)
+    on_cluster = not isinstance(where, LocalSettings)
+    settings = read_sweep_settings(with_parallel(asked.settings, on_cluster=on_cluster))
     check = check_of(where)
     jobs = _jobs(asked, settings, check)
     command = shlex.join([*program, *arguments])
@@ -56,7 +58,7 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
         expect_unchanged(folder, source.jobs)
         running = Sweep(folder, source, settings, launcher, start)
         queue = f", in {launcher.queue}" if launcher.queue else ""
-        print(f"sweep: {folder.path}, {_size(source, settings)}, {settings.parallel} at a time{queue}", flush=True)
+        print(f"sweep: {folder.path}, {_size(source, settings)}{queue}", flush=True)
         number = running.run()
     return _tell(running, command, number)
 
@@ -128,8 +130,9 @@ def _size(source: JobSource, settings: SweepSettings) -> str:
     from tfm_blocks.launch.sweeps.job import WAITING
 
     before = sum(job.state != WAITING for job in source.jobs)
-    size = f"{settings.trials} trials" if settings.method == "optuna" else f"{len(source.jobs)} jobs"
-    return size + (f", {before} done before" if before else "")
+    count, kind = (settings.trials, "trials") if settings.method == "optuna" else (len(source.jobs), "jobs")
+    done = f", {before} done before" if before else ""
+    return f"{count} {kind}{done}, {min(settings.parallel, count)} at a time"
 
 
 def _checked(overrides: Sequence[list[str]], asked: AskedSweep, check: Check) -> list[CheckedJob]:

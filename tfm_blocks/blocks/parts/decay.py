@@ -34,12 +34,14 @@ def decay(log_rate_C: Tensor) -> Decay:
 
 
 def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:
-    """`read(memory_BHKV, *chunks)` on each chunk in turn: what it gives for all positions, and the memory after them.
+    """Apply `read(memory_BHKV, *chunk)` to each chunk in turn; return the outputs of all positions and the last memory.
 
-    The tensors have their positions on the third axis, such as q_BHTK.
+    The tensors have their positions on the third axis, such as q_BHTK. Autocast is off: products with a float32 memory
+    are float32.
     """
-    found = []
-    for chunk in zip(*(torch.split(one, CHUNK, 2) for one in x_BHT), strict=True):
-        y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
-        found.append(y_BHCV)
-    return torch.cat(found, 2), memory_BHKV
+    outputs = []
+    with torch.autocast(memory_BHKV.device.type, enabled=False):
+        for chunk in zip(*(torch.split(one, CHUNK, 2) for one in x_BHT), strict=True):
+            y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
+            outputs.append(y_BHCV)
+    return torch.cat(outputs, 2), memory_BHKV

@@ -12,6 +12,8 @@ from tfm_blocks.errors import shown, suggest
 from tfm_blocks.registry.settings import Count, CountOrZero, RuleError, Settings, read_settings
 from tfm_blocks.training.contract import CONTRACT
 
+QUEUED_JOBS = 100  # the default of sweep.parallel on a cluster
+QUEUED_TRIALS = 10  # of a search, which learns only from trials that have ended
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 METRICS = {key.name: key.summary for key in CONTRACT if key.name.startswith("val/") and key.summary != "last"}
 
@@ -82,6 +84,14 @@ SweepSettings = GridSettings | RandomSettings | OptunaSettings
 
 class _Asked(Settings):
     sweep: Annotated[SweepSettings, Field(discriminator="method")]
+
+
+def with_parallel(mapping: Mapping[str, Any], *, on_cluster: bool) -> Mapping[str, Any]:
+    """Return the keys below `sweep` with a number for `parallel`, which is null unless the user sets it."""
+    if mapping["parallel"] is not None:
+        return mapping
+    queued = QUEUED_TRIALS if mapping["method"] == "optuna" else QUEUED_JOBS
+    return {**mapping, "parallel": queued if on_cluster else 1}
 
 
 def read_sweep_settings(mapping: Mapping[str, Any]) -> SweepSettings:
