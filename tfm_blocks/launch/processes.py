@@ -24,6 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import Problem, TfmError
 from tfm_blocks.launch.output import escape_unknown_letters
+from tfm_blocks.launch.parent import end_with_parent
 from tfm_blocks.launch.signals import asked_to_stop, end_on_signals, signals_blocked, signals_wait
 
 LOOK = 0.1  # seconds between two looks at the processes, as the agent's own
@@ -146,8 +147,9 @@ def _raise(agent: Future[Any], crew: _Crew) -> None:
 
 def _work(work: Work, messages: Any, arguments: tuple[Any, ...]) -> None:
     """In one of the processes, whose rank is in its environment."""
-    ranks, parent = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])), os.getppid()
+    ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     end_on_signals(led=True)
+    end_with_parent()
     escape_unknown_letters()
     messages.put((ranks.rank, os.getpid()))
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
@@ -164,7 +166,5 @@ def _work(work: Work, messages: Any, arguments: tuple[Any, ...]) -> None:
         raise SystemExit(1) from None
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the agent ends whom it need not wait for
-        for number in (signal.SIGINT, signal.SIGUSR1):
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # whoever sends it to a whole group comes too late
-    if os.getppid() != parent:  # was killed, and the agent, which would wait for all, with it
-        raise SystemExit(1)

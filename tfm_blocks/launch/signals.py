@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StoppedError(SystemExit):
@@ -38,7 +38,7 @@ _asked = _Asked()
 
 
 def end_on_signals(*, led: bool = False) -> None:
-    """Ctrl-C, SIGTERM and SIGUSR1 become exceptions; `led`: a parent has called this, too."""
+    """Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP become exceptions; `led`: a parent has called this, too."""
     _asked.number, _asked.led = 0, led
     take_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
@@ -64,12 +64,13 @@ def take_signals() -> None:
     """Makes the handlers ours, and again where Lightning has put its own before them.
 
     That one, for SIGTERM, waits for the other ranks inside the handler, which can hang. Does nothing in a thread, in
-    which Python sets no handlers.
+    which Python sets no handlers. An ignored SIGHUP stays ignored, because nohup ignores it.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     for number in STOPS:
-        signal.signal(number, _handle)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _handle)
 
 
 def asked_to_stop() -> int:

@@ -207,5 +207,5 @@ class RunData(LightningDataModule):
 
 def _leave_signals_to_the_parent(worker: int) -> None:
     """A signal to all processes of a run stops none that makes batches: the run ends them when it has agreed."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
