@@ -61,11 +61,12 @@ def test_outputs_equal_those_of_qwen3_next(length):
     torch.testing.assert_close(found, qwens(own)(x_BTD), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("beta_max", [1.0, 2.0])
 @torch.no_grad()
-def test_chunks_equal_the_rule_one_position_at_a_time():
+def test_chunks_equal_the_rule_one_position_at_a_time(beta_max):
     q, k, v = torch.randn(3, B, H, 150, K, dtype=torch.float64)
     k = k / k.norm(dim=3, keepdim=True)
-    share, log_rate = torch.rand(B, H, 150).double(), -torch.rand(B, H, 150).double()
+    share, log_rate = beta_max * torch.rand(B, H, 150).double(), -torch.rand(B, H, 150).double()
     memory = torch.randn(B, H, K, K, dtype=torch.float64)
     found, after = by_chunks(correct, memory, q, k, v, share, log_rate)
     for t in range(150):
@@ -110,3 +111,22 @@ def test_a_head_starts_with_a_memory_of_its_own():
     step_H = nn.functional.softplus(own.fade_bias)
     assert step_H.min() >= 0.001 and step_H.max() <= 0.1 and own.fade.exp().min() >= 1
     assert len(torch.exp(-own.fade.exp() * step_H).unique()) == 8
+
+
+@torch.no_grad()
+def test_beta_of_2_writes_twice_the_value_and_reflects_the_memory():
+    own, strong = started(), GatedDeltaRule(D, heads=H, beta_max=2.0)
+    strong.load_state_dict(own.state_dict())
+    x_B1D = torch.randn(B, 1, D)
+    (_, once), (_, twice) = (one.read(x_B1D, one.empty(B, x_B1D), 0) for one in (own, strong))
+    torch.testing.assert_close(twice["memory_RHKK"], 2 * once["memory_RHKK"])
+    k_11K = torch.nn.functional.normalize(torch.randn(1, 1, 1, K, dtype=torch.float64), dim=3)
+    memory, zero, two, still = (
+        torch.eye(K).double()[None, None],
+        torch.zeros_like(k_11K),
+        torch.full((1, 1, 1), 2.0),
+        torch.zeros(1, 1, 1),
+    )
+    _, after = correct(memory, zero, k_11K, zero, two.double(), still.double())
+    eigenvalues = torch.linalg.eigvalsh(after[0, 0])
+    torch.testing.assert_close(eigenvalues, torch.tensor([-1.0] + [1.0] * (K - 1)).double())

@@ -8,6 +8,8 @@ from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
 
 B, S, T, LONGEST = 8, 7, 6, 12
 
+COUNT_NO_PADDING = ("m2m_100",)  # theirs number the positions after padding from the start
+
 oracles = pytest.mark.parametrize("name", REFERENCES)
 
 
@@ -27,6 +29,8 @@ def far_apart(found, expected):
 @pytest.mark.parametrize("side", ["right", "left"])
 @torch.no_grad()
 def test_logits_are_equal_with_padding_in_all_sequences(name, side):
+    if side == "left" and name in COUNT_NO_PADDING:
+        pytest.skip("its positions depend on the padding")
     ours, theirs = both(name)
     inputs = {"src": ids([7, 4, 5], S, side), "tgt": ids([6, 3, 5], T, side, 1)}
     inputs = {one.name: inputs[one.name] for one in ours.spec.inputs}

@@ -28,6 +28,8 @@ STRONGEST = 16.0  # of the rates that they are multiplied with
         "D % heads == 0": "the width must split evenly into heads",
         "kernel_size >= 1": "a position sees at least itself",
         "eps > 0": "a mean of squares may be 0",
+        "beta_max > 0": "a position writes some of its value",
+        "beta_max <= 2": "above 2 the memory would grow",
     },
     source="Yang et al. 2024 (Gated Delta Networks), section 3.1, equation 10; starting rates as in Mamba 2",
 )
@@ -36,15 +38,17 @@ class GatedDeltaRule(Recurrence):
 
     The value that the memory S has for a key is replaced by a share β of the new one, after all of it has faded by α.
     q, k and v are maps of x, mixed with the `kernel_size` - 1 positions before in each channel, then silu; q and k have
-    length 1. β = σ(W_β x), α = exp(-exp(a) softplus(W_α x + b)) for each head. The output is
-    (rmsnorm(y) ⊙ silu(x W_g)) W_o. Training reads 64 positions at once, decoding carries S.
+    length 1. β = `beta_max` · σ(W_β x), α = exp(-exp(a) softplus(W_α x + b)) for each head. The output is
+    (rmsnorm(y) ⊙ silu(x W_g)) W_o. With `beta_max: 2` the transition of the memory can have negative eigenvalues, which
+    tracking a state needs (Grazzi et al. 2024). Training reads 64 positions at once, decoding carries S.
     """
 
-    def __init__(self, D: int, *, heads: int, kernel_size: int = 4, eps: float = 1e-6) -> None:
+    def __init__(self, D: int, *, heads: int, kernel_size: int = 4, eps: float = 1e-6, beta_max: float = 1.0) -> None:
         super().__init__()
         self.heads = heads
         self.kernel_size = kernel_size
         self.eps = eps
+        self.beta_max = beta_max
         self.qkv = Linear(D, 3 * D, parts=3, bias=False, shrinks=(2,))
         self.near = nn.Parameter(torch.empty(3 * D, kernel_size))
         self.rates = Linear(D, 2 * heads, parts=2, bias=False)
@@ -94,7 +98,7 @@ class GatedDeltaRule(Recurrence):
         """β and log α of each head at each position, both BHT."""
         share_BHT, step_BHT = self.rates(x_BTD).to(wide).mT.chunk(2, 1)
         fade_H1, bias_H1 = self.fade.to(wide)[:, None], self.fade_bias.to(wide)[:, None]
-        return share_BHT.sigmoid(), -fade_H1.exp() * F.softplus(step_BHT + bias_H1)
+        return share_BHT.sigmoid() * self.beta_max, -fade_H1.exp() * F.softplus(step_BHT + bias_H1)
 
     def _of_length_1(self, x_BHTK: Tensor) -> Tensor:
         return x_BHTK * (x_BHTK.square().sum(3, keepdim=True) + self.eps).rsqrt()

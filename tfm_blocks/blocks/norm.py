@@ -35,6 +35,24 @@ class LayerNorm(nn.LayerNorm):
 
 
 @block(
+    "plain_layernorm",
+    "x: B T D -> B T D",
+    category="norm",
+    where={"eps >= 0": "the variance is not below 0"},
+    source="Groeneveld et al. 2024 (OLMo), section 2.1, non-parametric layer norm",
+)
+class PlainLayerNorm(nn.Module):
+    """(x - mean) / √(variance + eps), over the width: x_BTD -> x_BTD, without parameters."""
+
+    def __init__(self, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.layer_norm(x_BTD, x_BTD.shape[-1:], eps=self.eps)
+
+
+@block(
     "rmsnorm",
     "x: B T D -> B T D",
     category="norm",

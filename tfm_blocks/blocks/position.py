@@ -84,6 +84,36 @@ class Sinusoidal(Position):
 
 
 @block(
+    "fairseq_sinusoidal",
+    "x: B N D -> B N D",
+    category="position",
+    source="Ott et al. 2019 (fairseq); tensor2tensor (Vaswani et al. 2018)",
+    where={
+        "D % 2 == 0": "sines and cosines come in pairs",
+        "D >= 4": "there are a shortest and a longest wavelength",
+        "offset >= 0": "positions are not below 0",
+    },
+)
+class FairseqSinusoidal(Sinusoidal):
+    """`sinusoidal` in halves with the frequencies 10000^(-i/(D/2 - 1)): x_BND -> x_BND. Positions count from `offset`.
+
+    The last frequency is 1/10000. M2M100 and NLLB have this block; there `offset` is the id of padding plus 1.
+    """
+
+    def __init__(self, D: int, *, offset: int = 2, dropout: Rate = 0.0) -> None:
+        super().__init__(D, layout="halves", dropout=dropout)
+        self.offset = offset
+
+    def _sines(self, positions_N: Tensor, D: int) -> Tensor:
+        if D < 4:
+            raise ValueError(f"fairseq_sinusoidal needs at least 4 numbers, but the width is {D}")
+        index_I = torch.arange(D // 2, dtype=torch.float32, device=positions_N.device)
+        frequency_I = torch.exp(index_I * (-math.log(10000.0) / (D // 2 - 1)))
+        angles_NI = (positions_N + self.offset)[:, None] * frequency_I
+        return torch.cat((angles_NI.sin(), angles_NI.cos()), dim=1)
+
+
+@block(
     "learned_position",
     "x: B N D -> B N D",
     source="Gehring et al. 2017, section 3.1",

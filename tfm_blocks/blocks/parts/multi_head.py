@@ -31,7 +31,7 @@ class MultiHead(nn.Module):
     Queries, keys and values are made by one map, or by one of queries and one of the others: `qkv`, or `q` and `kv`.
     The output map has a bias where they do, unless `out_bias` says otherwise.
     A step sees the last `most` positions, or of every so many; all of them where `most` is None. Subclasses override
-    `queries`, `keys`, `attend`, `shares` or `finish`.
+    `project`, `queries`, `keys`, `attend`, `shares` or `finish`.
     """
 
     most: int | None = None
@@ -111,6 +111,11 @@ class MultiHead(nn.Module):
         """The weights of an attention: w_BHTS."""
         return self.attend(q_BHTK, k_BGSK, one_hot_values(k_BGSK), look)
 
+    def project(self, map: Linear, x_BND: Tensor) -> Tensor:
+        """Apply a map to queries, keys or values."""
+        y_BND: Tensor = map(x_BND)
+        return y_BND
+
     def queries(self, q_BHTK: Tensor, span_T: Span) -> Tensor:
         """Queries with their positions, of which there is one for all or one for each."""
         turned: Tensor = self.position.turn(q_BHTK, span_T.on(q_BHTK.device)) if self.turns else q_BHTK
@@ -135,16 +140,16 @@ class MultiHead(nn.Module):
         """Queries, keys and values of one sequence."""
         w = self.widths
         heads, wide = (w.heads, w.kv_heads, w.kv_heads), (w.key, w.key, w.value)
-        q_BHNK, k_BHNK, v_BHNK = split_widths(self.qkv(x_BND), heads, wide)
+        q_BHNK, k_BHNK, v_BHNK = split_widths(self.project(self.qkv, x_BND), heads, wide)
         return self.queries(q_BHNK, span_N), self.keys(k_BHNK, span_N), v_BHNK
 
     def _queries(self, x_BTD: Tensor, span_T: Span) -> Tensor:
-        (q_BHTK,) = split_heads(self.q(x_BTD), self.widths.heads, 1)
+        (q_BHTK,) = split_heads(self.project(self.q, x_BTD), self.widths.heads, 1)
         return self.queries(q_BHTK, span_T)
 
     def _keys_and_values(self, kv_BSE: Tensor) -> tuple[Tensor, Tensor]:
         w = self.widths
-        k_BGSK, v_BGSK = split_widths(self.kv(kv_BSE), (w.kv_heads, w.kv_heads), (w.key, w.value))
+        k_BGSK, v_BGSK = split_widths(self.project(self.kv, kv_BSE), (w.kv_heads, w.kv_heads), (w.key, w.value))
         return self.keys(k_BGSK, Span(0, kv_BSE.shape[1])), v_BGSK
 
     def _heads(self, x_BTD: Tensor, kv_BSE: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
