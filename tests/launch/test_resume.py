@@ -36,6 +36,7 @@ from tfm_blocks.launch.signals import STOPS, end_on_signals
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.checkpoints import list_checkpoints, newest_whole
 from tfm_blocks.runs.folder import hold, step_files
+from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.training.checkpoints import PreemptedError
 
 ROOT = Path(__file__).parents[2]
@@ -403,3 +404,26 @@ def test_what_fails_for_another_reason_says_how_to_go_on_too(
         begin(small("plugins=[faulty]", fault), tmp_path)
     assert state(tmp_path / "run") == "failed"
     assert f"resume: python train.py resume={tmp_path / 'run'} 'plugins=[faulty]'" in capsys.readouterr().err
+
+
+def test_a_blank_row_of_metrics_does_not_stop_a_resume(small: Small, tmp_path: Path) -> None:
+    run = begin(small("trainer.steps=3", "trainer.validate_every=2"), tmp_path)
+    path = run / "metrics.csv"
+    path.write_text(path.read_text().replace("\n", "\n\n", 1))
+    go_on(run, "trainer.steps=5")
+    assert state(run) == "done" and read_rows(path)[-1]["step"] == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("config.yaml", "a: " + "[" * 50_000), ("metrics.csv", ""), ("metrics.csv", "x,y\n"), ("run.json", "{}")],
+    ids=["nested config", "empty metrics", "metrics without steps", "empty run.json"],
+)
+def test_a_damaged_file_is_refused_before_a_resume_changes_the_state(
+    small: Small, tmp_path: Path, name: str, content: str
+) -> None:
+    run = begin(small("trainer.steps=3", "trainer.validate_every=2"), tmp_path)
+    (run / name).write_text(content)
+    with pytest.raises(RunError, match="is damaged"):
+        go_on(run, "trainer.steps=5")
+    assert state(run) == "done"

@@ -15,7 +15,8 @@ from tfm_blocks.launch.products import PRECISIONS
 from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.facts import changes_of, first_facts, newest_facts
 from tfm_blocks.runs.files import damaged, read_json
-from tfm_blocks.runs.folder import CONFIG, MODEL, RUN, STATUS, expect_folder
+from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, STATUS, expect_folder
+from tfm_blocks.runs.metrics import read_columns
 from tfm_blocks.runs.values import count_at, list_at, mapping_at, text_at, texts_at
 from tfm_blocks.training.schedule import LinearSettings
 from tfm_blocks.training.settings import RunSettings, read_run
@@ -101,6 +102,8 @@ def read_left(run: Path) -> Left:
     if config.get("model") != read_json(run / MODEL).get("model"):
         rule = f"has another model than {MODEL}, and the weights are of that one"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
+    if (run / METRICS).exists():
+        read_columns(run / METRICS)
     return Left(run, config, text, record, status)
 
 

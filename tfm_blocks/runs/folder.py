@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,6 +42,7 @@ UNFINISHED = {
     "averaged": "the average was made, but the file is lost",
     "saved": "the model was saved from Python, but the file is lost",
 }
+TRIES, PAUSE = 100, 0.002  # seconds between two tries to get a lock
 STEP_FILE = re.compile(r"step-[0-9]{1,18}\.safetensors")
 RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a run that diverged would do so again
 
@@ -148,23 +150,42 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+        if not (_wait_for_lock(descriptor) if wait else _try_lock(descriptor)):
             rule = "is being trained by another process"
-            raise RunError(Problem(str(folder), rule, help="wait for its end, or stop it")) from None
+            raise RunError(Problem(str(folder), rule, help="wait for its end, or stop it"))
         yield
     finally:
         os.close(descriptor)
 
 
+def _wait_for_lock(descriptor: int) -> bool:
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return True
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Return True with the lock; `is_held` of another process may have it for a moment, so several times are tried."""
+    for _ in range(TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(PAUSE)
+        else:
+            return True
+    return False
+
+
 def is_held(folder: Path) -> bool:
-    """Whether a process trains in the folder."""
+    """Return True if a process trains in the folder. The lock is shared, so that readers do not see each other."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with hold(folder):
-            return False
-    except RunError:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def write_running(folder: Path, command: str) -> None:

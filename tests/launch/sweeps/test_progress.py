@@ -30,3 +30,21 @@ def test_a_run_that_goes_on_and_cuts_rows_off_is_read_anew(tmp_path):
     path.write_text(HEADER + "2,100,4,1\n")
     found.look()
     assert found.step == 2
+
+
+def test_a_file_that_shrinks_and_grows_again_between_two_looks_is_read_anew(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text(HEADER + "2,100,4,1\n4,100,3,2\n")
+    found = Progress(path, "val/bleu")
+    found.look()
+    path.write_text(HEADER + "2,100,4,1\n3,1000,3.25,7\n40,1000,2.5,9\n")
+    found.look()
+    assert (found.step, found.best, found.scores[3], found.scores[40]) == (40, 2.5, 7, 9)
+
+
+def test_rows_that_are_damaged_are_left_out(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text(HEADER + "\n2,100,4,1\nx,100,3,2\n,,1,\n1e300,1,1,1\n4,y,nan,3\n")
+    found = Progress(path, "val/bleu")
+    found.look()
+    assert (found.step, found.best, found.scores) == (4, 4, {2: 1, 4: 3})
