@@ -2,8 +2,7 @@
 
     python -m tests.damage COUNT SEED
 
-prints as JSON how many damages were tried, and every traceback, by its kind. All runs in one process, but for the cause
-of a segmentation fault nothing could hide there: the process would end.
+prints as JSON the number of damages and of commands, and one traceback of each kind. All commands run in this process.
 """
 
 from __future__ import annotations
