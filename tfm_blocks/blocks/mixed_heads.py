@@ -81,6 +81,7 @@ class DifferentialAttention(SelfAttention):
     """(softmax(q₁ k₁^T / √K) - λ softmax(q₂ k₂^T / √K)) v in each head, then RMSNorm, times 1 - s: x_BTD -> x_BTD.
 
     Two maps of width K = D / 2H a head, of which the second takes off what the first finds everywhere; v has width 2K.
+    The map of values makes 2H parts of width K; the value of head h joins the parts h and H + h.
     λ = exp(a·b) - exp(c·d) + s with s = `lambda_start` and vectors that start from N(0, 0.1²). Its weights are those of
     2H maps: the first of all heads, then the second of all.
     """

@@ -65,9 +65,11 @@ class Sight:
                 rule = f"lays {TARGET} end to end with another sequence, which cannot be decoded token by token"
                 self._refuse(node.path, rule, "let the target look at it instead: {block: attention, kv: …}")
         sink = nodes[-1]
-        if not self._positionwise(sink) or sink.pre or sink.post or axis not in sink.shape:
-            rule = f"the last node must treat each position of {TARGET} by itself, without add & norm"
+        rule = f"the last node must treat each position of {TARGET} by itself, without add & norm"
+        if not self._positionwise(sink) or axis not in sink.shape:
             self._refuse(sink.path, rule, "end the graph with an unembed")
+        elif sink.pre or sink.post:
+            self._refuse(sink.path, rule, f"write add_norm: none at {sink.address}, or leave the key out")
         culprit = next((node for node in nodes if node.sees == "all"), None)
         if sink.sees == "all" and culprit:
             rule = "here an output position sees later target tokens, so that the model would copy instead of predict"

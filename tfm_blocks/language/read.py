@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfm_blocks.errors import Problem, shown, suggest
@@ -18,6 +18,7 @@ from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.signature import Port
 
 FORMS = ("block", "same", "layer", "parallel")
+MOST_NAMED = 5  # blocks in a help text
 ANY = Port("in", (), many=True)
 
 
@@ -106,7 +107,7 @@ class Reader:
             return None
         grammar = ("block", "in", "add_norm", *PLACEMENT) + (("tie",) if info.tieable else ())
         ports = {("in" if place == 0 else port.name): port for place, port in enumerate(info.signature.ports)}
-        self._unknown(found, path, (*grammar, *ports, *info.arguments))
+        self._unknown(found, path, (*grammar, *ports, *info.arguments), others=self.registry.blocks.values())
         arguments = {key: value for key, value in found.items() if key in info.arguments}
         tie = self._reference(found["tie"], (*path, "tie")) if "tie" in found and info.tieable else None
         reads = {key: self._read(found[key], (*path, key), port) for key, port in ports.items() if key in found}
@@ -234,10 +235,16 @@ class Reader:
         if found:
             self._problem(path, *found)
 
-    def _unknown(self, found: Mapping[str, Any], path: Path, known: tuple[str, ...]) -> None:
+    def _unknown(
+        self, found: Mapping[str, Any], path: Path, known: tuple[str, ...], others: Iterable[BlockInfo] = ()
+    ) -> None:
+        """Report the keys that are not known; if blocks among `others` take such a key, name them."""
         for key in found:
             if key not in known:
-                self._problem((*path, key), f"unknown key {shown(key)}", suggest(key, known) or "leave it out")
+                takers = [info.name for info in others if key in info.arguments]
+                named = ", ".join(takers[:MOST_NAMED]) + (", …" if len(takers) > MOST_NAMED else "")
+                help = f"{key} is an argument of {named}; {suggest('', known)}" if takers else suggest(key, known)
+                self._problem((*path, key), f"unknown key {shown(key)}", help or "leave it out")
 
     def _problem(self, path: Path, rule: str, help: str) -> None:
         problem = self.sources.problem(path, rule, help=help)
