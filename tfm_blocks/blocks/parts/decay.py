@@ -40,7 +40,8 @@ def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *
     are float32.
     """
     outputs = []
-    with torch.autocast(memory_BHKV.device.type, enabled=False):
+    device = "cpu" if memory_BHKV.is_meta else memory_BHKV.device.type  # the meta device has no autocast
+    with torch.autocast(device, enabled=False):
         for chunk in zip(*(torch.split(one, CHUNK, 2) for one in x_BHT), strict=True):
             y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
             outputs.append(y_BHCV)
