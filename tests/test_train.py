@@ -15,7 +15,7 @@ import tfm_blocks as tfm
 ROOT = Path(__file__).parent.parent
 SMALL = [
     "d_model=16", "d_ff=16", "layers=1", "vocab=300", "data.train=200", "data.val=10", "data.test=10",
-    "trainer.steps=2", "trainer.validate_sentences=2", "logger=csv",
+    "trainer.steps=2", "trainer.validate_sentences=2", "trainer.precision=fp32", "logger=csv",
 ]  # fmt: skip
 
 

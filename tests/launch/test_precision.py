@@ -12,11 +12,13 @@ from tests.launch.test_resume import begin, go_on, handlers, stopping  # noqa: F
 from tests.training.test_module import feed_of, make
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.launch.precision import choose_precision
+from tfm_blocks.launch.job import train
+from tfm_blocks.launch.precision import BF16_PROCESSORS, choose_precision
 from tfm_blocks.launch.products import PRECISIONS, TOKENS, Product, products_of, time_products
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.runs.folder import read_json, write_json
 from tfm_blocks.training.checkpoints import PreemptedError
+from tfm_blocks.training.settings import read_run
 
 Small = Callable[..., Composed]
 
@@ -97,3 +99,15 @@ def test_run_json_has_the_measurement_and_a_resume_takes_it(
     go_on(tmp_path / "run", "plugins=[faulty]")
     assert f"precision: {name} ({reason})" in capsys.readouterr().out
     assert all("precision" not in change for change in read_json(file)["changes"])
+
+
+@pytest.mark.skipif(
+    not any(torch.cpu.get_capabilities().get(name) for name in BF16_PROCESSORS), reason="fp32 is the only choice"
+)
+def test_all_runs_of_a_model_on_a_machine_have_the_timings_of_the_first(small: Small, tmp_path: Path) -> None:
+    milliseconds = []
+    for seed in (1, 2):
+        composed = small("trainer.precision=auto", "trainer.steps=2", f"seed={seed}")
+        run = train(composed, read_run(composed.mapping), tmp_path)
+        milliseconds.append(read_json(run / "run.json")["facts"]["precision"]["milliseconds"])
+    assert milliseconds[0] == milliseconds[1] and set(milliseconds[0]) == set(PRECISIONS)

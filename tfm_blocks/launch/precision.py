@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 
+from tfm_blocks.data.cache import cache_folder, find_or_build, key_of
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.products import time_products
 from tfm_blocks.network.graph import Network
@@ -19,6 +22,7 @@ BF16_PROCESSORS = ("avx512_bf16", "amx_bf16", "avx10_2", "bf16", "sve_bf16")  # 
 GAIN = 1.05  # bf16 must be faster by this factor, since it rounds more
 Timings = Mapping[str, float]
 UNMEASURED: Timings = MappingProxyType({})
+FILE = "timings.json"  # in the cache
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,21 @@ def choose_precision(asked: Literal["auto", "bf16", "fp32"], device: str, timing
 def measure_precision(network: Network, feed: Feed, settings: RunSettings, ranks: int) -> Timings:
     """Return the timings that `choose_precision` needs, or UNMEASURED if it needs none.
 
-    `network` is on the meta device; `ranks` processes share the threads of this one.
+    `network` is on the meta device; `ranks` processes share the threads of this one. The timings of a model are kept in
+    the cache, so that all its runs on a kind of machine, such as the seeds of a sweep, get the same precision.
     """
     trainer = settings.trainer
     if trainer.precision != "auto" or device_of(trainer) != "cpu" or not _computes_bf16():
         return UNMEASURED
-    return time_products(network, feed, settings.seed, max(1, torch.get_num_threads() // ranks))
+    threads = max(1, torch.get_num_threads() // ranks)
+    machine = torch.__version__, sorted(torch.cpu.get_capabilities().items()), threads
+    kept = cache_folder(settings.data.cache) / "precision" / key_of(machine, network.spec.mapping)
+
+    def build(place: Path) -> None:
+        (place / FILE).write_text(json.dumps(time_products(network, feed, settings.seed, threads)))
+
+    timings: Timings = json.loads((find_or_build(kept, build) / FILE).read_text())
+    return timings
 
 
 def _computes_bf16() -> bool:
