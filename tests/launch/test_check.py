@@ -148,6 +148,6 @@ def test_a_run_trains_to_the_same_bits_as_without_the_trial_of_its_plug_ins(
         torch.manual_seed(5)
         settings = check(composed)
         assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(5)))
-        assert train_run(composed, settings, tmp_path / name) == 0
+        train_run(composed, settings, tmp_path / name)
     tried, untried = (load_file(tmp_path / name / "run" / "weights.safetensors") for name in ("tried", "untried"))
     assert tried.keys() == untried.keys() and all(torch.equal(tried[name], untried[name]) for name in tried)
