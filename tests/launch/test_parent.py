@@ -126,8 +126,7 @@ def test_nothing_outlives_a_training_whose_parent_dies_beside_busy_loops(tmp_pat
 def test_sighup_stops_as_sigterm_does_unless_nohup_ignores_it(ignored: bool, state: str) -> None:
     code = """
 import os, signal, sys
-if sys.argv[1] == "True":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "True" else signal.SIG_DFL)
 from tfm_blocks.launch.signals import StoppedError, end_on_signals
 end_on_signals()
 try:

@@ -119,9 +119,9 @@ def test_processes_that_are_started_anew_find_the_newest_run_of_their_launch(tmp
     for number, (launch, command) in enumerate(begun, 1):
         run = tmp_path / (f"a.b-{number}" if number > 1 else "a.b")
         run.mkdir()
-        record = {"vocab": 300, "wandb_id": "x", "text": {}, "launch": launch, "commands": [command, "resumed by hand"]}
+        record = {"vocab": 300, "wandb_id": "x", "text": {"vocabulary": "x"}, "launch": launch, "commands": [command, "resumed by hand"]}
         (run / "run.json").write_text(json.dumps(record))
-        (run / "config.yaml").write_text("model: {}\n")
+        (run / "config.yaml").write_text("model: {}\ntrainer: {}\ndata: {}\nplugins: []\n")
         (run / "model.json").write_text('{"model": {}}')
         (run / "status.json").write_text('{"state": "failed"}')
     (tmp_path / "a.b-5").mkdir()
