@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.meeting import environment_of
 from tfm_blocks.launch.place import Place, find_place, refuse_launched_sweep
@@ -114,15 +117,24 @@ def test_lightning_is_told_who_has_started_the_processes(monkeypatch: pytest.Mon
     assert (slurm.global_rank(), slurm.world_size(), slurm.auto_requeue) == (2, 4, False)
 
 
-def test_processes_that_are_started_anew_find_the_newest_run_of_their_launch(tmp_path: Path) -> None:
+def test_processes_that_are_started_anew_find_the_newest_run_of_their_launch(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    config = small().mapping
     begun = [("torchrun abc", TYPED), ("torchrun abc", TYPED), ("torchrun abc", "other"), ("torchrun other", TYPED)]
     for number, (launch, command) in enumerate(begun, 1):
         run = tmp_path / (f"a.b-{number}" if number > 1 else "a.b")
         run.mkdir()
-        record = {"vocab": 300, "wandb_id": "x", "text": {"vocabulary": "x"}, "launch": launch, "commands": [command, "resumed by hand"]}
+        record = {
+            "vocab": 300,
+            "wandb_id": "x",
+            "text": {"vocabulary": "x"},
+            "launch": launch,
+            "commands": [command, "resumed by hand"],
+        }
         (run / "run.json").write_text(json.dumps(record))
-        (run / "config.yaml").write_text("model: {}\ntrainer: {}\ndata: {}\nplugins: []\n")
-        (run / "model.json").write_text('{"model": {}}')
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        (run / "model.json").write_text(json.dumps({"model": config["model"]}))
         (run / "status.json").write_text('{"state": "failed"}')
     (tmp_path / "a.b-5").mkdir()
     anew = find_place(asked(), TORCHRUN)
