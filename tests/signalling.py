@@ -35,14 +35,15 @@ def send() -> None:
 
 @block("signalling", "x: B N D -> B N D", source="none")
 class Signalling(nn.Module):
-    """x. A copy is quiet: a run tries one before its first step."""
+    """x. It is quiet before its first call in training, and so is a copy: a run tries both before its first step."""
 
     def __init__(self, D: int) -> None:
         super().__init__()
-        self.calls, self.quiet = 0, False
+        self.calls, self.quiet, self.trained = 0, False, False
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        if not (x_BND.is_meta or self.quiet) and WHEN in AFTER and self.training == (WHEN == "step"):
+        self.trained |= self.training and not x_BND.is_meta
+        if self.trained and not self.quiet and WHEN in AFTER and self.training == (WHEN == "step"):
             self.calls += 1
             if self.calls > AFTER[WHEN]:
                 send()

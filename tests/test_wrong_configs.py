@@ -44,7 +44,7 @@ WRONG = {
     ),
     "two forms on a node": (["model.graph.encoder.same=src_emb"], "exactly one of block, same, layer", "base.yaml:17:5", "same: null"),
     "missing input": (["model.graph.src_emb.in=null"], "src_emb: the first node has nothing before it", "base.yaml:15:5", "in: src"),
-    "added key": (["+steps=3"], "steps: no such key", "+steps=3", "one of: d_ff"),
+    "added key": (["+steps=3"], "steps: no such key", "+steps=3", "one of: callbacks"),
     "name that is no folder": (["name=../mine"], "name: must be a folder's name", "name=../mine", "write name="),
     "sizes beyond all memory": (["d_model=1099511627776"], "encoder.layer.attn", "base.yaml:20:9", "Storage size"),
     "rate of 1": (["model.args.attention_dropout=1"], "must be from 0 to below 1", "attention_dropout=1", "such as 0.1"),
