@@ -149,7 +149,9 @@ def test_a_logger_whose_library_is_missing_is_refused_with_the_command_that_inst
     config = small(f"logger=[csv,{name}]").mapping
     assert read_run(config).logger.csv is not None
     monkeypatch.setitem(sys.modules, name, None)  # as Python marks what cannot be imported
-    with pytest.raises(ConfigError, match=rf"logger\.{name}: needs a library(?s:.*)pip install 'tfm-blocks\[{name}\]'"):
+    with pytest.raises(
+        ConfigError, match=rf"logger\.{name}: needs a library(?s:.*)pip install -c constraints.txt -e '\.\[{name}\]'"
+    ):
         read_run(config)
 
 

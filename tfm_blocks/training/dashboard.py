@@ -99,7 +99,9 @@ def _known(given: Any, known: Iterable[str]) -> Any:
 def settings_logged(folders: list[Path]) -> set[str]:
     """Facts, the knobs of models, and the settings of a run and its groups: all that W&B knows of a run's config."""
     found = {f"facts.{one.name}" for one in FACTS} | {"model", "sweep_name"}
-    found |= read_yaml(CONF / "train.yaml").keys() - NOT_LOGGED
+    for key, value in read_yaml(CONF / "train.yaml").items():
+        if key not in NOT_LOGGED:
+            found |= set(_addresses(value, key)) if isinstance(value, dict) else {key}
     for path in options("model", folders).values():
         found |= read_yaml(path).keys() - {"defaults", "model"}
     for group in {path.name for path in CONF.iterdir() if path.is_dir()} - {"model", GROUP, *EVERYWHERE, *OF_A_SWEEP}:
