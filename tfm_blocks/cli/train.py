@@ -42,7 +42,7 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
     if not HELP.isdisjoint(arguments):
         print(help_text(arguments, program))
         return 0
-    if arguments[:1] == [JOB]:
+    if arguments[:1] == [JOB] and len(arguments) == 2:
         return _train_job(Path(arguments[1]))
     words = program.split()
     prepared = prepare_arguments(arguments)

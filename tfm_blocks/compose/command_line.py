@@ -64,7 +64,7 @@ class Line:
 
 
 def job_options(arguments: Sequence[str]) -> list[str]:
-    """What each job of a sweep gets beside its own overrides: the folder of --config-dir and overrides of Hydra's."""
+    """Return what every job's command line repeats: the folder of --config-dir, and overrides of Hydra's own keys."""
     line = split(arguments)
     folder = ["--config-dir", str(line.own.resolve())] if line.own else []
     return folder + [text for text in line.texts if key_of(text).startswith(("hydra.", "hydra/"))]
