@@ -44,8 +44,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def script(text: str) -> subprocess.CompletedProcess[str]:
     """A script in the current folder, which has no guard against being imported."""
     Path("script.py").write_text(text)
+    return run_python("script.py")
+
+
+def run_python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run Python with one thread, on which the rounding of a run depends."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "script.py"]
+    command = [sys.executable, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -62,8 +67,7 @@ def same(run: Path, other: Path) -> bool:
 
 def test_two_runs_of_a_script_have_the_config_and_the_weights_of_two_command_lines(folder: Path) -> None:
     for seed in (1, 2):
-        command = [sys.executable, ROOT / "train.py", "model=prenorm", f"seed={seed}", f"name=shell{seed}", *RUN]
-        subprocess.run(command, check=True, capture_output=True)
+        run_python(ROOT / "train.py", "model=prenorm", f"seed={seed}", f"name=shell{seed}", *RUN).check_returncode()
     done = script(
         "import tfm_blocks as tfm\n"
         f"runs = [tfm.train('prenorm', seed=seed, name=f'python{{seed}}', overrides={RUN}) for seed in (1, 2)]\n"
