@@ -35,10 +35,10 @@ from tfm_blocks.launch.check import checked, checked_to_resume
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import rows_until
 from tfm_blocks.launch.resume import read_left
-from tfm_blocks.launch.sweeps.ending import ending_of
-from tfm_blocks.launch.sweeps.progress import Progress
-from tfm_blocks.launch.sweeps.record import adopt_names, claim_sweep, state_before
 from tfm_blocks.runs.checkpoints import newest_whole
+from tfm_blocks.sweep.progress import Progress
+from tfm_blocks.sweep.record import adopt_names, claim_sweep, state_before
+from tfm_blocks.sweep.result import ending_of
 
 PATIENCE = 20  # seconds of a command: a pipe that blocks is a fault
 TREES = {".json": (json.loads, json.dumps), ".yaml": (yaml.safe_load, yaml.safe_dump)}

@@ -2,7 +2,7 @@
 
 import torch
 
-from tfm_blocks.blocks.parts.state import Room
+from tfm_blocks.layers.state import Room
 
 
 def check_long_prefix(block, x_BTD, first):

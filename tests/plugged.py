@@ -3,8 +3,8 @@
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.blocks.parts.linear import Linear
-from tfm_blocks.blocks.parts.state import Room, State
+from tfm_blocks.layers.linear import Linear
+from tfm_blocks.layers.state import Room, State
 from tfm_blocks.registry.blocks import REGISTRY, block
 
 _before = dict(REGISTRY.blocks)

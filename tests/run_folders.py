@@ -10,7 +10,7 @@ import yaml
 
 from tests.conftest import WORDS
 from tfm_blocks.runs.translations import TranslatedLine, hash_rows, write_translations
-from tfm_blocks.translation.evaluate import metrics, score
+from tfm_blocks.scoring.corpus import metrics, score
 
 HEADER = "step,train/loss,train/tokens_per_second,train/tokens,train/seconds,val/loss,val/bleu,val/exact_match\n"
 CONFIG = {

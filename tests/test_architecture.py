@@ -8,15 +8,21 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "tfm_blocks"
 LEVELS = [
     {"errors"},
+    {"config"},
     {"registry"},
     {"language"},
-    {"blocks", "compose"},
+    {"compose", "layers"},
+    {"blocks"},
     {"network"},
     {"data", "runs"},
     {"translation"},
+    {"scoring"},
     {"report"},
+    {"tracking"},
     {"training"},
+    {"distributed"},
     {"launch"},
+    {"sweep"},
     {"cli", "__init__"},
     {"__main__"},
 ]
@@ -24,16 +30,16 @@ LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
 ONLY_IN = {
     "hydra": {"compose"},
     "omegaconf": {"compose"},
-    "lightning": {"training", "launch"},
-    "wandb": {"training", "launch"},
-    "wandb_workspaces": {"training"},
-    "mlflow": {"training"},
+    "lightning": {"tracking", "training", "distributed", "launch"},
+    "wandb": {"tracking"},
+    "wandb_workspaces": {"tracking"},
+    "mlflow": {"tracking"},
     "torchmetrics": {"training", "launch"},
-    "submitit": {"launch"},
-    "ray": {"launch"},
-    "pydantic": {"registry", "data", "training", "launch"},
+    "submitit": {"sweep"},
+    "ray": {"sweep"},
+    "pydantic": {"config", "data", "tracking", "training", "sweep"},
 }
-WITHOUT_TORCH = {"errors", "registry", "language", "compose"}
+WITHOUT_TORCH = {"errors", "config", "registry", "language", "compose"}
 
 
 def imported(source: str) -> list[str]:

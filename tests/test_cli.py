@@ -19,8 +19,8 @@ from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.device import choose_device
-from tfm_blocks.report.sweep import show_end
 from tfm_blocks.runs.model import write_model
+from tfm_blocks.sweep.view import show_end
 
 
 def test_check_of_a_good_model_says_so(capsys):

@@ -21,11 +21,11 @@ from tfm_blocks.blocks.feedforward import FeedForward
 from tfm_blocks.blocks.mixing import Sum
 from tfm_blocks.blocks.naive import NaiveAttention
 from tfm_blocks.blocks.norm import CentredL2Norm, L2Norm
-from tfm_blocks.blocks.parts.heads import merge_heads, split_heads
 from tfm_blocks.blocks.position import Sinusoidal
 from tfm_blocks.blocks.projected import TwoWidthAttention
 from tfm_blocks.blocks.restricted import RestrictedAttention
 from tfm_blocks.blocks.scores import Softmax
+from tfm_blocks.layers.heads import merge_heads, split_heads
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Part
 

@@ -21,19 +21,19 @@ from tests.conftest import save, sentences
 from tests.launch.test_resume import go_on
 from tests.network.examples import ALL, build, has_target, inputs_of, name, sources_of
 from tests.training.test_accelerator import MODELS, batch_for, network_at_its_size, take_step
+from tests.training.test_memory_check import HEAVY
 from tests.training.test_module import feed_of, make
-from tests.training.test_trial import HEAVY
 from tests.translation.test_any_graph import sharper
 from tests.translation.test_search import bounds
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
+from tfm_blocks.distributed.signals import end_on_signals
 from tfm_blocks.launch.check import checked
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import _data
-from tfm_blocks.launch.signals import end_on_signals
 from tfm_blocks.runs.folder import step_files
-from tfm_blocks.training.trial import Copies, Trial
+from tfm_blocks.training.memory_check import Copies, Trial
 from tfm_blocks.translation.beam import beam_search, gnmt
 from tfm_blocks.translation.search import Bounds, one_by_one
 from tfm_blocks.translation.translator import Translator

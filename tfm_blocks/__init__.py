@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfm_blocks.launch.python import Callbacks, Run
     from tfm_blocks.network.graph import Network
     from tfm_blocks.training.checkpoints import PreemptedError
-    from tfm_blocks.training.skipped import DivergedError
+    from tfm_blocks.training.non_finite import DivergedError
     from tfm_blocks.translation.translator import Translator
 
 __all__ = [
@@ -141,7 +141,7 @@ def _overrides(knobs: dict[str, Any]) -> list[str]:
 
 
 LAZY = {
-    "DivergedError": "tfm_blocks.training.skipped",
+    "DivergedError": "tfm_blocks.training.non_finite",
     "PreemptedError": "tfm_blocks.training.checkpoints",
     "Run": "tfm_blocks.launch.python",
     "Tokenizer": "tfm_blocks.data.tokenizer",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.blocks import delta, retention
-from tfm_blocks.blocks.parts.decay import CHUNK, by_chunks
+from tfm_blocks.layers.decay import CHUNK, by_chunks
 
 
 def in_autocast(read, memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:

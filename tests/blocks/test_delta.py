@@ -8,7 +8,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 from tests.decoding import check_long_prefix
 from tfm_blocks.blocks.delta import GatedDeltaRule, correct
-from tfm_blocks.blocks.parts.decay import by_chunks
+from tfm_blocks.layers.decay import by_chunks
 
 B, D, H = 2, 24, 3
 K = D // H

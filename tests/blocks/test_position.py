@@ -7,8 +7,8 @@ import torch
 
 from tests.blocks.test_attention import started
 from tfm_blocks.blocks.attention import Attention
-from tfm_blocks.blocks.parts.state import State
 from tfm_blocks.blocks.position import LearnedPosition, Sinusoidal
+from tfm_blocks.layers.state import State
 from tfm_blocks.registry.values import Part
 
 

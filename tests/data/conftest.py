@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tfm_blocks.config.settings import Settings, read_settings
 from tfm_blocks.data.settings import DataSettings
-from tfm_blocks.registry.settings import Settings, read_settings
 
 SENTENCES = {
     "src": ["a man in a blue shirt .", "two dogs run .", "a girl sings a song ."],

@@ -16,8 +16,8 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import write_json
 from tfm_blocks.runs.model import read_network
+from tfm_blocks.tracking.metric_schema import FACTS
 from tfm_blocks.training.checkpoints import PreemptedError
-from tfm_blocks.training.contract import FACTS
 
 Small = Callable[..., Composed]
 

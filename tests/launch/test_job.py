@@ -32,7 +32,7 @@ from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
 from tfm_blocks.runs.folder import step_file, step_files
-from tfm_blocks.training.contract import columns, key_of
+from tfm_blocks.tracking.metric_schema import columns, key_of
 from tfm_blocks.training.settings import read_run
 from tfm_blocks.translation.translator import Translator
 

@@ -30,11 +30,11 @@ from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.job import _wandb_id
 from tfm_blocks.runs.facts import newest_facts
 from tfm_blocks.runs.files import read_json
-from tfm_blocks.training.agents import sweep_file
+from tfm_blocks.tracking.dashboard import settings_logged
+from tfm_blocks.tracking.metric_schema import CONTRACT, FACTS, MEDIA, key_of
+from tfm_blocks.tracking.wandb_agents import sweep_file
+from tfm_blocks.tracking.wandb_logger import WandbLogger
 from tfm_blocks.training.checkpoints import PreemptedError
-from tfm_blocks.training.contract import CONTRACT, FACTS, MEDIA, key_of
-from tfm_blocks.training.dashboard import settings_logged
-from tfm_blocks.training.wandb_logger import WandbLogger
 
 ROOT = Path(__file__).parents[2]
 TIMES = ("train/tokens_per_second", "train/waiting")  # which a clock measures anew

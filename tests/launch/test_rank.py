@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import composed_small
+from tests.training.test_memory_check import Peak
 from tests.training.test_module import feed_of, make
-from tests.training.test_trial import Peak
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
+from tfm_blocks.distributed.cluster import Place
 from tfm_blocks.errors import RunError
-from tfm_blocks.launch.place import Place
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import _data, memory_trial
-from tfm_blocks.training.trial import Trial, worst
+from tfm_blocks.training.memory_check import Trial, worst
 
 ROOT = Path(__file__).parents[2]
 DEEP = ["layers=4", "d_model=32", "d_ff=512", "data.train=600", "data.step_tokens=2000", "data.batch_tokens=2000"]

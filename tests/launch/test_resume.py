@@ -28,11 +28,11 @@ from torch import Tensor
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed
+from tfm_blocks.distributed.signals import STOPS, end_on_signals
 from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.launch.check import checked
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.resume import read_left
-from tfm_blocks.launch.signals import STOPS, end_on_signals
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.checkpoints import list_checkpoints, newest_whole
 from tfm_blocks.runs.folder import hold, step_files

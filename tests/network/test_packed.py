@@ -7,8 +7,8 @@ import torch
 
 import tfm_blocks as tfm
 from tests.conftest import sentences
-from tfm_blocks.blocks.parts.linear import Linear
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.layers.linear import Linear
 from tfm_blocks.network.packed import packed
 from tfm_blocks.translation.translator import Translator
 

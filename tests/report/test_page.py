@@ -20,9 +20,9 @@ from tests.run_folders import garbled, leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.attention_maps import Look
+from tfm_blocks.report.attention_images import MOST_PICTURES, shrink
 from tfm_blocks.report.attention_page import png
 from tfm_blocks.report.curves import line_style
-from tfm_blocks.report.looks import MOST_PICTURES, shrink
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.translation.sentence_attention import Attention
 

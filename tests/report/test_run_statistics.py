@@ -11,7 +11,7 @@ from tfm_blocks.report.run_statistics import run_statistics
 from tfm_blocks.runs.losses import write_losses
 from tfm_blocks.runs.record import find_runs, read_record
 from tfm_blocks.runs.translations import TranslatedLine, read_translations, write_translations
-from tfm_blocks.translation.line_statistics import line_statistics
+from tfm_blocks.scoring.line_statistics import line_statistics
 
 REFERENCES = [" ".join(pair) for pair in zip(sentences(200, 7), sentences(200, 8), strict=True)]
 OUTPUTS = garbled(REFERENCES, 0.5, 1)

@@ -13,7 +13,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.runs.folder import BEST, step_file, step_files
 from tfm_blocks.runs.model import read_tensors
 from tfm_blocks.training.callbacks import KeepWeights, ShowProgress, score_news, train_news
-from tfm_blocks.training.silence import Silence
+from tfm_blocks.training.heartbeat import Silence
 
 
 def fit(composed: Composed, folder: Path, console: Console, *, best_loss: float = math.inf) -> KeepWeights:

@@ -10,7 +10,7 @@ import torch.distributed
 
 from tfm_blocks.data.layout import batch_of
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.launch.processes import run_together
+from tfm_blocks.distributed.processes import run_together
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.metrics import ExactMatch, LengthRatio, Pace, StepSums, TokenScores, text_scores
 

@@ -24,12 +24,12 @@ from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.metrics import read_rows
-from tfm_blocks.training.contract import columns
+from tfm_blocks.tracking.loggers import CsvLogger
+from tfm_blocks.tracking.metric_schema import columns
 from tfm_blocks.training.data import Feed, RunData, TrainStream
-from tfm_blocks.training.loggers import CsvLogger
 from tfm_blocks.training.module import TrainingModule
+from tfm_blocks.training.non_finite import SKIPPED, DivergedError, SkippedSteps
 from tfm_blocks.training.settings import read_run
-from tfm_blocks.training.skipped import SKIPPED, DivergedError, SkippedSteps
 
 Made = tuple[TrainingModule, RunData]
 

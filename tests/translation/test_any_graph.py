@@ -14,7 +14,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
-from tfm_blocks.translation.perplexity import perplexity
+from tfm_blocks.scoring.perplexity import perplexity
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Sampling, Search
 from tfm_blocks.translation.stream import Generating, Translating

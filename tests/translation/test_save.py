@@ -13,8 +13,8 @@ import tfm_blocks as tfm
 from tfm_blocks.cli import main
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError, RunError
+from tfm_blocks.launch.init_from import start_from
 from tfm_blocks.launch.resume import read_left
-from tfm_blocks.launch.start import start_from
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.translation.translator import Translator

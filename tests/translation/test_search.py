@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import tfm_blocks as tfm
-from tfm_blocks.blocks.parts.state import Room, State
+from tfm_blocks.layers.state import Room, State
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.translation.beam import beam_search, gnmt, plain
 from tfm_blocks.translation.sampling import chooser

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tfm_blocks.blocks.parts.heads import widths
-from tfm_blocks.blocks.parts.multi_head import SOFTMAX, MultiHead
+from tfm_blocks.layers.heads import widths
+from tfm_blocks.layers.multi_head import SOFTMAX, MultiHead
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Position, Rate, Scores
 

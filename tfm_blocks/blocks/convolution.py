@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.parts.linear import Linear
-from tfm_blocks.blocks.parts.recurrence import in_order, in_own_places, reading_order
-from tfm_blocks.blocks.parts.state import Room, State
+from tfm_blocks.layers.linear import Linear
+from tfm_blocks.layers.recurrence import in_order, in_own_places, reading_order
+from tfm_blocks.layers.state import Room, State
 from tfm_blocks.registry.blocks import block
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.parts.decay import by_chunks, decay
-from tfm_blocks.blocks.parts.heads import merge_heads, split_heads
-from tfm_blocks.blocks.parts.linear import Linear
-from tfm_blocks.blocks.parts.recurrence import Memory, Recurrence
+from tfm_blocks.layers.decay import by_chunks, decay
+from tfm_blocks.layers.heads import merge_heads, split_heads
+from tfm_blocks.layers.linear import Linear
+from tfm_blocks.layers.recurrence import Memory, Recurrence
 from tfm_blocks.registry.blocks import block
 
 SLOWEST, FASTEST = 0.001, 0.1  # of the step widths that a head starts with

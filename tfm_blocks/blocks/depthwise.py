@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.parts.state import Room, State
+from tfm_blocks.layers.state import Room, State
 from tfm_blocks.registry.blocks import block
 
 PAST = "past"

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.feedforward import RELU, SILU, WIDTH, FeedForward, GatedFeedForward
-from tfm_blocks.blocks.parts.dropout import Dropout
-from tfm_blocks.blocks.parts.experts import BiasedExpertLinear, ExpertLinear
-from tfm_blocks.blocks.parts.linear import Linear
-from tfm_blocks.blocks.parts.routing import TINY, Routing
+from tfm_blocks.layers.dropout import Dropout
+from tfm_blocks.layers.expert_choice import TINY, Routing
+from tfm_blocks.layers.expert_linear import BiasedExpertLinear, ExpertLinear
+from tfm_blocks.layers.linear import Linear
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Activation, Part, Rate
 from tfm_blocks.registry.values import Router as RouterPart

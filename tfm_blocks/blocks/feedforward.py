@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tfm_blocks.blocks.parts.dropout import Dropout
-from tfm_blocks.blocks.parts.linear import Linear
+from tfm_blocks.layers.dropout import Dropout
+from tfm_blocks.layers.linear import Linear
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Activation, Part, Rate
 

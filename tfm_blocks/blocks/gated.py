@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.blocks.attention import SEES, SIGNATURE, WHERE
-from tfm_blocks.blocks.parts.heads import widths
-from tfm_blocks.blocks.parts.linear import Linear
-from tfm_blocks.blocks.parts.multi_head import SOFTMAX, MultiHead
 from tfm_blocks.blocks.projected import RMSNORM, NormedAttention
+from tfm_blocks.layers.heads import widths
+from tfm_blocks.layers.linear import Linear
+from tfm_blocks.layers.multi_head import SOFTMAX, MultiHead
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Norm, Position, Rate, Scores
 

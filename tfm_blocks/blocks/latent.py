@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.blocks.norm import RMSNorm
-from tfm_blocks.blocks.parts.dot_product import Look, causal_mask, few_queries, weighed_attention
-from tfm_blocks.blocks.parts.heads import Widths, merge_heads, one_hot_values
-from tfm_blocks.blocks.parts.linear import Linear
-from tfm_blocks.blocks.parts.multi_head import SOFTMAX, part_of
-from tfm_blocks.blocks.parts.order import Span, Turns
-from tfm_blocks.blocks.parts.state import Room, State
-from tfm_blocks.blocks.parts.weighing import Weighing
+from tfm_blocks.layers.attention_position import Span, Turns
+from tfm_blocks.layers.dot_product import Look, causal_mask, few_queries, weighed_attention
+from tfm_blocks.layers.heads import Widths, merge_heads, one_hot_values
+from tfm_blocks.layers.linear import Linear
+from tfm_blocks.layers.multi_head import SOFTMAX, part_of
+from tfm_blocks.layers.score_normalizer import Weighing
+from tfm_blocks.layers.state import Room, State
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Part, Position, Rate, Scores
 

@@ -9,9 +9,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.attention import SEES, SIGNATURE
-from tfm_blocks.blocks.parts.dot_product import Look, weighed_attention
-from tfm_blocks.blocks.parts.heads import one_hot_values, widths
-from tfm_blocks.blocks.parts.multi_head import MultiHead, SelfAttention
+from tfm_blocks.layers.dot_product import Look, weighed_attention
+from tfm_blocks.layers.heads import one_hot_values, widths
+from tfm_blocks.layers.multi_head import MultiHead, SelfAttention
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Position, Rate
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.blocks.parts.dropout import Dropout as Drop
-from tfm_blocks.blocks.parts.linear import Linear as Affine
+from tfm_blocks.layers.dropout import Dropout as Drop
+from tfm_blocks.layers.linear import Linear as Affine
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 

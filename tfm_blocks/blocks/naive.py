@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.blocks.attention import SIGNATURE
-from tfm_blocks.blocks.parts.dot_product import Look
-from tfm_blocks.blocks.parts.heads import widths
-from tfm_blocks.blocks.parts.multi_head import MultiHead
+from tfm_blocks.layers.dot_product import Look
+from tfm_blocks.layers.heads import widths
+from tfm_blocks.layers.multi_head import MultiHead
 from tfm_blocks.registry.blocks import block
 
 

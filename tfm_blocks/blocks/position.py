@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.blocks.parts.dropout import Dropout
-from tfm_blocks.blocks.parts.linear import normal_
-from tfm_blocks.blocks.parts.state import Room, State
+from tfm_blocks.layers.dropout import Dropout
+from tfm_blocks.layers.linear import normal_
+from tfm_blocks.layers.state import Room, State
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tfm_blocks.blocks.parts.dot_product import Look, causal_mask
-from tfm_blocks.blocks.parts.heads import one_hot_values, widths
-from tfm_blocks.blocks.parts.multi_head import SOFTMAX, MultiHead
-from tfm_blocks.blocks.parts.order import Span
-from tfm_blocks.blocks.parts.state import Room, State
+from tfm_blocks.layers.attention_position import Span
+from tfm_blocks.layers.dot_product import Look, causal_mask
+from tfm_blocks.layers.heads import one_hot_values, widths
+from tfm_blocks.layers.multi_head import SOFTMAX, MultiHead
+from tfm_blocks.layers.state import Room, State
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate, Scores
 

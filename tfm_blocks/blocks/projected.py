@@ -8,10 +8,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tfm_blocks.blocks.attention import SEES, SIGNATURE, WHERE
-from tfm_blocks.blocks.parts.heads import Widths, merge_heads, widths
-from tfm_blocks.blocks.parts.linear import Linear
-from tfm_blocks.blocks.parts.multi_head import SOFTMAX, MultiHead
-from tfm_blocks.blocks.parts.order import Span
+from tfm_blocks.layers.attention_position import Span
+from tfm_blocks.layers.heads import Widths, merge_heads, widths
+from tfm_blocks.layers.linear import Linear
+from tfm_blocks.layers.multi_head import SOFTMAX, MultiHead
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Norm, Part, Position, Rate, Scores
 

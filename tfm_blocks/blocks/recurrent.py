@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.blocks.parts.linear import Linear
-from tfm_blocks.blocks.parts.recurrence import Memory, Recurrence, in_order, in_own_places, reading_order
+from tfm_blocks.layers.linear import Linear
+from tfm_blocks.layers.recurrence import Memory, Recurrence, in_order, in_own_places, reading_order
 from tfm_blocks.registry.blocks import block
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.parts.dot_product import Look
-from tfm_blocks.blocks.parts.heads import widths
-from tfm_blocks.blocks.parts.linear import normal_
-from tfm_blocks.blocks.parts.multi_head import SelfAttention
+from tfm_blocks.layers.dot_product import Look
+from tfm_blocks.layers.heads import widths
+from tfm_blocks.layers.linear import normal_
+from tfm_blocks.layers.multi_head import SelfAttention
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.parts.banded import banded_attention
-from tfm_blocks.blocks.parts.heads import one_hot_values, widths
-from tfm_blocks.blocks.parts.multi_head import SOFTMAX, MultiHead
-from tfm_blocks.blocks.parts.order import Span
-from tfm_blocks.blocks.parts.state import State
+from tfm_blocks.layers.attention_position import Span
+from tfm_blocks.layers.banded import banded_attention
+from tfm_blocks.layers.heads import one_hot_values, widths
+from tfm_blocks.layers.multi_head import SOFTMAX, MultiHead
+from tfm_blocks.layers.state import State
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Position, Rate, Scores
 

@@ -7,12 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tfm_blocks.blocks.parts.dot_product import Look
-from tfm_blocks.blocks.parts.global_band import global_banded_attention
-from tfm_blocks.blocks.parts.multi_head import SOFTMAX
-from tfm_blocks.blocks.parts.order import Span
-from tfm_blocks.blocks.parts.state import State
 from tfm_blocks.blocks.restricted import RestrictedAttention
+from tfm_blocks.layers.attention_position import Span
+from tfm_blocks.layers.dot_product import Look
+from tfm_blocks.layers.global_banded import global_banded_attention
+from tfm_blocks.layers.multi_head import SOFTMAX
+from tfm_blocks.layers.state import State
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Position, Rate, Scores
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.blocks.parts.state import Room, State
+from tfm_blocks.layers.state import Room, State
 from tfm_blocks.registry.blocks import block
 
 Layout = Literal["halves", "pairs"]

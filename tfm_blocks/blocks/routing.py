@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.blocks.parts.routing import TINY, Routing
+from tfm_blocks.layers.expert_choice import TINY, Routing
 from tfm_blocks.registry.blocks import block
 
 GROUPS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.blocks.parts.weighing import Weighing
+from tfm_blocks.layers.score_normalizer import Weighing
 from tfm_blocks.registry.blocks import block
 
 BETA = {"beta > 0": "the more alike, the more attention"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.blocks.parts.linear import Linear
+from tfm_blocks.layers.linear import Linear
 from tfm_blocks.registry.blocks import block
 
 

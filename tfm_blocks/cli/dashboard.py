@@ -13,7 +13,7 @@ from tfm_blocks.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
-    from tfm_blocks.training.dashboard import Dashboard
+    from tfm_blocks.tracking.dashboard import Dashboard
 
 
 def add_commands(commands: Commands) -> None:
@@ -54,7 +54,7 @@ def _add_sweep(actions: Commands) -> None:
 
 def _found(arguments: argparse.Namespace, names: list[str]) -> dict[str, Dashboard]:
     from tfm_blocks.compose.folders import config_folders
-    from tfm_blocks.training.dashboard import dashboards, read_dashboard
+    from tfm_blocks.tracking.dashboard import dashboards, read_dashboard
 
     folders = config_folders(arguments.config_dir)
     problems: list[Problem] = []
@@ -78,7 +78,7 @@ def _workspace(arguments: argparse.Namespace, dashboard: Dashboard) -> Any:
     if find_spec("wandb_workspaces") is None:
         rule = "needs a library that is not installed: wandb-workspaces"
         raise ConfigError(Problem("tfm dashboard", rule, help="pip install -c constraints.txt -e '.[dashboards]'"))
-    from tfm_blocks.training.workspace import workspace
+    from tfm_blocks.tracking.workspace import workspace
 
     return workspace(dashboard, arguments.project, arguments.entity)
 
@@ -86,7 +86,7 @@ def _workspace(arguments: argparse.Namespace, dashboard: Dashboard) -> Any:
 def _render(arguments: argparse.Namespace) -> None:
     (dashboard,) = _found(arguments, [arguments.name]).values()
     made = _workspace(arguments, dashboard)
-    from tfm_blocks.training.workspace import rendered
+    from tfm_blocks.tracking.workspace import rendered
 
     _write(json.dumps(rendered(made), indent=1) + "\n", arguments.path)
 
@@ -94,7 +94,7 @@ def _render(arguments: argparse.Namespace) -> None:
 def _push(arguments: argparse.Namespace) -> None:
     for name, one in _found(arguments, arguments.names).items():
         made = _workspace(arguments, one)
-        from tfm_blocks.training.workspace import save
+        from tfm_blocks.tracking.workspace import save
 
         print(f"{name}: {save(made)}")
 
@@ -102,8 +102,8 @@ def _push(arguments: argparse.Namespace) -> None:
 def _sweep(arguments: argparse.Namespace) -> None:
     from tfm_blocks.compose.sweep import compose_job
     from tfm_blocks.launch.check import checked_elsewhere
-    from tfm_blocks.launch.sweeps.check import check_jobs, refuse_wrong
-    from tfm_blocks.training.agents import jobs_to_check, sweep_file
+    from tfm_blocks.sweep.check import check_jobs, refuse_wrong
+    from tfm_blocks.tracking.wandb_agents import jobs_to_check, sweep_file
 
     own, method = arguments.config_dir, arguments.method
     overrides = [f"model={arguments.model}", *arguments.overrides]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from tfm_blocks.cli.options import add_checkpoint, add_run, add_search, count, translator_of
-from tfm_blocks.cli.searching import precision_of, search_of
+from tfm_blocks.cli.search_options import precision_of, search_of
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
@@ -58,7 +58,7 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.text import read_lines
     from tfm_blocks.report.scores import show_perplexity
     from tfm_blocks.runs.config import trained_context
-    from tfm_blocks.translation.perplexity import DEFAULT_CONTEXT, perplexity
+    from tfm_blocks.scoring.perplexity import DEFAULT_CONTEXT, perplexity
 
     translator = translator_of(arguments)
     context = arguments.context or trained_context(arguments.folder) or DEFAULT_CONTEXT
@@ -71,7 +71,7 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
 def _evaluate_translations(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.text import read_lines
     from tfm_blocks.report.scores import print_json, show_scores
-    from tfm_blocks.translation.evaluate import metrics, score
+    from tfm_blocks.scoring.corpus import metrics, score
 
     search = search_of(arguments)
     columns = [list(read_lines(path, "--src")) for path in arguments.src]
@@ -88,7 +88,7 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
     rows = list(zip(*columns, strict=True))
     outputs = _outputs(arguments, arguments.folder, rows, search)
     if arguments.against:
-        from tfm_blocks.translation.against import compare
+        from tfm_blocks.scoring.baseline import compare
 
         baseline = _outputs(arguments, arguments.against, rows, search)
         before, after = compare(baseline, outputs, references, asked)

@@ -78,9 +78,9 @@ def _check(arguments: argparse.Namespace) -> None:
 def _check_several(arguments: argparse.Namespace) -> None:
     from tfm_blocks.compose.model import compose_model
     from tfm_blocks.compose.sweep import combinations, parts_of
-    from tfm_blocks.launch.sweeps.check import check_jobs, refuse_wrong
     from tfm_blocks.registry.plugins import load_plugins
     from tfm_blocks.report.jobs import show_jobs
+    from tfm_blocks.sweep.check import check_jobs, refuse_wrong
 
     load_plugins(arguments.plugins)
     jobs = combinations(parts_of([f"model={arguments.model}", *arguments.overrides], arguments.config_dir))

@@ -22,8 +22,8 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
 
     `program` is the command as people type it, `command` starts it again in a process of its own.
     """
+    from tfm_blocks.distributed.signals import end_on_signals
     from tfm_blocks.launch.memory import limit_primitive_caches
-    from tfm_blocks.launch.signals import end_on_signals
 
     limit_primitive_caches()
     end_on_signals()
@@ -48,7 +48,7 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
     prepared = prepare_arguments(arguments)
     flags = split(arguments).flags
     if "--multirun" in flags and PRINTING.isdisjoint(flags):
-        from tfm_blocks.cli.sweep import sweep
+        from tfm_blocks.sweep.command import sweep
 
         return sweep(arguments, program=words, start=command)
     status: list[int] = []
@@ -72,7 +72,7 @@ def _ended(action: Callable[[], int]) -> int:
 
 def _train_job(path: Path) -> int:
     """Train a job of a sweep, whose config the sweep has checked and written to `path`."""
-    from tfm_blocks.compose.job_file import read_job
+    from tfm_blocks.compose.job_config import read_job
 
     composed, typed = read_job(path)
     return _ended(lambda: _train_new(composed, typed))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli.options import add_checkpoint, add_run, add_search, count, translator_of
-from tfm_blocks.cli.searching import add_output, add_sampling, precision_of, sampling_of, search_of
+from tfm_blocks.cli.search_options import add_output, add_sampling, precision_of, sampling_of, search_of
 from tfm_blocks.errors import DataError, Problem
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from tfm_blocks.compose.folders import (
     root_keys,
 )
 from tfm_blocks.compose.overrides import first_of_sweep, parse_overrides, reason_of, refuse_sweeps, values
+from tfm_blocks.config.foreign_keys import advice
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.chain import model_chain
-from tfm_blocks.registry.foreign_keys import advice
 
 LONG = {
     "-c": "--cfg", "-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-h": "--help",

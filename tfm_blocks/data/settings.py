@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
+from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings
 from tfm_blocks.data.date_forms import ambiguity, is_language
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.registry.settings import Count, CountOrZero, RuleError, Settings
 
 
 class PairSettings(Settings):

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfm_blocks.errors import Problem, shown, suggest
-from tfm_blocks.language.at import merge, read_index
 from tfm_blocks.language.inputs import read_axes
+from tfm_blocks.language.layer_overrides import merge, read_index
 from tfm_blocks.language.naming import wrong_arg, wrong_input, wrong_node
-from tfm_blocks.language.placing import PLACEMENT, place
+from tfm_blocks.language.ordering import PLACEMENT, place
 from tfm_blocks.language.references import Reference, read_reference
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Input, Path, names

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfm_blocks.language.add_norm import PRESETS, STEPS, VALUED
 from tfm_blocks.language.naming import INDEX
-from tfm_blocks.language.placing import PLACEMENT
+from tfm_blocks.language.ordering import PLACEMENT
 from tfm_blocks.language.read import FORMS
 from tfm_blocks.language.references import ENTRY
 from tfm_blocks.language.repeat import MOST_REPEATS

@@ -13,10 +13,10 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import LmSettings, columns_in
+from tfm_blocks.distributed.cluster import find_place
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.launch.devices import expect_devices
-from tfm_blocks.launch.place import find_place
 from tfm_blocks.network.build import check_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network

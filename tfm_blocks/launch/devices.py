@@ -6,8 +6,8 @@ import os
 
 import torch
 
+from tfm_blocks.distributed.cluster import Place
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.launch.place import Place
 from tfm_blocks.network.device import choose_device
 from tfm_blocks.training.settings import DeviceSettings
 

@@ -14,10 +14,10 @@ import torch
 
 from tfm_blocks import __version__
 from tfm_blocks.compose.run import TAKEN
-from tfm_blocks.launch.begun import Job
+from tfm_blocks.distributed.cluster import Place
 from tfm_blocks.launch.devices import device_of, processor_cores
-from tfm_blocks.launch.place import Place
 from tfm_blocks.launch.precision import choose_precision
+from tfm_blocks.launch.run_spec import Job
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.facts import with_facts
 from tfm_blocks.runs.files import read_json
@@ -38,7 +38,7 @@ def keep_facts(job: Job, network: Network, place: Place) -> dict[str, Any]:
 
 
 def _facts(job: Job, record: Mapping[str, Any], network: Network, place: Place) -> dict[str, Any]:
-    """By name; tfm_blocks/training/contract.py says what each is."""
+    """By name; tfm_blocks/tracking/metric_schema.py says what each is."""
     commands = record.get("commands") or [""]
     return {
         "model": text_at(mapping_at(record, "choices"), "model"),

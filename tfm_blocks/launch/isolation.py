@@ -12,8 +12,8 @@ from types import ModuleType
 
 import torch
 
+from tfm_blocks.distributed.signals import own_handlers
 from tfm_blocks.launch.memory import limit_primitive_caches, return_freed_memory
-from tfm_blocks.launch.signals import own_handlers
 
 LOGGERS = (
     "lightning",

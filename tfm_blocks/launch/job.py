@@ -18,19 +18,19 @@ from lightning.pytorch import Callback
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.distributed.cluster import find_place
+from tfm_blocks.distributed.consistency import asked_fingerprint, expect_same, fingerprint
+from tfm_blocks.distributed.processes import run_together
+from tfm_blocks.distributed.rendezvous import Meeting
+from tfm_blocks.distributed.signals import StoppedError, end_on_signals
 from tfm_blocks.errors import RunError, TfmError, file_error
-from tfm_blocks.launch.agreement import asked_fingerprint, expect_same, fingerprint
-from tfm_blocks.launch.begun import Job
 from tfm_blocks.launch.check import check_lengths, placed
 from tfm_blocks.launch.devices import device_of
-from tfm_blocks.launch.meeting import Meeting
-from tfm_blocks.launch.place import find_place
+from tfm_blocks.launch.init_from import starting_weights
 from tfm_blocks.launch.precision import measure_precision
-from tfm_blocks.launch.processes import run_together
 from tfm_blocks.launch.rank import take_part, take_part_apart
 from tfm_blocks.launch.resume import Left, expect_same_text, find_begun
-from tfm_blocks.launch.signals import StoppedError, end_on_signals
-from tfm_blocks.launch.start import starting_weights
+from tfm_blocks.launch.run_spec import Job
 from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.checkpoints import newest_whole
@@ -53,8 +53,8 @@ from tfm_blocks.runs.folder import (
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import feed_of
+from tfm_blocks.training.non_finite import SKIPPED, DivergedError
 from tfm_blocks.training.settings import RunSettings
-from tfm_blocks.training.skipped import SKIPPED, DivergedError
 
 TYPED = ("python", "train.py")
 

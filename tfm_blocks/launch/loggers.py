@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.distributed.signals import StoppedError
 from tfm_blocks.errors import ConfigError, Problem, TfmError
-from tfm_blocks.launch.begun import Job
-from tfm_blocks.launch.signals import StoppedError
+from tfm_blocks.launch.run_spec import Job
 from tfm_blocks.runs.folder import METRICS, step_of
 from tfm_blocks.runs.metrics import Row, read_rows
+from tfm_blocks.tracking.loggers import CsvLogger, Guarded, RunLogger, in_a_line
+from tfm_blocks.tracking.metric_schema import columns
 from tfm_blocks.training.checkpoints import PreemptedError
-from tfm_blocks.training.contract import columns
-from tfm_blocks.training.loggers import CsvLogger, Guarded, RunLogger, in_a_line
 from tfm_blocks.training.settings import RunSettings
 
 
@@ -67,17 +67,17 @@ def _others(job: Job, settings: RunSettings, facts: Mapping[str, Any]) -> Iterat
     """Each is imported when it is asked for: two of them are extras, and all take a while."""
     config, asked = logged_config(job.config, str(facts["model"])), settings.logger
     if wandb := asked.wandb:
-        from tfm_blocks.training.wandb_logger import WandbLogger
+        from tfm_blocks.tracking.wandb_logger import WandbLogger
 
         told = config | {"facts": dict(facts)}
         grouped = wandb.model_copy(update={"group": wandb.group or job.config.get("sweep_name")})
         yield _open("wandb", lambda: WandbLogger(grouped, job.folder, told, job.wandb_id))
     if asked.tensorboard:
-        from tfm_blocks.training.tensorboard_logger import TensorboardLogger
+        from tfm_blocks.tracking.tensorboard_logger import TensorboardLogger
 
         yield _open("tensorboard", lambda: TensorboardLogger(job.folder, config | {"facts": dict(facts)}))
     if mlflow := asked.mlflow:
-        from tfm_blocks.training.mlflow_logger import MlflowLogger
+        from tfm_blocks.tracking.mlflow_logger import MlflowLogger
 
         yield _open("mlflow", lambda: MlflowLogger(mlflow, job.folder, config, facts, job.wandb_id))
 

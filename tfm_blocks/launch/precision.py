@@ -13,7 +13,7 @@ import torch
 
 from tfm_blocks.data.cache import cache_folder, find_or_build, key_of
 from tfm_blocks.launch.devices import device_of
-from tfm_blocks.launch.products import time_products
+from tfm_blocks.launch.product_timings import time_products
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.data import Feed
 from tfm_blocks.training.settings import RunSettings

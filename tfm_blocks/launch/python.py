@@ -14,13 +14,13 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
 from tfm_blocks.compose.request import compose_request
+from tfm_blocks.distributed.signals import StoppedError
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import checked, checked_to_resume
 from tfm_blocks.launch.isolation import caller_restored, ready_for_processes
 from tfm_blocks.launch.job import resume as resume_run
 from tfm_blocks.launch.job import train as train_run
 from tfm_blocks.launch.resume import read_left
-from tfm_blocks.launch.signals import StoppedError
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import STATUS
 from tfm_blocks.translation.translator import Translator

@@ -14,18 +14,18 @@ from lightning.pytorch import Callback, Trainer
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared, prepare
-from tfm_blocks.launch.agreement import ExpectSameRun, fingerprint
-from tfm_blocks.launch.begun import Job
+from tfm_blocks.distributed.cluster import Place, torchrun_place
+from tfm_blocks.distributed.consistency import ExpectSameRun, fingerprint
+from tfm_blocks.distributed.rendezvous import backend_of
+from tfm_blocks.distributed.signals import StoppedError, asked_to_stop, signals_blocked, signals_wait
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.facts import keep_facts
+from tfm_blocks.launch.finalize import final_weights, finish
+from tfm_blocks.launch.init_from import start_from
 from tfm_blocks.launch.loggers import open_loggers
-from tfm_blocks.launch.meeting import backend_of
 from tfm_blocks.launch.memory import keep_freed_memory, loaded_objects_kept
-from tfm_blocks.launch.outcome import final_weights, finish
-from tfm_blocks.launch.place import Place, torchrun_place
 from tfm_blocks.launch.precision import Precision, choose_precision
-from tfm_blocks.launch.signals import StoppedError, asked_to_stop, signals_blocked, signals_wait
-from tfm_blocks.launch.start import start_from
+from tfm_blocks.launch.run_spec import Job
 from tfm_blocks.launch.trainer import OwnSignals, build_trainer, quiet_lightning
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.graph import Network
@@ -33,17 +33,17 @@ from tfm_blocks.network.modules import losses_of
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, hold
 from tfm_blocks.runs.model import weights_of
+from tfm_blocks.tracking.loggers import RunLogger
 from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
 from tfm_blocks.training.data import Feed, RunData, feed_of
 from tfm_blocks.training.early_stopping import EarlyStopping
-from tfm_blocks.training.loggers import RunLogger
+from tfm_blocks.training.fsdp2 import fill_shares, whole
+from tfm_blocks.training.heartbeat import Silence
+from tfm_blocks.training.memory_check import Trial, copies_of
 from tfm_blocks.training.module import TrainingModule
+from tfm_blocks.training.non_finite import SKIPPED, SkippedSteps
 from tfm_blocks.training.settings import CallbackSettings, RunSettings, read_run
-from tfm_blocks.training.sharding import fill_shares, whole
-from tfm_blocks.training.silence import Silence
-from tfm_blocks.training.skipped import SKIPPED, SkippedSteps
 from tfm_blocks.training.stopped_early import StoppedEarly
-from tfm_blocks.training.trial import Trial, copies_of
 
 
 def take_part_apart(ranks: Ranks, job: Job, callbacks: Sequence[Callback] = ()) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfm_blocks.distributed.cluster import Place
+from tfm_blocks.distributed.consistency import Fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
-from tfm_blocks.launch.agreement import Fingerprint
-from tfm_blocks.launch.place import Place
-from tfm_blocks.launch.products import PRECISIONS
+from tfm_blocks.launch.product_timings import PRECISIONS
 from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.facts import changes_of, first_facts, newest_facts
 from tfm_blocks.runs.files import damaged, read_json

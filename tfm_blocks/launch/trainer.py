@@ -9,20 +9,20 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
 
-from tfm_blocks.launch.begun import Job
+from tfm_blocks.distributed.cluster import Place
+from tfm_blocks.distributed.rendezvous import environment_of
+from tfm_blocks.distributed.signals import take_signals
 from tfm_blocks.launch.devices import device_of
-from tfm_blocks.launch.meeting import environment_of
-from tfm_blocks.launch.place import Place
 from tfm_blocks.launch.precision import Precision
-from tfm_blocks.launch.signals import take_signals
+from tfm_blocks.launch.run_spec import Job
 from tfm_blocks.runs.folder import CHECKPOINTS
+from tfm_blocks.tracking.loggers import RunLogger
 from tfm_blocks.training.callbacks import KeepWeights, LogAttention, ShowProgress
 from tfm_blocks.training.checkpoints import CheckpointFiles
 from tfm_blocks.training.ema import MovingAverage
-from tfm_blocks.training.loggers import RunLogger
+from tfm_blocks.training.fsdp2 import SharedOut, WholeWhileScored
+from tfm_blocks.training.heartbeat import Silence
 from tfm_blocks.training.settings import TrainerSettings
-from tfm_blocks.training.sharding import SharedOut, WholeWhileScored
-from tfm_blocks.training.silence import Silence
 
 
 class OwnSignals(Callback):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.distributed.cluster import find_place
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.job import resume, train
-from tfm_blocks.launch.place import find_place
 from tfm_blocks.launch.resume import read_left
 from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
 from tfm_blocks.runs.folder import CHECKPOINTS

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.blocks.parts.add_norm import Branch
-from tfm_blocks.blocks.parts.protocols import Stepping
 from tfm_blocks.language.spec import Node
+from tfm_blocks.layers.add_norm import Branch
+from tfm_blocks.layers.protocols import Stepping
 from tfm_blocks.registry.blocks import REGISTRY
 
 Values = dict[str, Tensor]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.blocks.parts.add_norm import Branch
-from tfm_blocks.blocks.parts.protocols import Bounded
 from tfm_blocks.language.spec import TARGET, Axis, Input, Node, Spec, names
+from tfm_blocks.layers.add_norm import Branch
+from tfm_blocks.layers.protocols import Bounded
 from tfm_blocks.network.call import Call, Keeps, Values
 from tfm_blocks.network.recompute import layers_of
 from tfm_blocks.registry.blocks import REGISTRY

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tfm_blocks.blocks.parts.protocols import Prefilling
-from tfm_blocks.blocks.parts.state import Room, State
 from tfm_blocks.language.spec import TARGET, names
+from tfm_blocks.layers.protocols import Prefilling
+from tfm_blocks.layers.state import Room, State
 from tfm_blocks.network.call import Call, Keeps, Values
 from tfm_blocks.network.graph import Network
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from tfm_blocks.blocks.parts.linear import Linear
+from tfm_blocks.layers.linear import Linear
 from tfm_blocks.network.graph import Network
 
 SMALLEST = 1 << 16  # numbers; below, calling oneDNN costs more than it gives: 64 rows by 128 × 128 take 25 µs for 20

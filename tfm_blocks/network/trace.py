@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.blocks.parts.protocols import Bounded
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec
+from tfm_blocks.layers.protocols import Bounded
 from tfm_blocks.network.call import Call, Keeps
 from tfm_blocks.network.modules import module_of
 

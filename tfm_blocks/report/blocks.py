@@ -10,7 +10,7 @@ from rich.table import Table
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
+from tfm_blocks.report.table import Cell, Sheet, print_sheet
 
 PAGE = """\
 # The blocks

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from tfm_blocks.compose.catalogue import Entry
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
+from tfm_blocks.report.table import Cell, Sheet, print_sheet
 
 
 def show_models(models: Sequence[Entry]) -> None:

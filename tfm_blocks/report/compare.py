@@ -10,11 +10,11 @@ from typing import Any
 
 from tfm_blocks.errors import printable
 from tfm_blocks.report.comparison import Comparison
+from tfm_blocks.report.comparison_tables import sheets_of
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.screen import print_json as screen_json
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.sheet import print_sheet
-from tfm_blocks.report.sheets import sheets_of
+from tfm_blocks.report.table import print_sheet
 from tfm_blocks.runs.record import RunRecord, describe
 
 TESTS = (

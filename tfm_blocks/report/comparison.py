@@ -12,7 +12,7 @@ from tfm_blocks.report.differences import Factor, Group, find_factors, group_see
 from tfm_blocks.runs.record import RunRecord, read_records
 
 if TYPE_CHECKING:
-    from tfm_blocks.report.against import Against
+    from tfm_blocks.report.baseline_tests import Against
 
 NAMED = 3  # runs that a note names; of more it tells how many
 COMPUTED = ("BLEU", "chrF", "TER")  # each in a way that its signature tells
@@ -40,7 +40,7 @@ def compare_runs(paths: Sequence[Path], baseline: str | None = None) -> Comparis
     chosen = _find_group(groups, baseline) if baseline else None
     against: Sequence[Against] = []
     if chosen:
-        from tfm_blocks.report.against import compare_groups  # sacreBLEU, which nothing else here needs
+        from tfm_blocks.report.baseline_tests import compare_groups  # sacreBLEU, which nothing else here needs
 
         against, untested = compare_groups(groups, chosen)
         notes += untested

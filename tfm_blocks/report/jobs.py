@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tfm_blocks.errors import Problem
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
+from tfm_blocks.report.table import Cell, Sheet, print_sheet
 
 
 def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> None:

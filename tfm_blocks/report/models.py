@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tfm_blocks.errors import TfmError
 from tfm_blocks.report.differences import Group
-from tfm_blocks.report.sheet import Sheet
 from tfm_blocks.report.show import nodes_sheet
+from tfm_blocks.report.table import Sheet
 from tfm_blocks.runs.model import read_spec
 
 

@@ -13,15 +13,15 @@ from markupsafe import Markup
 
 from tfm_blocks.errors import RunError
 from tfm_blocks.report.assets import asset
+from tfm_blocks.report.attention_images import pictures_of
 from tfm_blocks.report.compare import TESTS
 from tfm_blocks.report.comparison import Comparison
+from tfm_blocks.report.comparison_tables import sheets_of
 from tfm_blocks.report.curves import AXES, MOST_POINTS, Line, charts_of, line_style
 from tfm_blocks.report.differences import Group
-from tfm_blocks.report.drawn import choose_drawn, left_out
-from tfm_blocks.report.looks import pictures_of
 from tfm_blocks.report.models import models_of
 from tfm_blocks.report.samples import choose_samples, common_test_set
-from tfm_blocks.report.sheets import sheets_of
+from tfm_blocks.report.selection import choose_drawn, left_out
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import CONFIG, METRICS
 from tfm_blocks.runs.metrics import read_rows

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfm_blocks.report.comparison import Comparison
+from tfm_blocks.report.comparison_tables import runs_sheet, scores_sheet
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.runs import entry_record
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.sheet import Sheet
-from tfm_blocks.report.sheets import runs_sheet, scores_sheet
+from tfm_blocks.report.table import Sheet
 from tfm_blocks.runs.listing import RunEntry
 from tfm_blocks.runs.record import RunRecord, describe
 

@@ -15,7 +15,7 @@ from tfm_blocks.runs.folder import TRANSLATIONS
 from tfm_blocks.runs.losses import read_losses
 from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.translations import read_translations
-from tfm_blocks.translation.line_statistics import Floats, line_statistics
+from tfm_blocks.scoring.line_statistics import Floats, line_statistics
 
 FORMAT = 1  # of the cached file; a change of the statistics takes another number
 FILE = "statistics.npz"

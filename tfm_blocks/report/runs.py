@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.report.screen import print_json, screen
-from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
+from tfm_blocks.report.table import Cell, Sheet, print_sheet
 from tfm_blocks.runs.listing import RunEntry, size_of
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
+from tfm_blocks.report.table import Cell, Sheet, print_sheet
 from tfm_blocks.runs.folder import finite_or_null
-from tfm_blocks.translation.evaluate import Score
-from tfm_blocks.translation.perplexity import Perplexity
+from tfm_blocks.scoring.corpus import Score
+from tfm_blocks.scoring.perplexity import Perplexity
 
 TESTS = (
     "p: two-sided paired approximate randomization over these lines (Riezler and Maxwell 2005); sacreBLEU's p: its "

@@ -12,7 +12,7 @@ from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.network.graph import Network
 from tfm_blocks.report.complexity import complexity, complexity_sheet
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.sheet import Cell, Sheet, print_sheet
+from tfm_blocks.report.table import Cell, Sheet, print_sheet
 
 LENGTH = 32  # tokens of an input whose length nobody chose
 

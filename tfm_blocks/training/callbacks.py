@@ -17,10 +17,10 @@ from tfm_blocks.network.attention_maps import attention_nodes
 from tfm_blocks.report.attention_page import png
 from tfm_blocks.runs.folder import BEST, step_file, step_files
 from tfm_blocks.runs.model import weights_of, write_tensors
-from tfm_blocks.training.loggers import RunLogger
+from tfm_blocks.tracking.loggers import RunLogger
+from tfm_blocks.training.fsdp2 import whole
+from tfm_blocks.training.heartbeat import Silence
 from tfm_blocks.training.module import TrainingModule
-from tfm_blocks.training.sharding import whole
-from tfm_blocks.training.silence import Silence
 from tfm_blocks.translation.sentence_attention import attention_of
 
 SHORT = 24  # tokens of a sentence whose attention is pictured: the labels of eight heads of them still fit a screen

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from tfm_blocks.scoring.corpus import metrics
 from tfm_blocks.training.data import StepBatches
-from tfm_blocks.translation.evaluate import metrics
 
 
 def perplexity(nats: float) -> float:

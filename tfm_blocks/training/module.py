@@ -22,17 +22,17 @@ from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.modules import losses_of
 from tfm_blocks.runs.metrics import SECONDS, TOKENS
+from tfm_blocks.tracking.loggers import RunLogger
+from tfm_blocks.tracking.metric_schema import key_of
 from tfm_blocks.training.clock import Clock
-from tfm_blocks.training.contract import key_of
 from tfm_blocks.training.data import StepBatches
-from tfm_blocks.training.loggers import RunLogger
+from tfm_blocks.training.evaluation import Scorer
+from tfm_blocks.training.fsdp2 import SharedOut, whole
 from tfm_blocks.training.metrics import Pace, StepSums
+from tfm_blocks.training.non_finite import SkippedSteps, diverged
 from tfm_blocks.training.objective import Objective, backward_scale
 from tfm_blocks.training.optimizer import build_optimizer
-from tfm_blocks.training.scoring import Scorer
 from tfm_blocks.training.settings import RunSettings
-from tfm_blocks.training.sharding import SharedOut, whole
-from tfm_blocks.training.skipped import SkippedSteps, diverged
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 

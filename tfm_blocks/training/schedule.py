@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from tfm_blocks.registry.settings import Above0, Count, RuleError, Settings
+from tfm_blocks.config.settings import Above0, Count, RuleError, Settings
 
 
 class NoamSettings(Settings):

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from tfm_blocks.config.settings import Above0, Count, CountOrZero, RuleError, Settings, Share, read_settings
 from tfm_blocks.data.settings import DataSettings, LmSettings
 from tfm_blocks.errors import shown, suggest
-from tfm_blocks.registry.settings import Above0, Count, CountOrZero, RuleError, Settings, Share, read_settings
-from tfm_blocks.training.contract import CONTRACT
+from tfm_blocks.tracking.metric_schema import CONTRACT
 from tfm_blocks.training.schedule import ScheduleSettings
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 

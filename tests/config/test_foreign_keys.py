@@ -1,0 +1,26 @@
+"""Advice for people who know other toolkits."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.config.foreign_keys import CALLED_HERE, advice
+
+
+@pytest.mark.parametrize("sentence", CALLED_HERE)
+def test_advice_names_keys_that_there_are(small: Callable[..., Composed], sentence: str) -> None:
+    configs = [small("schedule=noam", "schedule.warmup=2").mapping, small("schedule=linear").mapping]
+    named = re.findall(r"\b(data|schedule|trainer)\.(\w+)", sentence)
+    roots = re.findall(r"write (\w+)=", sentence)
+    assert named or roots
+    for group, key in named:
+        assert any(key in config[group] for config in configs)
+    for key in roots:
+        assert key in configs[0]
+
+
+def test_the_last_part_of_a_key_decides() -> None:
+    assert advice("lr") == advice("optimizer.lr") == advice("training.optimizer.lr") != ""
+    assert advice("lr.eps") == advice("optimizer") == ""

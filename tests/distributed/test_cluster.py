@@ -1,0 +1,145 @@
+"""The world that was asked for is the one that trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.distributed.cluster import Place, find_place, refuse_launched_sweep
+from tfm_blocks.distributed.rendezvous import environment_of
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.launch.resume import find_begun
+from tfm_blocks.training.settings import DeviceSettings
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "abc", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+    "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "1",
+}  # fmt: skip
+SRUN = {
+    "SLURM_JOB_ID": "7", "SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "1",
+    "SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_RESTART_COUNT": "2",
+}  # fmt: skip
+TYPED = "python train.py name=a.b"
+ALONE = {
+    "nobody": {},
+    "a batch script": {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
+    "a shell of srun's": {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+    "a stray variable": {"WORLD_SIZE": "2"},
+}
+
+
+def asked(**given: Any) -> DeviceSettings:
+    return DeviceSettings.model_validate({"devices": 2, "accelerator": "cpu", "num_nodes": 2} | given)
+
+
+def test_a_process_of_torchruns_finds_its_place() -> None:
+    place = find_place(asked(), TORCHRUN)
+    told = {"launch": "torchrun abc", "restarts": 1}
+    assert place == Place(cluster="torchrun", rank=3, world=4, local_rank=1, devices=2, nodes=2, **told)
+    assert str(place) == "torchrun, rank 3 of 4 on 2 nodes"
+
+
+def test_a_process_of_sruns_finds_its_place() -> None:
+    place = find_place(asked(), SRUN)
+    assert place == Place(
+        cluster="slurm", rank=2, world=4, local_rank=0, devices=2, nodes=2, launch="slurm 7", restarts=2
+    )
+
+
+def test_torchrun_inside_a_job_of_slurms_is_torchrun_unless_it_is_said() -> None:
+    assert find_place(asked(), SRUN | TORCHRUN).cluster == "torchrun"
+    assert find_place(asked(cluster="slurm"), SRUN | TORCHRUN).cluster == "slurm"
+
+
+@pytest.mark.parametrize("environment", ALONE.values(), ids=ALONE)
+def test_a_process_that_was_started_alone_starts_the_others(environment: dict[str, str]) -> None:
+    place = find_place(asked(num_nodes=1), environment)
+    assert (place.cluster, place.world, place.outside) == ("local", 1, False)
+
+
+@pytest.mark.parametrize("environment", ALONE.values(), ids=ALONE)
+def test_a_job_of_slurms_that_is_requeued_is_known_where_it_is_one_process(environment: dict[str, str]) -> None:
+    place = find_place(asked(num_nodes=1), environment | {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
+    assert (place.cluster, place.launch, place.restarts) == ("local", "slurm 7", 1)
+
+
+WRONG = {
+    "fewer devices": (
+        asked(devices=1),
+        TORCHRUN,
+        "asks for 1 processes on each of 2 nodes, but torchrun has started 4",
+    ),
+    "fewer nodes": (asked(num_nodes=1), SRUN, "asks for 2 processes on each of 1 nodes, but slurm has started 4"),
+    "uneven nodes": (asked(), TORCHRUN | {"WORLD_SIZE": "3"}, "but torchrun has started 3 processes"),
+    "nodes of nobody": (asked(), {}, "starts processes on its own machine only"),
+    "no torchrun": (asked(cluster="torchrun"), {}, "is torchrun, but the environment of this process has no RANK"),
+    "no srun": (
+        asked(cluster="slurm"),
+        ALONE["a batch script"],
+        "is slurm, but the environment of this process has no",
+    ),
+    "tasks without a number": (asked(), SRUN | {"SLURM_NTASKS_PER_NODE": ""}, "has no SLURM_NTASKS_PER_NODE"),
+    "alone among many": (asked(cluster="local"), SRUN, "srun has started 4 processes, and each would train the whole"),
+    "mpirun": (asked(num_nodes=1), {"OMPI_COMM_WORLD_SIZE": "3"}, "mpirun has started 3 processes"),
+    "another launcher": (asked(num_nodes=1), {"RANK": "0", "WORLD_SIZE": "2"}, "a launcher has started 2 processes"),
+}
+
+
+@pytest.mark.parametrize(("settings", "environment", "told"), WRONG.values(), ids=WRONG)
+def test_another_world_than_was_asked_for_is_refused(
+    settings: DeviceSettings, environment: dict[str, str], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{told}(?s:.*)help: .*(torchrun|srun|trainer\.devices=2)"):
+        find_place(settings, environment)
+
+
+@pytest.mark.parametrize("environment", [TORCHRUN, SRUN])
+def test_a_sweep_is_not_started_by_each_process_of_a_launcher(environment: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"would train every job of the sweep(?s:.*)help: start the sweep once"):
+        refuse_launched_sweep(environment)
+    for alone in ALONE.values():
+        refuse_launched_sweep(alone)
+
+
+def test_lightning_is_told_who_has_started_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take Slurm for the launcher where both are there."""
+    for name, value in (SRUN | TORCHRUN).items():
+        monkeypatch.setenv(name, value)
+    environment = environment_of(find_place(asked(), SRUN | TORCHRUN))
+    assert (environment.global_rank(), environment.world_size(), environment.local_rank()) == (3, 4, 1)
+    slurm: Any = environment_of(find_place(asked(cluster="slurm"), SRUN | TORCHRUN))
+    assert (slurm.global_rank(), slurm.world_size(), slurm.auto_requeue) == (2, 4, False)
+
+
+def test_processes_that_are_started_anew_find_the_newest_run_of_their_launch(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    config = small().mapping
+    begun = [("torchrun abc", TYPED), ("torchrun abc", TYPED), ("torchrun abc", "other"), ("torchrun other", TYPED)]
+    for number, (launch, command) in enumerate(begun, 1):
+        run = tmp_path / (f"a.b-{number}" if number > 1 else "a.b")
+        run.mkdir()
+        record = {
+            "vocab": 300,
+            "wandb_id": "x",
+            "text": {"vocabulary": "x"},
+            "launch": launch,
+            "commands": [command, "resumed by hand"],
+        }
+        (run / "run.json").write_text(json.dumps(record))
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        (run / "model.json").write_text(json.dumps({"model": config["model"]}))
+        (run / "status.json").write_text('{"state": "failed"}')
+    (tmp_path / "a.b-5").mkdir()
+    anew = find_place(asked(), TORCHRUN)
+    found = find_begun(tmp_path, "a.b", anew, TYPED)
+    assert found is not None and found.folder.name == "a.b-2"
+    assert find_begun(tmp_path, "other", anew, TYPED) is None
+    first = find_place(asked(), TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"})
+    assert find_begun(tmp_path, "a.b", first, TYPED) is None

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+
+from tfm_blocks.data.plan import Ranks
+from tfm_blocks.distributed.processes import run_together
+from tfm_blocks.errors import Problem, RunError, TfmError
+
+
+def add_ranks(ranks: Ranks, folder: Path) -> None:
+    torch.distributed.init_process_group("gloo")
+    total = torch.tensor([float(ranks.rank + 1)])
+    torch.distributed.all_reduce(total)
+    (folder / str(ranks.rank)).write_text(f"{total.item()} of {ranks.world}")
+    torch.distributed.destroy_process_group()
+
+
+def fail_alone(ranks: Ranks, harm: str) -> None:
+    """Rank 1 ends badly while rank 0 waits for it."""
+    torch.distributed.init_process_group("gloo")
+    if ranks.rank == 0:
+        torch.distributed.barrier()
+    if harm == "tell":
+        raise RunError(Problem("x.y", "is wrong", help="mend it"))
+    if harm == "break":
+        raise RuntimeError("rank 1 broke")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_processes_work_together(tmp_path: Path) -> None:
+    run_together(add_ranks, 2, tmp_path)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["3.0 of 2", "3.0 of 2"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind", "said"),
+    [
+        ("tell", RunError, "error: x.y: is wrong\n  help: mend it"),
+        ("break", Exception, "rank 1 broke"),
+        ("kill", TfmError, "process 1 of 2 ended with SIGKILL"),
+    ],
+)
+def test_one_that_fails_ends_all_and_is_heard(harm: str, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind) as caught:
+        run_together(fail_alone, 2, harm)
+    assert said in str(caught.value)
+
+
+def sleep_alone(ranks: Ranks, folder: Path) -> None:
+    """Rank 1 fails, and rank 0 does not hear of it, nor any signal."""
+    if ranks.rank == 1:
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    time.sleep(600)
+    (folder / "slept").touch()
+
+
+def test_one_that_waits_for_a_lost_one_and_hears_no_signal_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(TfmError, match="process 1 of 2 ended with SIGKILL"):
+        run_together(sleep_alone, 2, tmp_path)
+    assert not (tmp_path / "slept").exists()

@@ -1,0 +1,31 @@
+"""A cluster whose commands are stubs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+STUBS = Path(__file__).parent / "slurm"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the stubs; whatever they have started is gone afterwards."""
+    from tfm_blocks.sweep.launchers import slurm
+
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    monkeypatch.setenv("SLURM_STUBS", str(folder))
+    monkeypatch.setenv("PATH", f"{STUBS}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "SELDOM", 0.2)
+    monkeypatch.setattr(slurm, "OFTEN", 0.1)
+    monkeypatch.setattr(slurm, "LATE", 1.0)
+    slurm.submitit.SlurmJob.watcher.clear()  # which remembers numbers that the stubs give anew
+    yield folder
+    for tasks in folder.glob("jobs/*/tasks"):
+        for task in tasks.read_text().split():
+            subprocess.run(["kill", "-9", task], check=False, stderr=subprocess.DEVNULL)

@@ -1,0 +1,76 @@
+"""Jobs of this machine get their part of it; a script that says what it sees stands for a training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.sweep.test_supervisor import LIMIT
+from tfm_blocks.launch.devices import processor_cores
+from tfm_blocks.sweep.launchers.interface import Worker
+from tfm_blocks.sweep.launchers.local import LocalLauncher
+from tfm_blocks.training.settings import TrainerSettings
+
+SEES = "echo threads $OMP_NUM_THREADS, devices $CUDA_VISIBLE_DEVICES; until [ -e {} ]; do sleep 0.05; done"
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def start(small: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts a job where two may run at a time, on a machine whose user leaves two devices to them."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    launcher, trainer = LocalLauncher(2), small().mapping["trainer"]
+
+    def start(name: str, **changes: Any) -> Worker:
+        command = ["bash", "-c", SEES.format(tmp_path / f"{name}.go")]
+        settings = TrainerSettings.model_validate(trainer | {"accelerator": "cuda", "devices": 1} | changes)
+        return launcher.start(name, command, tmp_path / f"{name}.log", settings)
+
+    return start
+
+
+def until(found: Callable[[], Any]) -> Any:
+    begun = time.monotonic()
+    while (result := found()) in (None, ""):
+        assert time.monotonic() < begun + LIMIT
+        time.sleep(0.05)
+    return result
+
+
+def seen(folder: Path, name: str) -> str:
+    log = folder / f"{name}.log"
+    return until(lambda: log.read_text() if log.exists() else "").strip()
+
+
+def end(folder: Path, name: str, worker: Worker) -> None:
+    (folder / f"{name}.go").touch()
+    assert until(worker.ended) == 0
+
+
+def test_jobs_see_their_part_of_the_cores_and_a_device_that_goes_to_the_next_when_they_end(
+    start: Start, tmp_path: Path
+) -> None:
+    threads = f"threads {max(1, processor_cores() // 2)}"
+    workers = {name: start(name) for name in ("first", "second")}
+    assert [seen(tmp_path, name) for name in workers] == [f"{threads}, devices 5", f"{threads}, devices 7"]
+    end(tmp_path, "second", workers["second"])
+    workers["third"] = start("third")
+    assert seen(tmp_path, "third") == f"{threads}, devices 7"
+    end(tmp_path, "first", workers["first"])
+    end(tmp_path, "third", workers["third"])
+
+
+def test_devices_that_are_not_enough_are_lent_twice_and_who_takes_none_sees_what_the_user_has_set(
+    start: Start, tmp_path: Path
+) -> None:
+    workers = {"one": start("one"), "both": start("both", devices=2), "none": start("none", accelerator="cpu")}
+    assert [seen(tmp_path, name).partition(", ")[2] for name in workers] == ["devices 5", "devices 7,5", "devices 5,7"]
+    for name, worker in workers.items():
+        end(tmp_path, name, worker)

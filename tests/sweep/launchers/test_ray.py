@@ -1,0 +1,172 @@
+"""Jobs on a Ray cluster, which here is one of this machine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sweep.test_supervisor import LIMIT
+from tfm_blocks.distributed import signals
+from tfm_blocks.sweep.job import ERROR, KILLED
+from tfm_blocks.sweep.launchers.interface import Worker
+from tfm_blocks.sweep.launchers.settings import RaySettings, read_launcher_settings
+from tfm_blocks.sweep.result import Ending
+from tfm_blocks.training.settings import TrainerSettings
+
+pytest.importorskip("ray")
+import ray
+
+from tfm_blocks.sweep.launchers.ray import RayLauncher
+
+CONF = {"name": "ray", "address": "local", "cpus": 1, "gpus": None, "memory": None, "resources": {}}
+HAS = {"GPU": 2, "memory": 4 << 30, "licence": 1}  # the cluster, as it says itself
+WAITS = "trap 'sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
+
+
+def settings_with(**changes: Any) -> RaySettings:
+    settings = read_launcher_settings(CONF | changes)
+    assert isinstance(settings, RaySettings)
+    return settings
+
+
+@pytest.fixture
+def trainer(small: Callable[..., Any]) -> TrainerSettings:
+    return TrainerSettings.model_validate(small().mapping["trainer"])
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[RayLauncher]:
+    """A job takes as many cores as the machine has, so that a second one waits."""
+    before = {number: signal.getsignal(number) for number in signals.STOPS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps(HAS))
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        launcher = RayLauncher(settings_with())
+    cores = int(ray.cluster_resources()["CPU"])
+    launcher.settings = settings_with(cpus=cores)
+    with launcher:
+        yield launcher
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def until(found: Callable[[], Any]) -> Any:
+    begun = time.monotonic()
+    while (result := found()) is None or result is False:
+        assert time.monotonic() < begun + 4 * LIMIT
+        time.sleep(0.05)
+    return result
+
+
+@pytest.fixture
+def start(launcher: RayLauncher, trainer: TrainerSettings) -> Iterator[Callable[..., Worker]]:
+    """Starts a job, which has nothing of the cluster any more after the test."""
+    workers: list[Worker] = []
+
+    def start(log: Path, script: str, trainer: TrainerSettings = trainer) -> Worker:
+        workers.append(launcher.start(log.stem, ["bash", "-c", script], log, trainer))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        ray.kill(worker.actor)
+
+
+def said(log: Path) -> str:
+    return log.read_text() if log.exists() else ""
+
+
+def test_jobs_end_with_their_status_one_after_the_other_where_there_is_room_for_one(
+    start: Callable[..., Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_SWEEP", "known")
+    monkeypatch.setenv("WANDB_RUN_ID", "of-the-sweep")
+    logs = [tmp_path / f"{name}.log" for name in ("first", "second")]
+    logs[0].write_text("before\n")
+    first = start(logs[0], WAITS)
+    until(lambda: "ready" in said(logs[0]))
+    assert until(first.place).startswith("on ") and first.ended() is None and first.begin == len("before\n")
+    second = start(logs[1], "pwd; echo $OF_THE_SWEEP $WANDB_RUN_ID; exit 3")
+    assert second.place() is None
+    first.stop()
+    assert until(first.ended) == 75
+    assert until(second.ended) == 3
+    assert said(logs[1]) == f"{Path.cwd()}\nknown\n"
+
+
+def test_a_job_has_what_it_asks_for_of_the_cluster_and_the_next_waits_for_what_there_is_one_of(
+    launcher: RayLauncher,
+    start: Callable[..., Worker],
+    tmp_path: Path,
+    trainer: TrainerSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launcher, "settings", settings_with(memory="500MB", resources={"licence": 1}))
+    asked = trainer.model_copy(update={"accelerator": "cuda"})
+    first = start(tmp_path / "first.log", f"echo device $CUDA_VISIBLE_DEVICES; {WAITS}", asked)
+    until(lambda: "ready" in said(tmp_path / "first.log"))
+    assert said(tmp_path / "first.log").startswith(("device 0\n", "device 1\n"))
+    until(lambda: taken() == {"CPU": 1, "GPU": 1, "memory": 500 << 20, "licence": 1})
+    second = start(tmp_path / "second.log", "exit 3", asked)
+    assert second.place() is None and second.ended() is None
+    first.stop()
+    assert (until(first.ended), until(second.ended)) == (75, 3)
+
+
+def taken() -> dict[str, float]:
+    """What jobs have of the cluster."""
+    free = ray.available_resources()
+    return {name: rest for name, has in ray.cluster_resources().items() if (rest := has - free.get(name, 0)) > 1e-6}
+
+
+def test_what_is_to_end_at_once_does_and_so_does_what_still_waits(start: Callable[..., Worker], tmp_path: Path) -> None:
+    first = start(tmp_path / "first.log", WAITS.replace("exit 75", "sleep 1000"))
+    until(lambda: "ready" in said(tmp_path / "first.log"))
+    second = start(tmp_path / "second.log", "echo never")
+    second.stop()
+    first.kill()
+    first.wait()
+    assert isinstance(until(second.ended), Ending) and said(tmp_path / "second.log") == ""
+    found = until(first.ended)
+    assert found == 137 or (isinstance(found, Ending) and found.state == KILLED)
+
+
+def test_a_node_that_is_lost_is_told_and_leaves_no_process(start: Callable[..., Worker], tmp_path: Path) -> None:
+    worker = start(tmp_path / "x.log", "echo $$; while true; do sleep 0.05; done")
+    until(lambda: "\n" in said(tmp_path / "x.log"))
+    until(worker.place)
+    ray.kill(worker.actor)
+    found = until(worker.ended)
+    assert isinstance(found, Ending) and found.state == KILLED and found.reason.startswith("Ray: ")
+    job = Path("/proc", said(tmp_path / "x.log").strip())
+    until(lambda: not job.exists())
+
+
+def test_ray_leaves_signals_to_the_sweep(launcher: RayLauncher) -> None:
+    assert signal.getsignal(signal.SIGTERM) is signals._handle
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(start: Callable[..., Worker], tmp_path: Path) -> None:
+    found = until(start(tmp_path / "nowhere" / "x.log", "true").ended)
+    assert isinstance(found, Ending) and found.state == ERROR
+    assert "No such file or directory" in found.reason and "nowhere/x.log" in found.reason
+
+
+def test_an_address_that_leads_to_no_cluster_is_told() -> None:
+    code = "from tests.sweep.launchers.test_ray import *\nRayLauncher(settings_with(address='nowhere'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "launcher.address: leads to no Ray cluster: " in done.stderr
+
+
+def test_the_missing_extra_is_told_with_its_command() -> None:
+    code = "import sys; sys.modules['ray'] = None\nimport tfm_blocks.sweep.launchers.ray"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ray is not installed" in done.stderr and "pip install -c constraints.txt -e '.[ray]'" in done.stderr

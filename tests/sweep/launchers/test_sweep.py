@@ -1,0 +1,293 @@
+"""A sweep whose jobs wait in a queue, and a sweep that goes on with jobs of one that is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sweep import test_run as local
+from tests.sweep.test_supervisor import LIMIT
+from tfm_blocks.sweep.engine import Grid, Sweep
+from tfm_blocks.sweep.job import DONE, ERROR, KILLED, RUNNING, WAITING, SweepJob
+from tfm_blocks.sweep.record import SweepFolder, claim_sweep
+from tfm_blocks.sweep.settings import GridSettings, read_sweep_settings
+from tfm_blocks.training.settings import read_run
+
+pytest.importorskip("submitit")
+from tests.sweep.launchers.test_slurm import launcher_with
+
+TRAINS = """
+for word; do case $word in *.json) run=runs/x/$(basename $word .json) ;; resume=*) run=${word#resume=} ;; esac; done
+state() { echo "{\\"state\\": \\"$1\\"}" > $run/status.json; }
+mkdir -p $run && echo {} > $run/run.json && state running
+trap 'state preempted; exit 75' TERM
+echo "$@"
+until [ -e go ] || [ -e $run.go ]; do sleep 0.05; done
+state done
+"""
+LAUNCHERS = {
+    "submitit": ["launcher=slurm", "launcher.cluster=local"],
+    "slurm": ["launcher=slurm"],
+    "ray": ["launcher=ray", "launcher.address=local"],
+}
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Callable[..., Any]) -> Callable[..., Sweep]:
+    """A sweep of the jobs of these names, whose training is a script that ends when there is a file `go`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trains.sh").write_text(TRAINS)
+    composed = small()
+
+    def sweep(*names: str, launcher: Any = None, **how: Any) -> Sweep:
+        folder: SweepFolder = claim_sweep(Path("runs"), "x", names, "python train.py …")
+        settings = {"method": "grid", "name": None, "parallel": 2, "timeout": None, "retries": 0} | how
+        jobs = [SweepJob(name, [], composed, read_run(composed.mapping)) for name in names]
+        for job in jobs:
+            status = folder.run(job) / "status.json"
+            job.state = DONE if status.is_file() and "done" in status.read_text() else WAITING
+        read = read_sweep_settings(settings)
+        assert isinstance(read, GridSettings)
+        return Sweep(folder, Grid(jobs), read, launcher or launcher_with(), ["bash", "trains.sh"])
+
+    return sweep
+
+
+def states(sweep: Sweep) -> list[str]:
+    return [job.state for job in sweep.source.jobs]
+
+
+def trains(folder: Path, name: str) -> bool:
+    log = folder / "runs" / "x" / f"{name}.log"
+    return log.exists() and "--job" in log.read_text()
+
+
+def until(sweep: Sweep, done: Callable[[], bool]) -> None:
+    """Goes on with the sweep for so long."""
+    begun = time.monotonic()
+    while not done():
+        assert time.monotonic() < begun + 2 * LIMIT, [(job.state, job.reason) for job in sweep.source.jobs]
+        sweep._goes_on()
+        time.sleep(0.05)
+
+
+def test_jobs_wait_in_the_queue_and_then_run_and_the_next_takes_the_place_of_one_that_is_done(
+    make: Callable[..., Sweep], cluster: Path, tmp_path: Path
+) -> None:
+    (cluster / "full").touch()
+    sweep = make("a", "b", "c")
+    sweep._goes_on()
+    assert states(sweep) == [WAITING] * 3
+    assert [job.reason for job in sweep.source.jobs] == ["in the queue of Slurm", "in the queue of Slurm", ""]
+    (cluster / "full").unlink()
+    until(sweep, lambda: states(sweep) == [RUNNING, RUNNING, WAITING])
+    assert sweep.source.jobs[0].reason.endswith(", job 101")
+    (tmp_path / "go").touch()
+    assert sweep.run() == 0
+    assert states(sweep) == [DONE] * 3
+    told = json.loads((tmp_path / "runs" / "x" / "sweep.json").read_text())
+    assert [job["state"] for job in told["jobs"]] == [DONE] * 3
+
+
+def test_time_in_the_queue_does_not_count(make: Callable[..., Sweep], cluster: Path, tmp_path: Path) -> None:
+    (cluster / "full").touch()
+    sweep = make("a", timeout="2s")
+    begun = time.monotonic()
+    until(sweep, lambda: time.monotonic() > begun + 3)
+    assert states(sweep) == [WAITING] and sweep.running[0].asked is None
+    (cluster / "full").unlink()
+    until(sweep, lambda: not sweep.running)
+    assert (states(sweep), sweep.source.jobs[0].reason) == (["timed out"], "after 2 s")
+
+
+def test_the_same_sweep_goes_on_with_what_another_command_has_left_in_the_queue(
+    make: Callable[..., Sweep], cluster: Path, tmp_path: Path
+) -> None:
+    """Of three jobs one runs, one waits, and one ends between the two commands; none is started twice."""
+    gone = make("a", "b", "c")
+    until(gone, lambda: trains(tmp_path, "a") and trains(tmp_path, "b"))
+    (cluster / "full").touch()
+    gone.settings = gone.settings.model_copy(update={"parallel": 3})
+    gone._goes_on()
+    (tmp_path / "runs" / "x" / "b.go").touch()
+    while "RUNNING" in (cluster / "jobs" / "102" / "state").read_text():
+        time.sleep(0.05)
+    again = make("a", "b", "c", parallel=3)
+    again._goes_on()
+    assert states(again) == [RUNNING, DONE, WAITING]
+    (tmp_path / "go").touch()
+    (cluster / "full").unlink()
+    assert again.run() == 0
+    assert states(again) == [DONE] * 3
+    assert (cluster / "calls").read_text().count("sbatch /") == 3
+
+
+def test_what_is_left_in_the_queue_is_among_the_jobs_of_a_time_and_goes_from_it_when_the_command_is_stopped(
+    make: Callable[..., Sweep], cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four jobs the first has gone since, and the last is of a trial that the second command does not ask for."""
+    (cluster / "full").touch()
+    make("a", "b", "c", "d", parallel=4)._goes_on()
+    subprocess.run(["scancel", "101"], check=True)
+    sweep = make("a", "b", "c", "d", parallel=1)
+    assert sweep.source.jobs.pop() is sweep.source.waiting.pop()
+    sweep._goes_on()
+    assert [job.reason for job in sweep.source.jobs] == ["", "in the queue of Slurm", "in the queue of Slurm"]
+    assert (cluster / "calls").read_text().count("sbatch /") == 4
+    monkeypatch.setattr("tfm_blocks.sweep.engine.asked_to_stop", lambda: signal.SIGINT)
+    until(sweep, lambda: not sweep.running)
+    assert states(sweep) == [WAITING, "stopped", "stopped"]
+    for number in (102, 103, 104):
+        assert (cluster / "jobs" / str(number) / "state").read_text().startswith("CANCELLED")
+
+
+def test_a_job_that_is_killed_goes_on_after_what_it_has(
+    make: Callable[..., Sweep], cluster: Path, tmp_path: Path
+) -> None:
+    sweep = make("a", retries=1)
+    until(sweep, lambda: trains(tmp_path, "a"))
+    (cluster / "jobs" / "101" / "state").write_text("NODE_FAIL\n")
+    subprocess.run(["kill", "-9", (cluster / "jobs" / "101" / "tasks").read_text().strip()], check=True)
+    until(sweep, lambda: "again after killed: Slurm says of job 101: NODE_FAIL" in sweep.source.jobs[0].reason)
+    (tmp_path / "go").touch()
+    assert sweep.run() == 0 and states(sweep) == [DONE]
+    assert (tmp_path / "runs" / "x" / "a.log").read_text() == "--job runs/x/.jobs/a.json\nresume=runs/x/a\n"
+
+
+def test_a_cluster_that_takes_no_more_jobs_gets_the_others_later_and_one_that_takes_none_is_told(
+    make: Callable[..., Sweep], cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfm_blocks.sweep.engine.FULL", 0.5)
+    sweep = make("a", "b", parallel=1)
+    sweep._goes_on()
+    (cluster / "refuse").write_text("sbatch: error: QOSMaxSubmitJobPerUserLimit\n")
+    sweep.settings = sweep.settings.model_copy(update={"parallel": 2})
+    sweep._goes_on()
+    assert states(sweep)[1] == WAITING and "QOSMaxSubmitJobPerUserLimit" in sweep.source.jobs[1].reason
+    (tmp_path / "go").touch()
+    until(sweep, lambda: states(sweep)[0] == DONE)
+    assert sweep.run() == 0
+    assert states(sweep) == [DONE, ERROR]
+
+
+def test_what_is_stopped_in_the_queue_goes_from_it_and_what_runs_gets_a_checkpoint(
+    make: Callable[..., Sweep], cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make("a", "b", parallel=1)
+    until(sweep, lambda: trains(tmp_path, "a"))
+    (cluster / "full").touch()
+    sweep.settings = sweep.settings.model_copy(update={"parallel": 2})
+    sweep._goes_on()
+    monkeypatch.setattr("tfm_blocks.sweep.engine.asked_to_stop", lambda: signal.SIGINT)
+    until(sweep, lambda: not sweep.running)
+    assert [(job.state, job.reason) for job in sweep.source.jobs] == [("stopped", "by SIGINT")] * 2
+    assert "preempted" in (tmp_path / "runs" / "x" / "a" / "status.json").read_text()
+    assert (cluster / "jobs" / "102" / "state").read_text().startswith("CANCELLED")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With experiments that end in all ways."""
+    return local.with_experiments(tmp_path)
+
+
+def expect_ray(name: str) -> None:
+    if name == "ray":
+        pytest.importorskip("ray")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_jobs_on_a_cluster_end_as_they_do_on_this_machine(name: str, folder: Path, cluster: Path) -> None:
+    expect_ray(name)
+    swept = "experiment=fine,wrong,killed,two"
+    status, output = local.run(folder, swept, *LAUNCHERS[name], "sweep.parallel=2", "sweep.name=x")
+    sweep = folder / "runs" / "x"
+    ends = {
+        "experiment-fine": "done", "experiment-wrong": "wrong config", "experiment-killed": KILLED, "experiment-two": "done",
+    }  # fmt: skip
+    assert (status, local.states(sweep)) == (1, ends), output
+    assert "SIGKILL" in local.jobs(sweep)["experiment-killed"]["reason"]
+    assert "cluster: local, rank 0 of 2" in (sweep / "experiment-two.log").read_text()
+    status, output = local.run(folder, swept, *LAUNCHERS[name], "sweep.name=x")
+    assert local.states(sweep) == ends | {"experiment-killed": "done"}, output
+    assert "4 jobs, 2 done before" in output and not local.alive(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_ctrl_c_leaves_checkpoints_on_a_cluster_and_the_same_command_finishes(
+    name: str, folder: Path, cluster: Path
+) -> None:
+    expect_ray(name)
+    asked = ["experiment=fine", "seed=1,2", "trainer.steps=200", *LAUNCHERS[name], "sweep.parallel=2", "sweep.name=x"]
+    sweep = folder / "runs" / "x"
+    with local.start(folder, *asked) as process:
+        for seed in (1, 2):
+            local.wait_for(sweep / f"seed-{seed}" / "checkpoints" / "latest.json", process)
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=local.PATIENCE)[0]
+    assert process.returncode == 75, output
+    assert set(local.states(sweep).values()) == {"stopped"}
+    assert [json.loads(path.read_text())["state"] for path in sweep.glob("*/status.json")] == ["preempted"] * 2
+    status, output = local.run(folder, *asked)
+    assert status == 0, output
+    for seed in (1, 2):
+        assert f"resume: runs/x/seed-{seed} after " in (sweep / f"seed-{seed}.log").read_text()
+
+
+@pytest.mark.slow
+def test_jobs_of_slurms_live_on_when_the_command_is_killed_and_the_same_command_finds_them(
+    folder: Path, cluster: Path
+) -> None:
+    asked = ["experiment=fine", "seed=1", "trainer.steps=200", "launcher=slurm", "sweep.name=x"]
+    sweep = folder / "runs" / "x"
+    with local.start(folder, *asked) as process:
+        local.wait_for(sweep / "run" / "checkpoints" / "latest.json", process)
+        process.kill()
+    status, output = local.run(folder, *asked)
+    assert status == 0, output
+    assert (cluster / "calls").read_text().count("sbatch /") == 1
+    assert "resume:" not in (sweep / "run.log").read_text()
+
+
+@pytest.mark.slow
+def test_jobs_of_rays_end_with_the_command_that_is_killed(folder: Path) -> None:
+    expect_ray("ray")
+    with local.start(folder, "experiment=slow", "seed=1", *LAUNCHERS["ray"], "sweep.name=x") as process:
+        local.wait_for(folder / "runs" / "x" / "run" / "checkpoints" / "latest.json", process)
+        process.kill()
+    begun = time.monotonic()
+    while any(b"train.py" in command_of(process) for process in local.alive(folder)):
+        assert time.monotonic() < begun + LIMIT, "something still runs"
+        time.sleep(0.1)
+
+
+def command_of(process: str) -> bytes:
+    """Empty of one that is gone. Two of Ray's own live on for a minute."""
+    try:
+        return Path("/proc", process, "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.slow
+def test_a_job_on_two_nodes_is_one_run_and_its_time_that_is_over_is_no_loss(folder: Path, cluster: Path) -> None:
+    asked = ["experiment=fine", "seed=1", "trainer.steps=200", "trainer.num_nodes=2", "launcher=slurm", "sweep.name=x"]
+    log = folder / "runs" / "x" / "run.log"
+    with local.start(folder, *asked, "sweep.retries=1") as process:
+        local.wait_for(folder / "runs" / "x" / "run" / "checkpoints" / "latest.json", process)
+        for task in (cluster / "jobs" / "101" / "tasks").read_text().split():
+            os.kill(int(task), signal.SIGUSR2)
+        output = process.communicate(timeout=local.PATIENCE)[0]
+    assert process.returncode == 0, output
+    assert "again after timed out: its time in the queue is over" in output
+    assert "cluster: slurm, rank 0 of 2 on 2 nodes" in log.read_text() and "resume: runs/x/run after" in log.read_text()

@@ -1,0 +1,305 @@
+"""A sweep whose jobs end in every way, and a sweep that is killed itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.run_folders import leave_run
+from tests.sweep.test_supervisor import LIMIT
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.launch.devices import processor_cores
+from tfm_blocks.sweep.command import _tell
+from tfm_blocks.sweep.engine import Grid, Sweep
+from tfm_blocks.sweep.job import SweepJob
+from tfm_blocks.sweep.launchers.local import LocalLauncher
+from tfm_blocks.sweep.record import claim_sweep
+from tfm_blocks.sweep.settings import read_sweep_settings
+from tfm_blocks.training.settings import read_run
+
+ROOT = Path(__file__).parents[3]
+PATIENCE = 900  # seconds: a machine may be busy
+HEADER = "# @package _global_\n"
+SMALL = [
+    "layers=1", "d_model=16", "d_ff=16", "heads=2", "vocab=300", "dropout=0.3", "data.train=300", "data.val=20", "data.test=10",
+    "data.step_tokens=240", "trainer.validate_every=4", "trainer.validate_sentences=2", "trainer.log_every=1",
+    "trainer.checkpoint_every=1", "trainer.accelerator=cpu", "trainer.precision=fp32", "plugins=[faulty]",
+]  # fmt: skip
+HARM = "model: {graph: {bad: {block: faulty, harm: HARM, sound: SOUND, after: src_pos}}}\n"
+SIX = {
+    "fine": HARM.replace("HARM", "end").replace("SOUND", "1000"),
+    "wrong": "model: {graph: {src_pos: {block: learned_position, max_length: 3}}}\n",
+    "diverges": "schedule: {scale: 1e38}\n",
+    "killed": HARM.replace("HARM", "end").replace("SOUND", "5"),
+    "slow": "trainer: {steps: 1000000}\n",
+    "two": "trainer: {devices: 2}\n",
+}
+
+
+def with_experiments(tmp_path: Path) -> Path:
+    """A folder with six experiments, one for each way to end."""
+    (tmp_path / "my_conf" / "experiment").mkdir(parents=True)
+    for name, text in SIX.items():
+        steps = "" if "steps" in text else "trainer: {steps: 8}\n"
+        text = text.replace("trainer: {devices: 2}\n", "trainer: {devices: 2, steps: 8}\n")
+        steps = "" if "trainer" in text else steps
+        (tmp_path / "my_conf" / "experiment" / f"{name}.yaml").write_text(HEADER + steps + text)
+    shutil.copy(ROOT / "tests" / "faulty.py", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return with_experiments(tmp_path)
+
+
+def start(folder: Path, *arguments: str, base: Sequence[str] = SMALL) -> subprocess.Popen[str]:
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    own = {"TFM_BLOCKS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    command = [sys.executable, str(ROOT / "train.py"), "-m", "--config-dir", "my_conf", *arguments, *base]
+    options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=folder, env={**os.environ, **own}, **options)
+
+
+def run(folder: Path, *arguments: str, base: Sequence[str] = SMALL) -> tuple[int, str]:
+    """Exit status and output."""
+    with start(folder, *arguments, base=base) as process:
+        output = process.communicate(timeout=PATIENCE)[0]
+    return process.returncode, output
+
+
+def jobs(sweep: Path) -> dict[str, dict[str, Any]]:
+    return {job["name"]: job for job in json.loads((sweep / "sweep.json").read_text())["jobs"]}
+
+
+def states(sweep: Path) -> dict[str, str]:
+    return {name: job["state"] for name, job in jobs(sweep).items()}
+
+
+def alive(folder: Path) -> list[str]:
+    """The processes that work in the folder, wherever their parents are."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):
+            if path.resolve() == folder.resolve():
+                found.append(path.parent.name)
+    return found
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_six_jobs_end_in_six_ways_and_the_second_call_runs_the_four_that_are_not_done(folder: Path) -> None:
+    """The slow one must have the time to begin. It goes on with what it has done, as does the one that was killed, which
+    this time is not: its fault counts the steps of a process.
+    """
+    swept = "experiment=" + ",".join(SIX)
+    how = [f"sweep.timeout={40 * max(1.0, os.getloadavg()[0] / processor_cores()):.0f}s", "sweep.parallel=2"]
+    status, output = run(folder, swept, *how)
+    sweep = folder / "runs" / "experiment"
+    ends = {
+        "experiment-fine": "done", "experiment-wrong": "wrong config", "experiment-diverges": "diverged",
+        "experiment-killed": "killed", "experiment-slow": "timed out", "experiment-two": "done",
+    }  # fmt: skip
+    assert (status, states(sweep)) == (1, ends), output
+    assert "SIGKILL" in jobs(sweep)["experiment-killed"]["reason"]
+    assert "knows 3 positions" in jobs(sweep)["experiment-wrong"]["reason"]
+    assert "sweep: 2 of 6 runs done" in output
+    assert "chrF" in output and "not done: experiment-diverges: diverged" in output, "tfm compare"
+    for name, end in ends.items():
+        assert end == "done" or f"  {end}: {name}: " in output
+        assert end == "done" or f"{sweep.relative_to(folder)}/{name}.log" in output
+    cluster = (sweep / "experiment-two.log").read_text()
+    assert "cluster: local, rank 0 of 2" in cluster
+    before = {name: (sweep / f"{name}.log").stat().st_size for name in ends}
+    status, output = run(folder, swept, *how)
+    assert (status, states(sweep)) == (1, ends | {"experiment-killed": "done"}), output
+    assert "6 jobs, 2 done before, 2 at a time" in output
+    ran = {name for name, size in before.items() if (sweep / f"{name}.log").stat().st_size > size}
+    assert ran == {name for name, end in ends.items() if end != "done"}
+    assert "resume: runs/experiment/experiment-slow after " in (sweep / "experiment-slow.log").read_text()
+    assert not alive(folder)
+
+
+@pytest.mark.parametrize("other", ["done", "killed"])
+def test_a_sweep_ends_with_the_tables_of_compare_where_two_jobs_are_done(
+    other: str, small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    composed = small()
+    folder = claim_sweep(tmp_path, "seed", ["seed=1,2"], "")
+    jobs = [SweepJob(f"seed-{seed}", [f"seed={seed}"], composed, read_run(composed.mapping)) for seed in (1, 2)]
+    for job, job.state in zip(jobs, ("done", other), strict=True):
+        leave_run(folder.run(job), ["ein Haus"], ["ein Haus"])
+    settings = read_sweep_settings({"method": "grid", "name": None, "parallel": 1, "timeout": None, "retries": 0})
+    sweep = Sweep(folder, Grid(jobs), settings, LocalLauncher(1), [])
+    assert _tell(sweep, "python train.py -m seed=1,2", 0) == int(other != "done")
+    output = capsys.readouterr().out
+    assert ("chrF" in output) == (other == "done")
+    assert ("next: python train.py -m seed=1,2" in output) == (other != "done")
+
+
+def test_a_job_that_was_killed_goes_on_by_itself_as_often_as_it_may(folder: Path) -> None:
+    status, output = run(folder, "experiment=killed", "seed=1", "sweep.retries=1", "sweep.name=x")
+    assert status == 0, output
+    assert "run: running, again after killed: SIGKILL" in output
+    assert "resume: runs/x/run after 5 steps" in (folder / "runs" / "x" / "run.log").read_text()
+
+
+def weights(sweep: Path, name: str) -> dict[str, torch.Tensor]:
+    return load_file(sweep / name / "weights.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_sweep_that_is_killed_leaves_nothing_and_the_same_command_finishes_it_bit_for_bit(
+    folder: Path, devices: int
+) -> None:
+    asked = ["experiment=fine", "seed=1,2", "trainer.steps=12", f"trainer.devices={devices}"]
+    assert run(folder, *asked, "sweep.name=whole")[0] == 0
+    for seed in (1, 2):
+        with start(folder, *asked, "sweep.name=killed") as process:
+            wait_for(folder / "runs" / "killed" / f"seed-{seed}" / "checkpoints" / "latest.json", process)
+            process.send_signal(signal.SIGKILL)
+            begun = time.monotonic()
+            process.wait()
+        while alive(folder):
+            assert time.monotonic() < begun + LIMIT, "something still runs"
+            time.sleep(0.1)
+    status, output = run(folder, *asked, "sweep.name=killed")
+    assert status == 0, output
+    whole, killed = folder / "runs" / "whole", folder / "runs" / "killed"
+    assert sorted(path.name for path in killed.iterdir()) == sorted(path.name for path in whole.iterdir())
+    for name in ("seed-1", "seed-2"):
+        one, other = weights(whole, name), weights(killed, name)
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_ctrl_c_ends_all_within_seconds_and_the_same_command_goes_on_with_all(folder: Path, number: int) -> None:
+    asked = ["experiment=slow", "seed=1,2", "sweep.parallel=2", "sweep.name=stopped"]
+    sweep = folder / "runs" / "stopped"
+    with start(folder, *asked) as process:
+        for seed in (1, 2):
+            wait_for(sweep / f"seed-{seed}" / "checkpoints" / "latest.json", process)
+        process.send_signal(number)
+        output = process.communicate(timeout=60)[0]
+    assert process.returncode == 75, output
+    assert set(states(sweep).values()) == {"stopped"} and not alive(folder)
+    assert [json.loads(path.read_text())["state"] for path in sweep.glob("*/status.json")] == ["preempted"] * 2
+    assert "next: python train.py -m --config-dir my_conf experiment=slow seed=1,2 sweep.parallel=2" in output
+    with start(folder, *asked) as process:
+        while "resume: runs/stopped/seed-2 after " not in (sweep / "seed-2.log").read_text():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(number)
+        process.send_signal(number)  # who asks twice does not wait for a checkpoint
+        process.communicate(timeout=60)
+    assert not alive(folder)
+
+
+@pytest.mark.slow
+def test_a_config_that_has_changed_is_refused_with_what_has_and_another_name_begins_anew(folder: Path) -> None:
+    asked = ["experiment=fine", "seed=1", "sweep.name=x"]
+    assert run(folder, *asked)[0] == 0
+    path = folder / "my_conf" / "experiment" / "fine.yaml"
+    path.write_text(path.read_text() + "label_smoothing: 0.2\n")
+    status, output = run(folder, *asked)
+    assert status == 2
+    assert "label_smoothing was 0.1 and is 0.2" in output and "write sweep.name=" in output
+    assert [path.name for path in (folder / "runs").iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-m", "name=x", "heads=2,4"], "name: is of a single run"),
+        (["-m", "resume=runs/x"], "resume: is of a single run"),
+        (["sweep.parallel=2"], "sweep.parallel: says how a sweep is run, and this is a single run"),
+        (["-m", "heads=2,4", "sweep.parallel=1,2"], "sweep.parallel: sweep.parallel=1,2 names several values"),
+        (["-m", "heads=2,4", "sweep.timeout=90"], "sweep.timeout: must be a duration, but is 90"),
+        (["-m", "heads=2,4", "sweep.name=a/b"], "sweep.name: must be a folder's name"),
+        (["-m", "heads=interval(1,4)"], "heads: is an interval from 1 to 4"),
+        (["-m", "sweep=optuna", "dropout=tag(log,interval(0,1))"], "dropout: counts orders of magnitude"),
+        (["-m", "heads=2,4", "launcher=slurm", "launcher.memory=32"], "launcher.memory: must be a size of memory"),
+        (["launcher=slurm"], "launcher: says how a sweep is run, and this is a single run"),
+    ],
+)  # fmt: skip
+def test_a_wrong_sweep_is_told_before_anything_is_started(arguments: list[str], told: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and told in done.stderr, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "expected"), [("random", 1), ("optuna", 0)])
+def test_one_failed_job_fails_what_is_drawn_and_no_search(folder: Path, method: str, expected: int) -> None:
+    """Of four trials optuna tries both experiments, with this seed."""
+    trials = 4 if method == "optuna" else 2
+    asked = ["experiment=fine,wrong", f"sweep={method}", f"sweep.trials={trials}", "sweep.name=x"]
+    status, output = run(folder, *asked)
+    ends = list(states(folder / "runs" / "x").values())
+    assert set(ends) == {"done", "wrong config"}, output
+    assert status == expected, output
+    failed = ends.count("wrong config")
+    assert f"sweep: {len(ends) - failed} of {len(ends)} runs done, {failed} wrong config\n" in output
+    if method == "optuna":
+        assert output.rstrip().splitlines()[-1].endswith(f"; {failed} of 4 trials failed")
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_goes_on_and_its_failed_trials_are_failed_trials(folder: Path) -> None:
+    """One model cannot be built and one diverges; the weights of what is done are those of a search without a kill."""
+    space = [
+        "heads=2,3",
+        "schedule.scale=0.5,1e38",
+        "sweep=optuna",
+        "sweep.trials=6",
+        "sweep.startup=2",
+        "trainer.steps=8",
+    ]
+    small = [text for text in SMALL if text != "heads=2"]
+    assert search(folder, "whole", space, small) == 0
+    process = start_search(folder, "killed", space, small)
+    with process:
+        while not list((folder / "runs" / "killed").glob("*/checkpoints/latest.json")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+    assert search(folder, "killed", space, small) == 0
+    whole, killed = (jobs(folder / "runs" / name) for name in ("whole", "killed"))
+    assert whole == killed and len(whole) == 6
+    assert {job["state"] for job in whole.values()} >= {"done", "wrong config"}
+    for name, job in whole.items():
+        assert "heads=3" not in job["overrides"] or job["state"] == "wrong config"
+        if job["state"] == "done":
+            one, other = (weights(folder / "runs" / sweep, name) for sweep in ("whole", "killed"))
+            assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def start_search(folder: Path, name: str, space: list[str], small: list[str]) -> subprocess.Popen[str]:
+    own = {"TFM_BLOCKS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "train.py"), "-m", f"sweep.name={name}", *space, *small]
+    return subprocess.Popen(command, cwd=folder, env={**os.environ, **own}, stdout=subprocess.DEVNULL, text=True)
+
+
+def search(folder: Path, name: str, space: list[str], small: list[str]) -> int:
+    with start_search(folder, name, space, small) as process:
+        return process.wait(timeout=PATIENCE)

@@ -1,0 +1,132 @@
+"""A job that another process trains is waited for, and everybody is told for whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.distributed import signals
+from tfm_blocks.runs.folder import RUN, STATUS, holder_of, write_json, write_running
+from tfm_blocks.sweep.engine import Grid, Sweep
+from tfm_blocks.sweep.job import DONE, NOT_STARTED, SweepJob
+from tfm_blocks.sweep.launchers.local import LocalLauncher
+from tfm_blocks.sweep.record import claim_sweep
+from tfm_blocks.sweep.settings import read_sweep_settings
+from tfm_blocks.training.settings import read_run
+
+Small = Callable[..., Composed]
+SETTINGS: dict[str, Any] = {"method": "grid", "name": None, "parallel": 1, "retries": 0}
+HOLDS = """
+import sys, time
+from pathlib import Path
+from tfm_blocks.runs.folder import *
+run, seconds = Path(sys.argv[1]), float(sys.argv[2])
+with hold(run):
+    write_running(run, "")
+    print("holds", flush=True)
+    time.sleep(seconds)
+    write_json(run / STATUS, {"state": "done"})
+"""
+ENDS = "import sys; sys.exit(5)"  # in the place of a training: no job here should be started
+
+
+@contextmanager
+def training(run: Path, seconds: float) -> Iterator[int]:
+    """The number of a process that trains in the folder for so long, and then has finished the run."""
+    run.mkdir(parents=True, exist_ok=True)
+    write_json(run / RUN, {})
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(run), str(seconds)], stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == b"holds\n"
+        yield process.pid
+        process.kill()
+
+
+def sweep_of(small: Small, root: Path, timeout: str | None) -> Sweep:
+    """Of one job."""
+    composed = small()
+    job = SweepJob("seed-1", ["seed=1"], composed, read_run(composed.mapping))
+    settings = read_sweep_settings(SETTINGS | {"timeout": timeout})
+    folder = claim_sweep(root, "x", ["seed=1"], "python train.py -m seed=1")
+    return Sweep(folder, Grid([job]), settings, LocalLauncher(1), [sys.executable, "-c", ENDS])
+
+
+@pytest.fixture(autouse=True)
+def no_signal_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals._asked, "number", 0)
+
+
+def test_what_another_process_trains_is_waited_for_by_its_name_and_is_done_when_that_one_is(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = sweep_of(small, tmp_path, None)
+    with training(tmp_path / "x" / "seed-1", 1.5) as pid:
+        assert sweep.run() == 0
+    told = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert told == [f"seed-1: waiting, another process ({pid} on {socket.gethostname()}) trains it", "seed-1: done"]
+    assert sweep.source.succeeded and not (tmp_path / "x" / "seed-1.log").exists(), "nothing was started"
+
+
+def test_with_a_timeout_the_wait_ends_and_the_job_was_not_started(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = sweep_of(small, tmp_path, "1s")
+    with training(tmp_path / "x" / "seed-1", 600) as pid:
+        begun = time.monotonic()
+        assert sweep.run() == 0 and time.monotonic() - begun > sweep.settings.timeout
+    (job,) = json.loads((tmp_path / "x" / "sweep.json").read_text())["jobs"]
+    why = f"another process ({pid} on {socket.gethostname()}) trains it"
+    assert (job["state"], job["reason"]) == (NOT_STARTED, why)
+    assert not sweep.source.succeeded, "which makes the exit status 1"
+    assert f"seed-1: not started, {why}" in capsys.readouterr().out
+
+
+def test_a_folder_names_the_process_that_trains_in_it_while_that_one_lives(tmp_path: Path) -> None:
+    assert holder_of(tmp_path) == ""
+    write_running(tmp_path, "")
+    assert holder_of(tmp_path) == f"{os.getpid()} on {socket.gethostname()}"
+    here = socket.gethostname()
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    for process, told in (
+        ({"pid": gone.pid, "host": here}, ""),
+        ({"pid": gone.pid, "host": "node7"}, f"{gone.pid} on node7"),
+        ({"pid": "x", "host": here}, ""),
+        ({"pid": 10**30, "host": here}, ""),
+        (3, ""),
+    ):
+        (tmp_path / STATUS).write_text(json.dumps({"state": "running", "process": process}))
+        assert holder_of(tmp_path) == told
+    (tmp_path / STATUS).write_text(json.dumps({"state": DONE, "process": {"pid": os.getpid(), "host": here}}))
+    assert holder_of(tmp_path) == "", "what it was before somebody goes on with it"
+
+
+def test_a_running_run_says_which_process_it_is(small: Small, tmp_path: Path) -> None:
+    from tfm_blocks.launch import job
+    from tfm_blocks.launch.check import checked
+
+    composed, seen = small(), []
+
+    class Seen(Exception):  # noqa: N818
+        """Ends the run where its training would begin."""
+
+    def look(*_: object) -> None:
+        seen.append(holder_of(tmp_path / "run"))
+        raise Seen
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "_run", look)
+        with pytest.raises(Seen):
+            job.train(composed, checked(composed), tmp_path)
+    assert re.fullmatch(rf"{os.getpid()} on \S+", seen[0])

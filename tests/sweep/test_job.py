@@ -1,0 +1,111 @@
+"""What a job is: the config that was checked, which its process reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.sweep.test_engine import run
+from tfm_blocks.compose.job_config import job_record, read_job
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.runs.files import read_or_empty
+from tfm_blocks.sweep.job import SweepJob
+from tfm_blocks.sweep.record import claim_sweep
+from tfm_blocks.training.settings import read_run
+
+Small = Callable[..., Composed]
+TINY = [
+    "layers=1", "d_model=16", "d_ff=16", "vocab=300", "data.train=200", "data.val=10", "data.test=10",
+    "trainer.steps=2", "trainer.validate_sentences=2", "trainer.accelerator=cpu",
+]  # fmt: skip
+
+
+def written(path: Path, composed: Composed, **changes: object) -> Composed:
+    path.write_text(json.dumps(job_record(composed, changes, ["python", "train.py"])))
+    return read_job(path)[0]
+
+
+def test_a_job_reads_the_config_that_was_checked_whatever_the_environment_says_by_then(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WHERE", "checked")
+    composed = small("seed=7", "logger=wandb", "logger.wandb.entity=${oc.env:WHERE}", "logger.wandb.tags=['${name}']")
+    monkeypatch.setenv("WHERE", "changed")
+    found = written(tmp_path / "job.json", composed, name="seed-7", sweep_name="seed")
+    expected = {**composed.mapping, "name": "seed-7", "sweep_name": "seed"}
+    expected["logger"]["wandb"]["tags"] = ["seed-7"]
+    assert found.mapping == expected and found.choices == composed.choices
+    assert found.with_vocab(290).mapping["model"]["args"]["vocab"] == 290
+
+
+def test_an_error_in_a_job_names_the_file_and_the_override_as_the_check_would(small: Small, tmp_path: Path) -> None:
+    composed = small("heads=4")
+    found = written(tmp_path / "job.json", composed)
+    path = ("model", "args", "heads")
+    before, after = (one.sources.problem(path, "is wrong") for one in (composed, found))
+    assert before == after and "heads comes from the command line: heads=4" in str(after)
+
+
+def test_a_job_names_the_plug_ins_of_its_own_model_and_the_command_that_trains_it_alone(
+    small: Small, tmp_path: Path
+) -> None:
+    composed = small("plugins=[math]")
+    job = SweepJob("plain", ["heads=2"], composed, read_run(composed.mapping).model_copy(update={"plugins": []}))
+    folder = claim_sweep(tmp_path, "x", [], "", ["python", "train.py"])
+    found, command = read_job(folder.write_job(job))
+    assert (found.mapping["plugins"], found.mapping["name"], found.mapping["sweep_name"]) == ([], "plain", "x")
+    assert command == ["python", "train.py", "heads=2", "name=plain", "sweep.name=x"]
+
+
+def test_jobs_are_the_same_where_their_configs_are_whatever_their_names(small: Small) -> None:
+    def config(*overrides: str) -> str:
+        composed = small(*overrides)
+        return SweepJob("x", [], composed, read_run(composed.mapping)).config
+
+    assert config("seed=1") == config("name=other") != config("seed=2")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(["heads=2,4"], id="grid"),
+        pytest.param(["heads=2,4", "sweep=random", "sweep.trials=2"], id="random"),
+        pytest.param(["heads=2,4", "sweep=optuna", "sweep.trials=2", "sweep.halving=null"], id="optuna"),
+    ],
+)
+def test_a_sweep_trains_all_its_jobs_with_the_loggers_of_the_default_config(how: list[str], tmp_path: Path) -> None:
+    """No override says where it logs, and each run of Weights & Biases is in the sweep's group."""
+    if "sweep=optuna" in how:
+        pytest.importorskip("optuna")
+    (tmp_path / "my_conf").mkdir()
+    status, output = run(tmp_path, *how, "sweep.parallel=2", "sweep.name=x", base=TINY)
+    assert status == 0 and "sweep: 2 of 2 runs done" in output, output
+    assert len(list((tmp_path / "runs" / "x").glob("*/wandb/offline-run-*"))) == 2
+    assert all(read_or_empty(path)["state"] == "done" for path in (tmp_path / "runs" / "x").glob("*/status.json"))
+
+
+@pytest.mark.slow
+def test_more_seeds_train_what_is_new(tmp_path: Path) -> None:
+    (tmp_path / "my_conf").mkdir()
+    assert run(tmp_path, "heads=2,4", "seed=1,2", base=TINY)[0] == 0
+    before = {path: path.stat().st_mtime for path in (tmp_path / "runs").glob("*/*/weights.safetensors")}
+    status, output = run(tmp_path, "heads=2,4", "seed=1,2,3", base=TINY)
+    assert status == 0 and "sweep: runs/heads_seed, 6 jobs, 4 done before" in output, output
+    assert {path: path.stat().st_mtime for path in before} == before and len(before) == 4
+    assert len(list((tmp_path / "runs" / "heads_seed").glob("*/weights.safetensors"))) == 6
+
+
+def test_a_search_whose_conf_changes_starts_no_further_trial(small: Small) -> None:
+    from tfm_blocks.compose.sweep import compose_job, read_sweep
+    from tfm_blocks.sweep.command import _expect_same_conf
+
+    asked = read_sweep(["-m", "heads=2,4"])
+    composed = compose_job(["heads=2"], None)
+    _expect_same_conf(SweepJob("x", ["heads=2"], composed, read_run(composed.mapping)), asked)
+    other = small()
+    with pytest.raises(ConfigError, match="a file of conf/ has changed since the search started"):
+        _expect_same_conf(SweepJob("x", ["heads=2"], other, read_run(other.mapping)), asked)

@@ -1,0 +1,29 @@
+"""What jobs are called."""
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfm_blocks.sweep.naming import job_names, sweep_name
+
+
+def test_names_tell_what_differs_and_nothing_else():
+    swept = ["model", "heads", "schedule.scale"]
+    assert sweep_name(swept) == "model_heads_scale"
+    assert job_names(swept, [["base", "2", "1e+38"]]) == ["model-base_heads-2_scale-1e38"]
+
+
+def test_keys_that_end_alike_are_told_in_full():
+    assert job_names(["data.train", "x.train"], [["1", "2"]]) == ["data.train-1_x.train-2"]
+
+
+def test_a_sweep_that_leaves_nothing_open_has_names_too():
+    assert sweep_name([]) == "sweep" and job_names([], [[]]) == ["run"]
+
+
+@given(st.lists(st.text(max_size=120), min_size=1, max_size=6))
+def test_names_are_folders_that_can_be_typed_and_no_two_are_alike(values):
+    names = job_names(["a.key"], [[value] for value in values])
+    assert len(set(names)) == len(values)
+    assert all(re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII) for name in names)

@@ -1,0 +1,130 @@
+"""Which folder a sweep has, and what becomes of a job's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.sweep.job import DONE, SweepJob
+from tfm_blocks.sweep.record import (
+    JOURNAL,
+    SweepFolder,
+    adopt_names,
+    claim_sweep,
+    expect_unchanged,
+    make_way,
+    state_before,
+)
+from tfm_blocks.training.settings import read_run
+
+Small = Callable[..., Composed]
+
+
+def job_of(composed: Composed, name: str = "heads-2") -> SweepJob:
+    return SweepJob(name, ["heads=2"], composed, read_run(composed.mapping))
+
+
+def test_the_same_overrides_have_the_same_folder_and_others_the_next_that_is_free(tmp_path: Path) -> None:
+    def claim(*asked: str) -> str:
+        folder = claim_sweep(tmp_path, "heads", asked, "python train.py …")
+        folder.write([])
+        return folder.path.name
+
+    (tmp_path / "heads").mkdir()
+    (tmp_path / "heads" / "status.json").write_text("{}")  # a run of that name
+    assert claim("heads=2,4") == "heads-2"
+    assert claim("heads=2,8") == "heads-3"
+    assert claim("heads=2,4", "seed=1") == "heads-4"
+    assert [claim("heads=2,8"), claim("heads=2,4", "seed=1"), claim("heads=2,4")] == ["heads-3", "heads-4", "heads-2"]
+    assert claim("seed=1", "heads=2,4") == "heads-5", "no job of it is in an earlier folder"
+
+
+def test_a_sweep_that_shares_a_job_with_a_folder_adds_its_other_jobs_under_names_of_their_own(
+    small: Small, tmp_path: Path
+) -> None:
+    """seed=1 is the default, so the first command had its job without saying so."""
+    first = claim_sweep(tmp_path, "x", ["heads=2,4"], "")
+    first.write([job_of(small("heads=2"), "heads-2"), job_of(small("heads=4"), "heads-4")])
+    jobs = [
+        job_of(small(f"heads={heads}", f"seed={seed}"), f"heads-{heads}_seed-{seed}")
+        for heads in (2, 4)
+        for seed in (1, 2)
+    ]
+    folder = claim_sweep(tmp_path, "x", ["heads=2,4", "seed=1,2"], "", configs={job.config for job in jobs})
+    assert folder.path == tmp_path / "x"
+    adopt_names(folder, jobs)
+    expect_unchanged(folder, jobs)
+    assert [job.name for job in jobs] == ["heads-2", "heads-2_seed-2", "heads-4", "heads-4_seed-2"]
+    folder.write(jobs[:2])
+    assert list(claim_sweep(tmp_path, "x", ["heads=2,4", "seed=1,2"], "").known) == [
+        "heads-2",
+        "heads-4",
+        "heads-2_seed-2",
+    ]
+    assert claim_sweep(tmp_path, "x", [], "", configs={job_of(small("heads=8")).config}).path == tmp_path / "x-2"
+
+
+def test_a_search_takes_no_jobs_of_other_sweeps(small: Small, tmp_path: Path) -> None:
+    folder, job = claim_sweep(tmp_path, "x", ["sweep=optuna"], ""), job_of(small())
+    folder.write([job])
+    (folder.path / JOURNAL).touch()
+    assert claim_sweep(tmp_path, "x", ["heads=2,4"], "", configs={job.config}).path == tmp_path / "x-2"
+
+
+def test_sweep_json_is_what_other_commands_read(small: Small, tmp_path: Path) -> None:
+    folder = claim_sweep(tmp_path, "x", ["heads=2"], "python train.py -m heads=2")
+    job = job_of(small())
+    job.state, job.reason = "killed", "SIGKILL"
+    folder.write([job])
+    found = json.loads((tmp_path / "x" / "sweep.json").read_text())
+    assert found["format"] == 1 and found["command"] == "python train.py -m heads=2"
+    (told,) = found["jobs"]
+    told.pop("config")
+    assert told == {
+        "name": "heads-2", "overrides": ["heads=2"], "log": "heads-2.log", "state": "killed", "reason": "SIGKILL",
+    }  # fmt: skip
+    assert claim_sweep(tmp_path, "x", ["heads=2"], "").known["heads-2"]["state"] == "killed"
+
+
+def test_a_job_whose_config_has_changed_is_refused_and_one_that_is_the_same_is_not(
+    small: Small, tmp_path: Path
+) -> None:
+    claim_sweep(tmp_path, "x", [], "").write([job_of(small())])
+    folder = claim_sweep(tmp_path, "x", [], "")
+    expect_unchanged(folder, [job_of(small("name=other"))])
+    with pytest.raises(ConfigError, match=r"(?s)1 of 1 jobs are not what .*heads-2: its config has changed"):
+        expect_unchanged(folder, [job_of(small("dropout=0.2"))])
+
+
+@pytest.mark.parametrize("state", ["running", "failed", "preempted", DONE])
+def test_the_state_of_a_job_is_that_of_its_folder(small: Small, tmp_path: Path, state: str) -> None:
+    folder, job = begun(small, tmp_path, state)
+    assert state_before(folder, job) == state
+
+
+def test_what_diverged_stays_beside_and_what_never_began_goes(small: Small, tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder, job = begun(small, tmp_path, "diverged")
+        make_way(folder, job)
+        assert not folder.run(job).exists()
+        assert (folder.path / f"heads-2.before-{number}" / "status.json").is_file()
+    folder.run(job).mkdir()
+    (folder.run(job) / "config.yaml").write_text("")
+    assert state_before(folder, job) == ""
+    make_way(folder, job)
+    assert not folder.run(job).exists() and not (folder.path / "heads-2.before-3").exists()
+
+
+def begun(small: Small, root: Path, state: str) -> tuple[SweepFolder, SweepJob]:
+    """A sweep with one job, whose run folder is in this state."""
+    folder, job = claim_sweep(root, "x", [], ""), job_of(small())
+    folder.run(job).mkdir()
+    (folder.run(job) / "run.json").write_text("{}")
+    (folder.run(job) / "status.json").write_text(json.dumps({"state": state}))
+    folder.write([job])
+    return folder, job

@@ -1,0 +1,34 @@
+"""Failures have a type."""
+
+import json
+
+import pytest
+
+from tfm_blocks.sweep.result import ending_of
+
+CASES = [
+    (0, "done", "", "done", ""),
+    (2, None, "error: data.train: is missing\n  help: x\n", "wrong config", "data.train: is missing"),
+    (3, "diverged", "", "diverged", "told"),
+    (75, "preempted", "", "stopped", "told"),
+    (137, "running", "step 1\n", "killed", "SIGKILL, which often means too little memory"),
+    (139, "running", "", "killed", "SIGSEGV"),
+    (1, "failed", "", "error", "told"),
+    (1, None, "hello\nTraceback\nKeyError: 'x'\n", "error", "KeyError: 'x'"),
+    (1, None, "error: data.batch_tokens: is 8: memory does not hold the largest\n", "out of memory", "data.batch_tokens"),
+    (1, None, "torch.OutOfMemoryError: CUDA out of memory\n", "out of memory", "torch.OutOfMemoryError"),
+    (1, None, "error: trainer.devices: process 1 of 2 ended with SIGKILL\n", "killed", "SIGKILL: trainer.devices"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "state", "said", "kind", "reason"), CASES)
+def test_a_failure_is_told_by_its_type_and_its_reason(tmp_path, status, state, said, kind, reason):
+    run, log = tmp_path / "run", tmp_path / "run.log"
+    before = "error: of an attempt before\n"
+    log.write_text(before + said)
+    run.mkdir()
+    if state:
+        (run / "status.json").write_text(json.dumps({"state": state, "reason": "told"}))
+    found = ending_of(status, run, log, len(before))
+    assert found.state == kind and found.reason.startswith(reason)
+    assert "of an attempt before" not in found.reason

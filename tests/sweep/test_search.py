@@ -1,0 +1,188 @@
+"""What a search asks for, what it ends early, and what it knows after it was killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.sweep import parts_of
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.sweep.engine import Sweep
+from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED, STOPPED, WRONG, SweepJob
+from tfm_blocks.sweep.launchers.local import LocalLauncher
+from tfm_blocks.sweep.progress import Progress
+from tfm_blocks.sweep.random_values import draw_jobs
+from tfm_blocks.sweep.record import SweepFolder, claim_sweep
+from tfm_blocks.sweep.search import JOURNAL, Search
+from tfm_blocks.sweep.settings import read_sweep_settings
+from tfm_blocks.training.settings import read_run
+
+SPACE = [
+    "schedule.scale=tag(log,interval(0.01,10))",
+    "heads=choice(2,4)",
+    "seed=7",
+    "layers=range(1,6,2)",
+    "d_ff=int(interval(8,64))",
+]
+SETTINGS = {"name": None, "parallel": 1, "timeout": None, "retries": 0, "trials": 12, "seed": 1, "method": "optuna"}
+OPTUNA = {"metric": "val/loss", "startup": 3, "halving": 3}
+Start = Callable[..., Search]
+
+
+@pytest.fixture
+def start(small: Callable[..., Composed], tmp_path: Path) -> Start:
+    """A search in a folder, which starts no process."""
+    composed = small()
+
+    def make(number: int, texts: list[str]) -> SweepJob:
+        state = WRONG if "heads=4" in texts and number % 2 else "waiting"
+        return SweepJob(f"{number:03}", texts, composed, read_run(composed.mapping), state)
+
+    def search(folder: str, **settings: object) -> Search:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        known = SweepFolder(tmp_path / folder, [], "", [], {})
+        read = read_sweep_settings(SETTINGS | OPTUNA | settings)
+        return Search(known, parts_of(SPACE, None), read, make)
+
+    return search
+
+
+def told(job: SweepJob, *scores: float) -> Progress:
+    """A job whose validations after 1, 2, … steps have measured this."""
+    return Progress(Path("none"), scores=dict(enumerate(scores, 1)))
+
+
+def score_of(job: SweepJob) -> float:
+    """As if a smaller scale were better."""
+    return float(job.overrides[0].partition("=")[2])
+
+
+def work(search: Search, jobs: int) -> list[list[str]]:
+    """The overrides of so many jobs, one after the other, each of which is done."""
+    done = []
+    while len(done) < jobs and (job := search.next()):
+        job.state = DONE
+        search.ended(job, told(job, score_of(job)))
+        done.append(list(job.overrides))
+    return done
+
+
+def test_values_are_of_the_space_in_hydras_syntax(start: Start) -> None:
+    for job in [*work(start("one"), 12), *draw_jobs(parts_of(SPACE, None), 12, 1)]:
+        scale, heads, seed, layers, d_ff = (text.partition("=")[2] for text in job)
+        assert 0.01 <= float(scale) <= 10 and heads in "24" and seed == "7" and layers in "135"
+        assert 8 <= int(d_ff) <= 64
+
+
+def test_a_search_that_goes_on_asks_for_what_it_would_have_asked_for(start: Start) -> None:
+    whole = work(start("whole"), 12)
+    parts = work(start("parts"), 5)
+    journal = Path(start("parts").folder.path / JOURNAL)
+    with journal.open("a") as file:
+        file.write('{"op_code": 5, "half a li')  # as a process leaves it that is killed
+    journal.with_name(journal.name + ".lock").symlink_to(journal)
+    assert parts + work(start("parts"), 12) == whole
+
+
+def test_the_search_finds_what_is_better(start: Start) -> None:
+    """TPE against what is drawn at random, for a score that is easy to learn."""
+    tried = work(start("one", trials=40, halving=None), 40)
+    scales = [float(job[0].partition("=")[2]) for job in tried]
+    assert sum(scales[20:]) / len(scales[20:]) < sum(scales[:3]) / 3
+
+
+def test_failed_trials_are_failed_trials_and_one_that_was_stopped_goes_on(start: Start) -> None:
+    search = start("one", trials=12)
+    states = [DONE, DIVERGED, PRUNED, STOPPED, NOT_STARTED]
+    given = []
+    for state in states:
+        job = search.next()
+        assert job
+        job.state = state
+        search.ended(job, told(job, 1.0))
+        given.append(job.name)
+    wrong = {job.name for job in search.jobs if job.state == WRONG}
+    study = optuna.load_study(study_name="sweep", storage=search.study._storage)
+    found = {f"{trial.number:03}": trial.state.name for trial in study.trials}
+    assert [found[name] for name in given] == ["COMPLETE", "FAIL", "PRUNED", "RUNNING", "RUNNING"]
+    assert {found[name] for name in wrong} <= {"FAIL"}
+    assert search.succeeded, "one is done"
+    assert (
+        search.news()
+        == f"search: best val/loss 1.0000: {given[0]}; {1 + len(wrong)} of {len(search.jobs)} trials failed"
+    )
+    again = start("one", trials=12)
+    first, second = again.next(), again.next()
+    assert first and second and [first.name, second.name] == given[3:]
+    assert first.overrides == next(job.overrides for job in search.jobs if job.name == first.name)
+
+
+def test_successive_halving_ends_what_is_not_in_the_best_third(start: Start) -> None:
+    search = start("one", startup=50)
+    jobs = [job for _ in range(6) if (job := search.next())]
+    scores = [3.0, 2.0, 1.0, 5.0, 0.5, 4.0]
+    hopeless = [search.is_hopeless(job, told(job, score)) for job, score in zip(jobs, scores, strict=False)]
+    expected = []
+    for count, score in enumerate(scores[: len(jobs)], 1):  # those that have come to the rung by then
+        best = sorted(scores[:count])[: max(1, count // 3)]
+        expected.append(score not in best)
+    assert hopeless == expected
+
+
+def test_a_metric_that_is_better_when_it_is_larger_is_maximised(start: Start) -> None:
+    search = start("one", metric="val/bleu")
+    assert search.study.direction.name == "MAXIMIZE"
+    with pytest.raises(ConfigError, match=r"sweep\.metric: is 'val/los', which no validation measures"):
+        start("two", metric="val/los")
+
+
+def test_random_jobs_are_no_two_alike_and_of_more_trials_the_first_are_the_same() -> None:
+    space = parts_of(["heads=2,4", "seed=range(1,4)"], None)
+    assert len(draw_jobs(space, 50, 1)) == 6
+    few, many = draw_jobs(parts_of(SPACE, None), 5, 3), draw_jobs(parts_of(SPACE, None), 9, 3)
+    assert many[:5] == few and draw_jobs(parts_of(SPACE, None), 5, 4) != few
+
+
+# In the place of a training, in the sweep's folder: 000 measures 1 and goes on until 001 has been ended, which measures 2
+# when the study knows of the other.
+TRAINS = """
+for word; do case $word in *.json) name=$(basename $word .json) ;; esac; done
+state() { echo "{\\"state\\": \\"$1\\"}" > $name/status.json; }
+until_said() { for try in {1..400}; do grep -qs $1 $2 && return; sleep 0.05; done; }
+trap 'state preempted; exit 75' TERM
+echo started
+mkdir -p $name && echo {} > $name/run.json && state running
+[ $name = 000 ] || until_said completed_rung_0 optuna.journal
+printf 'step,val/loss\\n1,%d\\n' $((10#$name + 1)) > $name/metrics.csv
+until_said preempted 001/status.json
+state done
+"""
+
+
+def test_a_trial_that_others_leave_behind_is_ended_with_a_checkpoint_and_never_goes_on(
+    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composed, asked = small(), ["schedule.scale=interval(1,2)"]
+    parts = parts_of(asked, None)
+    settings = read_sweep_settings(SETTINGS | OPTUNA | {"trials": 2, "parallel": 2})
+    (tmp_path / "trains.sh").write_text(TRAINS)
+    for _ in ("trained", "asked for again"):
+        folder = claim_sweep(tmp_path, "x", asked, "")
+        monkeypatch.chdir(folder.path)
+        search = Search(
+            folder, parts, settings, lambda n, texts: SweepJob(f"{n:03}", texts, composed, read_run(composed.mapping))
+        )
+        sweep = Sweep(folder, search, settings, LocalLauncher(2), ["bash", str(tmp_path / "trains.sh")])
+        assert sweep.run() == 0
+        assert [job.state for job in search.jobs] == [DONE, PRUNED]
+        assert [trial.state.name for trial in search.study.trials] == ["COMPLETE", "PRUNED"]
+        assert [trial.intermediate_values for trial in search.study.trials] == [{1: 1.0}, {1: 2.0}]
+        assert (folder.path / "001" / "status.json").read_text() == '{"state": "preempted"}\n'
+        assert (folder.path / "001.log").read_text() == "started\n"
+    told = json.loads((folder.path / "sweep.json").read_text())["jobs"][1]
+    assert told["state"] == PRUNED and search.succeeded

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from tfm_blocks.compose.sweep import read_sweep
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
+
+
+def parallel(*overrides: str, on_cluster: bool) -> int:
+    """The value that the command line and conf/ give."""
+    return read_sweep_settings(with_parallel(read_sweep(["-m", *overrides]).settings, on_cluster=on_cluster)).parallel
+
+
+def test_a_cluster_queues_a_hundred_jobs_and_this_machine_runs_one() -> None:
+    for method in ("grid", "random"):
+        assert parallel(f"sweep={method}", "seed=1,2", on_cluster=True) == 100
+        assert parallel(f"sweep={method}", "seed=1,2", on_cluster=False) == 1
+
+
+def test_a_search_on_a_cluster_queues_few_trials_as_it_learns_from_those_that_have_ended() -> None:
+    assert parallel("sweep=optuna", "seed=1,2", on_cluster=True) == 10
+
+
+@pytest.mark.parametrize("on_cluster", [False, True])
+def test_sweep_parallel_takes_precedence(on_cluster: bool) -> None:
+    assert parallel("seed=1,2", "sweep.parallel=3", on_cluster=on_cluster) == 3
+    with pytest.raises(ConfigError, match=r"sweep\.parallel: must be at least 1"):
+        parallel("seed=1,2", "sweep.parallel=0", on_cluster=on_cluster)

@@ -1,0 +1,99 @@
+"""Nothing of a job outlives its sweep, however that one ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tfm_blocks.sweep.launchers.job_file import KEEPER
+
+LIMIT = 300.0  # seconds: a guard against hangs, as a machine may be busy
+# A job with two children: one that ignores SIGTERM, and one in the background.
+STUBBORN = "trap '' TERM; sleep 1000 & (trap '' TERM; sleep 1000) & echo ready; while true; do sleep 0.1; done"
+PARENT = """
+import subprocess, sys, time
+keeper = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)
+print(keeper.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def keep(*command: str) -> list[str]:
+    return [sys.executable, "-IS", str(KEEPER), *command]
+
+
+def of_session(session: int) -> list[str]:
+    """The processes that live in it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(path.parent.name)
+    return found
+
+
+def wait_until_gone(session: int) -> None:
+    begun = time.monotonic()
+    while of_session(session):
+        assert time.monotonic() < begun + LIMIT, of_session(session)
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def parent():
+    """A process that keeps a stubborn job, and the session of that job."""
+    command = [sys.executable, "-c", PARENT, *keep("bash", "-c", STUBBORN)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        session = int(process.stdout.readline())
+        assert process.stdout.readline() == "ready\n"
+        yield process, session
+        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(session, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_a_parent_that_is_killed_leaves_nothing_even_of_a_job_that_does_not_want_to_end(parent):
+    process, session = parent
+    assert len(of_session(session)) >= 4
+    process.kill()
+    wait_until_gone(session)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_a_job_that_is_to_end_at_once_takes_all_that_it_has_started_with_it(parent):
+    os.kill(parent[1], signal.SIGUSR1)
+    wait_until_gone(parent[1])
+
+
+@pytest.mark.parametrize(
+    ("job", "status"), [("exit 0", 0), ("exit 75", 75), ("kill -9 $$", 137), ("kill -SEGV $$", 139)]
+)
+def test_the_exit_status_is_that_of_the_job(job, status):
+    with subprocess.Popen(keep("bash", "-c", job), stdin=subprocess.PIPE) as keeper:
+        assert keeper.wait() == status
+
+
+def test_a_job_that_is_asked_to_stop_may_take_its_time():
+    job = "trap 'sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
+    with subprocess.Popen(keep("bash", "-c", job), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as keeper:
+        assert keeper.stdout.readline() == "ready\n"
+        keeper.terminate()
+        assert keeper.wait() == 75
+
+
+def test_a_child_that_a_job_leaves_behind_is_ended_with_it():
+    job = "sleep 1000 & echo $!"
+    with subprocess.Popen(keep("bash", "-c", job), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as keeper:
+        child = int(keeper.stdout.readline())
+        assert keeper.wait() == 0
+    with pytest.raises(ProcessLookupError):
+        for _ in range(50):
+            os.kill(child, 0)
+            time.sleep(0.1)

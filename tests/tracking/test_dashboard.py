@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfm_blocks.compose.folders import CONF, options, read_yaml
+from tfm_blocks.compose.sweep import compose_job
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.launch.loggers import logged_config
+from tfm_blocks.tracking.dashboard import dashboards, read_dashboard, settings_logged
+from tfm_blocks.tracking.metric_schema import CONTRACT, FACTS, MEDIA
+from tfm_blocks.tracking.workspace import read_back, rendered, workspace
+
+GROUPS = ("data", "optimizer", "schedule", "trainer", "logger")
+SHIPPED = sorted(dashboards([CONF]))
+
+
+def test_the_shipped_dashboards_are_of_training_comparison_and_importance() -> None:
+    assert SHIPPED == ["comparison", "importance", "training"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_rendered_is_read_back_by_wandb_workspaces_as_it_was(name: str) -> None:
+    dashboard = read_dashboard(name, [CONF])
+    view = rendered(workspace(dashboard, "project", "team"))
+    back = read_back(view)
+    assert (back.name, back.project, back.entity) == (dashboard.name, "project", "team")
+    assert [section.name for section in back.sections] == list(dashboard.sections)
+    assert [len(section.panels) for section in back.sections] == [len(one) for one in dashboard.sections.values()]
+    assert rendered(back) == view
+
+
+def test_a_dashboard_that_cannot_be_pushed_is_told_without_a_traceback(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "NETRC"))}
+    command = [sys.executable, "-m", "tfm_blocks", "dashboard", "push", "training"]
+    where = {"env": environment | {"HOME": str(tmp_path)}, "stdin": subprocess.DEVNULL}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **where)  # type: ignore[call-overload]
+    assert done.returncode == 1 and done.stderr.splitlines()[-2].startswith(
+        "error: W&B: the workspace Training was not"
+    )
+    assert "Traceback" not in done.stderr and "wandb login" in done.stderr.splitlines()[-1]
+
+
+def test_a_panel_says_to_wandb_what_the_file_says() -> None:
+    importance, comparison = (workspace(read_dashboard(name, [CONF]), "p", "") for name in ("importance", "comparison"))
+    configs = [
+        panel._to_model().config.model_dump(by_alias=True) for one in importance.sections for panel in one.panels
+    ]
+    assert configs[0]["targetKey"] == "val/loss.min" and configs[1]["targetKey"] == "val/bleu.max"
+    accessors = [column["accessor"] for column in configs[2]["columns"]]
+    assert {"config:heads.value", "config:model.value", "summary:val/loss.min"} <= set(accessors)
+    assert [one.name for one in comparison.runset_settings.groupby] == ["facts.model", "facts.config_hash"]
+    lines = comparison.sections[1].panels[0]._to_model().config
+    assert (lines.x_axis, lines.metrics) == ("train/tokens", ["val/loss"])
+
+
+def test_the_training_dashboard_shows_all_that_is_logged_in_training() -> None:
+    panels = [panel for found in read_dashboard("training", [CONF]).sections.values() for panel in found]
+    shown = {name for panel in panels for name in [*(panel.lines or ()), *(panel.media or ())]}
+    logged = {key.name for key in CONTRACT if not key.name.startswith("test/")} | {one.name for one in MEDIA}
+    assert shown == logged
+
+
+def write(folder: Path, text: str) -> list[Path]:
+    (folder / "dashboard").mkdir()
+    (folder / "dashboard" / "mine.yaml").write_text(text)
+    return [CONF, folder]
+
+
+@pytest.mark.parametrize(
+    ("panel", "told"),
+    [
+        ("{lines: [val/blue]}", "sections.One.lines: shows val/blue, which no run logs(?s:.*)did you mean val/bleu"),
+        ("{lines: [val/bleu], over: tokens}", r"shows tokens, which no run logs"),
+        ("{scatter: [haeds, val/loss]}", "shows haeds, which no run logs(?s:.*)did you mean heads"),
+        ("{scatter: [sweep.trials, val/loss]}", "shows sweep.trials, which no run logs"),
+        ("{parallel: [launcher.cpus, val/loss]}", "shows launcher.cpus, which no run logs"),
+        ("{parallel: [data.defaults, val/loss]}", "shows data.defaults, which no run logs"),
+        ("{scatter: [heads]}", "must hold at least 2"),
+        ("{media: [samples]}", "shows samples"),
+        ("{importance: facts.seed}", "shows facts.seed"),
+        ("{lines: [val/bleu], bars: [val/bleu]}", "must be one of lines, bars"),
+        ("{bar: [val/bleu]}", "no such setting"),
+    ],
+)
+def test_a_panel_of_what_no_run_logs_is_refused_with_its_file(tmp_path: Path, panel: str, told: str) -> None:
+    folders = write(tmp_path, f"name: Mine\nsections:\n  One:\n    - {panel}\n")
+    with pytest.raises(ConfigError, match=told) as caught:
+        read_dashboard("mine", folders)
+    assert "mine.yaml" in str(caught.value) and all(one.help for one in caught.value.problems)
+
+
+def test_settings_that_a_panel_can_show_are_those_that_some_run_logs_and_no_others() -> None:
+    """Of runs that together have each option of each group, and each knob of a model."""
+    models = options("model", [CONF])
+    groups = [options(group, [CONF]) for group in GROUPS]
+    logged = {f"facts.{one.name}" for one in FACTS}
+    for names in zip_longest(*groups):
+        chosen = [f"{group}={name}" for group, name in zip(GROUPS, names, strict=True) if name]
+        files = ["data.dir=."] if names[0] not in (None, "dates") else []
+        logged |= logged_by(*chosen, *files, "sweep.name=x")
+    for name, path in models.items():
+        if not read_yaml(path).keys() - {"defaults", "model"} <= logged:
+            logged |= logged_by(f"model={name}")
+    assert settings_logged([CONF]) == logged
+
+
+def logged_by(*overrides: str) -> set[str]:
+    """The addresses in the config of a run, but for those of its graph."""
+    config = logged_config(compose_job(overrides, None).mapping, "tiny")
+    found = set()
+    for key, value in config.items():
+        if key not in ("graph", "resume", "verify"):
+            found |= set(addresses(value, key)) if isinstance(value, dict) else {key}
+    return found
+
+
+def addresses(group: dict[str, Any], around: str) -> Iterator[str]:
+    for name, value in group.items():
+        yield f"{around}.{name}"
+        if isinstance(value, dict):
+            yield from addresses(value, f"{around}.{name}")
+
+
+def test_knobs_of_ones_own_models_and_settings_of_ones_own_groups_can_be_shown(tmp_path: Path) -> None:
+    folders = write(tmp_path, "name: Mine\nsections: {One: [{scatter: [width, schedule.ramp]}]}\n")
+    with pytest.raises(ConfigError, match=r"(?s)shows width, which no run logs.*"):
+        read_dashboard("mine", folders)
+    for path, text in (("model/mine", "defaults: [tiny, _self_]\nwidth: 2\n"), ("schedule/mine", "ramp: 3\n")):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / f"{path}.yaml").write_text(text)
+    assert read_dashboard("mine", folders).name == "Mine"

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+from wandb.sdk.sweeps.scheduler.optuna import sweep_parameter_to_distribution
+
+from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.sweep import compose_job
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.launch.check import checked
+from tfm_blocks.tracking.wandb_agents import sweep_file
+
+ASKED = ["model=tiny", "heads=2,4", "schedule.scale=0.05,1e-1", "model.add_norm=pre,post", "data.test=null", "name=x"]
+
+
+def test_the_command_of_an_agent_is_one_that_train_py_takes_as_it_stands() -> None:
+    """Each of its jobs composes, and is what was asked for, with null and numbers as such."""
+    told = yaml.safe_load(sweep_file(ASKED, None, "grid", "val/loss", "project"))
+    assert told["command"] == ["${env}", "${interpreter}", "${program}", "${args_no_hyphens}"]
+    assert (told["program"], told["metric"]) == ("train.py", {"name": "val/loss", "goal": "minimize"})
+    assert told["parameters"]["heads"] == {"values": [2, 4]} and told["parameters"]["data.test"] == {"value": "null"}
+    varied = {key: one.get("values", [one.get("value")]) for key, one in told["parameters"].items()}
+    found = []
+    for values in product(*varied.values()):
+        arguments = {key: {"value": value} for key, value in zip(varied, values, strict=True)}
+        overrides = create_sweep_command_args({"args": arguments})["args_no_hyphens"]
+        composed = compose_job(prepare_arguments(overrides), None)
+        checked(composed)
+        config = composed.mapping
+        assert config["data"]["test"] is None and config["name"] == "x"
+        found.append((config["heads"], config["schedule"]["scale"], config["model"]["add_norm"]))
+    assert found == list(product([2, 4], [0.05, 0.1], ["pre", "post"]))
+
+
+def test_models_of_ones_own_are_found_by_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\nheads: 2\n")
+    told = yaml.safe_load(sweep_file(["model=glob(mi*)", "heads=2,4"], tmp_path, "bayes", "val/bleu", "p"))
+    assert told["parameters"]["model"] == {"value": "mine"}
+    assert told["command"][3:] == ["--config-dir", str(tmp_path), "${args_no_hyphens}"]
+    assert (told["method"], told["metric"]["goal"]) == ("bayes", "maximize")
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("interval(0,0.3)", FloatDistribution(0, 0.3)),
+        ("interval(1,8)", FloatDistribution(1, 8)),
+        ("tag(log,interval(0.001,10))", FloatDistribution(0.001, 10, log=True)),
+        ("int(interval(8,64))", IntDistribution(8, 64)),
+        ("int(tag(log,interval(8,64)))", IntDistribution(8, 64, log=True)),
+    ],
+)
+def test_an_interval_is_to_weights_and_biases_what_it_is_here(asked: str, expected: BaseDistribution) -> None:
+    """As W&B's own scheduler reads the file."""
+    told = yaml.safe_load(sweep_file(["model=tiny", f"d_ff={asked}"], None, "random", "val/loss", "p"))
+    assert sweep_parameter_to_distribution(told["parameters"]["d_ff"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "metric", "told"),
+    [
+        (["model=tiny", "heads=2"], "val/loss", "has one value of each key"),
+        (["model=tiny", "haeds=2,4"], "val/loss", "no such key"),
+        (["model=tinny", "heads=2,4"], "val/loss", "there is no model called"),
+        (["model=tiny", "heads=2,4"], "val/lr", "is no score of a run"),
+        (["model=tiny", "dropout=interval(0,0.3)"], "val/loss", "dropout: is an interval from 0 to 0.3, which no grid"),
+    ],
+)
+def test_what_train_py_would_refuse_is_refused(overrides: list[str], metric: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        sweep_file(overrides, None, "grid", metric, "project")

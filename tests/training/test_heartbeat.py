@@ -1,0 +1,80 @@
+"""A run that says nothing of itself says what it is doing."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.job import train
+from tfm_blocks.training import heartbeat as silence
+from tfm_blocks.training.heartbeat import Silence
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+    """What is written to a pipe in the place of standard output."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    monkeypatch.setattr(silence, "OUTPUT", write)
+    yield lambda: os.read(read, 1 << 16).decode()
+    os.close(read)
+    os.close(write)
+
+
+def test_what_is_done_is_told_until_its_end_and_only_by_who_speaks(
+    heard: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "LONGEST", 0.01)
+    for speaks in (False, True):
+        with Silence("reading", speaks=speaks) as told:
+            time.sleep(0.2)
+            told.doing("writing")
+            time.sleep(0.2)
+        if not speaks:
+            with pytest.raises(BlockingIOError):
+                heard()
+    lines = heard().splitlines()
+    assert {lines[0], lines[-1]} == {"reading, for 0 s", "writing, for 0 s"}
+    time.sleep(0.05)
+    with pytest.raises(BlockingIOError):
+        heard()
+
+
+def test_what_somebody_else_says_puts_it_off(heard: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "LONGEST", 0.5)
+    with Silence("reading", speaks=True) as told:
+        time.sleep(0.3)
+        told.said = time.monotonic() + 3600
+        time.sleep(0.4)
+    with pytest.raises(BlockingIOError):
+        heard()
+
+
+def test_no_part_of_a_run_is_silent_and_its_lines_stay_whole_and_in_order(
+    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also while processes are forked that make batches."""
+    monkeypatch.setattr(silence, "LONGEST", 0.002)
+    composed = small("trainer.steps=2", "trainer.validate_every=1", "trainer.log_every=1", "trainer.workers=2")
+    train(composed, checked(composed), tmp_path)
+    lines = capfd.readouterr().out.splitlines()
+    told = [line.rpartition(", for ")[0] for line in lines if re.fullmatch(r"[\w/ ]+, for \d+ s", line)]
+    order = list(dict.fromkeys(told))
+    assert order == [
+        "preparing the text", "building the model", "opening the loggers", "trying the memory",
+        "step 1/2  validating", "step 2/2  validating", "testing", "scoring the translations",
+    ]  # fmt: skip
+    steps = [line for line in lines if re.fullmatch(r"step 1/2  loss .* s left", line)]
+    assert steps, "while it trains, its pace"
+    whole = [line for line in lines if line.startswith(("data: ", "memory: ", "done: "))]
+    assert [line.partition(" ")[0] for line in whole] == ["data:"] * 4 + ["memory:", "done:"]
+    assert (
+        lines.index("preparing the text, for 0 s") < lines.index(whole[0]) < lines.index("building the model, for 0 s")
+    )

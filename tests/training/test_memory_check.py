@@ -1,0 +1,161 @@
+"""Memory that runs out for real: the process may not map more than it has and a little."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.training.test_module import feed_of, make, trainer
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.data.plan import Ranks
+from tfm_blocks.errors import RunError
+from tfm_blocks.training.ema import MovingAverage
+from tfm_blocks.training.memory_check import Copies, Trial, worst
+
+ROOT = Path(__file__).parents[2]
+ROOM = 90_000_000  # bytes
+
+
+def trial(composed: Composed) -> Trial:
+    module, data = make(composed)
+    return Trial(module.network, feed_of(data), 0.1, Ranks(), torch.device("cpu"), nullcontext(), Copies(2))
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors of a device, made inside, have held at once."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device, self.bytes, self.most = device, 0, 0
+        self.live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            if isinstance(one, torch.Tensor) and one.device.type == self.device:
+                self._count(one.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.live:
+            return
+
+        def gone(_: object) -> None:
+            self.bytes -= size
+            del self.live[key]
+
+        self.live[key] = weakref.ref(storage, gone)
+        self.bytes += size
+        self.most = max(self.most, self.bytes)
+
+
+HEAVY = ["d_model=256", "d_ff=1024", "data.train=60", "data.batch_tokens=150", "dropout=0.1"]  # steps of many parts
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("ema", [False, True])
+def test_a_trial_takes_what_training_takes_and_little_more(
+    small: Callable[..., Composed], ema: bool, recomputes: bool
+) -> None:
+    composed = small(*HEAVY, f"trainer.activation_checkpointing={recomputes}")
+    tried = replace(trial(composed), copies=Copies(2 + ema))
+    with Peak("cpu") as trial_peak:
+        assert tried._fits(150, 1)
+    module, data = make(composed)
+    run = trainer(3)
+    run.callbacks += [MovingAverage(0.999)] if ema else []  # type: ignore[attr-defined]
+    with Peak("cpu") as run_peak:
+        run.fit(module, datamodule=data)
+    assert run_peak.most <= trial_peak.most <= 1.05 * run_peak.most
+
+
+def test_where_the_weights_of_the_run_are_still_elsewhere_a_trial_holds_as_many(small: Callable[..., Composed]) -> None:
+    """On the meta device, as on an accelerator: the weights, their gradients and the copies, beside what is computed."""
+    one = replace(trial(small(*HEAVY)), device=torch.device("meta"), copies=Copies(3))
+    weights = sum(parameter.nbytes for parameter in one.network.parameters())
+    with Peak("meta") as peak:
+        assert one._fits(150, 1)
+    assert 5 * weights < peak.most < 6 * weights
+
+
+def test_the_most_expensive_of_all_micro_batches_are_tried(small: Callable[..., Composed]) -> None:
+    feed = trial(small("data.batch_tokens=200")).feed
+    costs = []
+    for step in feed.plan(seed=1, epoch=0):
+        widths = [(len(rows_B), feed.layout.widths_NC(feed.corpus)[rows_B].max(0)) for rows_B in step.share(0, 1)]
+        costs += [(rows * int(one.sum()), rows * int((one.astype(np.int64) ** 2).sum())) for rows, one in widths]
+    most, longest = worst(feed, 1, Ranks())
+    sizes = [[ids.shape for ids in batch.inputs.values()] for batch in (most, longest)]
+    assert sum(rows * width for rows, width in sizes[0]) >= 0.9 * max(tokens for tokens, _ in costs)
+    assert sum(rows * width**2 for rows, width in sizes[1]) >= 0.9 * max(products for _, products in costs)
+
+
+def test_what_is_most_expensive_in_both_ways_is_tried_once(small: Callable[..., Composed]) -> None:
+    feed = trial(small("data.train=60", "data.step_tokens=5000", "data.batch_tokens=5000")).feed
+    assert len(feed.plan(seed=1, epoch=0)) == 1
+    assert len(list(worst(feed, 1, Ranks()))) == 1
+
+
+def test_a_trial_tells_its_peak_and_leaves_the_network_as_it_was(small: Callable[..., Composed]) -> None:
+    one = trial(small("dropout=0.3"))
+    before = [parameter.detach().clone() for parameter in one.network.parameters()]
+    state = torch.random.get_rng_state()
+    assert one.run(1).startswith("memory: the process has taken ")
+    assert torch.equal(state, torch.random.get_rng_state())
+    for parameter, kept in zip(one.network.parameters(), before, strict=True):
+        assert torch.equal(parameter, kept) and parameter.grad is None
+
+
+def try_in_little_memory(cap: int) -> None:
+    """In a process of its own: prints what a trial says that may map little more than its smallest micro-batch needs."""
+    from tests.conftest import composed_small
+
+    small = composed_small(Path(os.environ["FOLDER"]), pytest.MonkeyPatch())
+    sizes = ("data.train=3000", "data.step_tokens=20000", "d_model=64", "d_ff=256")
+    one = trial(small(*sizes, f"data.batch_tokens={cap}"))
+    one._try([next(worst(one.feed, 1, Ranks(63, 64)))])  # what a first backward maps
+    (mapped,) = [
+        line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")
+    ]
+    limit = int(mapped) * 1024 + ROOM
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        print(one.run(1))
+    except RunError as error:
+        print(error)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_too_little_memory_is_told_before_the_first_step_with_a_cap_that_fits(tmp_path: Path) -> None:
+    def told(cap: int) -> str:
+        code = f"from tests.training.test_memory_check import try_in_little_memory as t; t({cap})"
+        every_time_alike = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is given back
+        environment = {**os.environ, "FOLDER": str(tmp_path), **every_time_alike}
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    refusal = "error: data.batch_tokens: is {}: memory does not hold the largest micro-batch of the plan"
+    _, found, said = told(30000).partition(refusal.format(30000))
+    assert found
+    match = re.fullmatch(r"\s*help: data\.batch_tokens=(\d+) fits; it changes no result\n", said)
+    assert match
+    cap = int(match[1])
+    assert "memory: the process has taken " in told(cap)
+    assert refusal.format(2 * cap) in told(2 * cap)

@@ -1,0 +1,162 @@
+"""Parts of a run's config as frozen models, and all that is wrong with a config as problems in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from tfm_blocks.config.foreign_keys import advice
+from tfm_blocks.errors import ConfigError, Problem, suggest
+
+SHOWN = 80  # characters of a wrong value
+
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Above0 = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Settings(BaseModel):
+    """Settings that belong together: unknown keys are refused, and values are not converted, except an int to a float.
+
+    A rule between settings is a validator of the one to blame, which is declared after those that the rule compares it
+    with and looks in `info.data` which of them are valid. So it can be told together with what is wrong elsewhere.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RuleError(ValueError):
+    """What a validator raises: a rule that the value breaks, as a sentence that follows the address, and a way out."""
+
+    def __init__(self, rule: str, help: str) -> None:
+        super().__init__(rule)
+        self.help = help
+
+
+Read = TypeVar("Read", bound=Settings)
+
+
+def read_settings(cls: type[Read], mapping: Mapping[str, Any], context: object = None) -> Read:
+    """An instance of `cls`, whose validators are told the `context`.
+
+    Raises ConfigError with one problem for each value that is missing, unknown or wrong.
+    """
+    try:
+        return cls.model_validate(mapping, context=context)
+    except ValidationError as error:
+        raise ConfigError([_problem(cls, one) for one in error.errors(include_url=False)]) from None
+
+
+class Wording(NamedTuple):
+    """Filled in with the numbers of pydantic's error, with `value`, `address`, and `or_null` where null is allowed."""
+
+    rule: str
+    help: str
+
+
+_MAPPING = Wording("must be a mapping{or_null}, but is {value}", "write its keys below it, or {address}={{key: value}}")
+WORDINGS = {
+    "missing": Wording("is missing", "write {address}=…"),
+    "int_type": Wording("must be an int{or_null}, but is {value}", "write a whole number, such as 4"),
+    "float_type": Wording("must be a float{or_null}, but is {value}", "write a number, such as 0.1"),
+    "finite_number": Wording("must be a finite number, but is {value}", "write a number, such as 0.1"),
+    "bool_type": Wording("must be a bool{or_null}, but is {value}", "write true or false"),
+    "string_type": Wording("must be a str{or_null}, but is {value}", "write text in quotes"),
+    "list_type": Wording("must be a list{or_null}, but is {value}", "write {address}=[a,b]"),
+    "dict_type": _MAPPING,
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
+    "greater_than_equal": Wording("must be at least {ge:g}, but is {value}", "write {address}={ge:g} or more"),
+    "less_than_equal": Wording("must be at most {le:g}, but is {value}", "write {address}={le:g} or less"),
+    "greater_than": Wording("must be above {gt:g}, but is {value}", "write {address}=… with a number above {gt:g}"),
+    "less_than": Wording("must be below {lt:g}, but is {value}", "write {address}=… with a number below {lt:g}"),
+    "too_short": Wording("must hold at least {min_length}, but holds {actual_length}: {value}", "add to it"),
+    "too_long": Wording("must hold at most {max_length}, but holds {actual_length}: {value}", "shorten it"),
+}
+UNKNOWN_KEY = ("extra_forbidden", "invalid_key")
+
+
+def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in UNKNOWN_KEY:
+        return _unknown_key(cls, error["loc"])
+    keys, annotation = _follow(cls, error["loc"])
+    address, broken = ".".join(keys), context.get("error")
+    if isinstance(broken, RuleError):
+        return Problem(address, str(broken), help=broken.help)
+    if kind == "literal_error":
+        return _no_choice(address, error["input"], _names(annotation))
+    if kind.startswith("union_tag"):
+        tag = context["discriminator"].strip("'")
+        return _no_choice(f"{address}.{tag}", context.get("tag"), _tags(annotation))
+    if kind not in WORDINGS:
+        return Problem(address, error["msg"])
+    or_null = " or null" if type(None) in get_args(annotation) else ""
+    context |= {"address": address, "value": _shown(error["input"]), "or_null": or_null}
+    return Problem(address, WORDINGS[kind].rule.format(**context), help=WORDINGS[kind].help.format(**context))
+
+
+def _unknown_key(cls: type[Settings], location: Sequence[str | int]) -> Problem:
+    *around, key = location
+    keys, annotation = _follow(cls, around)
+    address = ".".join([*keys, str(key)])
+    known = [name for member in _members(annotation) for name in _fields(member)]
+    return Problem(address, "no such setting", help=advice(address) or suggest(str(key), known) or "leave it out")
+
+
+def _no_choice(address: str, value: object, options: Sequence[str]) -> Problem:
+    rule = "is missing" if value is None else f"must be one of {', '.join(options)}, but is {_shown(value)}"
+    return Problem(address, rule, help=suggest(str(value), options))
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def _follow(annotation: Any, location: Sequence[str | int]) -> tuple[list[str], Any]:
+    """The keys of the config that `location` goes along, and the annotation there.
+
+    A location of pydantic's also names the member of a discriminated union, and ends in [key] where a key is wrong; the
+    place in a list is left out, since only a whole list can be written on the command line.
+    """
+    keys = []
+    for part in location:
+        members = _members(annotation)
+        if len(members) > 1:
+            annotation = next(member for member in members if part in _tags(member))
+        elif part != "[key]":
+            keys += [str(part)] if isinstance(part, str) else []
+            annotation = _fields(members[0]).get(str(part)) or get_args(members[0])[-1]
+    return keys, annotation
+
+
+def _members(annotation: Any) -> list[Any]:
+    """What a value may be, null left out."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [one for part in get_args(annotation) if part is not type(None) for one in _members(part)]
+    return [annotation]
+
+
+def _fields(annotation: Any) -> dict[str, Any]:
+    """The annotations of a model's fields; of anything else nothing."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {name: field.annotation for name, field in annotation.model_fields.items()}
+    return {}
+
+
+def _names(annotation: Any) -> list[str]:
+    """The values of a Literal, null left out; of anything else nothing."""
+    return [name for one in _members(annotation) if get_origin(one) is Literal for name in get_args(one)]
+
+
+def _tags(union: Any) -> list[str]:
+    """What tells the models of a union apart: in each of them the one Literal."""
+    return [tag for model in _members(union) for field in _fields(model).values() for tag in _names(field)]

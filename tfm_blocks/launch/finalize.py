@@ -1,0 +1,110 @@
+"""What a run leaves: the weights, its scores in status.json, and its last lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tfm_blocks.language.spec import TARGET, Spec
+from tfm_blocks.launch.run_spec import Job
+from tfm_blocks.network.build import network_without_values
+from tfm_blocks.network.cost import axis_lengths, multiply_adds
+from tfm_blocks.report.show import LENGTH
+from tfm_blocks.runs.average import mean_weights
+from tfm_blocks.runs.folder import (
+    BEST,
+    CHECKPOINTS,
+    LOSSES,
+    METRICS,
+    STATUS,
+    TRANSLATIONS,
+    finite_or_null,
+    step_files,
+    write_json,
+)
+from tfm_blocks.runs.losses import write_losses
+from tfm_blocks.runs.metrics import read_rows, summarise, summary_record
+from tfm_blocks.runs.model import read_tensors, write_weights
+from tfm_blocks.runs.translations import TranslatedLine, hash_rows, write_translations
+from tfm_blocks.scoring.corpus import metrics, score
+from tfm_blocks.tracking.loggers import RunLogger
+from tfm_blocks.training.callbacks import score_news
+from tfm_blocks.training.module import TrainingModule
+from tfm_blocks.training.settings import TrainerSettings
+
+
+def final_weights(settings: TrainerSettings, checkpoints: Path) -> Mapping[str, Tensor]:
+    if settings.average:
+        return mean_weights(step_files(checkpoints)[-settings.average :])
+    return read_tensors(checkpoints / BEST)
+
+
+def finish(
+    job: Job, module: TrainingModule, weights: Mapping[str, Tensor], loggers: list[RunLogger], stopped: str = ""
+) -> None:
+    """The weights last of all but the status: a folder with weights is a whole one.
+
+    `stopped` is the reason why a callback ended the run before its last step.
+    """
+    split, corpus = module.prepared.last_scored
+    asked = metrics(module.settings.trainer.bleu, tokenised=False)
+    references = corpus.text[TARGET]
+    translations = score(module.outputs, references, asked) if module.outputs else []
+    record = {
+        "state": "done",
+        **({"reason": f"stopped early: {stopped}"} if stopped else {}),
+        "steps": module.global_step,
+        "seconds": round(module.clock.seconds, 1),
+        "scores": module.latest,
+        "scored_on": split,
+        "exact_match_by_group": _by_group(module.latest, split, corpus.groups),
+        "translation": [asdict(one) for one in translations],
+        "test_set": {"rows": len(corpus), "sha256": hash_rows(corpus.rows(slice(None)), sorted(corpus.columns))},
+        **_size(module.network.spec),
+        **summary_record(summarise(read_rows(job.folder / METRICS))),
+    }
+    write_weights(job.folder, weights)
+    if module.outputs:
+        write_translations(job.folder, [TranslatedLine(*one) for one in module.scorer.samples])
+    write_losses(job.folder, module.row_losses)
+    write_json(job.folder / STATUS, finite_or_null(record))
+    for logger in loggers:
+        logger.log_weights(job.folder)
+    for line in _summary(job, record):
+        print(line)
+
+
+def _size(spec: Spec) -> dict[str, Any]:
+    """Parameters, and multiply-adds of a row whose sequences have the lengths that are told, as `tfm show` counts."""
+    network = network_without_values(spec)
+    lengths = axis_lengths(spec, {}, LENGTH)
+    return {
+        "parameters": sum(one.numel() for one in network.parameters()),
+        "multiply_adds": sum(multiply_adds(network, lengths).values()),
+        "lengths": lengths,
+    }
+
+
+def _by_group(latest: Mapping[str, float], split: str, groups: Sequence[str]) -> dict[str, float]:
+    names = {group: f"{split}/exact_match/{group}" for group in groups}
+    return {group: latest[name] for group, name in names.items() if name in latest}
+
+
+def _summary(job: Job, record: Mapping[str, Any]) -> Iterator[str]:
+    yield f"done: {record['steps']} steps in {record['seconds']:.0f} s"
+    if "reason" in record:
+        yield record["reason"]
+    yield score_news(record["scores"], record["scored_on"])
+    if record["exact_match_by_group"]:
+        yield "exact: " + ", ".join(f"{group} {share:.1%}" for group, share in record["exact_match_by_group"].items())
+    for one in record["translation"]:
+        yield f"{one['name']}: {one['value']:.2f} ± {one['interval']:.2f}   {one['signature']}"
+    plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])
+    files = [METRICS, STATUS, *([TRANSLATIONS] if record["translation"] else []), LOSSES, f"{CHECKPOINTS}/"]
+    yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"
+    command = "translate" if record["translation"] else "generate"
+    yield f"next: echo 'your text' | tfm {command} {job.folder}{plugins}"

@@ -1,0 +1,121 @@
+"""The arithmetic of restricted self-attention: a band of r neighbours around every position, in O(n · r · d).
+
+The sequences of a batch are cut into blocks. A block's queries meet one window of keys, wide enough for the neighbours
+of all of them, and a mask leaves each query its own r. Besides the project's axes: G blocks of all sequences, C
+positions in a block, W positions in a window, L positions of a sequence with zeros before and after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tfm_blocks.layers.dot_product import Look, weighed_attention
+from tfm_blocks.layers.score_normalizer import Weighing
+
+SMALLEST_BLOCK = 32  # matrix products of fewer queries cost more in calls than they save in window
+
+
+def banded_attention(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    keep_BT: Tensor,
+    *,
+    r: int,
+    causal: bool,
+    dropout: float,
+    scores: Weighing | None = None,
+    bias: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Attention of every position to r neighbours, itself included: q_BHTK, k_BHTK, v_BHTK, keep_BT -> BHTK.
+
+    Keys and values may have fewer heads. `scores` makes the weights, softmax(q k^T / √K) unless given; `bias` gives
+    what is added to the scores of each head, bias_HTS, for each distance from query to key.
+
+    The neighbours are r // 2 positions before and (r - 1) // 2 after, or the r - 1 before if `causal`. Those that are
+    padding (keep false) are not looked at, but every position may look at itself, so the output is finite everywhere.
+    `dropout` is the share of attention weights to drop: 0 outside training. torch.export takes any fixed length, or a
+    free number (4 or more) of whole blocks, a block being the larger of r // 2 and SMALLEST_BLOCK.
+    Source: Vaswani et al. 2017, section 4, self-attention (restricted).
+    """
+    scores = scores or Weighing(q_BHTK.shape[3])
+    band = reach = (r - 1, 0) if causal else (r // 2, (r - 1) // 2)
+    block = max(r // 2, SMALLEST_BLOCK)  # measured: larger blocks waste window, smaller ones make slow products
+    B, H, T, _ = q_BHTK.shape
+    pairs, windowed = T * T, whole(T, block) * (block + sum(reach))
+    if pairs <= windowed + windowed // 5:  # measured: up to a fifth more in one product take less time
+        look = Look(allowed(keep_BT, T, (0, 0), band)[:, None], bias=bias and bias(_distance(T, (0, 0), keep_BT)))
+        return weighed_attention(q_BHTK, k_BHTK, v_BHTK, look, scores, dropout=dropout)
+    look = Look(allowed(keep_BT, block, reach, band)[:, None], bias=bias and bias(_distance(block, reach, keep_BT)))
+    y_GHCK = weighed_attention(
+        windows(q_BHTK, block, (0, 0)),
+        windows(k_BHTK, block, reach),
+        windows(v_BHTK, block, reach),
+        look,
+        scores,
+        dropout=dropout,
+    )
+    return y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
+
+
+def allowed(keep_BT: Tensor, block: int, reach: tuple[int, int], band: tuple[int, int]) -> Tensor:
+    """Which positions of its window each query may look at, true = may look: keep_BT -> GCW."""
+    before, after = reach
+    window = before + block + after
+    missing = whole(keep_BT.shape[1], block) - keep_BT.shape[1]
+    keep_GW = F.pad(keep_BT, (before, missing + after)).unfold(1, window, block).flatten(0, 1)
+    distance_CW = _distance(block, reach, keep_BT)
+    band_CW = (distance_CW >= -band[0]) & (distance_CW <= band[1])
+    return (keep_GW[:, None] & band_CW) | (distance_CW == 0)
+
+
+def _distance(block: int, reach: tuple[int, int], like: Tensor) -> Tensor:
+    """How far after each query each position of its window stands: distance_CW."""
+    before, after = reach
+    query_C = torch.arange(block, device=like.device)
+    return torch.arange(-before, block + after, device=like.device) - query_C[:, None]
+
+
+def windows(x_BHTK: Tensor, block: int, reach: tuple[int, int]) -> Tensor:
+    """Every block of positions with those that it reaches before and after it: x_BHTK -> GHWK."""
+    x_GHWK: Tensor = _Windows.apply(x_BHTK, block, *reach)  # type: ignore[no-untyped-call]
+    return x_GHWK
+
+
+def whole(length: int, block: int) -> int:
+    """The least multiple of `block` with room for `length`."""
+    return -(-length // block) * block
+
+
+class _Windows(torch.autograd.Function):
+    """Windows of each sequence by itself; their gradients are added up a block at a time.
+
+    Those of a batch are copies. Views of sequences laid end to end would show a window its neighbours in the batch,
+    which a mask does not hide where they are not finite: 0 · NaN is NaN.
+    The gradient is why this is a function of its own: torch's backward of `unfold` adds number by number, far slower.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BHTK: Tensor, block: int, before: int, after: int) -> Tensor:
+        B, H, T, K = x_BHTK.shape
+        x_BLHK = x_BHTK.new_zeros(B, before + whole(T, block) + after, H, K)
+        x_BLHK[:, before : before + T] = x_BHTK.transpose(1, 2)
+        ctx.sizes = B, T, block, before
+        x_BGHKW = x_BLHK.unfold(1, before + block + after, block)
+        return x_BGHKW.permute(0, 1, 4, 2, 3).flatten(0, 1).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        B, T, block, before = ctx.sizes
+        grad_BGWHK = torch.unflatten(grads[0].transpose(1, 2), 0, (B, -1))
+        parts = torch.split(grad_BGWHK, block, dim=2)
+        _, G, _, H, K = grad_BGWHK.shape
+        x_BGCHK = grads[0].new_zeros(B, G + len(parts) - 1, block, H, K)
+        for first, part_BGCHK in enumerate(parts):
+            x_BGCHK[:, first : first + G, : part_BGCHK.shape[2]] += part_BGCHK
+        return x_BGCHK.flatten(1, 2)[:, before : before + T].transpose(1, 2), None, None, None

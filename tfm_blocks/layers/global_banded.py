@@ -1,0 +1,70 @@
+"""A band of neighbours around every position, and a few first positions that see all and that all see.
+
+Axes are those of `parts/banded.py`; besides, F first positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tfm_blocks.layers.banded import SMALLEST_BLOCK, allowed, whole, windows
+from tfm_blocks.layers.dot_product import Look, weighed_attention
+from tfm_blocks.layers.score_normalizer import Weighing
+
+
+def global_banded_attention(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    keep_BT: Tensor,
+    *,
+    r: int,
+    first: int,
+    causal: bool,
+    dropout: float,
+    scores: Weighing,
+) -> Tensor:
+    """`banded_attention` in which the `first` positions are seen by all, and see all: BHTK, in O(n · (r + first) · d).
+
+    If `causal`, all see those of them that came before, and they see their own past.
+    Source: Beltagy et al. 2020, section 3.1, global attention.
+    """
+    B, H, T, _ = q_BHTK.shape
+    first = min(first, T)
+    reach = (r - 1, 0) if causal else (r // 2, (r - 1) // 2)
+    block = max(r // 2, SMALLEST_BLOCK)
+    blocks = whole(T, block) // block
+    look = Look(_seen(keep_BT, block, reach, first, causal)[:, None])
+    keys, values = (
+        torch.cat((_in_each(one[:, :, :first], blocks), windows(one, block, reach)), 2) for one in (k_BHTK, v_BHTK)
+    )
+    y_GHCK = weighed_attention(windows(q_BHTK, block, (0, 0)), keys, values, look, scores, dropout=dropout)
+    y_BHTK = y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
+    if causal:
+        return y_BHTK
+    itself_FT = torch.eye(first, T, dtype=torch.bool, device=keep_BT.device)
+    look = Look((keep_BT[:, None] | itself_FT)[:, None])
+    y_BHFK = weighed_attention(q_BHTK[:, :, :first], k_BHTK, v_BHTK, look, scores, dropout=dropout)
+    return torch.cat((y_BHFK, y_BHTK[:, :, first:]), 2)
+
+
+def _in_each(x_BHFK: Tensor, blocks: int) -> Tensor:
+    """The first positions of a sequence beside each of its blocks: x_GHFK."""
+    return x_BHFK[:, None].expand(-1, blocks, -1, -1, -1).flatten(0, 1)
+
+
+def _seen(keep_BT: Tensor, block: int, reach: tuple[int, int], first: int, causal: bool) -> Tensor:
+    """Which of the first positions and of its window each query may look at, none of them twice: GC(F+W)."""
+    B, T = keep_BT.shape
+    device = keep_BT.device
+    blocks = whole(T, block) // block
+    query_QC = torch.arange(blocks * block, device=device).view(blocks, block)
+    window_QW = query_QC[:, :1] + torch.arange(-reach[0], block + reach[1], device=device)
+    near_GCW = allowed(keep_BT, block, reach, reach)
+    near_GCW = near_GCW & (window_QW >= first).repeat(B, 1)[:, None]
+    first_F = torch.arange(first, device=device)
+    later_QCF = first_F > query_QC[..., None]
+    far_BQCF = keep_BT[:, None, None, :first] & ~(later_QCF if causal else torch.zeros_like(later_QCF))
+    far_BQCF = far_BQCF | (first_F == query_QC[..., None])
+    return torch.cat((far_BQCF.flatten(0, 1), near_GCW), 2)

@@ -1,0 +1,128 @@
+"""Groups of runs against a baseline: the differences, their 95 % intervals and p-values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from tfm_blocks.report.differences import Group
+from tfm_blocks.report.run_statistics import run_statistics
+from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.scoring.line_statistics import Statistics
+from tfm_blocks.scoring.measures import MEASURES
+from tfm_blocks.scoring.paired_test import (
+    System,
+    interval_over_sentences,
+    p_of_sacrebleu,
+    p_over_sentences,
+)
+from tfm_blocks.scoring.significance import correct, over_seeds
+
+OF_SACREBLEU = ("BLEU", "chrF", "TER")
+
+
+@dataclass(frozen=True)
+class Against:
+    """A score of a group minus the baseline's. None if there is nothing to compute a value from.
+
+    `sentences` and `seeds` are p-values over test sentences and over seeds, each with the 95 % interval of the
+    difference; the corrected ones count the other groups. `sacrebleu` is the p-value of sacreBLEU's paired bootstrap,
+    for one run on each side.
+    """
+
+    group: Group
+    score: str
+    difference: float
+    sentences: float | None = None
+    sentences_interval: tuple[float, float] | None = None
+    sentences_corrected: float | None = None
+    seeds: float | None = None
+    seeds_interval: tuple[float, float] | None = None
+    seeds_corrected: float | None = None
+    sacrebleu: float | None = None
+
+
+def compare_groups(groups: Sequence[Group], baseline: Group) -> tuple[list[Against], list[str]]:
+    """Test every other group that has scores against the baseline; return also why some are not tested."""
+    notes: list[str] = []
+    before = _system(baseline, notes)
+    found: list[Against] = []
+    for group in groups:
+        if group is baseline:
+            continue
+        if why := _why_untested(group, baseline):
+            notes.append(f"{why}, so they are not tested")
+            continue
+        found += _rows(group, baseline, before, _system(group, notes))
+    return _corrected(found), notes
+
+
+def _why_untested(group: Group, baseline: Group) -> str:
+    """Return nothing if all runs that have scores have them of one known test set."""
+    ours, theirs = ({run.test_set for run in one.counted if run.scored_on} for one in (group, baseline))
+    if "" in ours | theirs:
+        return f"the test set of {(group if '' in ours else baseline).label} is not known"
+    if ours == theirs and len(ours) == 1:
+        return ""
+    return f"{group.label} was not scored on the test set of {baseline.label}"
+
+
+def _rows(group: Group, baseline: Group, before: System, after: System) -> Iterator[Against]:
+    """Yield a row for each score that both groups have, computed in the same way."""
+    p_values = p_over_sentences(before, after) if before and after else {}
+    for name in MEASURES:
+        values, others = group.over_seeds(name), baseline.over_seeds(name)
+        if values and others and _method(group, name) == _method(baseline, name):
+            row = _with_seeds(Against(group, name, fmean(values) - fmean(others)), others, values)
+            yield _with_sentences(row, p_values[name], before, after) if name in p_values else row
+
+
+def _method(group: Group, name: str) -> set[str]:
+    return {run.method_of(name) for run in group.counted if run.value_of(name) is not None}
+
+
+def _with_seeds(row: Against, before: Sequence[float], after: Sequence[float]) -> Against:
+    test = over_seeds(before, after)
+    return replace(row, seeds=test.p, seeds_interval=(test.low, test.high)) if test else row
+
+
+def _with_sentences(row: Against, p: float, before: System, after: System) -> Against:
+    measure = MEASURES[row.score]
+    single = len(before) == len(after) == 1 and row.score in OF_SACREBLEU
+    sacrebleu = p_of_sacrebleu(measure, before[0], after[0]) if single else None
+    interval = interval_over_sentences(measure, before, after)
+    return replace(row, sentences=p, sentences_interval=interval, sacrebleu=sacrebleu)
+
+
+def _corrected(found: Sequence[Against]) -> list[Against]:
+    sentences = _correct_each(found, lambda one: one.sentences)
+    seeds = _correct_each(found, lambda one: one.seeds)
+    return [
+        replace(one, sentences_corrected=sentences.get(place), seeds_corrected=seeds.get(place))
+        for place, one in enumerate(found)
+    ]
+
+
+def _correct_each(found: Sequence[Against], of: Callable[[Against], float | None]) -> dict[int, float]:
+    """Correct by place, for the number of groups that have the same score."""
+    corrected: dict[int, float] = {}
+    for name in MEASURES:
+        corrected |= correct(
+            {place: p for place, one in enumerate(found) if one.score == name and (p := of(one)) is not None}
+        )
+    return corrected
+
+
+def _system(group: Group, notes: list[str]) -> list[Statistics]:
+    """Return the line statistics of the runs that are done."""
+    done = [run for run in group.counted if run.scored_on]
+    return [run_statistics(run, _tokenizer(done), notes) for run in done]
+
+
+def _tokenizer(runs: Sequence[RunRecord]) -> str:
+    """Return the tokenizer of the BLEU of these runs, from its signature."""
+    signatures = [run.scores["BLEU"].signature for run in runs if "BLEU" in run.scores]
+    known = re.search(r"tok:(13a|none|char|intl|zh)(?:\||$)", signatures[0]) if signatures else None
+    return known[1] if known else "13a"

@@ -1,0 +1,117 @@
+"""Differences between two systems over test sentences: the p-value, the 95 % interval, and sacreBLEU's p-value.
+
+A system is the runs of one model with several seeds, each as its line statistics of the same sentences. All runs have
+the same weight, so the systems may have different numbers of runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from statistics import fmean
+
+import numpy as np
+
+from tfm_blocks.scoring.corpus import RESAMPLES
+from tfm_blocks.scoring.line_statistics import Floats, Statistics
+from tfm_blocks.scoring.measures import MEASURES, Measure
+from tfm_blocks.scoring.student import quantile
+
+TRIALS = 10_000  # of randomization, as in sacreBLEU
+CHUNK = 500  # trials at a time: 8 MB for 2,000 sentences
+ROUNDING = 1e-9  # sums in another order differ by less, and scores by more
+
+System = Sequence[Statistics]
+
+
+def common_measures(before: System, after: System) -> list[str]:
+    """Return the measures that all runs have, of the same number of sentences as the first of them."""
+    runs = [*before, *after]
+    shared = [name for name in MEASURES if all(name in run for run in runs)]
+    lengths = {name: {len(run[name]) for run in runs} for name in shared}
+    return [name for name in shared if len(lengths[name]) == 1 and lengths[name] == lengths[shared[0]]]
+
+
+def p_over_sentences(before: System, after: System) -> dict[str, float]:
+    """Return for each common measure the two-sided p-value of paired approximate randomization.
+
+    Each trial swaps the two systems, with all their runs, on a random half of the sentences (Riezler and Maxwell 2005).
+    p is the fraction of trials with at least the observed difference, the observed one included. A system with several
+    runs is scored by the mean of their statistics. Systems with equal scores have p = 1.
+    """
+    names = common_measures(before, after)
+    if not names:
+        return {}
+    sides = [[np.mean([run[name] for run in side], 0) for name in names] for side in (before, after)]
+    sums = [[stats_NK.sum(0) for stats_NK in side] for side in sides]
+    gap_NK = np.hstack(sides[1]) - np.hstack(sides[0])
+    ends = np.cumsum([len(one) for one in sums[0]])[:-1]
+    beyond = dict.fromkeys(names, 1)
+    for swap_RN in _swaps(len(gap_NK)):
+        moved = np.split(swap_RN @ gap_NK, ends, 1)
+        for name, sum_K, other_K, moved_RK in zip(names, *sums, moved, strict=True):
+            score = MEASURES[name].score
+            observed = abs(score(other_K[None]) - score(sum_K[None]))
+            distance_R = abs(score(other_K - moved_RK) - score(sum_K + moved_RK))
+            beyond[name] += int((distance_R >= observed - ROUNDING).sum())
+    return {name: count / (TRIALS + 1) for name, count in beyond.items()}
+
+
+def _swaps(lines: int) -> Iterator[Floats]:
+    """Yield the same random zeros and ones for every comparison, CHUNK trials at a time: swap_RN."""
+    random = np.random.default_rng(12345)
+    for start in range(0, TRIALS, CHUNK):
+        size = min(CHUNK, TRIALS - start)
+        bits = np.frombuffer(random.bytes(size * -(-lines // 8)), np.uint8).reshape(size, -1)
+        yield np.unpackbits(bits, axis=1, count=lines).astype(np.float64)
+
+
+def interval_over_sentences(measure: Measure, before: System, after: System) -> tuple[float, float] | None:
+    """Return the 95 % interval of the difference of the mean scores, with the jackknife's standard error.
+
+    Leaving out one sentence at a time shows how much each adds to the difference (Efron and Stein 1981). None for a
+    single sentence.
+    """
+    without_N = _without_each(measure, after) - _without_each(measure, before)
+    lines = len(without_N)
+    if lines < 2:
+        return None
+    error = float((lines - 1) * np.std(without_N, ddof=1) / np.sqrt(lines))
+    difference = mean_score(measure, after) - mean_score(measure, before)
+    half = quantile(lines - 1) * error
+    return difference - half, difference + half
+
+
+def _without_each(measure: Measure, system: System) -> Floats:
+    """Return the mean score over runs without each of the sentences."""
+    texts = (run[measure.name] for run in system)
+    scores: Floats = np.mean([measure.score(stats_NK.sum(0) - stats_NK) for stats_NK in texts], 0)
+    return scores
+
+
+def mean_score(measure: Measure, system: System) -> float:
+    """Return the mean over runs of their scores."""
+    return fmean(float(measure.score(run[measure.name].sum(0)[None])[0]) for run in system)
+
+
+def p_of_sacrebleu(measure: Measure, before: Statistics, after: Statistics) -> float:
+    """Return the p-value of sacreBLEU's paired bootstrap for two single runs (Koehn 2004).
+
+    It counts resamples whose absolute difference exceeds the mean absolute difference by more than the observed one,
+    which is about half of a two-sided p-value (docs/decisions/20-significance-over-sentences.md).
+    """
+    texts = [one[measure.name] for one in (before, after)]
+    observed = abs(np.subtract(*(measure.score(stats_NK.sum(0)[None]) for stats_NK in texts)))
+    counts_RN = _resamples(len(texts[0]))
+    distance_R = abs(np.subtract(*(measure.score(counts_RN @ stats_NK) for stats_NK in texts)))
+    return float((np.sum(distance_R - distance_R.mean() > observed) + 1) / (RESAMPLES + 1))
+
+
+@lru_cache(maxsize=1)
+def _resamples(lines: int) -> Floats:
+    """Return how often each bootstrap resample of sacreBLEU has each line: counts_RN."""
+    seed = os.environ.get("SACREBLEU_SEED", "12345")
+    random = np.random.default_rng(None if seed.lower() == "none" else int(seed))
+    lines_RN = random.choice(lines, size=(RESAMPLES, lines), replace=True)
+    return np.stack([np.bincount(lines_N, minlength=lines) for lines_N in lines_RN]).astype(np.float64)

@@ -1,0 +1,46 @@
+"""Differences between two models over seeds, and the correction for many comparisons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+from tfm_blocks.scoring.student import quantile, two_sided
+
+
+@dataclass(frozen=True)
+class Welch:
+    """The two-sided p-value of Welch's t-test, and the 95 % interval of the difference."""
+
+    p: float
+    low: float
+    high: float
+
+
+def over_seeds(before: Sequence[float], after: Sequence[float]) -> Welch | None:
+    """Test the difference of the means of two models, from one score per seed.
+
+    None for fewer than two runs on a side. Without any spread equal means have p = 1, and others p = 0.
+    """
+    if min(len(before), len(after)) < 2:
+        return None
+    errors = [variance(side) / len(side) for side in (before, after)]
+    difference = fmean(after) - fmean(before)
+    if not sum(errors):
+        return Welch(float(difference == 0), difference, difference)
+    freedom = sum(errors) ** 2 / sum(e**2 / (len(side) - 1) for e, side in zip(errors, (before, after), strict=True))
+    error = math.sqrt(sum(errors))
+    half = quantile(freedom) * error
+    return Welch(two_sided(difference / error, freedom), difference - half, difference + half)
+
+
+def correct(p_values: Mapping[int, float]) -> dict[int, float]:
+    """Correct p-values for their number (Holm 1979): they bound the probability of even one false claim."""
+    corrected: dict[int, float] = {}
+    largest = 0.0
+    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
+        corrected[name] = largest
+    return corrected

@@ -1,0 +1,183 @@
+"""`python train.py -m`: checks all jobs of a sweep, runs what is not done, and tells what became of each."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfm_blocks.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from tfm_blocks.compose.resolve import Composed
+    from tfm_blocks.compose.sweep import AskedSweep
+    from tfm_blocks.sweep.check import CheckedJob
+    from tfm_blocks.sweep.engine import JobSource, Sweep
+    from tfm_blocks.sweep.job import SweepJob
+    from tfm_blocks.sweep.record import SweepFolder
+    from tfm_blocks.sweep.settings import SweepSettings
+    from tfm_blocks.training.settings import RunSettings
+
+Check = Callable[["Composed"], "RunSettings"]
+ROOT = Path("runs")
+PREEMPTED = 75
+
+
+def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[str]) -> int:
+    """0 where all are done, or one trial of a search by optuna; 75 where a signal has stopped it, else 1.
+
+    Raises ConfigError before anything is started.
+    """
+    from tfm_blocks.compose.command_line import job_options
+    from tfm_blocks.compose.sweep import read_sweep
+    from tfm_blocks.distributed.cluster import refuse_launched_sweep
+    from tfm_blocks.runs.folder import hold
+    from tfm_blocks.sweep.engine import Sweep
+    from tfm_blocks.sweep.launchers.factory import check_of, open_launcher
+    from tfm_blocks.sweep.launchers.settings import LocalSettings, read_launcher_settings
+    from tfm_blocks.sweep.naming import sweep_name
+    from tfm_blocks.sweep.record import claim_sweep, expect_unchanged
+    from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
+
+    refuse_launched_sweep(os.environ)
+    asked = read_sweep(arguments)
+    where = read_launcher_settings(asked.launcher)
+    on_cluster = not isinstance(where, LocalSettings)
+    settings = read_sweep_settings(with_parallel(asked.settings, on_cluster=on_cluster))
+    check = check_of(where)
+    jobs = _jobs(asked, settings, check)
+    command = shlex.join([*program, *arguments])
+    launcher = open_launcher(where, parallel=settings.parallel, timeout=settings.timeout)
+    name, configs = settings.name or sweep_name(asked.swept), _configs(jobs, settings)
+    folder = claim_sweep(ROOT, name, asked.texts, command, [*program, *job_options(arguments)], configs)
+    with launcher, hold(folder.path):
+        source = _source(folder, jobs, asked, settings, check)
+        expect_unchanged(folder, source.jobs)
+        running = Sweep(folder, source, settings, launcher, start)
+        queue = f", in {launcher.queue}" if launcher.queue else ""
+        print(f"sweep: {folder.path}, {_size(source, settings)}{queue}", flush=True)
+        number = running.run()
+    return _tell(running, command, number)
+
+
+def _jobs(asked: AskedSweep, settings: SweepSettings, check: Check) -> list[SweepJob]:
+    """All jobs; of a search, one that has the first of all values. Raises ConfigError where one could not start."""
+    from tfm_blocks.compose.sweep import combinations, first_values
+    from tfm_blocks.sweep.random_values import draw_jobs
+
+    if settings.method == "random":
+        return _named(_checked(draw_jobs(asked.parts, settings.trials, settings.seed), asked, check), asked)
+    if settings.method == "optuna":
+        import tfm_blocks.sweep.search  # noqa: F401  which tells where optuna is missing
+
+        return _named(_checked([first_values(asked.parts)], asked, check), asked)
+    return _named(_checked(combinations(asked.parts), asked, check), asked)
+
+
+def _configs(jobs: Sequence[SweepJob], settings: SweepSettings) -> set[str]:
+    """Return the configs by which the sweep finds its folder again; a search finds it by its overrides alone."""
+    return {job.config for job in jobs} if settings.method != "optuna" else set()
+
+
+def _source(
+    folder: SweepFolder, jobs: list[SweepJob], asked: AskedSweep, settings: SweepSettings, check: Check
+) -> JobSource:
+    from tfm_blocks.sweep.engine import Grid
+    from tfm_blocks.sweep.job import DONE
+    from tfm_blocks.sweep.record import adopt_names, state_before
+
+    if settings.method == "optuna":
+        from tfm_blocks.sweep.search import Search
+
+        return Search(folder, asked.parts, settings, lambda number, texts: _trial(number, texts, asked, jobs[0], check))
+    adopt_names(folder, jobs)
+    for job in jobs:
+        if state_before(folder, job) == "done":
+            job.state = DONE
+    return Grid(jobs)
+
+
+def _trial(number: int, overrides: Sequence[str], asked: AskedSweep, sample: SweepJob, check: Check) -> SweepJob:
+    """The job of a trial. One that could not start has no config but that of the sample, and says what is wrong."""
+    from tfm_blocks.compose.sweep import compose_job
+    from tfm_blocks.sweep.check import check_jobs
+    from tfm_blocks.sweep.job import WRONG, SweepJob
+
+    _expect_same_conf(sample, asked)
+    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.own), check)
+    if found.composed is None:
+        reason = f"{found.problems[0].address}: {found.problems[0].rule}"
+        job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
+    else:
+        (job,) = _named([found], asked)
+    job.name = f"{number:03}_{_names([overrides], asked)[0]}"
+    return job
+
+
+def _expect_same_conf(sample: SweepJob, asked: AskedSweep) -> None:
+    """Raise ConfigError if the files of conf/ make another config of the sample than at the start of the search."""
+    from tfm_blocks.compose.sweep import compose_job
+
+    if replace(sample, composed=compose_job(sample.overrides, asked.own)).config != sample.config:
+        rule = "a file of conf/ has changed since the search started, so its trials could not be compared"
+        raise ConfigError(Problem("sweep", rule, help="restore the file, or write sweep.name=… for a new search"))
+
+
+def _size(source: JobSource, settings: SweepSettings) -> str:
+    from tfm_blocks.sweep.job import WAITING
+
+    before = sum(job.state != WAITING for job in source.jobs)
+    count, kind = (settings.trials, "trials") if settings.method == "optuna" else (len(source.jobs), "jobs")
+    done = f", {before} done before" if before else ""
+    return f"{count} {kind}{done}, {min(settings.parallel, count)} at a time"
+
+
+def _checked(overrides: Sequence[list[str]], asked: AskedSweep, check: Check) -> list[CheckedJob]:
+    """Prints the jobs. Raises ConfigError where one of them could not start."""
+    from tfm_blocks.compose.sweep import compose_job
+    from tfm_blocks.report.jobs import show_jobs
+    from tfm_blocks.sweep.check import check_jobs, refuse_wrong
+
+    found = check_jobs(overrides, lambda texts: compose_job(texts, asked.own), check)
+    show_jobs([(job.overrides, job.parameters, job.problems) for job in found])
+    refuse_wrong(found)
+    return found
+
+
+def _named(jobs: Sequence[CheckedJob], asked: AskedSweep) -> list[SweepJob]:
+    from tfm_blocks.sweep.job import SweepJob
+
+    names = _names([job.overrides for job in jobs], asked)
+    return [
+        SweepJob(name, job.overrides, job.composed, job.settings)
+        for name, job in zip(names, jobs, strict=True)
+        if job.composed and job.settings
+    ]
+
+
+def _names(jobs: Sequence[Sequence[str]], asked: AskedSweep) -> list[str]:
+    from tfm_blocks.compose.sweep import values_of
+    from tfm_blocks.sweep.naming import job_names
+
+    return job_names(asked.swept, [values_of(overrides, asked.swept) for overrides in jobs])
+
+
+def _tell(sweep: Sweep, command: str, number: int) -> int:
+    """Prints what became of each job, how they compare where two are done, and what to type next."""
+    from tfm_blocks.report.compare import show_comparison
+    from tfm_blocks.report.comparison import compare_runs
+    from tfm_blocks.sweep.job import DONE
+    from tfm_blocks.sweep.view import show_end
+
+    rows = sweep.rows()
+    show_end(rows, str(sweep.folder.path))
+    if sum(row.state == DONE for row in rows) > 1:
+        show_comparison(compare_runs([sweep.folder.path]))
+    if news := sweep.source.news():
+        print(news)
+    if number or not sweep.source.succeeded:
+        print(f"next: {command}   runs what is not done, and only that")
+    return PREEMPTED if number else int(not sweep.source.succeeded)

@@ -1,0 +1,293 @@
+"""Runs the jobs of a sweep, so many at a time, and writes down what becomes of each."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+from tfm_blocks.distributed.signals import asked_to_stop, signals_wait
+from tfm_blocks.runs.folder import METRICS, holder_of, is_held
+from tfm_blocks.sweep.attempt import Attempt
+from tfm_blocks.sweep.job import (
+    DONE,
+    ERROR,
+    NOT_STARTED,
+    PRUNED,
+    RUNNING,
+    STOPPED,
+    TIMED_OUT,
+    WAITING,
+    WORTH_A_RETRY,
+    SweepJob,
+)
+from tfm_blocks.sweep.launchers.interface import Launcher, RefusedError, Worker
+from tfm_blocks.sweep.progress import Progress
+from tfm_blocks.sweep.record import SweepFolder, make_way, plugins_of, state_before
+from tfm_blocks.sweep.result import Ending
+from tfm_blocks.sweep.settings import SweepSettings
+from tfm_blocks.sweep.view import SweepRow, SweepView
+
+LOOK = 0.2  # seconds between two looks at the jobs
+OFTEN = 1.0  # seconds between two looks at what they have measured
+FULL = 30.0  # seconds until a cluster that takes no more jobs is asked again
+
+
+class JobSource(Protocol):
+    """Which jobs there are. A grid knows all of them, a search finds them one after the other."""
+
+    metric: str
+    jobs: list[SweepJob]
+    waiting: list[SweepJob]  # those of `jobs` that `next` is to give
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether what was asked for is there, when no job is left."""
+
+    def news(self) -> str:
+        """What came out of it, in a line; empty where the table says all."""
+
+    def next(self) -> SweepJob | None:
+        """The next job to start; None where there is none, or none before another one ends."""
+
+    def is_hopeless(self, job: SweepJob, progress: Progress) -> bool:
+        """Whether a running job is to be ended, since others are better."""
+
+    def ended(self, job: SweepJob, progress: Progress) -> None:
+        """Told once of each job, when its state is final."""
+
+
+class Grid:
+    """Jobs that are known before the first starts."""
+
+    metric = "val/loss"
+
+    def __init__(self, jobs: list[SweepJob]) -> None:
+        self.jobs = jobs
+        self.waiting = [job for job in jobs if job.state == WAITING]
+
+    def next(self) -> SweepJob | None:
+        return self.waiting.pop(0) if self.waiting else None
+
+    @property
+    def succeeded(self) -> bool:
+        return all(job.state == DONE for job in self.jobs)
+
+    def news(self) -> str:
+        return ""
+
+    def is_hopeless(self, job: SweepJob, progress: Progress) -> bool:
+        return False
+
+    def ended(self, job: SweepJob, progress: Progress) -> None:
+        pass
+
+
+class Sweep:
+    """`command` starts a run.
+
+    `found`: what an earlier command has started and left to a cluster, by the names of the jobs.
+    """
+
+    def __init__(
+        self,
+        folder: SweepFolder,
+        source: JobSource,
+        settings: SweepSettings,
+        launcher: Launcher,
+        command: Sequence[str],
+    ) -> None:
+        self.folder, self.source, self.settings = folder, source, settings
+        self.launcher, self.command = launcher, command
+        self.found: dict[str, Worker] = launcher.find(folder.path)
+        self.running: list[Attempt] = []
+        self.again: list[SweepJob] = []  # which wait for another process, or for a further attempt
+        self.held: dict[str, float] = {}  # since when a job has been waiting for another process
+        self.failures: defaultdict[str, list[str]] = defaultdict(list)
+        self.progress: dict[str, Progress] = {}
+        self.looked = 0.0
+        self.full_until = 0.0
+
+    def run(self) -> int:
+        """The number of the signal that has ended it, or 0. Afterwards nothing runs, whatever is raised."""
+        self._write()
+        with SweepView(self.rows()) as view, signals_wait():
+            try:
+                while self._goes_on():
+                    view.show(self.rows())
+                    time.sleep(LOOK)
+                view.show(self.rows())
+            finally:
+                self._kill()
+        return asked_to_stop()
+
+    def rows(self) -> list[SweepRow]:
+        """How each job stands."""
+        return [self._row(job) for job in self.source.jobs]
+
+    def _goes_on(self) -> bool:
+        number = asked_to_stop()
+        self._adopt()
+        while number and self.found:  # of trials that this command does not ask for
+            self.found.popitem()[1].stop()
+        for attempt in list(self.running):
+            if number:
+                attempt.ask(Ending(STOPPED, f"by {signal.Signals(number).name}"))
+            self._look(attempt)
+        if not number:
+            self._fill()
+        self.looked = time.monotonic() if time.monotonic() > self.looked + OFTEN else self.looked
+        return bool(self.running) or (bool(self.again) and not number)
+
+    def _adopt(self) -> None:
+        """What was found is in the queue, whoever comes first and however many jobs may be there at a time."""
+        for job in [job for job in self.source.waiting if job.name in self.found]:
+            self.source.waiting.remove(job)
+            self._attend(job, self.found.pop(job.name))
+            self._write()
+
+    def _look(self, attempt: Attempt) -> None:
+        now = time.monotonic()
+        if (place := attempt.begin()) is not None:
+            self._begin(attempt, place)
+        if now > attempt.deadline:
+            attempt.ask(Ending(TIMED_OUT, f"after {self.settings.timeout:g} s"))
+        if now > attempt.until:
+            attempt.kill()
+        ending = attempt.ending()
+        if ending or now > self.looked + OFTEN:
+            attempt.progress.look()
+        if ending:
+            self._end(attempt, ending)
+        elif now > self.looked + OFTEN and self.source.is_hopeless(attempt.job, attempt.progress):
+            attempt.ask(Ending(PRUNED, "others of this search were better by then"))
+
+    def _end(self, attempt: Attempt, ending: Ending) -> None:
+        job = attempt.job
+        self.running.remove(attempt)
+        job.state, job.reason = ending.state, ending.reason
+        failures = self.failures[job.name]
+        if ending.state in WORTH_A_RETRY and len(failures) < self.settings.retries and not asked_to_stop():
+            failures.append(f"{ending.state}: {ending.reason}")
+            job.state = WAITING
+            self.again.append(job)
+        else:
+            self.source.ended(job, attempt.progress)
+        self._write()
+
+    def _fill(self) -> None:
+        while (
+            len(self.running) < self.settings.parallel and time.monotonic() > self.full_until and (job := self._next())
+        ):
+            self._start(job)
+            self._write()
+
+    def _next(self) -> SweepJob | None:
+        """A job that no other process trains, as those of a sweep do that was killed a moment ago."""
+        for job in list(self.again):
+            if not self._is_held(job):
+                self.again.remove(job)
+                self.held.pop(job.name, None)
+                return job
+            self._wait_for_other(job)
+        while new := self.source.next():
+            if not self._is_held(new):
+                return new
+            self.again.append(new)
+            self._wait_for_other(new)
+        return None
+
+    def _wait_for_other(self, job: SweepJob) -> None:
+        """Tells which process trains the job; after `sweep.timeout` it is waited for no longer."""
+        now, holder = time.monotonic(), holder_of(self.folder.run(job))
+        job.reason = f"another process{f' ({holder})' if holder else ''} trains it"
+        since = self.held.setdefault(job.name, now)
+        if self.settings.timeout is not None and now - since > self.settings.timeout:
+            self.again.remove(job)
+            job.state = NOT_STARTED
+            self._over(job)
+            self._write()
+
+    def _is_held(self, job: SweepJob) -> bool:
+        run = self.folder.run(job)
+        return run.is_dir() and is_held(run)
+
+    def _start(self, job: SweepJob) -> None:
+        try:
+            worker = self._launch(job)
+        except RefusedError as error:
+            self._refused(job, error)
+            return
+        if worker is None:
+            self._over(job)
+        else:
+            self._attend(job, worker)
+
+    def _attend(self, job: SweepJob, worker: Worker) -> None:
+        run = self.folder.run(job)
+        attempt = Attempt(job, run, run.with_name(job.log), worker, self._progress(job), self.settings.timeout)
+        self.running.append(attempt)
+        job.state, job.reason = WAITING, f"in {self.launcher.queue}"
+        if (place := attempt.begin()) is not None:
+            self._begin(attempt, place)
+
+    def _refused(self, job: SweepJob, error: RefusedError) -> None:
+        """A cluster that takes no more jobs may take this one when others have ended; Ctrl-C ends sbatch, too."""
+        job.reason = str(error)
+        if self.running or asked_to_stop():
+            self.again.append(job)
+            self.full_until = time.monotonic() + FULL
+        else:
+            job.state = ERROR
+            self._over(job)
+
+    def _over(self, job: SweepJob) -> None:
+        progress = self._progress(job)
+        progress.look()
+        self.source.ended(job, progress)
+
+    def _launch(self, job: SweepJob) -> Worker | None:
+        """A start of the job; None where there is nothing to train, which its state tells."""
+        before = state_before(self.folder, job)
+        if before == DONE:  # by a process that was waited for
+            job.state, job.reason = DONE, ""
+            return None
+        if before in ("", "diverged"):
+            make_way(self.folder, job)
+            more = ["--job", str(self.folder.write_job(job))]
+        else:
+            more = [f"resume={self.folder.run(job)}", *plugins_of(job)]
+        log = self.folder.run(job).with_name(job.log)
+        return self.launcher.start(job.name, [*self.command, *more], log, job.settings.trainer)
+
+    def _begin(self, attempt: Attempt, place: str) -> None:
+        job = attempt.job
+        again = [f"again after {failure}" for failure in self.failures[job.name][-1:]]
+        job.state, job.reason = RUNNING, ", ".join([*again, *([place] if place else [])])
+        attempt.progress.first = None
+
+    def _progress(self, job: SweepJob) -> Progress:
+        if job.name not in self.progress:
+            self.progress[job.name] = Progress(self.folder.run(job) / METRICS, self.source.metric)
+            self.progress[job.name].look()
+        return self.progress[job.name]
+
+    def _row(self, job: SweepJob) -> SweepRow:
+        found, steps = self._progress(job), job.settings.trainer.steps
+        left = found.seconds_left(steps) if job.state == RUNNING else float("nan")
+        log = job.log if (self.folder.path / job.log).is_file() else ""
+        return SweepRow(job.name, job.state, job.reason, log, found.step, steps, found.pace, found.best, left)
+
+    def _kill(self) -> None:
+        """What still runs, since a second signal has come or something has gone wrong."""
+        for attempt in self.running:
+            attempt.kill()
+        for attempt in self.running:
+            attempt.worker.wait()
+            attempt.job.state, attempt.job.reason = STOPPED, "at once"
+        self._write()
+
+    def _write(self) -> None:
+        self.folder.write(self.source.jobs)

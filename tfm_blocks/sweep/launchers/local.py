@@ -1,0 +1,77 @@
+"""Jobs as processes of this machine, which end with the command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from tfm_blocks.launch.devices import device_of, processor_cores
+from tfm_blocks.sweep.device_pool import Share
+from tfm_blocks.sweep.launchers.interface import Worker
+from tfm_blocks.sweep.launchers.job_file import kept_alive, left, refuse
+from tfm_blocks.sweep.launchers.remote_runner import Keeper, keep, kill, status_of, stop
+from tfm_blocks.training.settings import TrainerSettings
+
+PATIENCE = 60.0  # seconds for the end of a step and a checkpoint
+
+
+class LocalLauncher:
+    """So many jobs at a time share what the machine has."""
+
+    queue = ""
+
+    def __init__(self, parallel: int) -> None:
+        self.share = Share(os.environ, parallel, processor_cores(), torch.cuda.device_count())
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
+        """In a session of its own, whose end the keeper makes sure of."""
+        devices = self.share.take(trainer.devices) if device_of(trainer) == "cuda" else []
+        begin = log.stat().st_size if log.is_file() else 0
+        keeper = keep(kept_alive(command), str(log), ".", self.share.environment_with(devices))
+        return _LocalWorker(keeper, begin, self.share, devices)
+
+    def find(self, sweep: Path) -> dict[str, Worker]:
+        refuse(left(sweep))
+        return {}
+
+
+class _LocalWorker:
+    patience = PATIENCE
+
+    def __init__(self, keeper: Keeper, begin: int, share: Share, devices: Sequence[str]) -> None:
+        self.keeper, self.begin = keeper, begin
+        self.share, self.devices = share, devices
+
+    def place(self) -> str:
+        return ""
+
+    def ended(self) -> int | None:
+        """Closes the pipe by which the keeper knows that the sweep lives, and gives the devices back."""
+        if self.keeper.poll() is None:
+            return None
+        assert self.keeper.stdin is not None
+        self.keeper.stdin.close()
+        self.share.give_back(self.devices)
+        self.devices = ()
+        return status_of(self.keeper)
+
+    def stop(self) -> None:
+        stop(self.keeper)
+
+    def kill(self) -> None:
+        kill(self.keeper)
+
+    def wait(self) -> None:
+        self.keeper.wait()

@@ -1,0 +1,132 @@
+"""Jobs on a Ray cluster, each held by an actor; they end with the command."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tfm_blocks.distributed.signals import take_signals
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.sweep.device_pool import VISIBLE, clean
+from tfm_blocks.sweep.job import ERROR, KILLED
+from tfm_blocks.sweep.launchers import remote_runner as node
+from tfm_blocks.sweep.launchers.interface import Worker
+from tfm_blocks.sweep.launchers.job_file import errand_of, left, refuse
+from tfm_blocks.sweep.launchers.settings import RaySettings
+from tfm_blocks.sweep.result import Ending
+from tfm_blocks.training.settings import TrainerSettings
+
+try:
+    import ray
+except ImportError:
+    help = "pip install -c constraints.txt -e '.[ray]'"
+    raise ConfigError(Problem("launcher", "is ray, and ray is not installed", help=help)) from None
+
+PATIENCE = 60.0  # seconds for the end of a step and a checkpoint
+AT_ONCE = 10.0  # seconds for an actor to end all processes of its job before it is ended itself
+CALLS = 3  # of an actor at a time: one waits for the end of the job
+OF_A_NODE = frozenset({VISIBLE, "HOSTNAME", "TMPDIR"})  # in the environment: what this machine's has to say to no other
+
+
+class RayLauncher:
+    """Connects to the cluster, or starts one of this machine; Ray puts a handler of its own before ours."""
+
+    queue = "the queue of Ray"
+
+    def __init__(self, settings: RaySettings) -> None:
+        self.settings = settings
+        options: dict[str, Any] = {"include_dashboard": False} if settings.address == "local" else {}
+        try:
+            ray.init(address=settings.address, log_to_driver=False, logging_level="ERROR", **options)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            rule = f"leads to no Ray cluster: {str(error).strip().splitlines()[0]}"
+            help = "write launcher.address=HOST:6379, or launcher.address=local for one of this machine"
+            raise ConfigError(Problem("launcher.address", rule, help=help)) from None
+        finally:
+            take_signals()
+        ray.cloudpickle.register_pickle_by_value(node)  # a node need not find it
+        self.actors = ray.remote(node.Node)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ray.shutdown()
+
+    def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
+        """In the environment of this command, as far as it is not that of this machine."""
+        errand = errand_of(command, log)
+        errand["with"] = {k: v for k, v in clean(os.environ).items() if k not in OF_A_NODE} | errand["with"]
+        own = self.settings
+        actor = self.actors.options(
+            name=None,
+            num_cpus=own.cpus * trainer.devices,
+            num_gpus=own.gpus_of(trainer),
+            memory=own.memory,
+            resources=own.resources or None,
+            max_restarts=0,
+            max_concurrency=CALLS,
+        ).remote(errand)
+        return _RayWorker(actor, errand["begin"])
+
+    def find(self, sweep: Path) -> dict[str, Worker]:
+        refuse(left(sweep))
+        return {}
+
+
+class _RayWorker:
+    patience = PATIENCE
+
+    def __init__(self, actor: Any, begin: int) -> None:
+        self.actor, self.begin = actor, begin
+        self.end, self.host = actor.ended.remote(), actor.place.remote()
+        self.found: str | None = None
+
+    def place(self) -> str | None:
+        if self.found is None and _is_there(self.host):
+            with suppress(ray.exceptions.RayError):
+                self.found = f"on {ray.get(self.host)}"
+        return self.found
+
+    def ended(self) -> int | Ending | None:
+        if not _is_there(self.end):
+            return None
+        try:
+            return int(ray.get(self.end))
+        except ray.exceptions.RayError as error:  # it could not begin; or its process, or its node, is gone
+            return Ending(KILLED if self.place() else ERROR, f"Ray: {_last_line(error)}")
+        finally:
+            ray.kill(self.actor)  # so that others get what it had
+
+    def stop(self) -> None:
+        """One that waits has nothing to write down."""
+        if self.place():
+            self.actor.stop.remote()
+        else:
+            ray.kill(self.actor)
+
+    def kill(self) -> None:
+        self.actor.kill.remote()
+
+    def wait(self) -> None:
+        """What does not end is ended with its actor."""
+        begun = time.monotonic()
+        while not _is_there(self.end) and time.monotonic() < begun + AT_ONCE:
+            time.sleep(node.LOOK)
+        ray.kill(self.actor)
+
+
+def _is_there(answer: Any) -> bool:
+    return bool(ray.wait([answer], timeout=0)[0])
+
+
+def _last_line(error: object) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,311 @@
+"""Jobs in the queue of a Slurm cluster, through submitit; they live on where the command is killed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
+from tfm_blocks.sweep.launchers.interface import RefusedError, Worker
+from tfm_blocks.sweep.launchers.job_file import Errand, left, refuse, write_errand
+from tfm_blocks.sweep.launchers.settings import SlurmSettings
+from tfm_blocks.sweep.result import Ending
+from tfm_blocks.training.settings import TrainerSettings
+
+try:
+    import submitit
+except ImportError:
+    help = "pip install -c constraints.txt -e '.[slurm]'"
+    raise ConfigError(Problem("launcher", "is slurm, and submitit is not installed", help=help)) from None
+
+COMMANDS = ("sbatch", "srun", "squeue", "scancel")
+OFTEN = 2.0  # seconds between two looks at what a node has written
+SELDOM = 10.0  # seconds between two questions to Slurm
+LATE = 15.0  # seconds after the end of a job until a shared file system must show what its node has written
+ANSWER = 30.0  # seconds for Slurm's commands
+YEAR = 365 * 24 * 60  # minutes
+PREEMPTED = 75
+TIME_IS_OVER = "SIGUSR2"  # submitit asks Slurm for this signal before the end of a job's time
+STATES = {"OUT_OF_MEMORY": MEMORY, "TIMEOUT": TIMED_OUT, "DEADLINE": TIMED_OUT}
+
+
+class Queue(Protocol):
+    """Where submitit puts jobs; each has a number there."""
+
+    def put(self, errand: Errand, name: str, trainer: TrainerSettings) -> str:
+        """The number of the job. Raises RefusedError."""
+
+    def has(self, number: str) -> bool:
+        """Whether it waits or runs, as far as is known."""
+
+    def stop(self, number: str) -> None:
+        """What runs gets a signal; what waits goes."""
+
+    def cancel(self, number: str, errand: Errand) -> None:
+        """It ends, after what grace the queue may give it."""
+
+    def end_of(self, number: str, errand: Errand) -> Ending:
+        """Of a job that has left no exit status."""
+
+
+class SlurmLauncher:
+    """`timeout`: seconds that a job may take; then it is asked to stop."""
+
+    def __init__(self, settings: SlurmSettings, timeout: float | None) -> None:
+        logging.getLogger("submitit").setLevel(logging.ERROR)
+        slurm = settings.cluster == "slurm"
+        self.queue = "the queue of Slurm" if slurm else "the queue of submitit"
+        self.label = "launcher=slurm" if slurm else "launcher=slurm launcher.cluster=local"
+        self.jobs: Queue = _SlurmQueue(settings, timeout) if slurm else _LocalQueue(settings, timeout)
+        self.grace = settings.grace
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
+        """A node reads what is to be done in the errand, so nothing of it goes through submitit."""
+        try:
+            errand = write_errand(name, command, log)
+            try:
+                number = self.jobs.put(errand, f"{log.parent.name}/{name}", trainer)
+            except RefusedError:
+                errand.drop()
+                raise
+            errand.queued(self.label, number)
+        except OSError as error:
+            raise RefusedError(f"it was not submitted: {error}") from None
+        return _QueuedWorker(errand, number, self.jobs, self.grace)
+
+    def find(self, sweep: Path) -> dict[str, Worker]:
+        """One whose number nobody knows has not begun, and will find nothing to do."""
+        found: dict[str, Worker] = {}
+        others = []
+        for errand in left(sweep):
+            label, number = errand.waits_in
+            if label not in ("", self.label):
+                others.append(errand)
+            elif number and self.jobs.has(number):
+                found[errand.job] = _QueuedWorker(errand, number, self.jobs, self.grace)
+            else:
+                errand.drop()
+        refuse(others)
+        return found
+
+
+class _QueuedWorker:
+    """`gone` is since when the job is in the queue no more."""
+
+    def __init__(self, errand: Errand, number: str, jobs: Queue, patience: float) -> None:
+        self.errand, self.number, self.jobs = errand, number, jobs
+        self.begin, self.patience = errand.begin, patience
+        self.host: str | None = None
+        self.looked = {"begun": -math.inf, "ended": -math.inf}
+        self.gone = math.inf
+
+    def place(self) -> str | None:
+        if self.host is None and self._is_time_for("begun") and (told := self.errand.begun):
+            self.host = f"on {told.get('host')}, job {self.number}"
+        return self.host
+
+    def ended(self) -> int | Ending | None:
+        """What the node has written down; or, some time after the job has left the queue, what that tells of it."""
+        if not self._is_time_for("ended"):
+            return None
+        if told := self.errand.ended:
+            return _meaning(told)
+        if self.jobs.has(self.number):
+            self.gone = math.inf
+            return None
+        self.errand.look_anew()
+        self.gone = min(self.gone, time.monotonic())
+        if time.monotonic() < self.gone + LATE:
+            return None
+        self.errand.drop()
+        return self.jobs.end_of(self.number, self.errand)
+
+    def _is_time_for(self, what: str) -> bool:
+        """A shared file system is not asked at each look of the sweep."""
+        if time.monotonic() < self.looked[what] + OFTEN:
+            return False
+        self.looked[what] = time.monotonic()
+        return True
+
+    def stop(self) -> None:
+        self.jobs.stop(self.number)
+
+    def kill(self) -> None:
+        self.jobs.cancel(self.number, self.errand)
+
+    def wait(self) -> None:
+        """The queue sees to it."""
+
+
+def _meaning(told: Mapping[str, Any]) -> int | Ending:
+    """A job that the cluster has asked to stop, and that nobody else has, is one to go on with."""
+    status, number = int(told.get("status", 1)), str(told.get("signal", ""))
+    if status != PREEMPTED or not number:
+        return status
+    if number == TIME_IS_OVER:
+        return Ending(TIMED_OUT, "its time in the queue is over; it has a checkpoint")
+    return Ending(KILLED, f"{number}: preempted, or cancelled by somebody; it has a checkpoint")
+
+
+class _SlurmQueue:
+    def __init__(self, settings: SlurmSettings, timeout: float | None) -> None:
+        missing = [command for command in COMMANDS if not shutil.which(command)]
+        if missing:
+            rule = f"is slurm, and this machine has no {', '.join(missing)}"
+            help = "start the sweep where jobs are submitted, or write launcher.cluster=local to try it on this machine"
+            raise ConfigError(Problem("launcher", rule, help=help))
+        self.settings, self.timeout = settings, timeout
+        self.asked, self.listed = -math.inf, frozenset[str]()
+
+    def put(self, errand: Errand, name: str, trainer: TrainerSettings) -> str:
+        """A job that is submitted inside another one does not inherit that one's options."""
+        executor = submitit.SlurmExecutor(folder=errand.path.parent)
+        executor.update_parameters(**self.options(name, trainer))
+        with submitit.helpers.clean_env() if "SLURM_JOB_ID" in os.environ else nullcontext():
+            number = _submit(executor, errand)
+        self.listed |= {number}
+        return number
+
+    def options(self, name: str, trainer: TrainerSettings) -> dict[str, Any]:
+        """As submitit names them. On one node one task starts all processes of a run; on several srun does."""
+        own = self.settings
+        tasks = trainer.devices if trainer.num_nodes > 1 or trainer.cluster == "slurm" else 1
+        cpus = None if own.cpus is None else own.cpus * trainer.devices // tasks
+        seconds = None if self.timeout is None else self.timeout + own.grace
+        return {
+            "job_name": name,
+            "partition": own.partition,
+            "account": own.account,
+            "qos": own.qos,
+            "nodes": trainer.num_nodes,
+            "ntasks_per_node": tasks,
+            "cpus_per_task": cpus,
+            "srun_args": None if cpus is None else [f"--cpus-per-task={cpus}"],  # which Slurm 22.05 does not inherit
+            "gpus_per_node": own.gpus_of(trainer) or None,
+            "mem": None if own.memory is None else f"{own.memory >> 20}M",
+            "time": None if seconds is None else math.ceil(seconds / 60),
+            "signal_delay_s": round(own.grace),
+            "setup": own.setup or None,
+            "stderr_to_stdout": True,
+            "wckey": None,
+            "additional_parameters": {"no_requeue": True}  # it would begin anew; the sweep goes on with it
+            | {key.replace("-", "_"): value for key, value in own.sbatch.items()},
+        }
+
+    def has(self, number: str) -> bool:
+        """Slurm that does not answer has lost nothing."""
+        if time.monotonic() > self.asked + SELDOM:
+            done = _ask("squeue", "--noheader", f"--user={os.getuid()}", "--format=%i")
+            if done is not None:
+                self.listed = frozenset(done.split())
+            self.asked = time.monotonic()
+        return number in self.listed
+
+    def stop(self, number: str) -> None:
+        _ask("scancel", "--state=PENDING", number)
+        _ask("scancel", "--signal=TERM", number)
+        self.asked = -math.inf
+
+    def cancel(self, number: str, errand: Errand) -> None:
+        _ask("scancel", number)
+        self.asked = -math.inf
+
+    def end_of(self, number: str, errand: Errand) -> Ending:
+        """As sacct tells it, where the cluster keeps accounts."""
+        state = str(submitit.SlurmJob(errand.path.parent, number).get_info().get("State") or "it is gone")
+        word = state.split()[0]
+        return Ending(STATES.get(word, KILLED), f"Slurm says of job {number}: {state}")
+
+
+class _LocalQueue:
+    """submitit's processes on this machine: all of the same way but Slurm itself."""
+
+    def __init__(self, settings: SlurmSettings, timeout: float | None) -> None:
+        self.settings, self.timeout = settings, timeout
+        self.jobs: dict[str, submitit.Job[Any]] = {}
+
+    def put(self, errand: Errand, name: str, trainer: TrainerSettings) -> str:
+        executor = submitit.LocalExecutor(folder=errand.path.parent)
+        minutes = YEAR if self.timeout is None else (self.timeout + self.settings.grace) / 60
+        executor.update_parameters(
+            timeout_min=minutes,
+            signal_delay_s=round(self.settings.grace),
+            gpus_per_node=self.settings.gpus_of(trainer),
+            stderr_to_stdout=True,
+            setup=self.settings.setup,
+        )
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that Ctrl-C at a terminal is the sweep's alone
+        try:
+            return _submit(executor, errand, self.jobs)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def has(self, number: str) -> bool:
+        """Of a process that an earlier command has started, its number is all there is."""
+        if number in self.jobs:
+            return not self.jobs[number].done()
+        try:
+            os.kill(int(number), 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def stop(self, number: str) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(int(number), signal.SIGTERM)
+
+    def cancel(self, number: str, errand: Errand) -> None:
+        """Without the process that does the errand the keeper ends the job, and submitit's has nothing left to do."""
+        with suppress(ProcessLookupError):
+            os.kill(int(errand.begun.get("process", number)), signal.SIGKILL)
+
+    def end_of(self, number: str, errand: Errand) -> Ending:
+        return Ending(KILLED, f"the process {number} of submitit's is gone")
+
+
+def _submit(
+    executor: submitit.SlurmExecutor | submitit.LocalExecutor,
+    errand: Errand,
+    jobs: dict[str, submitit.Job[Any]] | None = None,
+) -> str:
+    """submitit's process becomes the errand's, so that signals reach that one and no result is pickled.
+
+    What is pickled is a list of words, which only submitit reads. Raises RefusedError.
+    """
+    try:
+        job = executor.submit(os.execv, errand.command[0], errand.command)
+    except (RuntimeError, OSError) as error:
+        raise RefusedError(f"it was not submitted: {str(error).strip()}") from None
+    if jobs is not None:
+        jobs[job.job_id] = job
+    return job.job_id
+
+
+def _ask(*command: str) -> str | None:
+    """What one of Slurm's commands says; None where it does not answer."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER, check=False, start_new_session=True
+        )  # of no terminal, whose Ctrl-C would end it
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

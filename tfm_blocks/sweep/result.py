@@ -1,0 +1,62 @@
+"""What became of a job: the type of its failure, and the reason in a line."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfm_blocks.runs.files import read_or_empty
+from tfm_blocks.runs.folder import STATUS
+from tfm_blocks.runs.values import text_at
+from tfm_blocks.sweep.job import DIVERGED, DONE, ERROR, KILLED, MEMORY, STOPPED, WRONG
+
+TAIL = 65_536  # bytes at the end of a log in which its errors are sought
+BY_STATUS = {0: DONE, 2: WRONG, 3: DIVERGED, 75: STOPPED}
+_MEMORY = re.compile(r"OutOfMemoryError|MemoryError|DefaultCPUAllocator|memory does not hold|out of memory", re.I)
+_SIGNAL = re.compile(r"ended with (SIG[A-Z0-9]+)")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`state` is a word of `job.py`."""
+
+    state: str
+    reason: str = ""
+
+
+def ending_of(status: int, run: Path, log: Path, begin: int) -> Ending:
+    """Of a job that has left with this exit status; what it has said begins at that byte of its log."""
+    reason = _told(run, log, begin)
+    if status in BY_STATUS:
+        return Ending(BY_STATUS[status], reason if status else "")
+    if status > 128:
+        return Ending(KILLED, _signal_name(status - 128))
+    if found := _SIGNAL.search(reason):  # one of its processes, which the others have told
+        return Ending(KILLED, f"{found[1]}: {reason}")
+    return Ending(MEMORY if _MEMORY.search(reason) else ERROR, reason)
+
+
+def _signal_name(number: int) -> str:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"{name}, which often means too little memory" if number == signal.SIGKILL else name
+
+
+def _told(run: Path, log: Path, begin: int) -> str:
+    """What status.json has as the reason, else the last error in the log, else its last line."""
+    status = read_or_empty(run / STATUS)
+    if text_at(status, "state") not in ("running", "done") and (reason := text_at(status, "reason")):
+        return reason
+    lines = [line for line in _end_of(log, begin).splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1].strip()
+
+
+def _end_of(log: Path, begin: int) -> str:
+    """Empty where a shared file system does not show the log yet."""
+    if not log.is_file():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(begin, log.stat().st_size - TAIL))
+        return file.read().decode("utf-8", "replace")

@@ -1,0 +1,176 @@
+"""A search by optuna: which job comes next, which is ended early, and what each has scored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfm_blocks.compose.sweep import Choices, Part
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.runs.folder import METRICS
+from tfm_blocks.sweep.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, WAITING, SweepJob
+from tfm_blocks.sweep.progress import Progress
+from tfm_blocks.sweep.random_values import text_of
+from tfm_blocks.sweep.record import JOURNAL, SweepFolder, state_before
+from tfm_blocks.sweep.settings import OptunaSettings
+
+try:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+except ImportError:
+    raise ConfigError(
+        Problem(
+            "sweep",
+            "optuna is not installed",
+            help="pip install -c constraints.txt -e '.[search]', or write sweep=random",
+        )
+    ) from None
+
+MakeJob = Callable[[int, Sequence[str]], SweepJob]
+
+
+class Search:
+    """The trials of a study whose journal is in the sweep's folder: what is in it goes on.
+
+    A trial whose job was stopped is still running for the study, so its job goes on; one that failed has failed.
+    `make` gives the job of a trial by its number, which may be one that cannot start.
+    """
+
+    def __init__(self, folder: SweepFolder, parts: Sequence[Part], settings: OptunaSettings, make: MakeJob) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.folder, self.parts, self.settings = folder, parts, settings
+        self.make, self.metric = make, settings.metric
+        self.study = _open(folder, settings)
+        self.numbers: dict[str, int] = {}
+        self.jobs: list[SweepJob] = [self._known(trial) for trial in self.study.trials]
+        self.waiting = [job for job in self.jobs if job.state == WAITING]
+
+    def next(self) -> SweepJob | None:
+        """The next trial; one that cannot start fails at once."""
+        if self.waiting:
+            return self.waiting.pop(0)
+        while len(self.jobs) < self.settings.trials:
+            trial = self._ask()
+            job = self._job(trial.number, trial.params)
+            self.jobs.append(job)
+            if job.state == WAITING:
+                return job
+            self._tell(job, optuna.trial.TrialState.FAIL)
+        return None
+
+    def is_hopeless(self, job: SweepJob, progress: Progress) -> bool:
+        """What its validations have measured is reported; after the last one there is nothing to save."""
+        trial = self._trial(job)
+        told = self.study.trials[trial.number].intermediate_values
+        for count, (step, score) in enumerate(sorted(progress.scores.items()), 1):
+            if count not in told and step < job.settings.trainer.steps:
+                trial.report(score, count)
+                if trial.should_prune():
+                    return True
+        return False
+
+    def ended(self, job: SweepJob, progress: Progress) -> None:
+        """The study hears of every end but that of a job that is to go on."""
+        states = optuna.trial.TrialState
+        scores = progress.scores.values()
+        if job.state == DONE and scores:
+            self._tell(job, states.COMPLETE, (min if self.settings.direction == "minimize" else max)(scores))
+        elif job.state == PRUNED:
+            self._tell(job, states.PRUNED)
+        elif job.state not in (STOPPED, NOT_STARTED):
+            self._tell(job, states.FAIL)
+
+    @property
+    def succeeded(self) -> bool:
+        """A search is for the best, and one is enough for that."""
+        return any(job.state == DONE for job in self.jobs)
+
+    def news(self) -> str:
+        """The best trial, in a line, and how many have failed."""
+        count = sum(job.state in FAILED for job in self.jobs)
+        failed = f"; {count} of {len(self.jobs)} trials failed" if count else ""
+        if not any(trial.state == optuna.trial.TrialState.COMPLETE for trial in self.study.trials):
+            return f"search: no trial is done{failed}"
+        best = self.study.best_trial
+        return f"search: best {self.metric} {best.value:.4f}: {self.jobs[best.number].name}{failed}"
+
+    def _ask(self) -> Any:
+        """A trial with a value for each key; the sampler depends on the seed and on what is known, not on the past of
+        this process.
+        """
+        self.study.sampler = optuna.samplers.TPESampler(
+            seed=self.settings.seed + len(self.jobs), n_startup_trials=self.settings.startup
+        )
+        trial = self.study.ask()
+        for part in self.parts:
+            if isinstance(part, Choices) and part.ordered:
+                trial.suggest_int(part.key, 0, len(part.texts) - 1)
+            elif isinstance(part, Choices):
+                trial.suggest_categorical(part.key, part.texts)
+            elif part.whole:
+                trial.suggest_int(part.key, int(part.low), int(part.high), log=part.log)
+            else:
+                trial.suggest_float(part.key, part.low, part.high, log=part.log)
+        return trial
+
+    def _job(self, number: int, params: Mapping[str, Any]) -> SweepJob:
+        texts = [_text(part, params) for part in self.parts if part.key in params]
+        job = self.make(number, texts)
+        if len(texts) < len(self.parts):
+            job.state, job.reason = ERROR, "the search was killed while it chose its values"
+        self.numbers[job.name] = number
+        return job
+
+    def _known(self, trial: Any) -> SweepJob:
+        """The job of a trial that an earlier command has asked for."""
+        job = self._job(trial.number, trial.params)
+        record = self.folder.known.get(job.name, {})
+        if trial.state == optuna.trial.TrialState.RUNNING:
+            if state_before(self.folder, job) == DONE:  # and nobody was left to tell
+                job.state = DONE
+            progress = Progress(self.folder.run(job) / METRICS, self.metric)
+            progress.look()
+            if job.state != WAITING:
+                self.ended(job, progress)
+        elif trial.state == optuna.trial.TrialState.COMPLETE:
+            job.state = DONE
+        elif trial.state == optuna.trial.TrialState.PRUNED:
+            job.state = PRUNED
+        elif job.state == WAITING:
+            state = str(record.get("state", ERROR))
+            job.state = state if state not in (WAITING, RUNNING) else ERROR
+            job.reason = str(record.get("reason", ""))
+        return job
+
+    def _trial(self, job: SweepJob) -> Any:
+        return optuna.trial.Trial(self.study, self.study.trials[self.numbers[job.name]]._trial_id)
+
+    def _tell(self, job: SweepJob, state: Any, value: float | None = None) -> None:
+        self.study.tell(self.numbers[job.name], values=value, state=state, skip_if_finished=True)
+
+
+def _open(folder: SweepFolder, settings: OptunaSettings) -> Any:
+    path = folder.path / JOURNAL
+    if path.is_file():
+        text = path.read_bytes()
+        path.write_bytes(text[: text.rfind(b"\n") + 1])  # of a line that a killed process has written in part
+    path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # nobody else has the folder
+    pruner = (
+        optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=settings.halving)
+        if settings.halving
+        else optuna.pruners.NopPruner()
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+        return optuna.create_study(
+            study_name="sweep", storage=storage, direction=settings.direction, pruner=pruner, load_if_exists=True
+        )
+
+
+def _text(part: Part, params: Mapping[str, Any]) -> str:
+    """The override that a trial's value of this key stands for."""
+    if not isinstance(part, Choices):
+        return text_of(part, params[part.key])
+    return part.texts[params[part.key]] if part.ordered else str(params[part.key])

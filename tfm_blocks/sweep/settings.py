@@ -1,0 +1,99 @@
+"""The settings of a sweep: what the keys below `sweep` must be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings, read_settings
+from tfm_blocks.errors import shown, suggest
+from tfm_blocks.tracking.metric_schema import CONTRACT
+
+QUEUED_JOBS = 100  # the default of sweep.parallel on a cluster
+QUEUED_TRIALS = 10  # of a search, which learns only from trials that have ended
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+METRICS = {key.name: key.summary for key in CONTRACT if key.name.startswith("val/") and key.summary != "last"}
+
+
+def seconds(value: object) -> float | None:
+    """Of a duration such as 1.5h."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value))
+    if not found or not float(found[1]):
+        raise RuleError(f"must be a duration, but is {shown(value)}", "write 90s, 30m, 2h or 1d")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+Duration = Annotated[float | None, BeforeValidator(seconds)]
+
+
+class _How(Settings):
+    """How the jobs of a sweep are run. timeout: in seconds, what each start of a job may take."""
+
+    name: str | None
+    parallel: Count
+    timeout: Duration
+    retries: CountOrZero
+
+
+class GridSettings(_How):
+    """Every combination."""
+
+    method: Literal["grid"]
+
+
+class RandomSettings(_How):
+    """Combinations that are drawn."""
+
+    method: Literal["random"]
+    trials: Count
+    seed: CountOrZero
+
+
+class OptunaSettings(_How):
+    """Combinations that a search chooses. halving: one trial of so many goes on after 1, halving, halving², …
+    validations; null: all do.
+    """
+
+    method: Literal["optuna"]
+    trials: Count
+    seed: CountOrZero
+    metric: str
+    startup: CountOrZero
+    halving: Annotated[int, Field(ge=2)] | None
+
+    @field_validator("metric")
+    @classmethod
+    def _is_measured(cls, metric: str) -> str:
+        if metric not in METRICS:
+            raise RuleError(f"is {shown(metric)}, which no validation measures", suggest(metric, METRICS))
+        return metric
+
+    @property
+    def direction(self) -> Literal["minimize", "maximize"]:
+        """As optuna names it."""
+        return "minimize" if METRICS[self.metric] == "min" else "maximize"
+
+
+SweepSettings = GridSettings | RandomSettings | OptunaSettings
+
+
+class _Asked(Settings):
+    sweep: Annotated[SweepSettings, Field(discriminator="method")]
+
+
+def with_parallel(mapping: Mapping[str, Any], *, on_cluster: bool) -> Mapping[str, Any]:
+    """Return the keys below `sweep` with a number for `parallel`, which is null unless the user sets it."""
+    if mapping["parallel"] is not None:
+        return mapping
+    queued = QUEUED_TRIALS if mapping["method"] == "optuna" else QUEUED_JOBS
+    return {**mapping, "parallel": queued if on_cluster else 1}
+
+
+def read_sweep_settings(mapping: Mapping[str, Any]) -> SweepSettings:
+    """Raises ConfigError with all problems."""
+    return read_settings(_Asked, {"sweep": mapping}).sweep

@@ -1,0 +1,154 @@
+"""A sweep as people watch it: a table that changes on a terminal, lines elsewhere, and how it ended."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+
+from tfm_blocks.errors import printable
+from tfm_blocks.report.screen import clock, screen
+from tfm_blocks.report.table import Cell, FittedSheet, Sheet, print_sheet
+
+MINUTE = 60.0  # seconds between two lines that only say that all is well
+ORDER = ("running", "waiting", "done")  # failures come first where a terminal is too low for all
+AROUND = 8  # lines of a terminal that the table itself takes
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """How a job stands; what is not known yet is not a number."""
+
+    name: str
+    state: str
+    reason: str = ""
+    log: str = ""
+    step: int = 0
+    steps: int = 0
+    pace: float = math.nan
+    best: float = math.nan
+    left: float = math.nan
+
+
+class SweepView:
+    """Shows the rows as often as it is given them; `known` is what needs no line. Use it with `with`."""
+
+    def __init__(self, known: Sequence[SweepRow]) -> None:
+        self.console = screen()
+        self.live = Live(console=self.console, auto_refresh=False, transient=True) if is_watched(self.console) else None
+        self.states = {row.name: (row.state, row.reason) for row in known}
+        self.said = time.monotonic()
+
+    def __enter__(self) -> SweepView:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.stop()
+
+    def show(self, rows: Sequence[SweepRow]) -> None:
+        """On a terminal all of them; elsewhere a line for each change of a state, and one a minute."""
+        if self.live:
+            self.live.update(FittedSheet(_sheet(rows, self.console.height - AROUND)), refresh=True)
+            return
+        changed = [row for row in rows if (row.state, row.reason) != self.states.get(row.name, ("waiting", ""))]
+        for row in changed:
+            self._say(f"{row.name}: {row.state}" + (f", {row.reason}" if row.reason else ""))
+        self.states = {row.name: (row.state, row.reason) for row in rows}
+        if not changed and time.monotonic() - self.said > MINUTE:
+            self._say(
+                "; ".join(
+                    [
+                        _counts(rows),
+                        *(
+                            _news(row)
+                            for row in rows
+                            if row.state == "running" or (row.state == "waiting" and row.reason)
+                        ),
+                    ]
+                )
+            )
+
+    def _say(self, text: str) -> None:
+        self.said = time.monotonic()
+        print(f"{time.strftime('%H:%M:%S')} {printable(text)}", flush=True)
+
+
+def is_watched(console: Console) -> bool:
+    """Whether it is a terminal that can write over its own lines."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def show_end(rows: Sequence[SweepRow], folder: str) -> None:
+    """Print what became of each job, and the log of a job that is not done."""
+    columns = ["job", "state", "steps", "best val/loss", "log"]
+    print_sheet(screen(), Sheet(folder, columns, [_end(row, folder) for row in rows], 2))
+    for row in rows:
+        if row.state not in ("done", "waiting"):
+            print(printable(f"  {row.state}: {row.name}: {row.reason}"))
+    done, others = _counted(rows)
+    print(f"sweep: {done} of {len(rows)} runs done{others}")
+
+
+def _end(row: SweepRow, folder: str) -> list[Cell]:
+    log = f"{folder}/{row.log}" if row.log and row.state not in ("done", "waiting") else ""
+    best = Cell(_number(row.best, ".4f"), row.best)
+    return [Cell(row.name), Cell(row.state), Cell(f"{row.step:,}", row.step), best, Cell(log)]
+
+
+def _sheet(rows: Sequence[SweepRow], lines: int) -> Sheet:
+    shown = sorted(rows, key=_rank)[: max(lines, 1)]
+    columns = ["job", "state", "step", "tokens/s", "best val/loss", "left"]
+    return Sheet(_counts(rows), columns, [_row(row) for row in (rows if len(rows) <= lines else shown)], 2)
+
+
+def _row(row: SweepRow) -> list[Cell]:
+    step = f"{row.step:,}/{row.steps:,}" if row.state != "waiting" else ""
+    waits = f": {row.reason}" if row.state == "waiting" and row.reason else ""
+    numbers = [_number(row.pace, ",.0f"), _number(row.best, ".4f"), _duration(row.left)]
+    values = (row.step, row.pace, row.best, row.left)
+    cells = [Cell(text, value) for text, value in zip([step, *numbers], values, strict=True)]
+    return [Cell(row.name), Cell(row.state + waits), *cells]
+
+
+def _rank(row: SweepRow) -> tuple[int, bool]:
+    """What has failed first; what waits for something before what only waits for its turn."""
+    return ORDER.index(row.state) if row.state in ORDER else -1, not row.reason
+
+
+def _counts(rows: Sequence[SweepRow]) -> str:
+    done, others = _counted(rows)
+    return f"{done} of {len(rows)} done{others}"
+
+
+def _counted(rows: Sequence[SweepRow]) -> tuple[int, str]:
+    """How many are done, and how many are in each other state: `, 2 killed, 1 pruned`."""
+    found = Counter(row.state for row in rows)
+    return found.pop("done", 0), "".join(f", {count} {state}" for state, count in found.items())
+
+
+def _news(row: SweepRow) -> str:
+    if row.state != "running":
+        return f"{row.name} {row.state}, {row.reason}"
+    parts = [f"{row.name} step {row.step:,}/{row.steps:,}"]
+    parts += [f"{row.pace:,.0f} tokens/s"] if row.pace == row.pace else []
+    parts += [f"best val/loss {row.best:.4f}"] if row.best == row.best else []
+    return ", ".join(parts + ([f"{_duration(row.left)} left"] if row.left == row.left else []))
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if value == value else ""
+
+
+def _duration(seconds: float) -> str:
+    return clock(seconds) if seconds == seconds else ""

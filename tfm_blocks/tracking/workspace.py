@@ -1,0 +1,93 @@
+"""A dashboard as a workspace of Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import wandb
+import wandb_workspaces.reports.v2 as panels
+import wandb_workspaces.workspaces as workspaces
+
+from tfm_blocks.errors import Problem, RunError, cut
+from tfm_blocks.tracking.dashboard import METRICS, STEP, Dashboard, Panel
+from tfm_blocks.tracking.metric_schema import Key
+
+WIDTH, HEIGHT, COLUMNS = 8, 6, 3  # of W&B's grid, which is 24 wide
+
+
+def workspace(dashboard: Dashboard, project: str, entity: str) -> Any:
+    """It is nobody's before it is saved."""
+    return workspaces.Workspace(
+        entity=entity,
+        project=project,
+        name=dashboard.name,
+        sections=[
+            workspaces.Section(
+                name=name, panels=[_placed(one, number) for number, one in enumerate(found)], is_open=True
+            )
+            for name, found in dashboard.sections.items()
+        ],
+        settings=workspaces.WorkspaceSettings(x_axis="Step"),
+        runset_settings=workspaces.RunsetSettings(groupby=[workspaces.Config(name) for name in dashboard.group]),
+    )
+
+
+def rendered(workspace: Any) -> dict[str, Any]:
+    """What W&B's server would be sent. There is no public way to it, so this is the one place that takes another."""
+    found: dict[str, Any] = json.loads(workspace._to_model().model_dump_json(by_alias=True, exclude_none=True))
+    return found
+
+
+def save(workspace: Any) -> str:
+    """Makes it in W&B, and gives its address. Raises RunError."""
+    try:
+        workspace.save()
+    except (wandb.Error, OSError, ValueError) as error:
+        rule = f"the workspace {workspace.name} was not made: {cut(str(error))}"
+        help = "wandb login stores a key; --entity and --project say where to: tfm dashboard push --help"
+        raise RunError(Problem("W&B", rule, help=help)) from None
+    return str(workspace.url)
+
+
+def read_back(view: dict[str, Any]) -> Any:
+    """The workspace that `rendered` gave."""
+    from wandb_workspaces.workspaces import internal
+
+    return workspaces.Workspace._from_model(internal.View.model_validate(view))
+
+
+def _placed(panel: Panel, number: int) -> Any:
+    found = _panel(panel)
+    found.layout = panels.Layout(x=number % COLUMNS * WIDTH, y=number // COLUMNS * HEIGHT, w=WIDTH, h=HEIGHT)
+    return found
+
+
+def _panel(panel: Panel) -> Any:
+    log = panel.log or None
+    if panel.lines:
+        axis = "Step" if panel.over == STEP else panel.over
+        shown: dict[str, Any] = {"y": panel.lines}
+        if "{" in "".join(panel.lines):  # several keys, whose names a run decides
+            shown = {"metric_regex": "|".join(re.sub(r"{.*", ".*", name) for name in panel.lines)}
+        return panels.LinePlot(x=axis, title=", ".join(panel.lines), log_y=log, **shown)
+    if panel.bars:
+        metrics = [METRICS[name].summarised for name in panel.bars]
+        return panels.BarPlot(metrics=metrics, title=", ".join(panel.bars))
+    if panel.scatter:
+        x, y = map(_value, panel.scatter)
+        return panels.ScatterPlot(x=x, y=y, log_x=log, title=" and ".join(panel.scatter))
+    if panel.parallel:
+        columns = [panels.ParallelCoordinatesPlotColumn(_value(name), log=log) for name in panel.parallel]
+        return panels.ParallelCoordinatesPlot(columns=columns)
+    if panel.importance:
+        return panels.ParameterImportancePlot(with_respect_to=METRICS[panel.importance].summarised)
+    if panel.media:
+        return panels.MediaBrowser(media_keys=panel.media)
+    return panels.RunComparer(diff_only="split")
+
+
+def _value(name: str) -> Any:
+    key: Key | None = METRICS.get(name)
+    return panels.SummaryMetric(key.summarised) if key else panels.Config(name)
