@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "tfm_blocks"
 LEVELS = [
-    {"errors"},
+    {"errors", "terminal"},
     {"config"},
     {"registry"},
     {"language"},
@@ -37,7 +37,7 @@ ONLY_IN = {
     "torchmetrics": {"training", "launch"},
     "submitit": {"sweep"},
     "ray": {"sweep"},
-    "pydantic": {"config", "data", "tracking", "training", "sweep"},
+    "pydantic": {"config", "data", "tracking", "training", "launch", "sweep"},
 }
 WITHOUT_TORCH = {"errors", "config", "registry", "language", "compose"}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tfm_blocks.tracking.settings import WandbSettings
 from tfm_blocks.tracking.wandb_logger import WandbLogger, choose_mode, has_key
-from tfm_blocks.training.settings import WandbSettings
 
 KEY = "0" * 40
 SETTINGS = WandbSettings(project="test", entity=None)
@@ -47,7 +47,7 @@ def test_an_offline_run_keeps_flat_knobs_and_its_exit_code_in_the_run_folder(tmp
     program = f"""
 import pathlib
 from tfm_blocks.tracking.wandb_logger import WandbLogger
-from tfm_blocks.training.settings import WandbSettings
+from tfm_blocks.tracking.settings import WandbSettings
 settings = WandbSettings(project="test", entity=None)
 logger = WandbLogger(settings, pathlib.Path({str(tmp_path)!r}), {{"heads": 4, "graph": {{"add_norm": "post"}}}}, "abc")
 logger.log_metrics({{"train/loss": 2.5}}, 1)

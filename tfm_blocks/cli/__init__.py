@@ -12,7 +12,7 @@ from tfm_blocks.cli import compare, completion, dashboard, evaluate, models, run
 from tfm_blocks.cli.exit_status import run_command
 from tfm_blocks.cli.train import train
 from tfm_blocks.launch.memory import limit_primitive_caches
-from tfm_blocks.launch.output import write_utf8
+from tfm_blocks.terminal import write_utf8
 
 DATA = ("data", "json", "csv", "markdown")  # what a command is set to when it prints data, not text for people
 

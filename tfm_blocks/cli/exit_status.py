@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from tfm_blocks.errors import FULL, TfmError, cut, printable
-from tfm_blocks.launch.output import escape_unknown_letters
+from tfm_blocks.terminal import escape_unknown_letters
 
 
 def run_command(action: Callable[[], int | None]) -> int:

@@ -25,7 +25,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.distributed.parent import end_with_parent
 from tfm_blocks.distributed.signals import asked_to_stop, end_on_signals, signals_blocked, signals_wait
 from tfm_blocks.errors import Problem, TfmError
-from tfm_blocks.launch.output import escape_unknown_letters
+from tfm_blocks.terminal import escape_unknown_letters
 
 LOOK = 0.1  # seconds between two looks at the processes, as the agent's own
 LATE = 0.5  # seconds that a process lives on after it has raised, so that the agent sees first the death that it met

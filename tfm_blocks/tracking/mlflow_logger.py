@@ -16,7 +16,7 @@ from PIL import Image
 
 from tfm_blocks.tracking.loggers import RunLogger, Sample
 from tfm_blocks.tracking.metric_schema import IN_EVERY_ROW
-from tfm_blocks.training.settings import MlflowSettings
+from tfm_blocks.tracking.settings import MlflowSettings
 
 LOCAL = "sqlite:///mlflow.db"  # where `mlflow ui` looks
 TAG = "tfm_blocks_run"

@@ -24,7 +24,7 @@ from tfm_blocks.runs.folder import CONFIG, MODEL, TOKENIZER, WEIGHTS
 from tfm_blocks.runs.metrics import TOKENS
 from tfm_blocks.tracking.loggers import RunLogger, Sample
 from tfm_blocks.tracking.metric_schema import CONTRACT, IN_EVERY_ROW
-from tfm_blocks.training.settings import WandbSettings
+from tfm_blocks.tracking.settings import WandbSettings
 
 DIVERGED, PREEMPTED = 3, 75  # exit statuses of which a team wants to know at once
 READING = 120.0  # seconds that the files of an earlier part may take to read

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from tfm_blocks.config.settings import Above0, Count, CountOrZero, RuleError, Settings, Share, read_settings
 from tfm_blocks.data.settings import DataSettings, LmSettings
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.tracking.metric_schema import CONTRACT
+from tfm_blocks.tracking.settings import LoggerSettings
 from tfm_blocks.training.schedule import ScheduleSettings
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
@@ -155,61 +155,6 @@ class TrainerSettings(DeviceSettings):
     def test_search(self) -> Search:
         """How the test set is translated."""
         return Search(beam=self.test_beam, patient=self.test_patient, alpha=self.test_alpha)
-
-
-class WandbSettings(Settings):
-    """Weights & Biases, beside metrics.csv.
-
-    entity: the team; null: that of the key. group: runs that are shown together. artifact: whether the weights that the
-    run leaves are uploaded.
-    """
-
-    project: str
-    entity: str | None
-    group: str | None = None
-    job_type: str = "train"
-    tags: list[str] = Field(default_factory=list)
-    artifact: bool = False
-
-
-class CsvSettings(Settings):
-    """metrics.csv, which is always written."""
-
-
-class TensorboardSettings(Settings):
-    """TensorBoard's event files in the run folder."""
-
-
-class MlflowSettings(Settings):
-    """MLflow. uri: its server or database; null: MLFLOW_TRACKING_URI, else mlflow.db in the current folder."""
-
-    experiment: str
-    uri: str | None
-
-
-class LoggerSettings(Settings):
-    """The loggers of a run, by name."""
-
-    csv: CsvSettings | None = None
-    wandb: WandbSettings | None = None
-    tensorboard: TensorboardSettings | None = None
-    mlflow: MlflowSettings | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reads_older_runs(cls, given: Any) -> Any:
-        """Folders of runs that were begun when there was one logger, with its name among its settings."""
-        if isinstance(given, Mapping) and isinstance(given.get("name"), str):
-            return {given["name"]: {key: value for key, value in given.items() if key != "name"}}
-        return given
-
-    @field_validator("tensorboard", "mlflow")
-    @classmethod
-    def _has_its_library(cls, settings: Settings | None, info: ValidationInfo) -> Settings | None:
-        if settings and find_spec(str(info.field_name)) is None:
-            rule = f"needs a library that is not installed: {info.field_name}"
-            raise RuleError(rule, f"pip install -c constraints.txt -e '.[{info.field_name}]'")
-        return settings
 
 
 class EarlyStoppingSettings(Settings):
