@@ -34,11 +34,11 @@ from tfm_blocks.errors import TfmError, printable
 from tfm_blocks.launch.check import checked, checked_to_resume
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import rows_until
-from tfm_blocks.launch.resume import read_left
+from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.runs.checkpoints import newest_whole
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.record import adopt_names, claim_sweep, state_before
-from tfm_blocks.sweep.result import ending_of
+from tfm_blocks.sweep.result import result_of
 
 PATIENCE = 20  # seconds of a command: a pipe that blocks is a fault
 TREES = {".json": (json.loads, json.dumps), ".yaml": (yaml.safe_load, yaml.safe_dump)}
@@ -109,7 +109,7 @@ class Resumed:
             del self.config["hydra"]
 
     def check(self, run):
-        left = read_left(run)
+        left = read_saved_run(run)
         composed = compose_resumed(self.config, left.config, str(run / "config.yaml"), left.text)
         settings = checked_to_resume(composed)
         newest = newest_whole(run / "checkpoints")
@@ -230,7 +230,7 @@ class Fuzz:
             state_before(folder, type("Job", (), {"name": name}))
         Progress(self.runs / "victim" / "metrics.csv").look()
         rows_until(self.runs / "victim" / "metrics.csv", 9)
-        ending_of(1, self.runs / "victim", self.runs / "no.log", 0)
+        result_of(1, self.runs / "victim", self.runs / "no.log", 0)
 
     def list_runs(self, path):
         """One damaged run is one entry, and changes no other."""

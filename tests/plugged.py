@@ -4,7 +4,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY, block
 
 _before = dict(REGISTRY.blocks)
@@ -25,7 +25,7 @@ class Shift(nn.Module):
         kept_BTD = x_BTD.masked_fill(~keep_BT[:, :, None], 0)
         return x_BTD + self.share * nn.functional.pad(kept_BTD, (0, 0, 1, 0))[:, :-1]
 
-    def start(self, *, room: Room) -> State:
+    def start(self, *, room: CacheShape) -> State:
         return State(moving={"x_R1D": room.like.new_zeros(room.rows, 1, len(self.share))})
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:

@@ -62,6 +62,7 @@ FIXED = {
     "deep run.json": ("victim/run.json", '{"facts":' * 500 + "1" + "}" * 500),
     "choices of another type": ("victim/run.json", '{"choices": 5}'),
     "commands of another type": ("victim/run.json", '{"commands": 5}'),
+    "commands that are a float": ("victim/run.json", lambda text: json.dumps(json.loads(text) | {"commands": 1e308})),
     "scores of another type": ("victim/status.json", '{"scores": "x"}'),
     "steps of another type": ("victim/status.json", '{"state": "done", "steps": "x", "scores": {"val/loss": []}}'),
     "steps beyond 64 bits": ("victim/status.json", '{"state": "done", "steps": 1' + "0" * 400 + "}"),

@@ -33,7 +33,7 @@ from tfm_blocks.launch.job import train
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import _data
 from tfm_blocks.runs.folder import step_files
-from tfm_blocks.training.memory_check import Copies, Trial
+from tfm_blocks.training.memory_check import Copies, MemoryCheck
 from tfm_blocks.translation.beam import beam_search, gnmt
 from tfm_blocks.translation.search import Bounds, one_by_one
 from tfm_blocks.translation.translator import Translator
@@ -193,7 +193,7 @@ def test_a_step_of_any_model_waits_for_nothing(model: str) -> None:
 def test_training_takes_no_more_memory_than_a_trial(small: Small) -> None:
     module, data = make(small(*HEAVY))
     peaks = []
-    trial = Trial(module.network, feed_of(data), 0.1, Ranks(), CUDA, nullcontext(), Copies(2))
+    trial = MemoryCheck(module.network, feed_of(data), 0.1, Ranks(), CUDA, nullcontext(), Copies(2))
     trial.run(1)  # the libraries take room of their own, once
     for work in (lambda: trial.run(1), lambda: trainer(3).fit(module, datamodule=data)):
         torch.cuda.empty_cache()

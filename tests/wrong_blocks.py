@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
 
 Mask = Literal["causal"] | None
@@ -24,7 +24,7 @@ class Mean(nn.Module):
         sums_BTD, counts_BT1 = (x_BTD * keep_BT1).cumsum(1), keep_BT1.cumsum(1).clamp(min=1)
         return sums_BTD / counts_BT1 if self.causal else (sums_BTD[:, -1:] / counts_BT1[:, -1:]).expand_as(x_BTD)
 
-    def start(self, *, room: Room) -> State:
+    def start(self, *, room: CacheShape) -> State:
         return State(moving={"sum_BD": room.like.new_zeros(room.rows, self.width)})
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
@@ -106,7 +106,7 @@ class StepsOtherwise(Mean):
 class RemembersOnItself(Mean):
     """Its sum stays where it is when a search reorders hypotheses."""
 
-    def start(self, *, room: Room) -> State:
+    def start(self, *, room: CacheShape) -> State:
         self.sum_BD = room.like.new_zeros(room.rows, self.width)
         return State()
 

@@ -89,7 +89,7 @@ def train(
     return train(model, [*_overrides(knobs), *loaded, *overrides], callbacks=callbacks, config_dir=folder)
 
 
-def save(network: Network, folder: str | Path, *, tokenizer: Tokenizer) -> Path:
+def save_network(network: Network, folder: str | Path, *, tokenizer: Tokenizer) -> Path:
     """Write a network that you trained yourself as a run folder.
 
     `tfm.load`, `tfm translate`, `tfm evaluate` and `init_from=FOLDER` read it.
@@ -107,9 +107,9 @@ def save(network: Network, folder: str | Path, *, tokenizer: Tokenizer) -> Path:
             in a script, which nothing can import.
         RunError: The folder exists, a weight is not finite, or the disk is full.
     """
-    from tfm_blocks.translation.save import save
+    from tfm_blocks.translation.save import save_network
 
-    return save(network, Path(folder), tokenizer)
+    return save_network(network, Path(folder), tokenizer)
 
 
 def load(

@@ -19,14 +19,16 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.launch.precision import choose_precision, measure_precision
 from tfm_blocks.network.build import build_network, check_model, network_without_values
-from tfm_blocks.training.data import Feed, feed_of
+from tfm_blocks.training.data import PlannedCorpus, feed_of
 from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.settings import RunSettings, read_run
 
 SIDES = ("fp32", "bf16")
 
 
-def time_steps(settings: RunSettings, model: dict[str, object], feed: Feed, steps: int) -> dict[str, list[list[float]]]:
+def time_steps(
+    settings: RunSettings, model: dict[str, object], feed: PlannedCorpus, steps: int
+) -> dict[str, list[list[float]]]:
     """Wall and CPU seconds of each step of each side."""
     network = build_network(check_model(model), seed=settings.seed).train()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)

@@ -52,7 +52,7 @@ def test_centred_convolution_of_each_sentence_equals_torchs_without_its_padding(
 def test_padding_in_the_middle_is_left_out(mask):
     own = started(3, 1, mask)
     x_BTD, keep_BT = torch.randn(1, 5, D), torch.tensor([[True, False, True, False, True]])
-    found = own(x_BTD, keep_BT=keep_BT, trailing_T=False)
+    found = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
     alone = own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool))
     torch.testing.assert_close(found[:, ::2], alone)
 

@@ -7,7 +7,7 @@ from transformers.models.qwen3_next import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from tests.decoding import check_long_prefix
-from tfm_blocks.blocks.delta import GatedDeltaRule, correct
+from tfm_blocks.blocks.delta import GatedDeltaRule, delta_rule
 from tfm_blocks.layers.decay import by_chunks
 
 B, D, H = 2, 24, 3
@@ -68,7 +68,7 @@ def test_chunks_equal_the_rule_one_position_at_a_time(beta_max):
     k = k / k.norm(dim=3, keepdim=True)
     share, log_rate = beta_max * torch.rand(B, H, 150).double(), -torch.rand(B, H, 150).double()
     memory = torch.randn(B, H, K, K, dtype=torch.float64)
-    found, after = by_chunks(correct, memory, q, k, v, share, log_rate)
+    found, after = by_chunks(delta_rule, memory, q, k, v, share, log_rate)
     for t in range(150):
         memory = memory * log_rate[:, :, t, None, None].exp()
         known = torch.einsum("bhk,bhkv->bhv", k[:, :, t], memory)
@@ -87,7 +87,7 @@ def test_steps_after_a_long_prefix_equal_the_forward():
 def test_padding_in_the_middle_is_left_out():
     own = started()
     x_BTD, keep_BT = torch.randn(1, 5, D), torch.tensor([[True, False, True, False, True]])
-    found = own(x_BTD, keep_BT=keep_BT, trailing_T=False)
+    found = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
     torch.testing.assert_close(found[:, ::2], own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool)))
 
 
@@ -127,6 +127,6 @@ def test_beta_of_2_writes_twice_the_value_and_reflects_the_memory():
         torch.full((1, 1, 1), 2.0),
         torch.zeros(1, 1, 1),
     )
-    _, after = correct(memory, zero, k_11K, zero, two.double(), still.double())
+    _, after = delta_rule(memory, zero, k_11K, zero, two.double(), still.double())
     eigenvalues = torch.linalg.eigvalsh(after[0, 0])
     torch.testing.assert_close(eigenvalues, torch.tensor([-1.0] + [1.0] * (K - 1)).double())

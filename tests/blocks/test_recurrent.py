@@ -56,7 +56,7 @@ def test_gradients_equal_torchs(kind, torchs, mask):
 def test_padding_in_the_middle_is_left_out(kind, torchs, mask):
     own, _ = pair(kind, torchs, mask)
     x_BTD, keep_BT = torch.randn(1, T, D), torch.tensor([[True, False, True, False, True]])
-    found = own(x_BTD, keep_BT=keep_BT, trailing_T=False)
+    found = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
     alone = own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool))
     torch.testing.assert_close(found[:, ::2], alone)
 

@@ -61,7 +61,7 @@ def test_steps_after_a_long_prefix_equal_the_forward():
 def test_padding_in_the_middle_is_left_out():
     own = started()
     x_BTD, keep_BT = torch.randn(1, 5, D, dtype=torch.float64), torch.tensor([[True, False, True, False, True]])
-    found = own(x_BTD, keep_BT=keep_BT, trailing_T=False)
+    found = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
     torch.testing.assert_close(found[:, ::2], own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool)))
 
 

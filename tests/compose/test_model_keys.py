@@ -9,7 +9,7 @@ import pytest
 import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.compose.completion import complete_override
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.compose.model_keys import block_names
+from tfm_blocks.compose.model_keys import list_blocks
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY
@@ -36,7 +36,7 @@ def test_an_argument_that_takes_a_block_offers_all_of_its_category(key, category
 
 
 def test_a_block_is_any_block_and_so_is_one_of_an_inline_node():
-    assert set(block_names()) == SHIPPED
+    assert set(list_blocks()) == SHIPPED
     for key in (f"{ATTENTION}.block", "model.graph.new.block", "model.graph.decoder.layer.cross.kv.block"):
         assert set(offered(f"{key}=")) == SHIPPED
     assert offered(f"{ATTENTION}.block=restr") == ["restricted_attention", "restricted_global_attention"]

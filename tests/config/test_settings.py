@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from tfm_blocks.config.settings import Count, RuleError, Settings, Share, read_settings
+from tfm_blocks.config.settings import Count, Fraction, RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ class Part(Settings):
     steps: Count
     rate: float = 0.5
     kind: Literal["a", "b"] = "a"
-    betas: Annotated[list[Share], Field(min_length=1, max_length=2)]
+    betas: Annotated[list[Fraction], Field(min_length=1, max_length=2)]
     inner: Inner
     names: dict[NotA, list[NotA]]
     limit: int | None = None

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tfm_blocks.data.cache import cache_folder, find_or_build, key_of
+from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.errors import ConfigError
 
 
@@ -79,7 +79,7 @@ def test_the_setting_comes_before_the_variable_before_the_users_folder(monkeypat
 
 
 def test_keys_differ_where_their_parts_differ():
-    assert key_of("a", 1) == key_of("a", 1) != key_of("a1")
+    assert cache_key("a", 1) == cache_key("a", 1) != cache_key("a1")
 
 
 def test_the_home_folder_of_nobody_is_refused_by_the_name_of_the_setting(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.distributed.cluster import Place, find_place, refuse_launched_sweep
+from tfm_blocks.distributed.cluster import RankInfo, find_place, refuse_launched_sweep
 from tfm_blocks.distributed.rendezvous import environment_of
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.resume import find_begun
@@ -41,13 +41,13 @@ def asked(**given: Any) -> DeviceSettings:
 def test_a_process_of_torchruns_finds_its_place() -> None:
     place = find_place(asked(), TORCHRUN)
     told = {"launch": "torchrun abc", "restarts": 1}
-    assert place == Place(cluster="torchrun", rank=3, world=4, local_rank=1, devices=2, nodes=2, **told)
+    assert place == RankInfo(cluster="torchrun", rank=3, world=4, local_rank=1, devices=2, nodes=2, **told)
     assert str(place) == "torchrun, rank 3 of 4 on 2 nodes"
 
 
 def test_a_process_of_sruns_finds_its_place() -> None:
     place = find_place(asked(), SRUN)
-    assert place == Place(
+    assert place == RankInfo(
         cluster="slurm", rank=2, world=4, local_rank=0, devices=2, nodes=2, launch="slurm 7", restarts=2
     )
 

@@ -12,20 +12,20 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.distributed.cluster import torchrun_place
 from tfm_blocks.distributed.consistency import asked_fingerprint, fingerprint
-from tfm_blocks.distributed.processes import run_together
+from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.errors import RunError
 from tfm_blocks.launch.job import start_folder
-from tfm_blocks.launch.rank import take_part
-from tfm_blocks.launch.run_spec import Job
-from tfm_blocks.training.data import Feed
+from tfm_blocks.launch.rank import train_rank
+from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.settings import read_run
 
 
-def read_another(ranks: Ranks, job: Job) -> None:
+def read_another(ranks: Ranks, job: RunSpec) -> None:
     """What each process of a run does, of which the second reads other text."""
     settings = read_run(job.config).data.model_copy(update={"train": 200 + ranks.rank})
     prepared = prepare(settings, job.asked_vocab, tell=lambda text: None)
-    take_part(torchrun_place(os.environ, "local"), job, prepared)
+    train_rank(torchrun_place(os.environ, "local"), job, prepared)
 
 
 def test_ranks_that_read_different_texts_stop_before_the_first_step_and_say_what_differs(
@@ -34,11 +34,11 @@ def test_ranks_that_read_different_texts_stop_before_the_first_step_and_say_what
     config = small("trainer.devices=2").mapping
     prepared = prepare(read_run(config).data, config["vocab"], tell=lambda text: None)
     config["vocab"] = prepared.tokenizer.size
-    job = Job(config, tmp_path / "run", 300, "python train.py resume=run", "x")
+    job = RunSpec(config, tmp_path / "run", 300, "python train.py resume=run", "x")
     job.folder.mkdir()
     start_folder(job, prepared, {})
     with pytest.raises(RunError, match="process 1 has another vocabulary than process 0"):
-        run_together(read_another, 2, job)
+        spawn_ranks(read_another, 2, job)
     assert not list((job.folder / "checkpoints").iterdir())
 
 
@@ -49,7 +49,7 @@ def test_the_fingerprint_tells_what_differs_and_the_cap_on_a_batch_is_not_in_the
         config = small(*overrides).mapping
         settings = read_run(config)
         prepared = prepare(settings.data, config["vocab"], tell=lambda text: None)
-        feed = Feed(prepared.train, Sides(["src"]), settings.data)
+        feed = PlannedCorpus(prepared.train, Sides(["src"]), settings.data)
         return {**asked_fingerprint(config), **fingerprint(settings.seed, prepared, feed)}
 
     first, versions = made(), {"version of tfm-blocks", "version of torch"}

@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.distributed.processes import run_together
+from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.errors import Problem, RunError, TfmError
 
 
@@ -35,7 +35,7 @@ def fail_alone(ranks: Ranks, harm: str) -> None:
 
 
 def test_processes_work_together(tmp_path: Path) -> None:
-    run_together(add_ranks, 2, tmp_path)
+    spawn_ranks(add_ranks, 2, tmp_path)
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["3.0 of 2", "3.0 of 2"]
 
 
@@ -49,7 +49,7 @@ def test_processes_work_together(tmp_path: Path) -> None:
 )
 def test_one_that_fails_ends_all_and_is_heard(harm: str, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind) as caught:
-        run_together(fail_alone, 2, harm)
+        spawn_ranks(fail_alone, 2, harm)
     assert said in str(caught.value)
 
 
@@ -66,5 +66,5 @@ def sleep_alone(ranks: Ranks, folder: Path) -> None:
 
 def test_one_that_waits_for_a_lost_one_and_hears_no_signal_is_ended(tmp_path: Path) -> None:
     with pytest.raises(TfmError, match="process 1 of 2 ended with SIGKILL"):
-        run_together(sleep_alone, 2, tmp_path)
+        spawn_ranks(sleep_alone, 2, tmp_path)
     assert not (tmp_path / "slept").exists()

@@ -6,13 +6,13 @@ import pytest
 import torch.distributed
 from torch.distributed import HashStore
 
-from tfm_blocks.distributed.cluster import Place
+from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.rendezvous import Meeting, _greet
 from tfm_blocks.errors import Problem, RunError
 
 
 def test_processes_that_are_started_anew_do_not_believe_what_others_have_said_before() -> None:
-    store, places = HashStore(), [Place(cluster="torchrun", rank=rank, world=3, devices=3) for rank in range(3)]
+    store, places = HashStore(), [RankInfo(cluster="torchrun", rank=rank, world=3, devices=3) for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
         names = []
         for _ in range(3):  # what the last three have said is still there
@@ -23,7 +23,7 @@ def test_processes_that_are_started_anew_do_not_believe_what_others_have_said_be
 
 
 def test_what_a_process_has_joined_it_leaves() -> None:
-    meeting = Meeting(Place())
+    meeting = Meeting(RankInfo())
     meeting.store = HashStore()
     for leave in (meeting.part, meeting.leave):
         meeting.join("cpu")
@@ -33,9 +33,9 @@ def test_what_a_process_has_joined_it_leaves() -> None:
 
 
 def test_what_the_first_process_finds_wrong_it_tells_alone_and_the_others_end_with_its_status() -> None:
-    store, meetings = HashStore(), [Meeting(Place()) for _ in range(2)]
+    store, meetings = HashStore(), [Meeting(RankInfo()) for _ in range(2)]
     for rank, meeting in enumerate(meetings):
-        meeting.place, meeting.store = Place(cluster="torchrun", rank=rank, world=2, devices=2), store
+        meeting.place, meeting.store = RankInfo(cluster="torchrun", rank=rank, world=2, devices=2), store
 
     def fail() -> None:
         raise RunError(Problem("x", "is wrong"))

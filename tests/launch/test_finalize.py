@@ -17,7 +17,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.job import resume, train
-from tfm_blocks.launch.resume import read_left
+from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.runs.losses import read_losses
 from tfm_blocks.runs.record import find_runs, read_record
 from tfm_blocks.runs.translations import read_translations
@@ -34,7 +34,7 @@ def test_a_resumed_run_leaves_its_sizes_its_best_validation_and_the_tokens_of_th
     planned = [next(stream).tokens for _ in range(6)]
     with pytest.raises(PreemptedError):
         train(composed, read_run(composed.mapping), tmp_path, until=3)
-    left = read_left(tmp_path / "run")
+    left = read_saved_run(tmp_path / "run")
     resume(composed, read_run(left.config), left)
     status, vocab = json.loads((tmp_path / "run" / "status.json").read_text()), left.config["vocab"]
     network = tfm.build("tiny", d_model=16, d_ff=24, heads=2, layers=1, vocab=vocab)

@@ -32,7 +32,7 @@ from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
 from tfm_blocks.runs.folder import step_file, step_files
-from tfm_blocks.tracking.metric_schema import columns, key_of
+from tfm_blocks.tracking.metric_schema import columns, find_key
 from tfm_blocks.training.settings import read_run
 from tfm_blocks.translation.translator import Translator
 
@@ -91,9 +91,9 @@ def test_a_run_logs_what_the_contract_says_and_nothing_else(small: Callable[...,
     assert not blank - {f"val/exact_match/{group}" for group in ("en", "de", "fr", "es", "it")}  # four are translated
     for name in expected:
         values = [float(row[name]) for row in rows if row[name]]
-        assert all(0 <= value <= 1 for value in values) or not key_of(name).unit.endswith("0 to 1")
+        assert all(0 <= value <= 1 for value in values) or not find_key(name).unit.endswith("0 to 1")
     with pytest.raises(KeyError):
-        key_of("train/unheard")
+        find_key("train/unheard")
 
 
 def test_the_last_step_is_validated_and_the_best_weights_are_kept(

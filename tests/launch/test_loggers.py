@@ -31,7 +31,7 @@ from tfm_blocks.launch.job import _wandb_id
 from tfm_blocks.runs.facts import newest_facts
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.tracking.dashboard import settings_logged
-from tfm_blocks.tracking.metric_schema import CONTRACT, FACTS, MEDIA, key_of
+from tfm_blocks.tracking.metric_schema import FACTS, MEDIA, METRIC_KEYS, find_key
 from tfm_blocks.tracking.wandb_agents import sweep_file
 from tfm_blocks.tracking.wandb_logger import WandbLogger
 from tfm_blocks.training.checkpoints import PreemptedError
@@ -95,7 +95,7 @@ def test_every_logger_has_every_value_of_metrics_csv_once(stopped_and_resumed: P
     """And what else a team looks for. One test, since the run takes as long as all that is asked of it."""
     run = stopped_and_resumed
     expected = written(run)
-    assert {name for _, name in expected} >= {key.name for key in CONTRACT if "{" not in key.name}
+    assert {name for _, name in expected} >= {key.name for key in METRIC_KEYS if "{" not in key.name}
     seconds = {place: expected.pop(place) for place in list(expected) if place[1] == "train/seconds"}
     parts = records(run)
     for found in (in_wandb(parts), in_tensorboard(run), in_mlflow(run)):
@@ -200,7 +200,7 @@ def _expect_summaries(run: Path) -> None:
         curves.setdefault(name, []).append(value)
     stands = {"min": min, "max": max, "last": lambda values: values[-1]}
     for name, values in curves.items():
-        kind = key_of(name).summary
+        kind = find_key(name).summary
         shown = found[name] if kind == "last" else found[name][kind]
         assert shown == pytest.approx(stands[kind](values), rel=1e-9), name
     assert len(set(curves["val/loss"])) == 2, "the lowest is one of several"

@@ -14,11 +14,11 @@ from tests.training.test_memory_check import Peak
 from tests.training.test_module import feed_of, make
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.distributed.cluster import Place
+from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.errors import RunError
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import _data, memory_trial
-from tfm_blocks.training.memory_check import Trial, worst
+from tfm_blocks.training.memory_check import MemoryCheck, worst
 
 ROOT = Path(__file__).parents[2]
 DEEP = ["layers=4", "d_model=32", "d_ff=512", "data.train=600", "data.step_tokens=2000", "data.batch_tokens=2000"]
@@ -44,14 +44,16 @@ def test_an_accelerator_gets_pinned_batches_that_workers_make(
         assert (loader.num_workers, loader.pin_memory) == (workers, pinned)
 
 
-def trial_of(composed: Composed) -> Trial:
+def trial_of(composed: Composed) -> MemoryCheck:
     """The memory check that the first rank of this run makes."""
     module, data = make(composed)
     devices = module.settings.trainer.devices
-    return memory_trial(Place(world=devices, devices=devices), module, feed_of(data), choose_precision("fp32", "cpu"))
+    return memory_trial(
+        RankInfo(world=devices, devices=devices), module, feed_of(data), choose_precision("fp32", "cpu")
+    )
 
 
-def peak_of(tried: Trial) -> int:
+def peak_of(tried: MemoryCheck) -> int:
     with Peak("cpu") as peak:
         assert tried._fits(tried.feed.settings.batch_tokens, 1)
     return peak.most

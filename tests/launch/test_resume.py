@@ -32,7 +32,7 @@ from tfm_blocks.distributed.signals import STOPS, end_on_signals
 from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.launch.check import checked
 from tfm_blocks.launch.job import resume, train
-from tfm_blocks.launch.resume import read_left
+from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.checkpoints import list_checkpoints, newest_whole
 from tfm_blocks.runs.folder import hold, step_files
@@ -76,7 +76,7 @@ def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Pat
     HydraConfig.instance().set_config(config)
     with open_dict(config):
         del config["hydra"]
-    left = read_left(run)
+    left = read_saved_run(run)
     composed = compose_resumed(config, left.config, str(run / "config.yaml"), left.text)
     return resume(composed, checked(composed), left, callbacks=callbacks)
 
@@ -290,7 +290,7 @@ def test_a_resume_names_the_plug_ins_of_the_run_and_may_name_others(small: Small
 
 def test_folders_that_cannot_be_resumed_say_why(small: Small, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no such run folder"):
-        read_left(tmp_path / "none")
+        read_saved_run(tmp_path / "none")
     begin(small(*TRAINED), tmp_path)
     run = tmp_path / "run"
     with hold(run), pytest.raises(RunError, match="is being trained by another process"):
@@ -302,10 +302,10 @@ def test_folders_that_cannot_be_resumed_say_why(small: Small, tmp_path: Path) ->
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("heads: 2", "heads: 4"))
     with pytest.raises(RunError, match=r"has another model than model\.json"):
-        read_left(run)
+        read_saved_run(run)
     (run / "config.yaml").write_text(config + "x: ${oc.env:HOME}\n")
     with pytest.raises(RunError, match="without"):
-        read_left(run)
+        read_saved_run(run)
 
 
 def test_a_checkpoint_is_written_when_the_clock_says_so(small: Small, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tfm_blocks.blocks.scores import Softmax
-from tfm_blocks.layers.dot_product import Look, weighed_attention
+from tfm_blocks.layers.dot_product import AttentionMask, weighed_attention
 
 B, H, T, K, S = 2, 3, 4, 8, 5
 
@@ -16,7 +16,7 @@ def q_k_v():
 def hidden():
     """The first sequence is padding alone."""
     keep_BS = torch.arange(S).expand(B, S) < torch.tensor([[0], [3]])
-    return Look(keep_BS[:, None, None], bias=torch.randn(1, H, T, S) - 2)
+    return AttentionMask(keep_BS[:, None, None], bias=torch.randn(1, H, T, S) - 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

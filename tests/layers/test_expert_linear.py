@@ -49,7 +49,10 @@ def test_its_cost_is_that_of_one_expert_a_row():
 
 
 def test_every_expert_starts_by_its_own_fan_and_only_named_parts_shrink():
-    experts, alone = ExpertLinear(3, 40, 60, parts=2, shrinks=(1,)), Linear(40, 60, parts=2, bias=False, shrinks=(1,))
+    experts, alone = (
+        ExpertLinear(3, 40, 60, parts=2, depth_scaled=(1,)),
+        Linear(40, 60, parts=2, bias=False, depth_scaled=(1,)),
+    )
     with torch.no_grad():
         for one in (experts, alone):
             one.initialise("weight", torch.Generator().manual_seed(1))

@@ -141,6 +141,7 @@ def test_ids_are_a_sequence_too():
         (lambda self, y_BTD: y_BTD, "forward takes y_BTD, but its ports are x"),
         (lambda self: None, "forward takes nothing, but its ports are x"),
         (lambda self, x_BTD, z_BTD: x_BTD, "forward takes x_BTD, z_BTD, but its ports are x"),
+        (lambda self, x_BTD, *, trailing_T=True: x_BTD, "forward takes trailing_T, which nothing passes"),
     ],
 )
 def test_a_forward_that_does_not_name_its_ports_fails_at_import(forward, rule):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.browser import browser, contrast
 from tfm_blocks.errors import ConfigError, DataError
-from tfm_blocks.report.attention_page import GAP, check_path, draw, page, save_attention
+from tfm_blocks.report.attention_page import GAP, check_path, draw, render_attention, save_attention
 from tfm_blocks.translation.sentence_attention import attention_of
 
 TEXT = "zwei Kinder spielen"
@@ -45,7 +45,7 @@ def test_every_head_of_every_layer_is_in_the_pictures(attention):
 
 
 def test_a_page_is_one_file_with_its_labels_as_text(attention):
-    text = page(attention)
+    text = render_attention(attention)
     assert not re.search(r'(src|href)="(?!data:|#)', text)
     picture = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
     labels = [node.text for node in picture.iter("{http://www.w3.org/2000/svg}text")]
@@ -73,7 +73,7 @@ def test_a_phone_shows_legible_pictures_in_their_own_box_in_light_and_in_dark(at
 
 def test_text_of_other_scripts_and_markup_stays_text(translator, tmp_path):
     attention = attention_of(translator, "<b>$x_1$ 小さな家</b>", "$\\alpha$")
-    text = page(attention)
+    text = render_attention(attention)
     assert "&lt;b&gt;$x_1$ 小さな家" in text and "<b>" not in text
     tokens = attention.tokens | {"tgt": ["小", *attention.tokens["tgt"][1:]]}
     (warning,) = save_attention(replace(attention, tokens=tokens), tmp_path / "out.png")

@@ -19,12 +19,12 @@ from tests.conftest import WORDS, save, sentences
 from tests.run_folders import garbled, leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.network.attention_maps import Look
+from tfm_blocks.network.attention_maps import AttentionMap
 from tfm_blocks.report.attention_images import MOST_PICTURES, shrink
 from tfm_blocks.report.attention_page import png
 from tfm_blocks.report.curves import line_style
 from tfm_blocks.runs.model import write_model
-from tfm_blocks.translation.sentence_attention import Attention
+from tfm_blocks.translation.sentence_attention import SentenceAttention
 
 REFERENCES = sentences(30, 7)
 HOSTILE = "</script><script>hacked=1</script><img src=x onerror='hacked=1'>\"'&"
@@ -87,7 +87,7 @@ def base_attention():
     tokens = {"src": ["ein", "Mann", "in", "blau", "em", "Hemd", "steht", "auf", "ein", "er", "Lei", "ter", "<eos>"]}
     tokens["tgt"] = ["<bos>", "a", "man", "in", "a", "blue", "shirt", "stands", "on", "a", "lad", "der", "."]
     looks = {
-        f"{stack}.{layer}.{name}": Look(*sides)
+        f"{stack}.{layer}.{name}": AttentionMap(*sides)
         for stack, name, sides in (
             ("encoder", "attn", ("src", "src")),
             ("decoder", "self", ("tgt", "tgt")),
@@ -100,7 +100,7 @@ def base_attention():
         for name, look in looks.items()
     }
     weights = {name: torch.softmax(3 * score_HTS, -1) for name, score_HTS in scores.items()}
-    return Attention(" ".join(tokens["src"]), " ".join(tokens["tgt"]), tokens, looks, weights)
+    return SentenceAttention(" ".join(tokens["src"]), " ".join(tokens["tgt"]), tokens, looks, weights)
 
 
 def test_ten_runs_of_base_size_with_long_curves_and_six_pictures_take_less_than_3_megabytes(tmp_path):

@@ -14,7 +14,7 @@ from tfm_blocks.cli import main
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import sheets_of
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.table import Cell, Column, Sheet, fit, print_sheet, split
+from tfm_blocks.report.table import Cell, Column, Sheet, fit, print_sheet, split_columns
 from tfm_blocks.sweep.view import SweepRow, show_end
 
 REFERENCES = sentences(30, 7)
@@ -148,6 +148,6 @@ def test_a_number_that_is_wider_than_the_console_is_printed_whole(monkeypatch):
 
 def test_the_widest_columns_shrink_first_and_none_below_its_narrowest():
     columns = [Column(0, 5, 5, 10, 30), Column(1, 8, 8, 8, 8), Column(2, 4, 4, 12, 12)]
-    assert split(columns, 1, 40) == [columns]
+    assert split_columns(columns, 1, 40) == [columns]
     assert fit(columns, 40) == [11, 8, 11] and fit(columns, 60) == [30, 8, 12]
     assert fit(columns, 10) == [5, 8, 4]

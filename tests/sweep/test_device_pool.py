@@ -1,10 +1,10 @@
 """What jobs that run at a time share."""
 
-from tfm_blocks.sweep.device_pool import Share
+from tfm_blocks.sweep.device_pool import DevicePool
 
 
 def test_a_job_gets_its_part_of_the_cores_and_the_devices_that_the_fewest_have():
-    share = Share({}, parallel=3, cores=8, devices=4)
+    share = DevicePool({}, parallel=3, cores=8, devices=4)
     assert share.environment["OMP_NUM_THREADS"] == "2"
     one, two = share.take(2), share.take(1)
     assert (one, two) == (["0", "1"], ["2"])
@@ -15,17 +15,17 @@ def test_a_job_gets_its_part_of_the_cores_and_the_devices_that_the_fewest_have()
 
 
 def test_devices_that_the_user_has_chosen_are_those_that_are_shared_out():
-    share = Share({"CUDA_VISIBLE_DEVICES": "5,GPU-8a"}, parallel=2, cores=2, devices=2)
+    share = DevicePool({"CUDA_VISIBLE_DEVICES": "5,GPU-8a"}, parallel=2, cores=2, devices=2)
     assert [share.take(1), share.take(1)] == [["5"], ["GPU-8a"]]
 
 
 def test_threads_stay_as_they_are_for_one_job_at_a_time_or_where_the_user_has_set_them():
-    assert "OMP_NUM_THREADS" not in Share({}, parallel=1, cores=8, devices=0).environment
-    assert Share({"OMP_NUM_THREADS": "3"}, parallel=4, cores=8, devices=0).environment["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in DevicePool({}, parallel=1, cores=8, devices=0).environment
+    assert DevicePool({"OMP_NUM_THREADS": "3"}, parallel=4, cores=8, devices=0).environment["OMP_NUM_THREADS"] == "3"
 
 
 def test_a_job_hears_nothing_of_a_launcher_or_of_another_run():
     foreign = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_NAME NODE_RANK MASTER_ADDR MASTER_PORT"
     foreign += " TORCHELASTIC_RUN_ID PL_GLOBAL_SEED WANDB_SERVICE WANDB_RUN_ID"
     kept = {"WANDB_API_KEY": "k", "WANDB_MODE": "offline", "PATH": "p", "SLURM_JOB_ID": "1"}
-    assert Share(dict.fromkeys(foreign.split(), "1") | kept, parallel=1, cores=1, devices=0).environment == kept
+    assert DevicePool(dict.fromkeys(foreign.split(), "1") | kept, parallel=1, cores=1, devices=0).environment == kept

@@ -15,9 +15,9 @@ from tfm_blocks.sweep.record import (
     JOURNAL,
     SweepFolder,
     adopt_names,
+    archive_previous,
     claim_sweep,
     expect_unchanged,
-    make_way,
     state_before,
 )
 from tfm_blocks.training.settings import read_run
@@ -110,13 +110,13 @@ def test_the_state_of_a_job_is_that_of_its_folder(small: Small, tmp_path: Path, 
 def test_what_diverged_stays_beside_and_what_never_began_goes(small: Small, tmp_path: Path) -> None:
     for number in (1, 2):
         folder, job = begun(small, tmp_path, "diverged")
-        make_way(folder, job)
+        archive_previous(folder, job)
         assert not folder.run(job).exists()
         assert (folder.path / f"heads-2.before-{number}" / "status.json").is_file()
     folder.run(job).mkdir()
     (folder.run(job) / "config.yaml").write_text("")
     assert state_before(folder, job) == ""
-    make_way(folder, job)
+    archive_previous(folder, job)
     assert not folder.run(job).exists() and not (folder.path / "heads-2.before-3").exists()
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfm_blocks.sweep.result import ending_of
+from tfm_blocks.sweep.result import result_of
 
 CASES = [
     (0, "done", "", "done", ""),
@@ -29,6 +29,6 @@ def test_a_failure_is_told_by_its_type_and_its_reason(tmp_path, status, state, s
     run.mkdir()
     if state:
         (run / "status.json").write_text(json.dumps({"state": state, "reason": "told"}))
-    found = ending_of(status, run, log, len(before))
+    found = result_of(status, run, log, len(before))
     assert found.state == kind and found.reason.startswith(reason)
     assert "of an attempt before" not in found.reason

@@ -18,7 +18,7 @@ from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.random_values import draw_jobs
 from tfm_blocks.sweep.record import SweepFolder, claim_sweep
-from tfm_blocks.sweep.search import JOURNAL, Search
+from tfm_blocks.sweep.search import JOURNAL, Study
 from tfm_blocks.sweep.settings import read_sweep_settings
 from tfm_blocks.training.settings import read_run
 
@@ -31,7 +31,7 @@ SPACE = [
 ]
 SETTINGS = {"name": None, "parallel": 1, "timeout": None, "retries": 0, "trials": 12, "seed": 1, "method": "optuna"}
 OPTUNA = {"metric": "val/loss", "startup": 3, "halving": 3}
-Start = Callable[..., Search]
+Start = Callable[..., Study]
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ def start(small: Callable[..., Composed], tmp_path: Path) -> Start:
         state = WRONG if "heads=4" in texts and number % 2 else "waiting"
         return SweepJob(f"{number:03}", texts, composed, read_run(composed.mapping), state)
 
-    def search(folder: str, **settings: object) -> Search:
+    def search(folder: str, **settings: object) -> Study:
         (tmp_path / folder).mkdir(exist_ok=True)
         known = SweepFolder(tmp_path / folder, [], "", [], {})
         read = read_sweep_settings(SETTINGS | OPTUNA | settings)
-        return Search(known, parts_of(SPACE, None), read, make)
+        return Study(known, parts_of(SPACE, None), read, make)
 
     return search
 
@@ -62,7 +62,7 @@ def score_of(job: SweepJob) -> float:
     return float(job.overrides[0].partition("=")[2])
 
 
-def work(search: Search, jobs: int) -> list[list[str]]:
+def work(search: Study, jobs: int) -> list[list[str]]:
     """The overrides of so many jobs, one after the other, each of which is done."""
     done = []
     while len(done) < jobs and (job := search.next()):
@@ -126,7 +126,7 @@ def test_successive_halving_ends_what_is_not_in_the_best_third(start: Start) -> 
     search = start("one", startup=50)
     jobs = [job for _ in range(6) if (job := search.next())]
     scores = [3.0, 2.0, 1.0, 5.0, 0.5, 4.0]
-    hopeless = [search.is_hopeless(job, told(job, score)) for job, score in zip(jobs, scores, strict=False)]
+    hopeless = [search.should_prune(job, told(job, score)) for job, score in zip(jobs, scores, strict=False)]
     expected = []
     for count, score in enumerate(scores[: len(jobs)], 1):  # those that have come to the rung by then
         best = sorted(scores[:count])[: max(1, count // 3)]
@@ -174,7 +174,7 @@ def test_a_trial_that_others_leave_behind_is_ended_with_a_checkpoint_and_never_g
     for _ in ("trained", "asked for again"):
         folder = claim_sweep(tmp_path, "x", asked, "")
         monkeypatch.chdir(folder.path)
-        search = Search(
+        search = Study(
             folder, parts, settings, lambda n, texts: SweepJob(f"{n:03}", texts, composed, read_run(composed.mapping))
         )
         sweep = Sweep(folder, search, settings, LocalLauncher(2), ["bash", str(tmp_path / "trains.sh")])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tfm_blocks.tracking.metric_schema import CONTRACT, FACTS, MEDIA, columns, key_of
+from tfm_blocks.tracking.metric_schema import FACTS, MEDIA, METRIC_KEYS, columns, find_key
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "runs.md"
@@ -12,7 +12,7 @@ def test_the_page_on_runs_has_every_key_with_its_unit_and_summary() -> None:
     rows = [
         line for line in PAGE.read_text("utf-8").splitlines() if line.startswith(("| `train/", "| `val/", "| `test/"))
     ]
-    assert rows == [f"| `{key.name}` | {key.unit} | {key.summary} |" for key in CONTRACT]
+    assert rows == [f"| `{key.name}` | {key.unit} | {key.summary} |" for key in METRIC_KEYS]
 
 
 def test_the_page_on_tracking_has_every_medium_and_fact() -> None:
@@ -24,4 +24,4 @@ def test_the_page_on_tracking_has_every_medium_and_fact() -> None:
 def test_every_column_is_of_one_key() -> None:
     names = columns(["encoder.0.ffn"], ["de", "en"])
     assert len(names) == len(set(names))
-    assert {key_of(name).name for name in names} == {key.name for key in CONTRACT}
+    assert {find_key(name).name for name in names} == {key.name for key in METRIC_KEYS}

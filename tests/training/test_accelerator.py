@@ -19,7 +19,7 @@ from tfm_blocks.network.build import build_network, check_model, network_without
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.modules import losses_of
 from tfm_blocks.training.data import StepBatches
-from tfm_blocks.training.metrics import Pace, StepSums
+from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.objective import Objective, backward_scale
 
 SHIPPED = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
@@ -53,10 +53,10 @@ def batch_for(network: Network) -> Batch:
     return batch_of(dict.fromkeys(names(network.spec.inputs), ids_BN), ids_BN)
 
 
-def take_step(network: Network, batch: Batch, there: Batch) -> tuple[StepSums, Pace]:
+def take_step(network: Network, batch: Batch, there: Batch) -> tuple[StepSums, Throughput]:
     """What a step of training does between two rows of metrics, beside the optimizer; `there` is on the device."""
     device = there.labels_BT.device
-    steps, pace = StepSums(losses_of(network.spec)).to(device), Pace().to(device)
+    steps, pace = StepSums(losses_of(network.spec)).to(device), Throughput().to(device)
     loss, sums = Objective(network, 0.1).loss(there)
     (loss * backward_scale(loss, 0.1)).backward()  # type: ignore[no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)

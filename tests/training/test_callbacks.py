@@ -12,17 +12,17 @@ from tests.training.test_module import make
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.runs.folder import BEST, step_file, step_files
 from tfm_blocks.runs.model import read_tensors
-from tfm_blocks.training.callbacks import KeepWeights, ShowProgress, score_news, train_news
-from tfm_blocks.training.heartbeat import Silence
+from tfm_blocks.training.callbacks import BestWeights, ShowProgress, score_news, train_news
+from tfm_blocks.training.heartbeat import Heartbeat
 
 
-def fit(composed: Composed, folder: Path, console: Console, *, best_loss: float = math.inf) -> KeepWeights:
+def fit(composed: Composed, folder: Path, console: Console, *, best_loss: float = math.inf) -> BestWeights:
     module, data = make(composed)
-    keep = KeepWeights(folder, keep_last=1)
+    keep = BestWeights(folder, keep_last=1)
     keep.load_state_dict({"best_loss": best_loss})
     Trainer(
         accelerator="cpu", max_steps=4, max_epochs=-1, val_check_interval=2, check_val_every_n_epoch=None,
-        num_sanity_val_steps=0, callbacks=[keep, ShowProgress(console, Silence("training", speaks=False))], logger=False, enable_checkpointing=False,
+        num_sanity_val_steps=0, callbacks=[keep, ShowProgress(console, Heartbeat("training", speaks=False))], logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
     ).fit(module, datamodule=data)  # fmt: skip
     return keep

@@ -14,20 +14,20 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import Batch, Sides
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.training.data import EvalStream, Feed, StepBatches, TimedLoader, TrainStream
+from tfm_blocks.training.data import EvalStream, PlannedCorpus, StepBatches, TimedLoader, TrainStream
 from tfm_blocks.training.settings import read_run
 
 
 @pytest.fixture
-def read(small: Callable[..., Composed]) -> tuple[Feed, Feed]:
+def read(small: Callable[..., Composed]) -> tuple[PlannedCorpus, PlannedCorpus]:
     """What is read of the training and of the validation set."""
     settings = read_run(small("data.train=60", "data.val=7").mapping)
     prepared = prepare(settings.data, 300, tell=lambda text: None)
     layout = Sides(["src"])
-    return Feed(prepared.train, layout, settings.data), Feed(prepared.val, layout, settings.data)
+    return PlannedCorpus(prepared.train, layout, settings.data), PlannedCorpus(prepared.val, layout, settings.data)
 
 
-def stream(read: tuple[Feed, Feed], start: int, ranks: Ranks, steps: int) -> list[StepBatches]:
+def stream(read: tuple[PlannedCorpus, PlannedCorpus], start: int, ranks: Ranks, steps: int) -> list[StepBatches]:
     return list(islice(TrainStream(read[0], seed=5, start=start, ranks=ranks), steps))
 
 
@@ -38,7 +38,9 @@ def rows(batches: StepBatches) -> list[tuple[int, ...]]:
     )
 
 
-def test_a_stream_that_starts_later_gives_the_same_steps_across_epochs(read: tuple[Feed, Feed]) -> None:
+def test_a_stream_that_starts_later_gives_the_same_steps_across_epochs(
+    read: tuple[PlannedCorpus, PlannedCorpus],
+) -> None:
     whole = stream(read, 0, Ranks(), 11)
     assert len(read[0].plan(seed=5, epoch=0)) < 4
     for start in range(8):
@@ -49,7 +51,7 @@ def test_a_stream_that_starts_later_gives_the_same_steps_across_epochs(read: tup
                 assert all(torch.equal(one.inputs[name], other.inputs[name]) for name in ("src", "tgt"))
 
 
-def test_an_epoch_has_every_pair_once_and_the_next_has_another_order(read: tuple[Feed, Feed]) -> None:
+def test_an_epoch_has_every_pair_once_and_the_next_has_another_order(read: tuple[PlannedCorpus, PlannedCorpus]) -> None:
     length = len(read[0].plan(seed=5, epoch=0))
     first, second = (stream(read, start, Ranks(), length) for start in (0, length))
     expected = sorted((*read[0].corpus.ids("tgt", pair).tolist(), 2) for pair in range(60))
@@ -59,13 +61,13 @@ def test_an_epoch_has_every_pair_once_and_the_next_has_another_order(read: tuple
 
 
 def test_a_run_that_goes_on_makes_no_plan_of_a_past_epoch(
-    read: tuple[Feed, Feed], monkeypatch: pytest.MonkeyPatch
+    read: tuple[PlannedCorpus, PlannedCorpus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = stream(read, 0, Ranks(), 11)
     made = []
-    plan = Feed.plan
+    plan = PlannedCorpus.plan
     monkeypatch.setattr(
-        Feed, "plan", lambda feed, *, seed, epoch: (made.append(epoch), plan(feed, seed=seed, epoch=epoch))[1]
+        PlannedCorpus, "plan", lambda feed, *, seed, epoch: (made.append(epoch), plan(feed, seed=seed, epoch=epoch))[1]
     )
     for start in range(1, 9):
         made.clear()
@@ -78,7 +80,7 @@ def test_a_run_that_goes_on_makes_no_plan_of_a_past_epoch(
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_workers_give_the_steps_in_their_order(read: tuple[Feed, Feed], workers: int) -> None:
+def test_workers_give_the_steps_in_their_order(read: tuple[PlannedCorpus, PlannedCorpus], workers: int) -> None:
     alone = stream(read, 2, Ranks(), 7)
     loader = TimedLoader(TrainStream(read[0], seed=5, start=2, ranks=Ranks()), batch_size=None, num_workers=workers)
     found = list(islice(loader, 7))
@@ -90,7 +92,9 @@ def test_workers_give_the_steps_in_their_order(read: tuple[Feed, Feed], workers:
     assert [batch.labels_BT.tolist() for batch in held_out] == expected
 
 
-def test_workers_make_each_batch_of_an_evaluation_once(read: tuple[Feed, Feed], tmp_path: Path) -> None:
+def test_workers_make_each_batch_of_an_evaluation_once(
+    read: tuple[PlannedCorpus, PlannedCorpus], tmp_path: Path
+) -> None:
     made = tmp_path / "made"
 
     class Counted(Sides):
@@ -107,7 +111,7 @@ def test_workers_make_each_batch_of_an_evaluation_once(read: tuple[Feed, Feed], 
 
 
 @pytest.mark.parametrize("world", [2, 3, 64])
-def test_ranks_share_each_step_without_overlap(read: tuple[Feed, Feed], world: int) -> None:
+def test_ranks_share_each_step_without_overlap(read: tuple[PlannedCorpus, PlannedCorpus], world: int) -> None:
     alone = stream(read, 0, Ranks(), 4)
     shares = [stream(read, 0, Ranks(rank, world), 4) for rank in range(world)]
     for place, step in enumerate(alone):
@@ -117,7 +121,7 @@ def test_ranks_share_each_step_without_overlap(read: tuple[Feed, Feed], world: i
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
-def test_evaluation_reads_every_pair_once(read: tuple[Feed, Feed], world: int) -> None:
+def test_evaluation_reads_every_pair_once(read: tuple[PlannedCorpus, PlannedCorpus], world: int) -> None:
     found = []
     for rank in range(world):
         batches = list(EvalStream(read[1], Ranks(rank, world)))

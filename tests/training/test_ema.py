@@ -13,7 +13,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.runs.folder import step_files
 from tfm_blocks.runs.model import read_tensors, weights_of
-from tfm_blocks.training.callbacks import KeepWeights
+from tfm_blocks.training.callbacks import BestWeights
 from tfm_blocks.training.ema import MovingAverage
 from tfm_blocks.training.settings import read_run
 
@@ -37,7 +37,7 @@ def test_the_average_is_validated_and_kept_and_training_goes_on_with_the_weights
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     naive, parameters = Naive(), []
-    for callbacks in ([], [naive, KeepWeights(tmp_path, 1), MovingAverage(DECAY)]):
+    for callbacks in ([], [naive, BestWeights(tmp_path, 1), MovingAverage(DECAY)]):
         module, data = make(small())
         Trainer(
             accelerator="cpu", max_steps=5, max_epochs=-1, val_check_interval=5, check_val_every_n_epoch=None,

@@ -14,7 +14,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.launch.check import checked
 from tfm_blocks.launch.job import train
 from tfm_blocks.training import heartbeat as silence
-from tfm_blocks.training.heartbeat import Silence
+from tfm_blocks.training.heartbeat import Heartbeat
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_what_is_done_is_told_until_its_end_and_only_by_who_speaks(
 ) -> None:
     monkeypatch.setattr(silence, "LONGEST", 0.01)
     for speaks in (False, True):
-        with Silence("reading", speaks=speaks) as told:
+        with Heartbeat("reading", speaks=speaks) as told:
             time.sleep(0.2)
             told.doing("writing")
             time.sleep(0.2)
@@ -49,7 +49,7 @@ def test_what_is_done_is_told_until_its_end_and_only_by_who_speaks(
 
 def test_what_somebody_else_says_puts_it_off(heard: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence, "LONGEST", 0.5)
-    with Silence("reading", speaks=True) as told:
+    with Heartbeat("reading", speaks=True) as told:
         time.sleep(0.3)
         told.said = time.monotonic() + 3600
         time.sleep(0.4)

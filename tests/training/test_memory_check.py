@@ -25,15 +25,15 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import RunError
 from tfm_blocks.training.ema import MovingAverage
-from tfm_blocks.training.memory_check import Copies, Trial, worst
+from tfm_blocks.training.memory_check import Copies, MemoryCheck, worst
 
 ROOT = Path(__file__).parents[2]
 ROOM = 90_000_000  # bytes
 
 
-def trial(composed: Composed) -> Trial:
+def trial(composed: Composed) -> MemoryCheck:
     module, data = make(composed)
-    return Trial(module.network, feed_of(data), 0.1, Ranks(), torch.device("cpu"), nullcontext(), Copies(2))
+    return MemoryCheck(module.network, feed_of(data), 0.1, Ranks(), torch.device("cpu"), nullcontext(), Copies(2))
 
 
 class Peak(TorchDispatchMode):

@@ -10,9 +10,9 @@ import torch.distributed
 
 from tfm_blocks.data.layout import batch_of
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.distributed.processes import run_together
+from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.training.data import StepBatches
-from tfm_blocks.training.metrics import ExactMatch, LengthRatio, Pace, StepSums, TokenScores, text_scores
+from tfm_blocks.training.metrics import ExactMatch, LengthRatio, StepSums, Throughput, TokenScores, text_scores
 
 OUTPUTS = ["a man in a blue shirt .", "two dogs run in the snow", "no"]
 REFERENCES = ["a man in a blue shirt is standing .", "two dogs run in the snow", "yes"]
@@ -78,7 +78,7 @@ def test_a_skipped_step_counts_as_skipped_and_nowhere_else() -> None:
 def reduce(ranks: Ranks, folder: Path) -> None:
     """What the ranks have counted together, from a checkpoint as well."""
     torch.distributed.init_process_group("gloo")
-    sums, pace, exact = counted(ranks.rank), Pace(), ExactMatch(["en", "de"])
+    sums, pace, exact = counted(ranks.rank), Throughput(), ExactMatch(["en", "de"])
     pace.update(3 + ranks.rank, 0.0)
     exact.update(["a"], ["a" if ranks.rank else "b"], ["de" if ranks.rank else "en"])
     again = StepSums(["experts"])
@@ -92,5 +92,5 @@ def reduce(ranks: Ranks, folder: Path) -> None:
 
 
 def test_metrics_are_those_of_all_ranks(tmp_path: Path) -> None:
-    run_together(reduce, 2, tmp_path)
+    spawn_ranks(reduce, 2, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2

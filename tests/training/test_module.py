@@ -26,9 +26,9 @@ from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.tracking.loggers import CsvLogger
 from tfm_blocks.tracking.metric_schema import columns
-from tfm_blocks.training.data import Feed, RunData, TrainStream
+from tfm_blocks.training.data import PlannedCorpus, RunData, TrainStream
 from tfm_blocks.training.module import TrainingModule
-from tfm_blocks.training.non_finite import SKIPPED, DivergedError, SkippedSteps
+from tfm_blocks.training.non_finite import SKIPPED, DivergedError, NonFiniteSteps
 from tfm_blocks.training.settings import read_run
 
 Made = tuple[TrainingModule, RunData]
@@ -39,7 +39,7 @@ def make(composed: Composed, ranks: Ranks = Ranks()) -> Made:  # noqa: B008
     load_plugins(settings.plugins)
     prepared = prepare(settings.data, 300, tell=lambda text: None)
     network = build_network(check_model(composed.with_vocab(prepared.tokenizer.size).model), seed=1)
-    skipped = SkippedSteps(
+    skipped = NonFiniteSteps(
         Path(os.environ["TFM_BLOCKS_CACHE"]) / SKIPPED, prepared.train, settings.trainer.patience_nan
     )
     module = TrainingModule(network, prepared, settings, ranks, skipped)
@@ -54,8 +54,8 @@ def trainer(steps: int, **options: Any) -> Trainer:
     )
 
 
-def feed_of(data: RunData) -> Feed:
-    return Feed(data.prepared.train, data.layout, data.settings)
+def feed_of(data: RunData) -> PlannedCorpus:
+    return PlannedCorpus(data.prepared.train, data.layout, data.settings)
 
 
 def naive_step(made: Made, network: torch.nn.Module) -> torch.Tensor:

@@ -14,7 +14,7 @@ from tfm_blocks.cli import main
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.launch.init_from import start_from
-from tfm_blocks.launch.resume import read_left
+from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.translation.translator import Translator
@@ -53,7 +53,7 @@ def test_the_folder_says_no_more_than_is_known(translator: Translator, tmp_path:
     assert config["model"] == read_json(folder / "model.json")["model"]
     assert read_json(folder / "status.json")["state"] == "saved"
     with pytest.raises(RunError, match=r"run.json"):
-        read_left(folder)
+        read_saved_run(folder)
 
 
 def test_another_run_starts_with_the_weights_of_a_saved_network(translator: Translator, tmp_path: Path) -> None:

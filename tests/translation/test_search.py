@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import tfm_blocks as tfm
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.translation.beam import beam_search, gnmt, plain
 from tfm_blocks.translation.sampling import chooser
@@ -100,13 +100,13 @@ def running_sum(monkeypatch):
             self.width = D
 
         def forward(self, x_BTD: Tensor) -> Tensor:
-            state, steps = self.start(room=Room(len(x_BTD), 0, x_BTD)), []
+            state, steps = self.start(room=CacheShape(len(x_BTD), 0, x_BTD)), []
             for x_B1D in x_BTD.split(1, dim=1):
                 y_B1D, state = self.step(x_B1D, state)
                 steps.append(y_B1D)
             return torch.cat(steps, 1)
 
-        def start(self, *, room: Room) -> State:
+        def start(self, *, room: CacheShape) -> State:
             return State(moving={"y": room.like.new_zeros(room.rows, 1, self.width)})
 
         def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import in_order, in_own_places, reading_order
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.recurrence import in_own_places, reading_order, reorder
+from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
 
 
@@ -37,12 +37,12 @@ class Convolution(nn.Module):
         self.dilation = dilation
         self.before = dilation * (kernel_size - 1 if mask else kernel_size // 2)
         self.after = dilation * (kernel_size - 1) - self.before
-        self.map = Linear(D * kernel_size, D, bias=bias, shrinks=(0,))
+        self.map = Linear(D * kernel_size, D, bias=bias, depth_scaled=(0,))
 
-    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, trailing_T: bool = True) -> Tensor:
-        order_BT = None if trailing_T else reading_order(keep_BT)
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
+        order_BT = None if right_padded_T else reading_order(keep_BT)
         if order_BT is not None:
-            x_BTD, keep_BT = in_order(x_BTD, order_BT), keep_BT.take_along_dim(order_BT, 1)
+            x_BTD, keep_BT = reorder(x_BTD, order_BT), keep_BT.take_along_dim(order_BT, 1)
         if self.after:  # what comes after a position may be padding, which comes last
             x_BTD = x_BTD.masked_fill(~keep_BT[:, :, None], 0)
         y_BTD = self._slide(F.pad(x_BTD, (0, 0, self.before, self.after)))
@@ -53,7 +53,7 @@ class Convolution(nn.Module):
         weight_EDJ = self.map.weight.view(-1, x_BND.shape[2], self.kernel_size)
         return F.conv1d(x_BND.mT, weight_EDJ, self.map.bias, dilation=self.dilation).mT
 
-    def start(self, *, room: Room) -> State:
+    def start(self, *, room: CacheShape) -> State:
         """The inputs at the positions before the first, which are 0."""
         D = self.map.out_features
         return State(moving={"past_RND": room.like.new_zeros(room.rows, self.before, D)})

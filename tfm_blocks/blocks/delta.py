@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tfm_blocks.layers.decay import by_chunks, decay
 from tfm_blocks.layers.heads import merge_heads, split_heads
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import Memory, Recurrence
+from tfm_blocks.layers.recurrence import Recurrence, RecurrentState
 from tfm_blocks.registry.blocks import block
 
 SLOWEST, FASTEST = 0.001, 0.1  # of the step widths that a head starts with
@@ -49,14 +49,14 @@ class GatedDeltaRule(Recurrence):
         self.kernel_size = kernel_size
         self.eps = eps
         self.beta_max = beta_max
-        self.qkv = Linear(D, 3 * D, parts=3, bias=False, shrinks=(2,))
+        self.qkv = Linear(D, 3 * D, parts=3, bias=False, depth_scaled=(2,))
         self.near = nn.Parameter(torch.empty(3 * D, kernel_size))
         self.rates = Linear(D, 2 * heads, parts=2, bias=False)
         self.fade = nn.Parameter(torch.empty(heads))
         self.fade_bias = nn.Parameter(torch.empty(heads))
         self.gate = Linear(D, D, bias=False)
         self.gain = nn.Parameter(torch.empty(D // heads))
-        self.out = Linear(D, D, bias=False, shrinks=(0,))
+        self.out = Linear(D, D, bias=False, depth_scaled=(0,))
 
     def initialise(self, name: str, generator: Generator) -> None:
         match name:
@@ -70,7 +70,7 @@ class GatedDeltaRule(Recurrence):
             case _:
                 nn.init.ones_(self.gain)
 
-    def empty(self, rows: int, like: Tensor) -> Memory:
+    def empty(self, rows: int, like: Tensor) -> RecurrentState:
         D = self.out.in_features
         wide = torch.promote_types(like.dtype, torch.float32)
         return {
@@ -78,13 +78,13 @@ class GatedDeltaRule(Recurrence):
             "memory_RHKK": like.new_zeros(rows, self.heads, D // self.heads, D // self.heads, dtype=wide),
         }
 
-    def read(self, x_BTD: Tensor, memory: Memory, first: int) -> tuple[Tensor, Memory]:
+    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
         qkv_BTD, past_BND = self._mix_near(self.qkv(x_BTD), memory["past_RND"])
         wide = memory["memory_RHKK"].dtype
         q_BHTK, k_BHTK, v_BHTK = (one.to(wide) for one in split_heads(qkv_BTD, self.heads, 3))
         share_BHT, log_rate_BHT = self._rates(x_BTD, wide)
         q_k_v = self._of_length_1(q_BHTK) / math.sqrt(q_BHTK.shape[3]), self._of_length_1(k_BHTK), v_BHTK
-        y_BHTK, after_BHKK = by_chunks(correct, memory["memory_RHKK"], *q_k_v, share_BHT, log_rate_BHT)
+        y_BHTK, after_BHKK = by_chunks(delta_rule, memory["memory_RHKK"], *q_k_v, share_BHT, log_rate_BHT)
         y_BTD = merge_heads(F.rms_norm(y_BHTK, y_BHTK.shape[3:], self.gain.to(wide), self.eps)).to(x_BTD.dtype)
         return self.out(F.silu(self.gate(x_BTD)) * y_BTD), {"past_RND": past_BND, "memory_RHKK": after_BHKK}
 
@@ -104,7 +104,7 @@ class GatedDeltaRule(Recurrence):
         return x_BHTK * (x_BHTK.square().sum(3, keepdim=True) + self.eps).rsqrt()
 
 
-def correct(
+def delta_rule(
     memory_BHKV: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, share_BHC: Tensor, log_rate_BHC: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One chunk of the rule: what its positions read, and the memory after them.

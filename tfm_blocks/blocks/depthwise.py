@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
 
 PAST = "past"
@@ -56,7 +56,7 @@ class DepthwiseConvolution(nn.Module):
         x_BDL = x_BLD.transpose(1, 2)
         return F.conv1d(x_BDL, self.weight, self.bias, padding=padding, groups=len(self.weight)).transpose(1, 2)
 
-    def start(self, *, room: Room) -> State:
+    def start(self, *, room: CacheShape) -> State:
         """The inputs before the first position, which are 0."""
         D, _, kernel_size = self.weight.shape
         return State(moving={PAST: room.like.new_zeros(room.rows, kernel_size - 1, D)})

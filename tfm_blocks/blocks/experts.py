@@ -14,8 +14,7 @@ from tfm_blocks.layers.expert_choice import TINY, Routing
 from tfm_blocks.layers.expert_linear import BiasedExpertLinear, ExpertLinear
 from tfm_blocks.layers.linear import Linear
 from tfm_blocks.registry.blocks import REGISTRY, block
-from tfm_blocks.registry.values import Activation, Part, Rate
-from tfm_blocks.registry.values import Router as RouterPart
+from tfm_blocks.registry.values import Activation, Part, Rate, Router
 
 SOFTMAX_ROUTER = Part("softmax_router")
 BIASED_ROUTER = Part("biased_softmax_router")
@@ -40,7 +39,7 @@ class Choice(NamedTuple):
     weight_BTK: Tensor
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """Chooses the `top_k` experts with the highest scores that `routing` makes of the logits W x: x_BTD -> Choice."""
 
     def __init__(self, D: int, *, experts: int, top_k: int, renormalise: bool, routing: Part) -> None:
@@ -106,8 +105,8 @@ class Experts(nn.Module):
 
     def __init__(self, D: int, *, d_ff: int, experts: int, activation: Activation, activation_dropout: Rate) -> None:
         super().__init__()
-        self.inner = ExpertLinear(experts, D, d_ff, shrinks=(0,))
-        self.out = ExpertLinear(experts, d_ff, D, shrinks=(0,))
+        self.inner = ExpertLinear(experts, D, d_ff, depth_scaled=(0,))
+        self.out = ExpertLinear(experts, d_ff, D, depth_scaled=(0,))
         self.activation: nn.Module = REGISTRY.make(activation, d_ff)
         self.dropout = Dropout(activation_dropout)
 
@@ -125,7 +124,7 @@ class GatedExperts(Experts):
 
     def __init__(self, D: int, *, d_ff: int, experts: int, activation: Activation, activation_dropout: Rate) -> None:
         super().__init__(D, d_ff=d_ff, experts=experts, activation=activation, activation_dropout=activation_dropout)
-        self.inner = ExpertLinear(experts, D, 2 * d_ff, parts=2, shrinks=(1,))
+        self.inner = ExpertLinear(experts, D, 2 * d_ff, parts=2, depth_scaled=(1,))
 
     def between(self, x_RF: Tensor) -> Tensor:
         gate_RF, x_RF = x_RF.chunk(2, 1)
@@ -139,8 +138,8 @@ class ClampedExperts(GatedExperts):
         self, D: int, *, d_ff: int, experts: int, activation: Activation, activation_dropout: Rate, limit: float
     ) -> None:
         super().__init__(D, d_ff=d_ff, experts=experts, activation=activation, activation_dropout=activation_dropout)
-        self.inner = BiasedExpertLinear(experts, D, 2 * d_ff, parts=2, shrinks=(1,))
-        self.out = BiasedExpertLinear(experts, d_ff, D, shrinks=(0,))
+        self.inner = BiasedExpertLinear(experts, D, 2 * d_ff, parts=2, depth_scaled=(1,))
+        self.out = BiasedExpertLinear(experts, d_ff, D, depth_scaled=(0,))
         self.limit = limit
 
     def between(self, x_RF: Tensor) -> Tensor:
@@ -162,7 +161,7 @@ class SharedExpert(GatedFeedForward):
 class Mixture(nn.Module):
     """What all mixtures share: the router, the experts, and what every position goes through."""
 
-    def __init__(self, router: Router, experts: Experts, shared: nn.Module | None, balance: float) -> None:
+    def __init__(self, router: ExpertRouter, experts: Experts, shared: nn.Module | None, balance: float) -> None:
         super().__init__()
         self.router = router
         self.experts = experts
@@ -205,7 +204,7 @@ class MixtureOfExperts(Mixture):
         experts: int,
         top_k: int = 2,
         shared: int = 0,
-        router: RouterPart = SOFTMAX_ROUTER,
+        router: Router = SOFTMAX_ROUTER,
         renormalise: bool = True,
         balance: float = 0.01,
         activation: Activation = RELU,
@@ -213,7 +212,7 @@ class MixtureOfExperts(Mixture):
     ) -> None:
         inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
         super().__init__(
-            Router(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
+            ExpertRouter(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
             Experts(D, d_ff=d_ff, experts=experts, **inner),
             FeedForward(D, d_ff=shared * d_ff, bias=False, **inner) if shared else None,
             balance,
@@ -234,7 +233,7 @@ class GatedMixtureOfExperts(Mixture):
         experts: int,
         top_k: int = 2,
         shared: int = 0,
-        router: RouterPart = SOFTMAX_ROUTER,
+        router: Router = SOFTMAX_ROUTER,
         renormalise: bool = True,
         balance: float = 0.01,
         activation: Activation = SILU,
@@ -242,7 +241,7 @@ class GatedMixtureOfExperts(Mixture):
     ) -> None:
         inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
         super().__init__(
-            Router(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
+            ExpertRouter(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
             GatedExperts(D, d_ff=d_ff, experts=experts, **inner),
             GatedFeedForward(D, d_ff=shared * d_ff, bias=False, **inner) if shared else None,
             balance,
@@ -267,7 +266,7 @@ class SharedGateMixtureOfExperts(Mixture):
         experts: int,
         top_k: int = 2,
         shared: int = 1,
-        router: RouterPart = SOFTMAX_ROUTER,
+        router: Router = SOFTMAX_ROUTER,
         renormalise: bool = True,
         balance: float = 0.01,
         activation: Activation = SILU,
@@ -275,7 +274,7 @@ class SharedGateMixtureOfExperts(Mixture):
     ) -> None:
         inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
         super().__init__(
-            Router(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
+            ExpertRouter(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
             GatedExperts(D, d_ff=d_ff, experts=experts, **inner),
             SharedExpert(D, d_ff=shared * d_ff, **inner),
             balance,
@@ -303,7 +302,7 @@ class ClampedMixtureOfExperts(Mixture):
         d_ff: int,
         experts: int,
         top_k: int = 2,
-        router: RouterPart = BIASED_ROUTER,
+        router: Router = BIASED_ROUTER,
         renormalise: bool = True,
         balance: float = 0.01,
         limit: float = 7.0,
@@ -312,7 +311,7 @@ class ClampedMixtureOfExperts(Mixture):
     ) -> None:
         inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
         super().__init__(
-            Router(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
+            ExpertRouter(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
             ClampedExperts(D, d_ff=d_ff, experts=experts, limit=limit, **inner),
             None,
             balance,

@@ -28,8 +28,8 @@ class FeedForward(nn.Module):
         self, D: int, *, d_ff: int, activation: Activation = RELU, activation_dropout: Rate = 0.0, bias: bool = True
     ) -> None:
         super().__init__()
-        self.inner = Linear(D, d_ff, bias=bias, shrinks=(0,))
-        self.out = Linear(d_ff, D, bias=bias, shrinks=(0,))
+        self.inner = Linear(D, d_ff, bias=bias, depth_scaled=(0,))
+        self.out = Linear(d_ff, D, bias=bias, depth_scaled=(0,))
         self.activation: nn.Module = REGISTRY.make(activation, d_ff)
         self.dropout = Dropout(activation_dropout)
 
@@ -58,8 +58,8 @@ class GatedFeedForward(nn.Module):
         self, D: int, *, d_ff: int, activation: Activation = SILU, activation_dropout: Rate = 0.0, bias: bool = True
     ) -> None:
         super().__init__()
-        self.inner = Linear(D, 2 * d_ff, parts=2, bias=bias, shrinks=(1,))
-        self.out = Linear(d_ff, D, bias=bias, shrinks=(0,))
+        self.inner = Linear(D, 2 * d_ff, parts=2, bias=bias, depth_scaled=(1,))
+        self.out = Linear(d_ff, D, bias=bias, depth_scaled=(0,))
         self.activation: nn.Module = REGISTRY.make(activation, d_ff)
         self.dropout = Dropout(activation_dropout)
 

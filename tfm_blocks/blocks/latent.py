@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.blocks.norm import RMSNorm
-from tfm_blocks.layers.attention_position import Span, Turns
-from tfm_blocks.layers.dot_product import Look, causal_mask, few_queries, weighed_attention
+from tfm_blocks.layers.attention_position import RotatesHeads, Span
+from tfm_blocks.layers.dot_product import AttentionMask, causal_mask, few_queries, weighed_attention
 from tfm_blocks.layers.heads import Widths, merge_heads, one_hot_values
 from tfm_blocks.layers.linear import Linear
 from tfm_blocks.layers.multi_head import SOFTMAX, part_of
-from tfm_blocks.layers.score_normalizer import Weighing
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.score_normalizer import ScoreNormalizer
+from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Part, Position, Rate, Scores
 
@@ -70,32 +70,32 @@ class LatentAttention(nn.Module):
         self.q = Linear(D, heads * (d_head + d_turned), bias=False)
         self.down = Linear(D, d_latent + d_turned, parts=(d_latent, d_turned), bias=False)
         self.norm = RMSNorm(d_latent, eps=eps)
-        self.up = Linear(d_latent, heads * (d_head + d_value), bias=False, shrinks=(0,))
-        self.out = Linear(heads * d_value, D, bias=False, shrinks=(0,))
+        self.up = Linear(d_latent, heads * (d_head + d_value), bias=False, depth_scaled=(0,))
+        self.out = Linear(heads * d_value, D, bias=False, depth_scaled=(0,))
         self.position: Any = REGISTRY.make(position, d_turned)
-        if not isinstance(self.position, Turns):
+        if not isinstance(self.position, RotatesHeads):
             raise ValueError(f"position must turn queries and keys, as rotary does, but is {position}")
-        self.scores: Weighing = part_of(scores, Widths(heads, heads, d_head + d_turned, d_value))
+        self.scores: ScoreNormalizer = part_of(scores, Widths(heads, heads, d_head + d_turned, d_value))
 
-    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, trailing_T: bool = True) -> Tensor:
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
         q_BHTK, c_B1TL, p_B1TR = self._made(x_BTD, Span(0, x_BTD.shape[1]))
         k_BHTK, v_BHTV = self._keys_and_values(c_B1TL, p_B1TR)
         dropout = self.dropout if self.training else 0.0
-        look = self._look(keep_BT, trailing_T)
+        look = self._look(keep_BT, right_padded_T)
         return self._finish(weighed_attention(q_BHTK, k_BHTK, v_BHTV, look, self.scores, dropout=dropout))
 
-    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor, trailing_T: bool = True) -> Tensor:
+    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
         """How much each head of each position looks at what: w_BHTT, of which each row adds up to 1."""
         q_BHTK, c_B1TL, p_B1TR = self._made(x_BTD, Span(0, x_BTD.shape[1]))
         k_BHTK, _ = self._keys_and_values(c_B1TL, p_B1TR)
-        look = self._look(keep_BT, trailing_T)
+        look = self._look(keep_BT, right_padded_T)
         w_BHTT = weighed_attention(q_BHTK, k_BHTK, one_hot_values(k_BHTK), look, self.scores)
         return w_BHTT if self.scores.whole else w_BHTT / w_BHTT.sum(3, keepdim=True)
 
-    def _look(self, keep_BT: Tensor, trailing: bool) -> Look:
+    def _look(self, keep_BT: Tensor, right_padded: bool) -> AttentionMask:
         if not self.causal:
-            return Look(keep_BT[:, None, None, :])
-        return Look(causal=True) if trailing else Look(causal_mask(keep_BT))
+            return AttentionMask(keep_BT[:, None, None, :])
+        return AttentionMask(causal=True) if right_padded else AttentionMask(causal_mask(keep_BT))
 
     def _made(self, x_BTD: Tensor, span_T: Span) -> tuple[Tensor, Tensor, Tensor]:
         """Queries q_BHTK, latent vectors c_B1TL, and the shared part of the keys p_B1TR."""
@@ -122,7 +122,7 @@ class LatentAttention(nn.Module):
         out_BTD: Tensor = self.out(merge_heads(y_BHTV))
         return out_BTD
 
-    def start(self, *, room: Room) -> State:
+    def start(self, *, room: CacheShape) -> State:
         """Room for the latent vectors and the shared part of the keys."""
         latent, turned = self.down.parts
         return State(caches={"c": room.cache(1, latent), "p": room.cache(1, turned)})
@@ -132,7 +132,7 @@ class LatentAttention(nn.Module):
         q_BHPK, c_B1PL, p_B1PR = self._made(x_BPD, Span(0, x_BPD.shape[1]))
         state.fill(c=c_B1PL, p=p_B1PR)
         k_BHPK, v_BHPV = self._keys_and_values(c_B1PL, p_B1PR)
-        return self._finish(weighed_attention(q_BHPK, k_BHPK, v_BHPV, Look(causal=True), self.scores)), state
+        return self._finish(weighed_attention(q_BHPK, k_BHPK, v_BHPV, AttentionMask(causal=True), self.scores)), state
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
         """One more target position: x_R1D -> x_R1D, from latent vectors as they are."""
@@ -148,7 +148,7 @@ class LatentAttention(nn.Module):
         if self.scores.fused:
             y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, state.own(), self.scores.beta)
         else:
-            y_BHML = weighed_attention(q_BHMX, k_BHNX, c_BHNL, Look(state.own()), self.scores)
+            y_BHML = weighed_attention(q_BHMX, k_BHNX, c_BHNL, AttentionMask(state.own()), self.scores)
         return self._finish(y_BHML @ values_HVL.mT).view_as(x_R1D), state
 
 

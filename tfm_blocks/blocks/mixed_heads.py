@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.attention import SEES, SIGNATURE
-from tfm_blocks.layers.dot_product import Look, weighed_attention
+from tfm_blocks.layers.dot_product import AttentionMask, weighed_attention
 from tfm_blocks.layers.heads import one_hot_values, widths
 from tfm_blocks.layers.multi_head import MultiHead, SelfAttention
 from tfm_blocks.registry.blocks import block
@@ -49,12 +49,12 @@ class TalkingHeadsAttention(MultiHead):
         mix_GH = nn.init.normal_(self.get_parameter(name), std=0.02, generator=generator)
         mix_GH.diagonal().add_(1)
 
-    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: Look) -> Tensor:
+    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
         scores_BHTS = _mixed(self.mix_scores, q_BHTK @ k_BGSK.mT * self.scores.beta)
         added = look.masked_bias(q_BHTK, k_BGSK)
         return torch.softmax(scores_BHTS if added is None else scores_BHTS + added, 3)
 
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: Look) -> Tensor:
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
         w_BHTS = _mixed(self.mix_weights, self.shares(q_BHTK, k_BGSK, look))
         return F.dropout(w_BHTS, self.dropout, self.training) @ v_BGSK
 
@@ -106,10 +106,10 @@ class DifferentialAttention(SelfAttention):
     def initialise(self, name: str, generator: Generator) -> None:
         nn.init.normal_(self.lambdas, std=0.1, generator=generator)
 
-    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: Look) -> Tensor:
+    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
         return weighed_attention(q_BHTK, k_BGSK, one_hot_values(k_BGSK), look, self.scores)
 
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: Look) -> Tensor:
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
         v_BHSK = torch.cat(v_BGSK.chunk(2, 1), 3).repeat(1, 2, 1, 1)
         first_BHTK, second_BHTK = super().attend(q_BHTK, k_BGSK, v_BHSK, look).chunk(2, 1)
         a, b, c, d = self.lambdas

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.dropout import Dropout as Drop
-from tfm_blocks.layers.linear import Linear as Affine
+from tfm_blocks.layers.dropout import Dropout
+from tfm_blocks.layers.linear import Linear
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 
@@ -74,7 +74,7 @@ class Gate(nn.Module):
 
     def __init__(self, D: int, M: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.map = Affine(D, M, bias=bias)
+        self.map = Linear(D, M, bias=bias)
 
     def forward(self, x_BND: Tensor, ys: list[Tensor]) -> Tensor:
         shares_BNM = torch.softmax(self.map(x_BND), 2)
@@ -87,7 +87,7 @@ class Gate(nn.Module):
     where={"d_out >= 1": "the width is at least 1"},
     source="Vaswani et al. 2017, section 3.4, a learned linear transformation",
 )
-class Linear(Affine):
+class LinearBlock(Linear):
     """x W^T + b: x_BND -> y_BN(d_out)."""
 
     def __init__(self, D: int, *, d_out: int, bias: bool = True) -> None:
@@ -98,7 +98,7 @@ class Linear(Affine):
 
 
 @block("dropout", "x: B N D -> B N D", source="Srivastava et al. 2014, section 4")
-class Dropout(Drop):
+class DropoutBlock(Dropout):
     """In training each number is 0 with probability `dropout`, and the others are divided by 1 - dropout."""
 
     def __init__(self, *, dropout: Rate = 0.0) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.blocks.attention import SIGNATURE
-from tfm_blocks.layers.dot_product import Look
+from tfm_blocks.layers.dot_product import AttentionMask
 from tfm_blocks.layers.heads import widths
 from tfm_blocks.layers.multi_head import MultiHead
 from tfm_blocks.registry.blocks import block
@@ -33,7 +33,7 @@ class NaiveAttention(MultiHead):
     ) -> None:
         super().__init__(D, E, widths(D, heads), mask=mask, dropout=0.0, bias=bias)
 
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: Look) -> Tensor:
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
         B, H, T, K = q_BHTK.shape
         S = k_BGSK.shape[2]
         added = look.masked_bias(q_BHTK, k_BGSK)

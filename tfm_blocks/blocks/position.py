@@ -11,12 +11,12 @@ from torch import Generator, Tensor, nn
 
 from tfm_blocks.layers.dropout import Dropout
 from tfm_blocks.layers.linear import normal_
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 
 
-class Position(nn.Module, ABC):
+class AddedPosition(nn.Module, ABC):
     """Adds a vector for each position, then dropout: x_BND -> x_BND. Positions count from 0."""
 
     def __init__(self, dropout: float) -> None:
@@ -31,7 +31,7 @@ class Position(nn.Module, ABC):
         out_BND: Tensor = self.dropout(x_BND + self.table(0, x_BND))
         return out_BND
 
-    def start(self, *, room: Room) -> State:
+    def start(self, *, room: CacheShape) -> State:
         """Nothing to remember but the position."""
         return State()
 
@@ -51,7 +51,7 @@ class Position(nn.Module, ABC):
     source="Vaswani et al. 2017, section 3.5",
     where={"D % 2 == 0": "sines and cosines come in pairs"},
 )
-class Sinusoidal(Position):
+class Sinusoidal(AddedPosition):
     """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same; PE(pos + h) is a rotation of PE(pos).
 
     With `layout: halves` all sines come first, then all cosines, as in the paper's own code. As the `position` of an
@@ -119,7 +119,7 @@ class FairseqSinusoidal(Sinusoidal):
     source="Gehring et al. 2017, section 3.1",
     where={"max_length >= 1": "the table has at least one position"},
 )
-class LearnedPosition(Position):
+class LearnedPosition(AddedPosition):
     """A learned vector for each of `max_length` positions. A longer sequence raises ValueError."""
 
     def __init__(self, D: int, *, max_length: int = 1024, dropout: Rate = 0.0) -> None:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.layers.attention_position import Span
-from tfm_blocks.layers.dot_product import Look, causal_mask
+from tfm_blocks.layers.dot_product import AttentionMask, causal_mask
 from tfm_blocks.layers.heads import one_hot_values, widths
 from tfm_blocks.layers.multi_head import SOFTMAX, MultiHead
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate, Scores
 
@@ -66,7 +66,7 @@ class PrefixAttention(MultiHead):
         w_BHTN = self.attend(q_BHTK, k_BGNK, one_hot_values(k_BGNK), _look(keep_BS, causal_mask(keep_BT)))
         return w_BHTN if self.scores.whole else w_BHTN / w_BHTN.sum(3, keepdim=True)
 
-    def start(self, prefix_BSD: Tensor, *, keep_BS: Tensor, room: Room) -> State:  # type: ignore[override]
+    def start(self, prefix_BSD: Tensor, *, keep_BS: Tensor, room: CacheShape) -> State:  # type: ignore[override]
         """The keys and values of the prefix, and room for those of the target."""
         w = self.widths
         k_BGSK, v_BGSK = self._keys_and_values(prefix_BSD)
@@ -101,7 +101,7 @@ class PrefixAttention(MultiHead):
         return self.finish(self.attend(self._queries(x_BMD, span), k, v, look), x_BMD)
 
 
-def _look(keep_BS: Tensor, own_B1TN: Tensor) -> Look:
+def _look(keep_BS: Tensor, own_B1TN: Tensor) -> AttentionMask:
     """All of the prefix without its padding, and of its own sequence what each position may see."""
     keep_B1TS = keep_BS[:, None, None].expand(-1, -1, own_B1TN.shape[2], -1)
-    return Look(torch.cat((keep_B1TS, own_B1TN), 3))
+    return AttentionMask(torch.cat((keep_B1TS, own_B1TN), 3))

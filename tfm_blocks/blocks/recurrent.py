@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import Memory, Recurrence, in_order, in_own_places, reading_order
+from tfm_blocks.layers.recurrence import Recurrence, RecurrentState, in_own_places, reading_order, reorder
 from tfm_blocks.registry.blocks import block
 
 
@@ -51,21 +51,21 @@ class Recurrent(Recurrence):
     def run(self, x_BTD: Tensor, before: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, ...]:
         """torch's own layer from the states `before`, each 1BF: the outputs h_BTF, then the states after."""
 
-    def empty(self, rows: int, like: Tensor) -> Memory:
+    def empty(self, rows: int, like: Tensor) -> RecurrentState:
         return {name: like.new_zeros(rows, self.width) for name in self.states}
 
-    def read(self, x_BTD: Tensor, memory: Memory, first: int) -> tuple[Tensor, Memory]:
+    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
         return self._run(self.forwards, x_BTD, memory)
 
-    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, trailing_T: bool = True) -> Tensor:
-        h_BTF = super().forward(x_BTD, keep_BT=keep_BT, trailing_T=trailing_T)
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
+        h_BTF = super().forward(x_BTD, keep_BT=keep_BT, right_padded_T=right_padded_T)
         if self.backwards is None:
             return h_BTF
         order_BT = reading_order(keep_BT, backward=True)
-        back_BTF, _ = self._run(self.backwards, in_order(x_BTD, order_BT), self.empty(len(x_BTD), x_BTD))
+        back_BTF, _ = self._run(self.backwards, reorder(x_BTD, order_BT), self.empty(len(x_BTD), x_BTD))
         return torch.cat([h_BTF, in_own_places(back_BTF, order_BT)], 2)
 
-    def _run(self, direction: Direction, x_BTD: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def _run(self, direction: Direction, x_BTD: Tensor, memory: RecurrentState) -> tuple[Tensor, RecurrentState]:
         before = [memory[name][None].to(x_BTD.dtype) for name in self.states]
         h_BTF, *after = self.run(x_BTD, before, direction.weights)
         return h_BTF, {name: state_1BF[0] for name, state_1BF in zip(self.states, after, strict=True)}

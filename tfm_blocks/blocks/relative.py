@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.layers.dot_product import Look
+from tfm_blocks.layers.dot_product import AttentionMask
 from tfm_blocks.layers.heads import widths
 from tfm_blocks.layers.linear import normal_
 from tfm_blocks.layers.multi_head import SelfAttention
@@ -56,19 +56,19 @@ class RelativeAttention(SelfAttention):
         weight = self.get_parameter(name)
         normal_(weight, weight.shape[1], generator)
 
-    def _index(self, q_BHTK: Tensor, look: Look) -> Tensor:
+    def _index(self, q_BHTK: Tensor, look: AttentionMask) -> Tensor:
         """Which vector belongs to each pair: index_BHTS."""
         assert look.distance_TS is not None
         index_TS = look.distance_TS.clamp(-self.radius, self.radius) + self.radius
         return index_TS.expand(*q_BHTK.shape[:3], -1)
 
-    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: Look) -> Tensor:
+    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
         to_keys_BHTS = (q_BHTK @ self.of_keys.T.to(q_BHTK.dtype)).gather(3, self._index(q_BHTK, look))
         scores_BHTS = (q_BHTK @ k_BGSK.mT + to_keys_BHTS) * self.scores.beta
         added = look.masked_bias(q_BHTK, k_BGSK)
         return torch.softmax(scores_BHTS if added is None else scores_BHTS + added, 3)
 
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: Look) -> Tensor:
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
         w_BHTS = F.dropout(self.shares(q_BHTK, k_BGSK, look), self.dropout, self.training)
         by_distance = w_BHTS.new_zeros(*w_BHTS.shape[:3], 2 * self.radius + 1)
         by_distance = by_distance.scatter_add(3, self._index(q_BHTK, look), w_BHTS)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tfm_blocks.blocks.restricted import RestrictedAttention
 from tfm_blocks.layers.attention_position import Span
-from tfm_blocks.layers.dot_product import Look
+from tfm_blocks.layers.dot_product import AttentionMask
 from tfm_blocks.layers.global_banded import global_banded_attention
 from tfm_blocks.layers.multi_head import SOFTMAX
 from tfm_blocks.layers.state import State
@@ -89,4 +89,4 @@ class RestrictedGlobalAttention(RestrictedAttention):
         own = state.own(self.most)
         if own is not None and state.path_BMTM is not None:
             own = torch.cat((state.path_BMTM[:, :, first].flatten(2)[:, None], own), 3)
-        return self.finish(self.attend(q_BHMK, k_BGSK, v_BGSK, Look(own)), x_BMD).view_as(x_R1D), state
+        return self.finish(self.attend(q_BHMK, k_BGSK, v_BGSK, AttentionMask(own)), x_BMD).view_as(x_R1D), state

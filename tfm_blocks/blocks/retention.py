@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tfm_blocks.layers.decay import by_chunks, decay
 from tfm_blocks.layers.heads import merge_heads, split_heads
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import Memory, Recurrence
+from tfm_blocks.layers.recurrence import Recurrence, RecurrentState
 from tfm_blocks.registry.blocks import block
 
 
@@ -39,16 +39,16 @@ class Retention(Recurrence):
         super().__init__()
         self.heads = heads
         self.eps = eps
-        self.qkv = Linear(D, 3 * D, parts=3, bias=False, shrinks=(2,))
+        self.qkv = Linear(D, 3 * D, parts=3, bias=False, depth_scaled=(2,))
         self.gate = Linear(D, D, bias=False)
-        self.out = Linear(D, D, bias=False, shrinks=(0,))
+        self.out = Linear(D, D, bias=False, depth_scaled=(0,))
 
-    def empty(self, rows: int, like: Tensor) -> Memory:
+    def empty(self, rows: int, like: Tensor) -> RecurrentState:
         K = self.out.in_features // self.heads
         wide = torch.promote_types(like.dtype, torch.float32)
         return {"memory_RHKK": like.new_zeros(rows, self.heads, K, K, dtype=wide)}
 
-    def read(self, x_BTD: Tensor, memory: Memory, first: int) -> tuple[Tensor, Memory]:
+    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
         wide = memory["memory_RHKK"].dtype
         q_BHTK, k_BHTK, v_BHTK = (one.to(wide) for one in split_heads(self.qkv(x_BTD), self.heads, 3))
         q_k_v = turned(q_BHTK, first), turned(k_BHTK, first) / math.sqrt(k_BHTK.shape[3]), v_BHTK

@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
 
-Layout = Literal["halves", "pairs"]
+PairLayout = Literal["halves", "pairs"]
 WHERE = {
     "share > 0": "some of the width turns",
     "share <= 1": "no more than the width turns",
@@ -38,7 +38,7 @@ class Rotary(nn.Module):
     gain = 1.0  # of what is turned
 
     def __init__(
-        self, D: int, *, base: float = 10000.0, share: float = 1.0, layout: Layout = "halves", factor: float = 1.0
+        self, D: int, *, base: float = 10000.0, share: float = 1.0, layout: PairLayout = "halves", factor: float = 1.0
     ) -> None:
         super().__init__()
         self.turned = int(D * share)
@@ -72,7 +72,7 @@ class Rotary(nn.Module):
     def forward(self, x_BND: Tensor) -> Tensor:
         return self.turn(x_BND, torch.arange(x_BND.shape[1], device=x_BND.device))
 
-    def start(self, *, room: Room) -> State:
+    def start(self, *, room: CacheShape) -> State:
         """Nothing to remember but the position."""
         return State()
 
@@ -116,7 +116,7 @@ class Yarn(Rotary):
         factor: float = 4.0,
         base: float = 10000.0,
         share: float = 1.0,
-        layout: Layout = "halves",
+        layout: PairLayout = "halves",
         fast: float = 32.0,
         slow: float = 1.0,
         truncate: bool = True,
@@ -168,7 +168,7 @@ class Llama3Rotary(Rotary):
         trained_length: int = 8192,
         base: float = 500000.0,
         share: float = 1.0,
-        layout: Layout = "halves",
+        layout: PairLayout = "halves",
         fast: float = 4.0,
         slow: float = 1.0,
     ) -> None:
@@ -211,7 +211,7 @@ class LongRotary(Rotary):
         factor: float = 1.0,
         base: float = 10000.0,
         share: float = 1.0,
-        layout: Layout = "halves",
+        layout: PairLayout = "halves",
         attention_factor: float | None = None,
     ) -> None:
         super().__init__(D, base=base, share=share, layout=layout, factor=factor)

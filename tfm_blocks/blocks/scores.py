@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.score_normalizer import Weighing
+from tfm_blocks.layers.score_normalizer import ScoreNormalizer
 from tfm_blocks.registry.blocks import block
 
 BETA = {"beta > 0": "the more alike, the more attention"}
@@ -18,7 +18,7 @@ BETA = {"beta > 0": "the more alike, the more attention"}
     where=BETA,
     source="Vaswani et al. 2017, equation 1",
 )
-class Softmax(Weighing):
+class Softmax(ScoreNormalizer):
     """softmax(β s); `beta` is 1/√(width of a head) unless given.
 
     As a node it is the softmax over the width D, where β is 1/√D: x_BTD -> x_BTD.
@@ -65,7 +65,7 @@ class Softcap(Softmax):
     },
     source="OpenAI 2025 (gpt-oss), section 2.2; Xiao et al. 2023, section 3",
 )
-class Sink(Weighing):
+class Sink(ScoreNormalizer):
     """exp(β s_j) / (exp(b) + Σ exp(β s)), with a learned b for each head: a head may look at nothing.
 
     `beta` is 1/√(width of a head) unless given. Attention sets `heads` to its own. As a node it acts on each of

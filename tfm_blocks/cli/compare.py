@@ -50,7 +50,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 def _report(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.comparison import compare_runs
-    from tfm_blocks.report.page import page
+    from tfm_blocks.report.page import render_report
 
     path = arguments.path
     if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
@@ -58,7 +58,7 @@ def _report(arguments: argparse.Namespace) -> None:
         raise ConfigError(Problem("-o", rule, help="-o report.html"))
     comparison = compare_runs(arguments.folders, arguments.baseline)
     title = ", ".join(str(folder) for folder in arguments.folders)
-    text = page(comparison, title, sentence=arguments.sentence, plugins=arguments.plugins)
+    text = render_report(comparison, title, sentence=arguments.sentence, plugins=arguments.plugins)
     data = text.encode("utf-8", "replace")  # half a letter in a run's text
     path.write_bytes(data)
     count = len(comparison.runs)

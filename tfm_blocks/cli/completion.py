@@ -122,9 +122,9 @@ def _folders_with(name: str, prefix: str) -> list[str]:
 
 
 def _blocks(prefix: str, **_: Any) -> list[str]:
-    from tfm_blocks.compose.model_keys import block_names
+    from tfm_blocks.compose.model_keys import list_blocks
 
-    return [name for name in block_names() if name.startswith(prefix)]
+    return [name for name in list_blocks() if name.startswith(prefix)]
 
 
 COMPLETERS = {

@@ -94,9 +94,9 @@ def _render(arguments: argparse.Namespace) -> None:
 def _push(arguments: argparse.Namespace) -> None:
     for name, one in _found(arguments, arguments.names).items():
         made = _workspace(arguments, one)
-        from tfm_blocks.tracking.workspace import save
+        from tfm_blocks.tracking.workspace import save_workspace
 
-        print(f"{name}: {save(made)}")
+        print(f"{name}: {save_workspace(made)}")
 
 
 def _sweep(arguments: argparse.Namespace) -> None:

@@ -70,7 +70,7 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
 
 def _evaluate_translations(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.text import read_lines
-    from tfm_blocks.report.scores import print_json, show_scores
+    from tfm_blocks.report.scores import print_scores_json, show_scores
     from tfm_blocks.scoring.corpus import metrics, score
 
     search = search_of(arguments)
@@ -95,7 +95,7 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
         systems = {str(arguments.against): before, str(arguments.folder): after}
     else:
         systems = {str(arguments.folder): score(outputs, references, asked)}
-    (print_json if arguments.json else show_scores)(systems, len(rows))
+    (print_scores_json if arguments.json else show_scores)(systems, len(rows))
 
 
 def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[str, ...]], search: Search) -> list[str]:

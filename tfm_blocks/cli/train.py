@@ -33,7 +33,7 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
 def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> int:
     from tfm_blocks import __version__
     from tfm_blocks.compose.application import run_hydra
-    from tfm_blocks.compose.command_line import PRINTING, prepare_arguments, split
+    from tfm_blocks.compose.command_line import PRINTING, prepare_arguments, split_arguments
     from tfm_blocks.compose.help import HELP, help_text
 
     if "--version" in arguments:
@@ -46,7 +46,7 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
         return _train_job(Path(arguments[1]))
     words = program.split()
     prepared = prepare_arguments(arguments)
-    flags = split(arguments).flags
+    flags = split_arguments(arguments).flags
     if "--multirun" in flags and PRINTING.isdisjoint(flags):
         from tfm_blocks.sweep.command import sweep
 
@@ -104,9 +104,9 @@ def _train_here(config: Any, typed: Sequence[str]) -> int:
         return verify_resume(composed, checked(composed))
     from tfm_blocks.launch.check import checked_to_resume
     from tfm_blocks.launch.job import resume
-    from tfm_blocks.launch.resume import read_left
+    from tfm_blocks.launch.resume import read_saved_run
 
-    left = read_left(folder)
+    left = read_saved_run(folder)
     composed = compose_resumed(config, left.config, str(left.folder / "config.yaml"), left.text)
     resume(composed, checked_to_resume(composed), left, typed=typed)
     return 0

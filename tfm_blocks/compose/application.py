@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import hydra
 from omegaconf import DictConfig
 
-from tfm_blocks.compose.command_line import PRINTING, split
+from tfm_blocks.compose.command_line import PRINTING, split_arguments
 from tfm_blocks.compose.folders import CONF
 
 
@@ -18,7 +18,7 @@ def run_hydra(arguments: Sequence[str], job: Callable[[DictConfig], None]) -> No
     """Calls `job` with each config, or prints what an option such as --cfg asks for. Hydra reads sys.argv."""
     sys.argv[1:] = arguments
     main = hydra.main(version_base=None, config_path=str(CONF.resolve()), config_name="train")(job)
-    if PRINTING.isdisjoint(split(arguments).flags):
+    if PRINTING.isdisjoint(split_arguments(arguments).flags):
         main()
         return
     output = io.StringIO()  # a write that failed inside Hydra, as in `--cfg all | head`, would be a traceback

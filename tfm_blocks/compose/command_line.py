@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tfm_blocks.compose.folders import (
     CONF,
-    EVERYWHERE,
+    GLOBAL_GROUPS,
     config_folders,
     options,
     options_in,
@@ -43,14 +43,14 @@ SHELL_ACTIONS = frozenset(
     f"{act}={shell}" for act in ("install", "uninstall", "query") for shell in ("bash", "fish", "zsh")
 )
 HYDRAS_SWEEPS = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
-OPTIONAL = EVERYWHERE
+OPTIONAL = GLOBAL_GROUPS
 SEVERAL = frozenset({"logger"})  # groups of which a run can have several: logger=[wandb,tensorboard]
 # Mappings whose keys people choose: files by the name of an input, and what a cluster has names for.
 OPEN = frozenset({"data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources"})
 
 
 @dataclass(frozen=True)
-class Line:
+class CommandLine:
     """Options by their long names, with their values, and overrides."""
 
     flags: Mapping[str, str]
@@ -65,12 +65,12 @@ class Line:
 
 def job_options(arguments: Sequence[str]) -> list[str]:
     """Return what every job's command line repeats: the folder of --config-dir, and overrides of Hydra's own keys."""
-    line = split(arguments)
+    line = split_arguments(arguments)
     folder = ["--config-dir", str(line.own.resolve())] if line.own else []
-    return folder + [text for text in line.texts if key_of(text).startswith(("hydra.", "hydra/"))]
+    return folder + [text for text in line.texts if override_key(text).startswith(("hydra.", "hydra/"))]
 
 
-def key_of(text: str) -> str:
+def override_key(text: str) -> str:
     """The key or the group of an override."""
     return text.partition("=")[0].lstrip("+~")
 
@@ -81,7 +81,7 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     Overrides of `model.*` become `++model.*`, so that a node can be added without ceremony; so do those of a split's
     files. Raises ConfigError.
     """
-    line = split(arguments)
+    line = split_arguments(arguments)
     _expect_options(line.flags)
     for flag in OF_HYDRA & line.flags.keys():
         _expect_hydras(flag, line.texts)
@@ -106,7 +106,7 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def split(arguments: Sequence[str]) -> Line:
+def split_arguments(arguments: Sequence[str]) -> CommandLine:
     """Which of the arguments are options, and which overrides."""
     flags, texts = {}, []
     rest = iter(arguments)
@@ -117,7 +117,7 @@ def split(arguments: Sequence[str]) -> Line:
             flags[name] = next(rest, "") if name in VALUED and not equals else value
         else:
             texts.append(argument)
-    return Line(flags, texts)
+    return CommandLine(flags, texts)
 
 
 def _expect_options(flags: Mapping[str, str]) -> None:
@@ -202,7 +202,7 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
         chosen[group] = [name for name in names if name != "null"]
         for name in singles if group != "model" else ():
             if name != "null":
-                (read_experiment if group in EVERYWHERE else read_yaml)(known[name])
+                (read_experiment if group in GLOBAL_GROUPS else read_yaml)(known[name])
     return {group: names for group, names in chosen.items() if names}
 
 

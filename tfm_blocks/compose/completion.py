@@ -10,7 +10,7 @@ from typing import Any
 
 from tfm_blocks.compose.folders import (
     CONF,
-    EVERYWHERE,
+    GLOBAL_GROUPS,
     config_folders,
     group_files,
     options,
@@ -29,7 +29,7 @@ def complete_override(prefix: str, overrides: Sequence[str], own: Path | None) -
     if not equals:
         return _keys(prefix, overrides, folders)
     done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # of a sweep a,b or a list [a,b]
-    known = [*options(name, folders), *(["null"] if name in EVERYWHERE else [])]
+    known = [*options(name, folders), *(["null"] if name in GLOBAL_GROUPS else [])]
     known = known or names_for(name, _model(overrides, folders))
     return [f"{name}={done}{one}" for one in known if one.startswith(value.removeprefix(done))]
 
@@ -61,7 +61,7 @@ def _config(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
     chosen = _chosen(config.pop("defaults"), overrides)
     config.pop("hydra")
     for group, choice in chosen.items():
-        if group in EVERYWHERE:
+        if group in GLOBAL_GROUPS:
             continue
         if group == "model":
             knobs = _model(overrides, folders)

@@ -11,7 +11,7 @@ import yaml
 from tfm_blocks.errors import ConfigError, Place, Problem
 from tfm_blocks.language.files import HEADER, shown_path, yaml_help
 
-EVERYWHERE = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
+GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
 OF_A_SWEEP = frozenset({"sweep", "launcher"})  # groups that say how and where jobs are run, and nothing of a run
 PACKAGE = Path(__file__).parent.parent
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
@@ -53,9 +53,9 @@ def options(group: str, folders: list[Path]) -> dict[str, Path]:
     return {path.stem: path for folder in folders for path in sorted((folder / group).glob("*.yaml"))}
 
 
-def in_order(groups: Iterable[str]) -> list[str]:
+def merge_order(groups: Iterable[str]) -> list[str]:
     """As their files are laid over each other: debug last, the experiment before it."""
-    return sorted(groups, key=lambda group: (group == "debug", group in EVERYWHERE, group))
+    return sorted(groups, key=lambda group: (group == "debug", group in GLOBAL_GROUPS, group))
 
 
 def options_in(choice: str) -> list[str]:

@@ -11,9 +11,9 @@ from typing import Any, cast
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from tfm_blocks.compose.command_line import composed, prepare_arguments, split
+from tfm_blocks.compose.command_line import composed, prepare_arguments, split_arguments
 from tfm_blocks.compose.comments import Comment, comments_of, lay_over
-from tfm_blocks.compose.folders import CONF, EVERYWHERE, config_folders, group_files, in_order, options, root_keys
+from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, config_folders, group_files, merge_order, options, root_keys
 from tfm_blocks.compose.overrides import first_of_sweep, parse_overrides
 from tfm_blocks.errors import LONGEST_VALUE, cut
 from tfm_blocks.language.chain import model_chain
@@ -54,8 +54,8 @@ def help_text(arguments: Sequence[str], program: str) -> str:
     Raises ConfigError for a command line that could not be trained.
     """
     left = [argument for argument in arguments if argument not in HELP]
-    own = split(left).own
-    overrides = parse_overrides(split(prepare_arguments(left)).texts)
+    own = split_arguments(left).own
+    overrides = parse_overrides(split_arguments(prepare_arguments(left)).texts)
     folders = config_folders(own)
     first = [first_of_sweep(one, list(options(one.key_or_group, folders))) for one in overrides]
     config = composed(first, own, hydra=True)
@@ -87,9 +87,9 @@ def _files(choices: Mapping[str, str], folders: list[Path]) -> Iterator[tuple[Pa
     yield CONF / "train.yaml", ""
     for file in model_chain(choices["model"], [folder / "model" for folder in folders], root_keys()):
         yield Path(file.shown), "model"
-    for group in in_order(choices.keys() - {"model"}):
+    for group in merge_order(choices.keys() - {"model"}):
         for path in group_files(group, choices[group], folders):
-            yield path, "" if group in EVERYWHERE else group
+            yield path, "" if group in GLOBAL_GROUPS else group
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from tfm_blocks.compose.resolve import Composed, resolve
 from tfm_blocks.errors import Place
-from tfm_blocks.language.sources import Sources, Written
+from tfm_blocks.language.sources import SourceKey, Sources
 
 FORMAT = 1
 _RESOLVER = re.compile(r"\$\{[^}]*:")
@@ -64,5 +64,5 @@ def _sources_record(sources: Sources) -> dict[str, Any]:
 
 
 def _read_sources(record: Mapping[str, Any]) -> Sources:
-    written = {tuple(path): Written(Place(**place), text) for path, place, text in record["written"]}
+    written = {tuple(path): SourceKey(Place(**place), text) for path, place, text in record["written"]}
     return Sources(written, {tuple(path): text for path, text in record["overrides"]}, set(record["chosen"]))

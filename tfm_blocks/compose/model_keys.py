@@ -12,15 +12,15 @@ from typing import Any, cast
 from tfm_blocks.compose.folders import CONF
 
 BLOCK = "block_"  # begins the name of a block's definition
-Schema = dict[str, Any]
+JsonSchema = dict[str, Any]
 
 
-def read_definitions() -> Schema:
+def read_definitions() -> JsonSchema:
     """Those of the schema, by name."""
-    return cast(Schema, json.loads((CONF / "model.schema.json").read_text("utf-8"))["$defs"])
+    return cast(JsonSchema, json.loads((CONF / "model.schema.json").read_text("utf-8"))["$defs"])
 
 
-def block_names() -> list[str]:
+def list_blocks() -> list[str]:
     """All blocks but those of plug-ins, which would have to be imported."""
     return [name.removeprefix(BLOCK) for name in read_definitions() if name.startswith(BLOCK)]
 
@@ -53,18 +53,18 @@ def _readers(text: str, value: Any, path: list[str]) -> list[list[str]]:
     return [path] if value == text else []
 
 
-def _place(path: Sequence[str], config: Mapping[str, Any], definitions: Schema) -> Schema:
+def _place(path: Sequence[str], config: Mapping[str, Any], definitions: JsonSchema) -> JsonSchema:
     """The schema of what stands at a path of a model; empty where there is none."""
     *around, name = path
     node = definitions["node"]
     if name == "block":
         part = {} if _is_node(around) else _place(around, config, definitions)
-        return part if any(_names(part, definitions)) else cast(Schema, node["properties"]["block"])
+        return part if any(_names(part, definitions)) else cast(JsonSchema, node["properties"]["block"])
     known = _properties(_at(around, config).get("block"), definitions)
     if not known and around and around[-1] in ("model", "args"):
         known = definitions[around[-1]]["properties"]
     any_block = node["allOf"][-1]["then"]["properties"]  # the keys of a node whose block is not known
-    return cast(Schema, (known or any_block).get(name, {}))
+    return cast(JsonSchema, (known or any_block).get(name, {}))
 
 
 def _is_node(path: Sequence[str]) -> bool:
@@ -80,7 +80,7 @@ def _at(path: Sequence[str], value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _names(schema: Schema, definitions: Schema) -> Iterator[str]:
+def _names(schema: JsonSchema, definitions: JsonSchema) -> Iterator[str]:
     if "$ref" in schema:
         yield from _names(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     yield from (one for one in schema.get("enum", ()) if isinstance(one, str))
@@ -97,11 +97,11 @@ def _blocks(value: Any) -> set[str]:
     return {*inner, *([named] if isinstance(named, str) else [])}
 
 
-def _properties(block: object, definitions: Schema) -> Schema:
-    return cast(Schema, definitions.get(f"{BLOCK}{block}", {"properties": {}})["properties"])
+def _properties(block: object, definitions: JsonSchema) -> JsonSchema:
+    return cast(JsonSchema, definitions.get(f"{BLOCK}{block}", {"properties": {}})["properties"])
 
 
-def _keys(value: Any, path: str, shared: set[str], definitions: Schema) -> Iterator[str]:
+def _keys(value: Any, path: str, shared: set[str], definitions: JsonSchema) -> Iterator[str]:
     """Below a path; `shared` are the keys of `args`."""
     if value is None:  # what a child has removed
         return

@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
-from tfm_blocks.compose.command_line import composed, prepare_arguments, split
+from tfm_blocks.compose.command_line import composed, prepare_arguments, split_arguments
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed, compose_run, is_to_verify, resumed_run, task_overrides
 from tfm_blocks.errors import ConfigError, Problem, cut
@@ -46,7 +46,7 @@ def compose_request(overrides: Sequence[str], own: Path | None) -> Iterator[Requ
     """
     _expect_overrides(overrides)
     options = ["--config-dir", str(own.resolve())] if own else []
-    texts = split(prepare_arguments([*options, *overrides])).texts
+    texts = split_arguments(prepare_arguments([*options, *overrides])).texts
     config: Any = composed(list(texts), own, hydra=True)
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)

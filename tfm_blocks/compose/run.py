@@ -13,7 +13,7 @@ from typing import Any, cast
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from tfm_blocks.compose.folders import EVERYWHERE, OF_A_SWEEP, group_files, in_order, root_keys
+from tfm_blocks.compose.folders import GLOBAL_GROUPS, OF_A_SWEEP, group_files, merge_order, root_keys
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.chain import model_chain
@@ -22,7 +22,7 @@ from tfm_blocks.language.sources import Sources
 
 LONGEST_NAME = 100
 RESUME = "write resume=runs/NAME, the folder that training named"
-TAKEN = (
+RESUMABLE_KEYS = (
     "trainer.steps",
     "trainer.devices",
     "trainer.num_nodes",
@@ -51,7 +51,7 @@ def compose_run(config: DictConfig) -> Composed:
     chain = model_chain(choices["model"], [folder / "model" for folder in folders], root_keys())
     overrides = task_overrides()
     sources = chain_sources(chain, [text for text in overrides if text.partition("=")[0] not in choices])
-    for group in in_order(choices.keys() - {"model"}):
+    for group in merge_order(choices.keys() - {"model"}):
         _add_group(group, choices[group], folders, sources)
     _known_keys(config, sources, chain)
     config = _without_sweep(config, overrides, sources)
@@ -107,7 +107,7 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
     if "logger" in typed:
         mapping["logger"] = OmegaConf.to_container(config.logger, resolve=True)
     for key, override in typed.items():
-        if key in TAKEN:
+        if key in RESUMABLE_KEYS:
             *groups, name = key.split(".")
             inner = mapping
             for group in groups:
@@ -118,7 +118,9 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
             sources.overrides[tuple(key.split("."))] = override
         elif key not in ("resume", "plugins") and not _is_recorded(config, key, recorded):
             rule = f"a resumed run keeps what it was begun with: {cut(override)}"
-            problems.append(Problem(key, rule, help=f"leave it out; a resume takes {', '.join(TAKEN)}, logger"))
+            problems.append(
+                Problem(key, rule, help=f"leave it out; a resume takes {', '.join(RESUMABLE_KEYS)}, logger")
+            )
     if missing := [module for module in recorded["plugins"] if module not in config.plugins]:
         rule = f"the model of the run uses the plug-ins {shown(missing)}, which the command line does not name"
         problems.append(Problem("plugins", rule, help=f"write plugins=[{','.join(recorded['plugins'])}]"))
@@ -142,7 +144,7 @@ def _is_recorded(config: DictConfig, key: str, recorded: Mapping[str, Any]) -> b
 
 def _add_group(group: str, choice: str, folders: list[Path], sources: Sources) -> None:
     """The places of an option's values; those of what it inherits first."""
-    experiment = group in EVERYWHERE
+    experiment = group in GLOBAL_GROUPS
     for path in group_files(group, choice, folders):
         sources.add_file(shown_path(path), path.read_text("utf-8"), () if experiment else (group,), chosen=experiment)
 

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf, open_dict
 
-from tfm_blocks.compose.command_line import composed, key_of, split, with_plus
+from tfm_blocks.compose.command_line import composed, override_key, split_arguments, with_plus
 from tfm_blocks.compose.folders import config_folders, options
 from tfm_blocks.compose.overrides import first_of_sweep, parse_overrides, refuse_sweeps, values
 from tfm_blocks.compose.resolve import Composed
@@ -54,18 +54,18 @@ class Interval:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
-Part = Choices | Interval
+OpenKey = Choices | Interval
 
 
 @dataclass(frozen=True)
-class AskedSweep:
+class SweepRequest:
     """`parts`: the overrides of the jobs, in the order of the command line. `settings`: the key `sweep`.
 
     `launcher`: that key. `texts` are the overrides as they were typed, without those that say only how, where, and how
     long, the sweep is run.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[OpenKey, ...]
     settings: Mapping[str, Any]
     launcher: Mapping[str, Any]
     texts: tuple[str, ...]
@@ -77,9 +77,9 @@ class AskedSweep:
         return [part.key for part in self.parts if isinstance(part, Interval) or len(part.texts) > 1]
 
 
-def read_sweep(arguments: Sequence[str]) -> AskedSweep:
+def read_sweep(arguments: Sequence[str]) -> SweepRequest:
     """The sweep of a command line with -m, which `prepare_arguments` has passed. Raises ConfigError."""
-    line = split(arguments)
+    line = split_arguments(arguments)
     overrides = [one for one in parse_overrides(line.texts) if one.key_or_group.split(".")[0] != "hydra"]
     alone = [one for one in overrides if one.key_or_group in OF_ONE_RUN]
     if alone:
@@ -103,7 +103,7 @@ def read_sweep(arguments: Sequence[str]) -> AskedSweep:
     jobs = [one for one in overrides if one not in how]
     parts = tuple(_part(one, folders) for one in jobs)
     texts = [one.input_line or "" for one in overrides if not _is_aside(one.key_or_group)]
-    return AskedSweep(parts, settings, launcher, tuple(texts), line.own)
+    return SweepRequest(parts, settings, launcher, tuple(texts), line.own)
 
 
 def _is_aside(key: str) -> bool:
@@ -111,7 +111,7 @@ def _is_aside(key: str) -> bool:
     return key in ASIDE or key.split(".")[0] == LAUNCHER
 
 
-def _part(override: Override, folders: list[Path]) -> Part:
+def _part(override: Override, folders: list[Path]) -> OpenKey:
     value = override.value()
     if isinstance(value, IntervalSweep):
         assert value.start is not None and value.end is not None
@@ -119,12 +119,12 @@ def _part(override: Override, folders: list[Path]) -> Part:
     return Choices(override.key_or_group, tuple(_each(override, folders)), isinstance(value, RangeSweep))
 
 
-def combinations(parts: Sequence[Part]) -> list[list[str]]:
+def combinations(parts: Sequence[OpenKey]) -> list[list[str]]:
     """One value of each override at a time, as Hydra would: the last key varies fastest. Raises ConfigError."""
     return [list(job) for job in product(*(_texts(part) for part in parts))]
 
 
-def _texts(part: Part) -> Sequence[str]:
+def _texts(part: OpenKey) -> Sequence[str]:
     if isinstance(part, Choices):
         return part.texts
     rule = f"is an interval from {part.low:g} to {part.high:g}, which no list of jobs can try whole"
@@ -132,12 +132,12 @@ def _texts(part: Part) -> Sequence[str]:
     raise ConfigError(Problem(part.key, rule, help=help))
 
 
-def first_values(parts: Sequence[Part]) -> list[str]:
+def first_values(parts: Sequence[OpenKey]) -> list[str]:
     """The first value of each override, the lowest of an interval."""
     return [part.texts[0] if isinstance(part, Choices) else f"{part.key}={part.low}" for part in parts]
 
 
-def one_at_a_time(parts: Sequence[Part]) -> list[list[str]]:
+def one_at_a_time(parts: Sequence[OpenKey]) -> list[list[str]]:
     """Return the job of all first values, then a job for each other value, with the first values of the other keys."""
     first = first_values(parts)
     others = [part.texts[1:] if isinstance(part, Choices) else () for part in parts]
@@ -156,7 +156,7 @@ def _each(override: Override, folders: list[Path]) -> list[str]:
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
-def parts_of(texts: Sequence[str], own: Path | None) -> list[Part]:
+def parts_of(texts: Sequence[str], own: Path | None) -> list[OpenKey]:
     """What overrides name, of which none is about the sweep itself. Raises ConfigError."""
     folders = config_folders(own)
     return [_part(override, folders) for override in parse_overrides(texts)]
@@ -173,5 +173,5 @@ def compose_job(overrides: Sequence[str], own: Path | None) -> Composed:
 
 def values_of(texts: Sequence[str], keys: Sequence[str]) -> list[str]:
     """What the overrides of a job say of each key, as it was typed; nothing of one that they do not name."""
-    told = {key_of(text): text.partition("=")[2] for text in texts}
+    told = {override_key(text): text.partition("=")[2] for text in texts}
     return [told.get(key, "") for key in keys]

@@ -33,7 +33,7 @@ def cache_folder(setting: str | None) -> Path:
     return expand_home(address, chosen) if chosen else Path(platformdirs.user_cache_dir("tfm-blocks"))
 
 
-def key_of(*parts: object) -> str:
+def cache_key(*parts: object) -> str:
     """A folder name that is the same for the same `parts`, which must be plain JSON."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
 
-from tfm_blocks.data.cache import cache_folder, find_or_build, key_of
+from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
 from tfm_blocks.data.dates import date_splits
 from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings
@@ -117,7 +117,7 @@ def _tokenizer(cache: Path, splits: Mapping[str, Split], vocab: int) -> Tokenize
         rows = islice(splits["train"].rows(), 0, None, max(1, -(-sizes["train"] // SAMPLE)))
         Tokenizer.train(chain.from_iterable(rows), vocab).save(folder / "tokenizer.json")
 
-    key = key_of(FORMAT, version("tokenizers"), SAMPLE, vocab, splits["train"].fingerprint)
+    key = cache_key(FORMAT, version("tokenizers"), SAMPLE, vocab, splits["train"].fingerprint)
     return Tokenizer.load(find_or_build(cache / key, build) / "tokenizer.json")
 
 
@@ -134,7 +134,7 @@ def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: DataSetti
             help = "its text is empty, or every row is longer than data.max_length"
             raise DataError(Problem(split.address, "holds nothing to use", help=help))
 
-    key = key_of(FORMAT, split.columns, split.fingerprint, tokenizer.text, max_length, context)
+    key = cache_key(FORMAT, split.columns, split.fingerprint, tokenizer.text, max_length, context)
     return Corpus(find_or_build(cache / key, build), tokenizer, split.groups)
 
 

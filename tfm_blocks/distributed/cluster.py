@@ -21,7 +21,7 @@ class _Launch(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankInfo:
     """One process of a run: its rank of `world`, and its rank among the `devices` processes of its node.
 
     `launch` is the launcher's name for all processes together; `restarts`: how often it has started them anew. A job of
@@ -51,7 +51,7 @@ class Place:
         return f"{self.cluster}, rank {self.rank} of {self.world}{nodes}"
 
 
-def find_place(settings: DeviceSettings, environment: Mapping[str, str]) -> Place:
+def find_place(settings: DeviceSettings, environment: Mapping[str, str]) -> RankInfo:
     """The place of a process that a command has started. Raises ConfigError where the run would not be what was asked.
 
     With `auto`, torchrun comes before Slurm, because it can run inside a job of Slurm's. A batch script of Slurm's has
@@ -60,7 +60,7 @@ def find_place(settings: DeviceSettings, environment: Mapping[str, str]) -> Plac
     found = settings.cluster if settings.cluster != "auto" else _find_cluster(environment)
     if found == "local":
         _expect_alone(environment)
-        place = Place(devices=settings.devices, **_slurm_job(environment))
+        place = RankInfo(devices=settings.devices, **_slurm_job(environment))
     else:
         place = torchrun_place(environment) if found == "torchrun" else _slurm_place(environment)
     _expect_asked(settings, place)
@@ -101,10 +101,10 @@ def _expect_alone(environment: Mapping[str, str]) -> None:
             raise ConfigError(Problem("trainer.cluster", rule, help=help))
 
 
-def torchrun_place(environment: Mapping[str, str], cluster: Literal["local", "torchrun"] = "torchrun") -> Place:
+def torchrun_place(environment: Mapping[str, str], cluster: Literal["local", "torchrun"] = "torchrun") -> RankInfo:
     """The place of a process that torch's elastic agent has started. Raises ConfigError where it has not."""
     _expect(environment, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "torchrun")
-    return Place(
+    return RankInfo(
         cluster=cluster,
         rank=int(environment["RANK"]),
         world=int(environment["WORLD_SIZE"]),
@@ -116,10 +116,10 @@ def torchrun_place(environment: Mapping[str, str], cluster: Literal["local", "to
     )
 
 
-def _slurm_place(environment: Mapping[str, str]) -> Place:
+def _slurm_place(environment: Mapping[str, str]) -> RankInfo:
     names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE")
     _expect(environment, names, "slurm")
-    return Place(
+    return RankInfo(
         cluster="slurm",
         rank=int(environment["SLURM_PROCID"]),
         world=int(environment["SLURM_NTASKS"]),
@@ -150,7 +150,7 @@ def _command(text: str, devices: int, nodes: int) -> str:
     return command.removesuffix(" …") + "".join(added)
 
 
-def _expect_asked(settings: DeviceSettings, place: Place) -> None:
+def _expect_asked(settings: DeviceSettings, place: RankInfo) -> None:
     """Raises ConfigError where the launcher has started other processes than the settings ask for."""
     asked = settings.devices, settings.num_nodes
     if place.cluster == "local":

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tfm_blocks import __version__
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.training.data import Feed
+from tfm_blocks.training.data import PlannedCorpus
 
 Fingerprint = Mapping[str, str]
 
@@ -28,7 +28,7 @@ def asked_fingerprint(config: Mapping[str, Any]) -> Fingerprint:
     }
 
 
-def fingerprint(seed: int, prepared: Prepared, feed: Feed) -> Fingerprint:
+def fingerprint(seed: int, prepared: Prepared, feed: PlannedCorpus) -> Fingerprint:
     """Hashes of the vocabulary, and of the order in which the first epoch reads the training text."""
     plan = feed.plan(seed=seed, epoch=0)
     arrays = (plan.rows_N, plan.bounds_K1, plan.order_K, plan.widths_NC, plan.labels_N)

@@ -30,10 +30,10 @@ from tfm_blocks.terminal import escape_unknown_letters
 LOOK = 0.1  # seconds between two looks at the processes, as the agent's own
 LATE = 0.5  # seconds that a process lives on after it has raised, so that the agent sees first the death that it met
 GRACE = 5.0  # seconds for the others to end by themselves after one has; the agent would give them 30
-Work = Callable[..., None]
+RankFunction = Callable[..., None]
 
 
-def run_together(work: Work, world: int, *arguments: Any) -> None:
+def spawn_ranks(work: RankFunction, world: int, *arguments: Any) -> None:
     """Calls `work(Ranks(rank, world), *arguments)` in `world` new processes and waits for all of them.
 
     What one raises is raised here, after the others, which may be waiting for it, have been ended. The agent runs in a
@@ -145,7 +145,7 @@ def _raise(agent: Future[Any], crew: _Crew) -> None:
         ) from None
 
 
-def _work(work: Work, messages: Any, arguments: tuple[Any, ...]) -> None:
+def _work(work: RankFunction, messages: Any, arguments: tuple[Any, ...]) -> None:
     """In one of the processes, whose rank is in its environment."""
     ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     end_on_signals(led=True)

@@ -21,28 +21,28 @@ from torch.distributed.rendezvous import rendezvous
 
 from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.data.settings import DataSettings
-from tfm_blocks.distributed.cluster import Place
+from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.errors import Problem, RunError, TfmError
-from tfm_blocks.training.heartbeat import Silence
+from tfm_blocks.training.heartbeat import Heartbeat
 
 LOOK = 0.1  # seconds between two looks at what another process has decided, so that a signal is heard meanwhile
 LATE = 1.0  # seconds that a process lives on after it has said that it fails: the first takes Slurm's store with it
 Value = TypeVar("Value")
 
 
-def environment_of(place: Place) -> ClusterEnvironment:
+def environment_of(place: RankInfo) -> ClusterEnvironment:
     """Lightning's name for who has started the process. Slurm is to start again only what its user asks it to."""
     if place.cluster == "slurm":
         return SLURMEnvironment(auto_requeue=False)
     return LightningEnvironment() if place.world == 1 else TorchElasticEnvironment()
 
 
-def backend_of(place: Place, device: str) -> str:
+def backend_of(place: RankInfo, device: str) -> str:
     """What carries the collectives: `gloo`, `nccl`, or none for a process that trains alone, and the device."""
     return f"{torch.distributed.get_default_backend_for_device(device)} on {device}" if place.world > 1 else device
 
 
-def _greet(store: Store, place: Place) -> str:
+def _greet(store: Store, place: RankInfo) -> str:
     """A name for this start of the processes that all of them know.
 
     torchrun keeps one store for all its restarts (torch 2.13), and what is found there may be of processes that are
@@ -75,7 +75,7 @@ class Meeting:
     because one that fails must be able to say so.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankInfo) -> None:
         self.place = place
         self.store: Store | None = None
         if place.outside and place.world > 1:
@@ -119,7 +119,7 @@ class Meeting:
         """The text, which the first process of each node brings into the cache."""
         place = self.place
         tell = print if place.rank == 0 else lambda text: None
-        with Silence("preparing the text", speaks=place.rank == 0):
+        with Heartbeat("preparing the text", speaks=place.rank == 0):
             if self.store is None:
                 return prepare(settings, vocab, tell=tell)
             read: list[Prepared] = []

@@ -14,7 +14,7 @@ from tfm_blocks.registry.blocks import Registry
 _ORDER = {"nothing": 0, "past": 1, "all": 2}
 
 
-class Sight:
+class Visibility:
     """Gives nodes what they see of the target and collects `problems`."""
 
     def __init__(self, registry: Registry, sources: Sources, inputs: Sequence[Input]) -> None:

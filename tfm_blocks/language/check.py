@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.language.causality import Sight
+from tfm_blocks.language.causality import Visibility
 from tfm_blocks.language.depths import with_depths
 from tfm_blocks.language.expand import Expander
 from tfm_blocks.language.inputs import with_masks
 from tfm_blocks.language.read import Reader
-from tfm_blocks.language.shapes import Shaper
+from tfm_blocks.language.shapes import ShapeInference
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.registry.blocks import Registry
@@ -27,11 +27,11 @@ def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None 
     expander.model(tree)
     _raise(expander.problems)
     inputs = with_masks(tree.inputs)
-    shaper = Shaper(registry, sources, inputs)
+    shaper = ShapeInference(registry, sources, inputs)
     shaped = shaper.nodes(expander.nodes.values())
     shaper.layers(expander.layers)
     _raise(shaper.problems)
-    sight = Sight(registry, sources, inputs)
+    sight = Visibility(registry, sources, inputs)
     nodes = sight.nodes(shaped)
     _raise(sight.problems)
     return Spec(inputs, with_depths(nodes, expander.stacks), model, sight.head(nodes))

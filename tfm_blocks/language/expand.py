@@ -9,8 +9,8 @@ from typing import Any
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.add_norm import AddNorm, read_add_norm
 from tfm_blocks.language.arguments import Args, ArgumentError, Given
-from tfm_blocks.language.references import Reference, Scope, Seen, UnknownNameError, layers_of
-from tfm_blocks.language.repeat import Layer, expand_layers, expand_parallel
+from tfm_blocks.language.references import Reference, Scope, Seen, UnknownNameError, referenced_layers
+from tfm_blocks.language.repeat import ExpandedLayer, expand_layers, expand_parallel
 from tfm_blocks.language.same import expand_same
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path, Step
@@ -58,7 +58,7 @@ class Expander:
         self.registry = registry
         self.sources = sources
         self.nodes: dict[str, Node] = {}
-        self.layers: list[Layer] = []
+        self.layers: list[ExpandedLayer] = []
         self.stacks: dict[str, int] = {}
         self.problems: list[Problem] = []
 
@@ -135,7 +135,7 @@ class Expander:
             if not item.layer:
                 return [seen.output]
             numbers = replace(here.args, index=here.index or {})
-            return [self._layer_output(seen, layer) for layer in layers_of(item, seen, numbers.number)]
+            return [self._layer_output(seen, layer) for layer in referenced_layers(item, seen, numbers.number)]
         except ValueError as error:
             help = (
                 error.help

@@ -90,7 +90,7 @@ class UnknownNameError(ValueError):
         self.help = help
 
 
-def layers_of(reference: Reference, seen: Seen, evaluate: Callable[[str], Any]) -> list[int]:
+def referenced_layers(reference: Reference, seen: Seen, evaluate: Callable[[str], Any]) -> list[int]:
     """The indices of the layers that a reference names. Raises ValueError with a sentence."""
     count = len(seen.layers)
     if not count:

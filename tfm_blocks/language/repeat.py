@@ -21,7 +21,7 @@ MOST_REPEATS = 1_000
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExpandedLayer:
     """One expanded layer: the address that it reads and the address of its output."""
 
     path: Path
@@ -57,7 +57,7 @@ def _stack(expander: Expander, tree: LayerTree, here: Around, count: int) -> See
         scope = Scope({ENTRY: Seen(entry)}, here.scope, tree.name)
         inside = replace(_layer(tree, here, index, count), scope=scope, add_norm=add_norm, entry=entry)
         exit = expander.graph(_graph(expander, tree, index, count), inside)
-        expander.layers.append(Layer(tree.path, entry, exit, count))
+        expander.layers.append(ExpandedLayer(tree.path, entry, exit, count))
         exits.append(exit)
         entry = exit
     if not add_norm.last or here.stack:

@@ -14,10 +14,10 @@ from tfm_blocks.registry.expression import Number, evaluate, names_in, split_rul
 from tfm_blocks.registry.signature import is_letter
 from tfm_blocks.registry.values import Part
 
-Values = Mapping[str, Any]
+RuleValues = Mapping[str, Any]
 
 
-def broken(node: Node, info: BlockInfo, values: Values, sources: Sources) -> Iterator[Problem]:
+def broken(node: Node, info: BlockInfo, values: RuleValues, sources: Sources) -> Iterator[Problem]:
     """A problem for each rule of the block that letters and arguments break; those without numbers hold."""
     for written, sentence in info.where.items():
         rule, *exception = split_rule(written)
@@ -40,7 +40,7 @@ def broken_parts(node: Node, registry: Registry, sources: Sources) -> Iterator[P
             yield from broken(node, info, {**width, **step.arguments}, sources)
 
 
-def _problem(node: Node, info: BlockInfo, rule: str, sentence: str, values: Values, sources: Sources) -> Problem:
+def _problem(node: Node, info: BlockInfo, rule: str, sentence: str, values: RuleValues, sources: Sources) -> Problem:
     names = names_in(rule)
     listed = [
         f"{name} = {shown(values[name])}" + (f" (the width of {node.entry})" if is_letter(name) else "")
@@ -57,7 +57,7 @@ def _problem(node: Node, info: BlockInfo, rule: str, sentence: str, values: Valu
     return sources.problem(node.path, f"{sentence} ({rule}), but {', '.join(listed)}", blame=blame, help=help)
 
 
-def _holds(rule: str, values: Values) -> bool:
+def _holds(rule: str, values: RuleValues) -> bool:
     def lookup(name: str) -> Number:
         value: Number = values[name]
         return value

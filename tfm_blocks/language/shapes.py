@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tfm_blocks.errors import Problem
-from tfm_blocks.language.repeat import Layer
+from tfm_blocks.language.repeat import ExpandedLayer
 from tfm_blocks.language.rules import broken, broken_parts
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Input, Node, Shape, Size, Step, show
@@ -22,7 +22,7 @@ class ShapeError(ValueError):
         self.help = help
 
 
-class Shaper:
+class ShapeInference:
     """Gives nodes their axes and shapes and collects `problems`; what reads a node that failed is left out."""
 
     def __init__(self, registry: Registry, sources: Sources, inputs: Iterable[Input]) -> None:
@@ -52,7 +52,7 @@ class Shaper:
                     shaped.append(known)
         return shaped
 
-    def layers(self, layers: Iterable[Layer]) -> None:
+    def layers(self, layers: Iterable[ExpandedLayer]) -> None:
         """A layer that is repeated gives what it takes."""
         for layer in layers:
             entry, exit = self.shapes.get(layer.entry), self.shapes.get(layer.exit)
@@ -150,7 +150,7 @@ class Shaper:
         sequence = isinstance(actual, Axis) and bool(actual.inputs)
         fits = {
             "the batch": isinstance(actual, Axis) and not actual.inputs,
-            "a sequence": sequence or letter not in (*info.keeps, *info.trailing),
+            "a sequence": sequence or letter not in (*info.keeps, *info.right_padded),
             "a width": isinstance(actual, int),
         }
         if not fits[kind]:

@@ -15,7 +15,7 @@ _KNOB = re.compile(r"\$\{\s*([A-Za-z_]\w*)\s*\}")
 
 
 @dataclass(frozen=True)
-class Written:
+class SourceKey:
     """A key in a file: the spot of the key, and the value's text where it is a scalar."""
 
     place: Place
@@ -26,7 +26,7 @@ class Written:
 class Sources:
     """Paths to the spots that wrote them last. `chosen` are the files that were asked for, not their parents."""
 
-    written: dict[Path, Written] = field(default_factory=dict)
+    written: dict[Path, SourceKey] = field(default_factory=dict)
     overrides: dict[Path, str] = field(default_factory=dict)
     chosen: set[str] = field(default_factory=set)
 
@@ -43,7 +43,7 @@ class Sources:
             here = (*path, str(key.value))
             mark = key.start_mark
             place = Place(file, mark.line + 1, mark.column + 1, lines[mark.line].strip())
-            self.written[here] = Written(place, value.value if isinstance(value, yaml.ScalarNode) else "")
+            self.written[here] = SourceKey(place, value.value if isinstance(value, yaml.ScalarNode) else "")
             if isinstance(value, yaml.MappingNode):
                 self._walk(value, here, file, lines)
 

@@ -10,7 +10,7 @@ from tfm_blocks.language.arguments import Args, ArgumentError, Given
 from tfm_blocks.language.spec import Path, Step
 from tfm_blocks.registry.values import Kind
 
-Number = Literal["scale", "gain", "droppath", "add"]
+NumberedStep = Literal["scale", "gain", "droppath", "add"]
 KINDS = {"scale": Kind("float"), "gain": Kind("float"), "add": Kind("float"), "droppath": Kind("rate")}
 
 
@@ -37,4 +37,4 @@ def _read(written: WrittenStep, path: Path, args: Args) -> Step:
     if written.kind == "add" and written.value is None:
         return Step("add", 1.0)
     number = args.convert(Given(written.value, (*written.path, written.kind)), KINDS[written.kind])
-    return Step(cast(Number, written.kind), number, per_channel=written.per_channel)
+    return Step(cast(NumberedStep, written.kind), number, per_channel=written.per_channel)

@@ -11,7 +11,7 @@ from tfm_blocks.language.spec import Input, Path
 from tfm_blocks.registry.blocks import BlockInfo
 
 MODEL = ("model",)
-Written = "Reference | BlockTree"
+InputTree = "Reference | BlockTree"
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def checked_elsewhere(composed: Composed) -> RunSettings:
 
 def _checked(composed: Composed, check_devices: Callable[[Mapping[str, Any]], object]) -> tuple[RunSettings, Spec]:
     config, specs = composed.mapping, list[Spec]()
-    with placed(composed):
+    with with_locations(composed):
         problems = [*_problems(lambda: read_run(config)), *_problems(lambda: check_devices(config))]
         if not any(problem.address.startswith("plugins") for problem in problems):
             problems += _problems(lambda: specs.append(_check_network(composed)))
@@ -110,7 +110,7 @@ def _input_problems(spec: Spec, data: Any) -> Iterator[Problem]:
 
 
 @contextmanager
-def placed(composed: Composed) -> Iterator[None]:
+def with_locations(composed: Composed) -> Iterator[None]:
     """Adds to each problem of a TfmError the spot of the config that it is about, where it has none."""
     try:
         yield

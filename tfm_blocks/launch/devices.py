@@ -6,13 +6,13 @@ import os
 
 import torch
 
-from tfm_blocks.distributed.cluster import Place
+from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.network.device import choose_device
 from tfm_blocks.training.settings import DeviceSettings
 
 
-def expect_devices(settings: DeviceSettings, place: Place) -> None:
+def expect_devices(settings: DeviceSettings, place: RankInfo) -> None:
     """Raises ConfigError where there are fewer CUDA devices, or fewer processor cores, than are asked for.
 
     A launcher from outside may have given each process cores of its own, which the others do not see.

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from tfm_blocks import __version__
-from tfm_blocks.compose.run import TAKEN
-from tfm_blocks.distributed.cluster import Place
+from tfm_blocks.compose.run import RESUMABLE_KEYS
+from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.launch.devices import device_of, processor_cores
 from tfm_blocks.launch.precision import choose_precision
-from tfm_blocks.launch.run_spec import Job
+from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.facts import with_facts
 from tfm_blocks.runs.files import read_json
@@ -29,7 +29,7 @@ from tfm_blocks.training.settings import read_run
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
 
 
-def keep_facts(job: Job, network: Network, place: Place) -> dict[str, Any]:
+def keep_facts(job: RunSpec, network: Network, place: RankInfo) -> dict[str, Any]:
     """The facts of this part of the run, which run.json has from here on, and which its loggers are told."""
     record = read_json(job.folder / RUN)
     facts = _facts(job, record, network, place)
@@ -37,7 +37,7 @@ def keep_facts(job: Job, network: Network, place: Place) -> dict[str, Any]:
     return facts
 
 
-def _facts(job: Job, record: Mapping[str, Any], network: Network, place: Place) -> dict[str, Any]:
+def _facts(job: RunSpec, record: Mapping[str, Any], network: Network, place: RankInfo) -> dict[str, Any]:
     """By name; tfm_blocks/tracking/metric_schema.py says what each is."""
     commands = record.get("commands") or [""]
     return {
@@ -71,7 +71,7 @@ def parameters_by_node(network: Network) -> dict[str, int]:
 def config_hash(config: Mapping[str, Any]) -> str:
     """Equal for runs that differ in their seed, or in what a resumed run may change beside its length."""
     kept = {key: value for key, value in config.items() if key not in {*NO_EXPERIMENT, "seed"}}
-    for key in TAKEN:
+    for key in RESUMABLE_KEYS:
         group, _, name = key.partition(".")
         if group in kept and key != "trainer.steps" and group != "callbacks":  # these decide how long a run trains
             kept[group] = {one: value for one, value in kept[group].items() if one != name}
@@ -88,13 +88,13 @@ def git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def _hardware(job: Job, place: Place) -> dict[str, Any]:
+def _hardware(job: RunSpec, place: RankInfo) -> dict[str, Any]:
     kind = device_of(read_run(job.config).trainer)
     name = torch.cuda.get_device_name() if kind == "cuda" else platform.machine()
     return {"device": kind, "name": name, "devices": place.world, "nodes": place.nodes, "cores": processor_cores()}
 
 
-def _precision(job: Job) -> dict[str, Any]:
+def _precision(job: RunSpec) -> dict[str, Any]:
     trainer = read_run(job.config).trainer
     return choose_precision(trainer.precision, device_of(trainer), job.timings).fact
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tfm_blocks.language.spec import TARGET, Spec
-from tfm_blocks.launch.run_spec import Job
+from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.report.show import LENGTH
@@ -44,7 +44,7 @@ def final_weights(settings: TrainerSettings, checkpoints: Path) -> Mapping[str, 
 
 
 def finish(
-    job: Job, module: TrainingModule, weights: Mapping[str, Tensor], loggers: list[RunLogger], stopped: str = ""
+    job: RunSpec, module: TrainingModule, weights: Mapping[str, Tensor], loggers: list[RunLogger], stopped: str = ""
 ) -> None:
     """The weights last of all but the status: a folder with weights is a whole one.
 
@@ -94,7 +94,7 @@ def _by_group(latest: Mapping[str, float], split: str, groups: Sequence[str]) ->
     return {group: latest[name] for group, name in names.items() if name in latest}
 
 
-def _summary(job: Job, record: Mapping[str, Any]) -> Iterator[str]:
+def _summary(job: RunSpec, record: Mapping[str, Any]) -> Iterator[str]:
     yield f"done: {record['steps']} steps in {record['seconds']:.0f} s"
     if "reason" in record:
         yield record["reason"]

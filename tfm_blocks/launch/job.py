@@ -20,17 +20,17 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.distributed.cluster import find_place
 from tfm_blocks.distributed.consistency import asked_fingerprint, expect_same, fingerprint
-from tfm_blocks.distributed.processes import run_together
+from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Meeting
 from tfm_blocks.distributed.signals import StoppedError, end_on_signals
 from tfm_blocks.errors import RunError, TfmError, file_error
-from tfm_blocks.launch.check import check_lengths, placed
+from tfm_blocks.launch.check import check_lengths, with_locations
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.init_from import starting_weights
 from tfm_blocks.launch.precision import measure_precision
-from tfm_blocks.launch.rank import take_part, take_part_apart
-from tfm_blocks.launch.resume import Left, expect_same_text, find_begun
-from tfm_blocks.launch.run_spec import Job
+from tfm_blocks.launch.rank import spawned_main, train_rank
+from tfm_blocks.launch.resume import SavedRun, expect_same_text, find_begun
+from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.checkpoints import newest_whole
@@ -93,7 +93,7 @@ def _begin(
     callbacks: Sequence[Callback],
 ) -> Path:
     name, vocab = str(composed.mapping["name"]), composed.mapping["vocab"]
-    with placed(composed):
+    with with_locations(composed):
         prepared = meeting.prepare(settings.data, vocab)
         if settings.init_from:
             starting_weights(Path(settings.init_from))  # which must be there before anything is started
@@ -103,14 +103,14 @@ def _begin(
     network = network_without_values(check_model(config["model"]))
     check_lengths(network, prepared, settings, composed)
 
-    def claim() -> Job:
+    def claim() -> RunSpec:
         timings = _measure_precision(meeting, network, prepared, settings)
         asked = network_without_values(check_model(composed.model)).parameters()
         count = sum(parameter.numel() for parameter in asked)
         folder = claim_folder(root, name)
         command = resume_command(typed, folder, settings)
         started = config, folder, vocab, command, _wandb_id()
-        return Job(*started, until=until, asked_parameters=count, timings=timings)
+        return RunSpec(*started, until=until, asked_parameters=count, timings=timings)
 
     job = meeting.decide("job", claim)
     with _held(meeting, job.folder), _ends(meeting, job):
@@ -131,7 +131,7 @@ def _wandb_id() -> str:
 def resume(
     composed: Composed,
     settings: RunSettings,
-    left: Left,
+    left: SavedRun,
     typed: Sequence[str] = TYPED,
     until: int | None = None,
     callbacks: Sequence[Callback] = (),
@@ -158,16 +158,16 @@ def _resume(
     meeting: Meeting,
     composed: Composed,
     settings: RunSettings,
-    left: Left,
+    left: SavedRun,
     typed: Sequence[str],
     until: int | None,
     callbacks: Sequence[Callback],
 ) -> Path:
     with _held(meeting, left.folder):
-        with placed(composed):
+        with with_locations(composed):
             prepared = meeting.prepare(settings.data, left.asked_vocab)
 
-        def go_on() -> Job:
+        def go_on() -> RunSpec:
             newest = newest_whole(left.folder / CHECKPOINTS)
             step = newest.step if newest else 0
             left.expect_to_go_on(settings, step)
@@ -180,7 +180,7 @@ def _resume(
             print(f"resume: {left.folder} after {step} steps")
             timings = left.timings or _measure_precision(meeting, network, prepared, settings)
             prolonged = left.is_prolonged(settings, step)
-            return Job(composed.mapping, left.folder, *started, prolonged=prolonged, timings=timings)
+            return RunSpec(composed.mapping, left.folder, *started, prolonged=prolonged, timings=timings)
 
         job = meeting.decide("job", go_on)
         with _ends(meeting, job):
@@ -203,13 +203,15 @@ def _held(meeting: Meeting, folder: Path) -> AbstractContextManager[None]:
     return hold(folder) if meeting.place.rank == 0 else nullcontext()
 
 
-def _run(meeting: Meeting, job: Job, prepared: Prepared, settings: RunSettings, callbacks: Sequence[Callback]) -> None:
+def _run(
+    meeting: Meeting, job: RunSpec, prepared: Prepared, settings: RunSettings, callbacks: Sequence[Callback]
+) -> None:
     if not meeting.place.outside and settings.trainer.devices > 1:
-        run_together(take_part_apart, settings.trainer.devices, job, callbacks)
+        spawn_ranks(spawned_main, settings.trainer.devices, job, callbacks)
         return
     meeting.join(device_of(settings.trainer))
     meeting.expect_seen(job.folder)
-    take_part(meeting.place, job, prepared, callbacks)
+    train_rank(meeting.place, job, prepared, callbacks)
     meeting.leave()
 
 
@@ -221,7 +223,7 @@ def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) ->
 
 
 @contextmanager
-def _ends(meeting: Meeting, job: Job) -> Iterator[None]:
+def _ends(meeting: Meeting, job: RunSpec) -> Iterator[None]:
     """Whatever ends the run is written down by the first process, which tells the command that goes on with it.
 
     A run that is done stays so, and a signal that comes while its loggers are closed has nothing left to stop.
@@ -248,14 +250,14 @@ def _ends(meeting: Meeting, job: Job) -> Iterator[None]:
         raise error from None
 
 
-def _status(job: Job) -> dict[str, Any]:
+def _status(job: RunSpec) -> dict[str, Any]:
     """Return the content of status.json, or {} if there is none yet."""
     with suppress(RunError):
         return read_json(job.folder / STATUS)
     return {}
 
 
-def _write_end(job: Job, error: BaseException) -> None:
+def _write_end(job: RunSpec, error: BaseException) -> None:
     end = {"state": _state(error), "reason": _reason(error), "resume": job.command}
     try:
         write_json(job.folder / STATUS, end)
@@ -283,7 +285,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
-def start_folder(job: Job, prepared: Prepared, record: Mapping[str, Any]) -> None:
+def start_folder(job: RunSpec, prepared: Prepared, record: Mapping[str, Any]) -> None:
     """Everything of a run folder that is known before the first step; `record` says how it was begun."""
     write_config(job)
     write_model(job.folder, job.config["model"], job.config["plugins"], prepared.train.columns)
@@ -293,14 +295,14 @@ def start_folder(job: Job, prepared: Prepared, record: Mapping[str, Any]) -> Non
     write_running(job.folder, job.command)
 
 
-def write_config(job: Job) -> None:
+def write_config(job: RunSpec) -> None:
     """`config.yaml`, whole or as it was."""
     part = job.folder / f"{CONFIG}.part"
     part.write_text(yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True), "utf-8")
     settle(part, job.folder / CONFIG)
 
 
-def _go_on_in_folder(job: Job, left: Left, typed: Sequence[str]) -> None:
+def _go_on_in_folder(job: RunSpec, left: SavedRun, typed: Sequence[str]) -> None:
     """The folder says what has changed, and has no row of metrics that is written again."""
     write_config(job)
     record = left.record | {"commands": [*left.record.get("commands", []), shlex.join(typed)]}

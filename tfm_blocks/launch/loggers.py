@@ -11,10 +11,10 @@ from typing import Any
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.distributed.signals import StoppedError
 from tfm_blocks.errors import ConfigError, Problem, TfmError
-from tfm_blocks.launch.run_spec import Job
+from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.runs.folder import METRICS, step_of
 from tfm_blocks.runs.metrics import Row, read_rows
-from tfm_blocks.tracking.loggers import CsvLogger, Guarded, RunLogger, in_a_line
+from tfm_blocks.tracking.loggers import CsvLogger, FaultTolerantLogger, RunLogger, in_a_line
 from tfm_blocks.tracking.metric_schema import columns
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.settings import RunSettings
@@ -22,7 +22,7 @@ from tfm_blocks.training.settings import RunSettings
 
 @contextmanager
 def open_loggers(
-    job: Job, settings: RunSettings, prepared: Prepared, facts: Mapping[str, Any], losses: Sequence[str]
+    job: RunSpec, settings: RunSettings, prepared: Prepared, facts: Mapping[str, Any], losses: Sequence[str]
 ) -> Iterator[list[RunLogger]]:
     """metrics.csv, with a column for each of `losses`, and what the settings name; all are told how the run has ended.
 
@@ -63,7 +63,7 @@ def _end(error: BaseException) -> tuple[int, str]:
     return 1, f"{type(error).__name__}: {error}"
 
 
-def _others(job: Job, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[RunLogger]:
+def _others(job: RunSpec, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[RunLogger]:
     """Each is imported when it is asked for: two of them are extras, and all take a while."""
     config, asked = logged_config(job.config, str(facts["model"])), settings.logger
     if wandb := asked.wandb:
@@ -85,7 +85,7 @@ def _others(job: Job, settings: RunSettings, facts: Mapping[str, Any]) -> Iterat
 def _open(name: str, make: Callable[[], RunLogger]) -> RunLogger:
     """Raises ConfigError."""
     try:
-        return Guarded(make())
+        return FaultTolerantLogger(make())
     except Exception as error:
         help = "mend what it says, or choose others: logger=csv writes metrics.csv alone, and a resume takes it, too"
         raise ConfigError(Problem(f"logger.{name}", f"cannot be opened: {in_a_line(error)}", help=help)) from None

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import torch
 
-from tfm_blocks.data.cache import cache_folder, find_or_build, key_of
+from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.product_timings import time_products
 from tfm_blocks.network.graph import Network
-from tfm_blocks.training.data import Feed
+from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.settings import RunSettings
 
 BF16_PROCESSORS = ("avx512_bf16", "amx_bf16", "avx10_2", "bf16", "sve_bf16")  # names of torch.cpu.get_capabilities
@@ -65,7 +65,7 @@ def choose_precision(asked: Literal["auto", "bf16", "fp32"], device: str, timing
     return Precision(faster, measured, timings)
 
 
-def measure_precision(network: Network, feed: Feed, settings: RunSettings, ranks: int) -> Timings:
+def measure_precision(network: Network, feed: PlannedCorpus, settings: RunSettings, ranks: int) -> Timings:
     """Return the timings that `choose_precision` needs, or UNMEASURED if it needs none.
 
     `network` is on the meta device; `ranks` processes share the threads of this one. The timings of a model are kept in
@@ -76,7 +76,7 @@ def measure_precision(network: Network, feed: Feed, settings: RunSettings, ranks
         return UNMEASURED
     threads = max(1, torch.get_num_threads() // ranks)
     machine = torch.__version__, sorted(torch.cpu.get_capabilities().items()), threads
-    kept = cache_folder(settings.data.cache) / "precision" / key_of(machine, network.spec.mapping)
+    kept = cache_folder(settings.data.cache) / "precision" / cache_key(machine, network.spec.mapping)
 
     def build(place: Path) -> None:
         (place / FILE).write_text(json.dumps(time_products(network, feed, settings.seed, threads)))

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.layers.dot_product import dot_product_attention
 from tfm_blocks.network.graph import Network
-from tfm_blocks.training.data import Feed
+from tfm_blocks.training.data import PlannedCorpus
 
 TOKENS = 1024  # of a micro-batch: enough for a product to reach its speed
 WIDTH = 512  # of a weight: a wider one counts as several of this width
@@ -36,7 +36,7 @@ PRODUCTS = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class TensorShape:
     """The size and the type of a tensor."""
 
     size: tuple[int, ...]
@@ -80,7 +80,7 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function in PRODUCTS:
-            shapes = tree_map_only(Tensor, lambda one: Shape(tuple(one.shape), one.dtype), (args, kwargs))
+            shapes = tree_map_only(Tensor, lambda one: TensorShape(tuple(one.shape), one.dtype), (args, kwargs))
             product = Product(function, shapes).tiled()
             key = repr((function, product.arguments))
             known = self.products.get(key, replace(product, count=0.0))
@@ -88,7 +88,7 @@ class _Recorder(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def time_products(network: Network, feed: Feed, seed: int, threads: int) -> dict[str, float]:
+def time_products(network: Network, feed: PlannedCorpus, seed: int, threads: int) -> dict[str, float]:
     """Return the milliseconds of CPU time that the products of a small micro-batch take in each precision.
 
     `network` is on the meta device. Each figure is a sum over the products, forward and backward, of the median of
@@ -110,7 +110,7 @@ def _milliseconds(rounds: list[list[list[float]]], counts: list[float], side: in
     return round(1e3 * sum(seconds), 3)
 
 
-def products_of(network: Network, feed: Feed, seed: int) -> list[Product]:
+def products_of(network: Network, feed: PlannedCorpus, seed: int) -> list[Product]:
     """Return the distinct products of the first rows of the first step, at most TOKENS tokens or one row."""
     plan = feed.plan(seed=seed, epoch=0)
     rows_B = plan[0].share(0, 1)[0]
@@ -128,7 +128,7 @@ def _call(product: Product, bf16: bool) -> Callable[[], float]:
     A linear layer reads float32, as after a norm, and other products read what a linear layer returned.
     """
     dtype = torch.bfloat16 if bf16 and product.function is not F.linear else torch.float32
-    args, kwargs = tree_map_only(Shape, lambda one: one.tensor(dtype), product.arguments)
+    args, kwargs = tree_map_only(TensorShape, lambda one: one.tensor(dtype), product.arguments)
     inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.requires_grad]
     function = PRODUCTS[product.function]
 

@@ -20,7 +20,7 @@ from tfm_blocks.launch.check import checked, checked_to_resume
 from tfm_blocks.launch.isolation import caller_restored, ready_for_processes
 from tfm_blocks.launch.job import resume as resume_run
 from tfm_blocks.launch.job import train as train_run
-from tfm_blocks.launch.resume import read_left
+from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import STATUS
 from tfm_blocks.translation.translator import Translator
@@ -85,7 +85,7 @@ def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | No
     with compose_request(overrides, config_dir) as request:
         typed = [*PROGRAM, *request.typed]
         if request.resumed:
-            left = read_left(request.resumed)
+            left = read_saved_run(request.resumed)
             composed = request.compose_resumed(left.config, str(left.folder / "config.yaml"), left.text)
         else:
             composed = request.compose()

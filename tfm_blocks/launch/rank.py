@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, Trainer
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared, prepare
-from tfm_blocks.distributed.cluster import Place, torchrun_place
+from tfm_blocks.distributed.cluster import RankInfo, torchrun_place
 from tfm_blocks.distributed.consistency import ExpectSameRun, fingerprint
 from tfm_blocks.distributed.rendezvous import backend_of
 from tfm_blocks.distributed.signals import StoppedError, asked_to_stop, signals_blocked, signals_wait
@@ -25,7 +25,7 @@ from tfm_blocks.launch.init_from import start_from
 from tfm_blocks.launch.loggers import open_loggers
 from tfm_blocks.launch.memory import keep_freed_memory, loaded_objects_kept
 from tfm_blocks.launch.precision import Precision, choose_precision
-from tfm_blocks.launch.run_spec import Job
+from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.launch.trainer import OwnSignals, build_trainer, quiet_lightning
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.graph import Network
@@ -35,24 +35,24 @@ from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, hold
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.tracking.loggers import RunLogger
 from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
-from tfm_blocks.training.data import Feed, RunData, feed_of
+from tfm_blocks.training.data import PlannedCorpus, RunData, feed_of
 from tfm_blocks.training.early_stopping import EarlyStopping
-from tfm_blocks.training.fsdp2 import fill_shares, whole
-from tfm_blocks.training.heartbeat import Silence
-from tfm_blocks.training.memory_check import Trial, copies_of
+from tfm_blocks.training.fsdp2 import fill_shares, full_tensors
+from tfm_blocks.training.heartbeat import Heartbeat
+from tfm_blocks.training.memory_check import MemoryCheck, copies_of
 from tfm_blocks.training.module import TrainingModule
-from tfm_blocks.training.non_finite import SKIPPED, SkippedSteps
+from tfm_blocks.training.non_finite import SKIPPED, NonFiniteSteps
 from tfm_blocks.training.settings import CallbackSettings, RunSettings, read_run
 from tfm_blocks.training.stopped_early import StoppedEarly
 
 
-def take_part_apart(ranks: Ranks, job: Job, callbacks: Sequence[Callback] = ()) -> None:
+def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ()) -> None:
     """In a process of its own: reads from the cache what the first process prepared and reported."""
     try:
         settings = read_run(job.config)
         load_plugins(settings.plugins, warn=lambda text: None)  # the first process printed it
         prepared = prepare(settings.data, job.asked_vocab, tell=lambda text: None)
-        take_part(torchrun_place(os.environ, "local"), job, prepared, callbacks)
+        train_rank(torchrun_place(os.environ, "local"), job, prepared, callbacks)
     except StoppedError as error:
         raise preempted(error.number, job.command) from None
     except PreemptedError:
@@ -60,7 +60,7 @@ def take_part_apart(ranks: Ranks, job: Job, callbacks: Sequence[Callback] = ()) 
             raise
 
 
-def take_part(place: Place, job: Job, prepared: Prepared, callbacks: Sequence[Callback] = ()) -> None:
+def train_rank(place: RankInfo, job: RunSpec, prepared: Prepared, callbacks: Sequence[Callback] = ()) -> None:
     """Trains, scores the best weights on the test set, else the validation set, and leaves them in the folder.
 
     `callbacks` are those of a caller in Python.
@@ -71,7 +71,7 @@ def take_part(place: Place, job: Job, prepared: Prepared, callbacks: Sequence[Ca
     settings = read_run(job.config)
     with (
         hold(job.folder / CHECKPOINTS, wait=True) if ranks.rank == 0 else nullcontext(),
-        Silence("building the model", speaks=ranks.rank == 0) as silence,
+        Heartbeat("building the model", speaks=ranks.rank == 0) as silence,
     ):
         network = build_network(check_model(job.config["model"]), seed=settings.seed)
         callbacks = [*_configured(settings.callbacks), *callbacks]
@@ -86,20 +86,20 @@ def take_part(place: Place, job: Job, prepared: Prepared, callbacks: Sequence[Ca
 
 
 def _fit_and_test(
-    place: Place,
-    job: Job,
+    place: RankInfo,
+    job: RunSpec,
     prepared: Prepared,
     settings: RunSettings,
     network: Network,
     loggers: list[RunLogger],
     callbacks: Sequence[Callback],
-    silence: Silence,
+    silence: Heartbeat,
 ) -> None:
     ranks = place.ranks
     precision = _introduce(place, job, prepared, settings, network)
     feed = feed_of(network.spec, prepared, settings.data)
     skipped = job.folder / SKIPPED
-    count = SkippedSteps(None if ranks.rank else skipped, prepared.train, settings.trainer.patience_nan)
+    count = NonFiniteSteps(None if ranks.rank else skipped, prepared.train, settings.trainer.patience_nan)
     module = TrainingModule(network, prepared, settings, ranks, count, asked_to_stop)
     silence.doing("trying the memory")
     peak = memory_trial(place, module, feed, precision).run(settings.seed)
@@ -119,7 +119,7 @@ def _fit_and_test(
         if checkpoints.owed or off:
             trainer.validate(module, datamodule=data, verbose=False)
     _test(module, data, trainer)
-    weights = whole(weights_of(network))
+    weights = full_tensors(weights_of(network))
     silence.doing("scoring the translations")
     if ranks.rank == 0:
         finish(job, module, weights, loggers, early.reason)
@@ -131,7 +131,7 @@ def _configured(settings: CallbackSettings) -> list[Callback]:
     return [EarlyStopping(stop.monitor, stop.patience, stop.min_delta)] if stop.patience else []
 
 
-def _introduce(place: Place, job: Job, prepared: Prepared, settings: RunSettings, network: Network) -> Precision:
+def _introduce(place: RankInfo, job: RunSpec, prepared: Prepared, settings: RunSettings, network: Network) -> Precision:
     """Tells what is about to train, with another run's weights in the network where they are asked for."""
     tell: Callable[[object], None] = print if place.rank == 0 else lambda text: None
     device = device_of(settings.trainer)
@@ -146,7 +146,7 @@ def _introduce(place: Place, job: Job, prepared: Prepared, settings: RunSettings
     return precision
 
 
-def _asked(job: Job, module: TrainingModule) -> Callable[[], int]:
+def _asked(job: RunSpec, module: TrainingModule) -> Callable[[], int]:
     """The signal that has come, or 0."""
     until = job.until
     if until is None:
@@ -154,17 +154,17 @@ def _asked(job: Job, module: TrainingModule) -> Callable[[], int]:
     return lambda: asked_to_stop() or (signal.SIGTERM if module.global_step >= until else 0)
 
 
-def memory_trial(place: Place, module: TrainingModule, feed: Feed, precision: Precision) -> Trial:
+def memory_trial(place: RankInfo, module: TrainingModule, feed: PlannedCorpus, precision: Precision) -> MemoryCheck:
     """Return the memory check of a run whose settings the module has already applied to its network."""
     settings = module.settings
     kind = device_of(settings.trainer)
     device = torch.device(kind, place.local_rank) if kind == "cuda" else torch.device(kind)
     autocast = torch.autocast(kind, torch.bfloat16, enabled=precision.lightning == "bf16-mixed")
     copies = copies_of(settings.trainer, place.world)
-    return Trial(module.network, feed, settings.label_smoothing, place.ranks, device, autocast, copies)
+    return MemoryCheck(module.network, feed, settings.label_smoothing, place.ranks, device, autocast, copies)
 
 
-def _data(ranks: Ranks, feed: Feed, prepared: Prepared, settings: RunSettings) -> RunData:
+def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSettings) -> RunData:
     accelerated = device_of(settings.trainer) == "cuda"
     workers = settings.trainer.workers if settings.trainer.workers is not None else 2 * accelerated
     if workers:

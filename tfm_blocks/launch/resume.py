@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.distributed.cluster import Place
+from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.consistency import Fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.product_timings import PRECISIONS
@@ -16,7 +16,7 @@ from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.facts import changes_of, first_facts, newest_facts
 from tfm_blocks.runs.files import damaged, read_json
 from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, STATUS, expect_folder
-from tfm_blocks.runs.metrics import read_columns
+from tfm_blocks.runs.metrics import read_metric_names
 from tfm_blocks.runs.values import count_at, list_at, mapping_at, text_at, texts_at
 from tfm_blocks.training.schedule import LinearSettings
 from tfm_blocks.training.settings import RunSettings, read_run
@@ -25,7 +25,7 @@ KINDS = {"name": str, "vocab": int, "seed": int, "plugins": list, "model": dict,
 
 
 @dataclass(frozen=True)
-class Left:
+class SavedRun:
     """A run folder that training has begun: its config, with the text of its file, and what else it was begun with."""
 
     folder: Path
@@ -94,7 +94,7 @@ class Left:
             raise ConfigError(Problem("trainer.steps", rule, help="start a new run, whose rate falls more slowly"))
 
 
-def read_left(run: Path) -> Left:
+def read_saved_run(run: Path) -> SavedRun:
     """Raises RunError where the folder is damaged, or is none of a training."""
     expect_folder(run)
     record, status = _read_record(run), read_json(run / STATUS)
@@ -103,11 +103,11 @@ def read_left(run: Path) -> Left:
         rule = f"has another model than {MODEL}, and the weights are of that one"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
     if (run / METRICS).exists():
-        read_columns(run / METRICS)
-    return Left(run, config, text, record, status)
+        read_metric_names(run / METRICS)
+    return SavedRun(run, config, text, record, status)
 
 
-def find_begun(root: Path, name: str, place: Place, command: str) -> Left | None:
+def find_begun(root: Path, name: str, place: RankInfo, command: str) -> SavedRun | None:
     """What this command of this launch had begun before its launcher started it anew; None where it has not.
 
     A batch script may have several commands, whose runs have one name.
@@ -120,14 +120,14 @@ def find_begun(root: Path, name: str, place: Place, command: str) -> Left | None
         with suppress(RunError):
             record = read_json(folder / RUN)
             if record.get("launch") == place.launch and list_at(record, "commands")[:1] == [command]:
-                return read_left(folder)
+                return read_saved_run(folder)
     return None
 
 
 def _read_record(run: Path) -> dict[str, Any]:
     record = read_json(run / RUN)
     typed = count_at(record, "vocab") and mapping_at(record, "text") and text_at(record, "wandb_id")
-    if not typed or len(texts_at(record, "commands")) != len(record.get("commands", [])):
+    if not typed or list(texts_at(record, "commands")) != record.get("commands", []):
         raise damaged(run / RUN, "it must have vocab, wandb_id, text, and texts as commands")
     return record
 
@@ -143,7 +143,7 @@ def _read_trained_config(run: Path) -> tuple[str, dict[str, Any]]:
     return text, config
 
 
-def expect_same_text(left: Left, found: Fingerprint) -> None:
+def expect_same_text(left: SavedRun, found: Fingerprint) -> None:
     """Raises RunError where the vocabulary or the training text is not what the run was begun with."""
     for what in ("vocabulary", "training text"):
         if left.record["text"].get(what) != found[what]:

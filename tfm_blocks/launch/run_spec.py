@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Job:
+class RunSpec:
     """A run that has its folder: plain data, from which any process can take part in it.
 
     `checkpoint` is where it goes on, or None; `command` is what goes on with it when it has been stopped. After `until`

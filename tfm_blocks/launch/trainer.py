@@ -9,19 +9,19 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
 
-from tfm_blocks.distributed.cluster import Place
+from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.rendezvous import environment_of
 from tfm_blocks.distributed.signals import take_signals
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.precision import Precision
-from tfm_blocks.launch.run_spec import Job
+from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.runs.folder import CHECKPOINTS
 from tfm_blocks.tracking.loggers import RunLogger
-from tfm_blocks.training.callbacks import KeepWeights, LogAttention, ShowProgress
+from tfm_blocks.training.callbacks import BestWeights, LogAttention, ShowProgress
 from tfm_blocks.training.checkpoints import CheckpointFiles
 from tfm_blocks.training.ema import MovingAverage
-from tfm_blocks.training.fsdp2 import SharedOut, WholeWhileScored
-from tfm_blocks.training.heartbeat import Silence
+from tfm_blocks.training.fsdp2 import FSDP2Strategy, WholeWhileScored
+from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.settings import TrainerSettings
 
 
@@ -43,19 +43,19 @@ class OwnSignals(Callback):
 
 
 def build_trainer(
-    place: Place,
-    job: Job,
+    place: RankInfo,
+    job: RunSpec,
     settings: TrainerSettings,
     precision: Precision,
     loggers: list[RunLogger],
     callbacks: list[Callback],
-    silence: Silence,
+    silence: Heartbeat,
 ) -> Trainer:
     picturing = [logger for logger in loggers if logger.shows_pictures]
     callbacks = [
         *callbacks,
         *([LogAttention(picturing)] if picturing else []),
-        KeepWeights(job.folder / CHECKPOINTS, settings.keep_last),
+        BestWeights(job.folder / CHECKPOINTS, settings.keep_last),
         WholeWhileScored(),
         *([ShowProgress(Console(), silence)] if place.rank == 0 else []),
         *([MovingAverage(settings.ema)] if settings.ema else []),
@@ -87,7 +87,7 @@ def _strategy(settings: TrainerSettings, world: int) -> Strategy | str:
     """Buffers are constants. To exchange them would hang where ranks validate unequal numbers of batches."""
     if world == 1:
         return "auto"
-    return SharedOut(world) if settings.strategy == "fsdp2" else DDPStrategy(broadcast_buffers=False)
+    return FSDP2Strategy(world) if settings.strategy == "fsdp2" else DDPStrategy(broadcast_buffers=False)
 
 
 def quiet_lightning() -> None:

@@ -17,7 +17,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.distributed.cluster import find_place
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.job import resume, train
-from tfm_blocks.launch.resume import read_left
+from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
 from tfm_blocks.runs.folder import CHECKPOINTS
 from tfm_blocks.training.checkpoints import PreemptedError
@@ -42,7 +42,7 @@ def verify_resume(composed: Composed, settings: RunSettings) -> int:
         whole, parted = (Path(folder) / name / str(short.mapping["name"]) for name in ("whole", "parted"))
         with _stopped(parted, until // 2):
             train(short, settings, parted.parent, until=until // 2)
-        left = read_left(parted)
+        left = read_saved_run(parted)
         chosen = left.record["facts"]["precision"]["name"]  # a second measurement of `auto` could choose the other
         same = short.with_values({"trainer.precision": chosen})
         with _stopped(whole, until):

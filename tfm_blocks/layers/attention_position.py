@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.state import CacheShape, State
 
 
 class Span(NamedTuple):
@@ -24,7 +24,7 @@ class Span(NamedTuple):
 
 
 @runtime_checkable
-class Turns(Protocol):
+class RotatesHeads(Protocol):
     """Gives queries and keys their positions."""
 
     def turn(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class Turns(Protocol):
 
 
 @runtime_checkable
-class Biases(Protocol):
+class BiasesScores(Protocol):
     """Adds to the scores of each head a number that depends on the distance from query to key."""
 
     def of_distance(self, distance_TS: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def distance(queries_T: Tensor, keys_S: Tensor) -> Tensor:
     return keys_S - queries_T[:, None]
 
 
-def bias_between(biases: Biases, queries: Span, keys: Span, device: torch.device) -> Tensor:
+def bias_between(biases: BiasesScores, queries: Span, keys: Span, device: torch.device) -> Tensor:
     """bias_HTS. Each distance is looked up once where both go on by ones, which is nearly always."""
     if queries.every != 1 or keys.every != 1:
         return biases.of_distance(distance(queries.on(device), keys.on(device)))
@@ -64,7 +64,7 @@ class ScoreBias(nn.Module, ABC):
         all_N = Span(0, x_BND.shape[1])
         return bias_between(self, all_N, all_N, x_BND.device).to(x_BND.dtype)
 
-    def start(self, *, room: Room) -> State:
+    def start(self, *, room: CacheShape) -> State:
         """Nothing to remember but the position."""
         return State()
 

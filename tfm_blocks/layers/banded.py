@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tfm_blocks.layers.dot_product import Look, weighed_attention
-from tfm_blocks.layers.score_normalizer import Weighing
+from tfm_blocks.layers.dot_product import AttentionMask, weighed_attention
+from tfm_blocks.layers.score_normalizer import ScoreNormalizer
 
 SMALLEST_BLOCK = 32  # matrix products of fewer queries cost more in calls than they save in window
 
@@ -29,7 +29,7 @@ def banded_attention(
     r: int,
     causal: bool,
     dropout: float,
-    scores: Weighing | None = None,
+    scores: ScoreNormalizer | None = None,
     bias: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Attention of every position to r neighbours, itself included: q_BHTK, k_BHTK, v_BHTK, keep_BT -> BHTK.
@@ -43,15 +43,19 @@ def banded_attention(
     free number (4 or more) of whole blocks, a block being the larger of r // 2 and SMALLEST_BLOCK.
     Source: Vaswani et al. 2017, section 4, self-attention (restricted).
     """
-    scores = scores or Weighing(q_BHTK.shape[3])
+    scores = scores or ScoreNormalizer(q_BHTK.shape[3])
     band = reach = (r - 1, 0) if causal else (r // 2, (r - 1) // 2)
     block = max(r // 2, SMALLEST_BLOCK)  # measured: larger blocks waste window, smaller ones make slow products
     B, H, T, _ = q_BHTK.shape
-    pairs, windowed = T * T, whole(T, block) * (block + sum(reach))
+    pairs, windowed = T * T, round_up(T, block) * (block + sum(reach))
     if pairs <= windowed + windowed // 5:  # measured: up to a fifth more in one product take less time
-        look = Look(allowed(keep_BT, T, (0, 0), band)[:, None], bias=bias and bias(_distance(T, (0, 0), keep_BT)))
+        look = AttentionMask(
+            allowed(keep_BT, T, (0, 0), band)[:, None], bias=bias and bias(_distance(T, (0, 0), keep_BT))
+        )
         return weighed_attention(q_BHTK, k_BHTK, v_BHTK, look, scores, dropout=dropout)
-    look = Look(allowed(keep_BT, block, reach, band)[:, None], bias=bias and bias(_distance(block, reach, keep_BT)))
+    look = AttentionMask(
+        allowed(keep_BT, block, reach, band)[:, None], bias=bias and bias(_distance(block, reach, keep_BT))
+    )
     y_GHCK = weighed_attention(
         windows(q_BHTK, block, (0, 0)),
         windows(k_BHTK, block, reach),
@@ -67,7 +71,7 @@ def allowed(keep_BT: Tensor, block: int, reach: tuple[int, int], band: tuple[int
     """Which positions of its window each query may look at, true = may look: keep_BT -> GCW."""
     before, after = reach
     window = before + block + after
-    missing = whole(keep_BT.shape[1], block) - keep_BT.shape[1]
+    missing = round_up(keep_BT.shape[1], block) - keep_BT.shape[1]
     keep_GW = F.pad(keep_BT, (before, missing + after)).unfold(1, window, block).flatten(0, 1)
     distance_CW = _distance(block, reach, keep_BT)
     band_CW = (distance_CW >= -band[0]) & (distance_CW <= band[1])
@@ -87,7 +91,7 @@ def windows(x_BHTK: Tensor, block: int, reach: tuple[int, int]) -> Tensor:
     return x_GHWK
 
 
-def whole(length: int, block: int) -> int:
+def round_up(length: int, block: int) -> int:
     """The least multiple of `block` with room for `length`."""
     return -(-length // block) * block
 
@@ -103,7 +107,7 @@ class _Windows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BHTK: Tensor, block: int, before: int, after: int) -> Tensor:
         B, H, T, K = x_BHTK.shape
-        x_BLHK = x_BHTK.new_zeros(B, before + whole(T, block) + after, H, K)
+        x_BLHK = x_BHTK.new_zeros(B, before + round_up(T, block) + after, H, K)
         x_BLHK[:, before : before + T] = x_BHTK.transpose(1, 2)
         ctx.sizes = B, T, block, before
         x_BGHKW = x_BLHK.unfold(1, before + block + after, block)

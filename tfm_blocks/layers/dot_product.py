@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tfm_blocks.layers.heads import for_each_query
-from tfm_blocks.layers.score_normalizer import Weighing
+from tfm_blocks.layers.heads import repeat_kv
+from tfm_blocks.layers.score_normalizer import ScoreNormalizer
 
 
-class Look(NamedTuple):
+class AttentionMask(NamedTuple):
     """What queries may look at, and what is added to their scores.
 
     `mask` spreads to BHTS: true = may look. `causal` stands for the mask of the past. `bias` spreads to BHTS.
@@ -79,11 +79,17 @@ def dot_product_attention(
 
 
 def weighed_attention(
-    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: Look, scores: Weighing, *, dropout: float = 0.0
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
+    look: AttentionMask,
+    scores: ScoreNormalizer,
+    *,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Attention whose weights `scores` makes of the products: q_BHTK, k_BGSK, v_BGSK -> y_BHTK, G dividing H."""
     heads = q_BHTK.shape[1]
-    k_BHSK, v_BHSK = for_each_query(k_BGSK, heads), for_each_query(v_BGSK, heads)
+    k_BHSK, v_BHSK = repeat_kv(k_BGSK, heads), repeat_kv(v_BGSK, heads)
     if scores.fused and not (look.learned and q_BHTK.device.type == "cpu"):
         mask, causal = look.mask, look.causal
         if look.bias is not None:
@@ -92,11 +98,11 @@ def weighed_attention(
             mask, causal = added.to(q_BHTK.dtype), False
             mask = mask[None] if mask.ndim == 3 else mask
         return dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout=dropout, causal=causal, beta=scores.beta)
-    w_BHTS = attention_weights(q_BHTK, k_BHSK, look, scores)
+    w_BHTS = dot_product_weights(q_BHTK, k_BHSK, look, scores)
     return F.dropout(w_BHTS, dropout, training=dropout > 0).to(v_BHSK.dtype) @ v_BHSK
 
 
-def attention_weights(q_BHTK: Tensor, k_BHSK: Tensor, look: Look, scores: Weighing) -> Tensor:
+def dot_product_weights(q_BHTK: Tensor, k_BHSK: Tensor, look: AttentionMask, scores: ScoreNormalizer) -> Tensor:
     """w_BHTS, of every query the share of each key."""
     scores_BHTS = scores.bend(q_BHTK * scores.beta @ k_BHSK.mT)
     added = look.masked_bias(q_BHTK, k_BHSK)

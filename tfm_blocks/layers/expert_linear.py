@@ -14,13 +14,15 @@ from torch.utils.flop_counter import register_flop_formula
 class ExpertLinear(nn.Module):
     """x W_e^T for the rows of each expert e: x_RI -> y_RO. The rows are sorted by expert; those of e end at ends_E[e].
 
-    Every expert starts as a `Linear` without a bias does; `parts` and `shrinks` are as there.
+    Every expert starts as a `Linear` without a bias does; `parts` and `depth_scaled` are as there.
     """
 
-    def __init__(self, experts: int, inputs: int, outputs: int, *, parts: int = 1, shrinks: Sequence[int] = ()) -> None:
+    def __init__(
+        self, experts: int, inputs: int, outputs: int, *, parts: int = 1, depth_scaled: Sequence[int] = ()
+    ) -> None:
         super().__init__()
         self.parts = parts
-        self.shrinks = tuple(shrinks)
+        self.depth_scaled = tuple(depth_scaled)
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
 
     def initialise(self, name: str, generator: Generator) -> None:
@@ -31,7 +33,7 @@ class ExpertLinear(nn.Module):
     def shrink(self, factor: float) -> None:
         """Multiplies the starting values of the parts that shrink."""
         parts = self.weight.chunk(self.parts, 1)
-        for part in self.shrinks:
+        for part in self.depth_scaled:
             parts[part].mul_(factor)
 
     def forward(self, x_RI: Tensor, ends_E: Tensor) -> Tensor:
@@ -48,8 +50,10 @@ class BiasedExpertLinear(ExpertLinear):
     The biases of all experts are one vector, because the optimizer does not decay parameters of one axis.
     """
 
-    def __init__(self, experts: int, inputs: int, outputs: int, *, parts: int = 1, shrinks: Sequence[int] = ()) -> None:
-        super().__init__(experts, inputs, outputs, parts=parts, shrinks=shrinks)
+    def __init__(
+        self, experts: int, inputs: int, outputs: int, *, parts: int = 1, depth_scaled: Sequence[int] = ()
+    ) -> None:
+        super().__init__(experts, inputs, outputs, parts=parts, depth_scaled=depth_scaled)
         self.bias = nn.Parameter(torch.empty(experts * outputs))
 
     def initialise(self, name: str, generator: Generator) -> None:

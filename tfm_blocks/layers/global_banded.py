@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tfm_blocks.layers.banded import SMALLEST_BLOCK, allowed, whole, windows
-from tfm_blocks.layers.dot_product import Look, weighed_attention
-from tfm_blocks.layers.score_normalizer import Weighing
+from tfm_blocks.layers.banded import SMALLEST_BLOCK, allowed, round_up, windows
+from tfm_blocks.layers.dot_product import AttentionMask, weighed_attention
+from tfm_blocks.layers.score_normalizer import ScoreNormalizer
 
 
 def global_banded_attention(
@@ -23,7 +23,7 @@ def global_banded_attention(
     first: int,
     causal: bool,
     dropout: float,
-    scores: Weighing,
+    scores: ScoreNormalizer,
 ) -> Tensor:
     """`banded_attention` in which the `first` positions are seen by all, and see all: BHTK, in O(n · (r + first) · d).
 
@@ -34,8 +34,8 @@ def global_banded_attention(
     first = min(first, T)
     reach = (r - 1, 0) if causal else (r // 2, (r - 1) // 2)
     block = max(r // 2, SMALLEST_BLOCK)
-    blocks = whole(T, block) // block
-    look = Look(_seen(keep_BT, block, reach, first, causal)[:, None])
+    blocks = round_up(T, block) // block
+    look = AttentionMask(_seen(keep_BT, block, reach, first, causal)[:, None])
     keys, values = (
         torch.cat((_in_each(one[:, :, :first], blocks), windows(one, block, reach)), 2) for one in (k_BHTK, v_BHTK)
     )
@@ -44,7 +44,7 @@ def global_banded_attention(
     if causal:
         return y_BHTK
     itself_FT = torch.eye(first, T, dtype=torch.bool, device=keep_BT.device)
-    look = Look((keep_BT[:, None] | itself_FT)[:, None])
+    look = AttentionMask((keep_BT[:, None] | itself_FT)[:, None])
     y_BHFK = weighed_attention(q_BHTK[:, :, :first], k_BHTK, v_BHTK, look, scores, dropout=dropout)
     return torch.cat((y_BHFK, y_BHTK[:, :, first:]), 2)
 
@@ -58,7 +58,7 @@ def _seen(keep_BT: Tensor, block: int, reach: tuple[int, int], first: int, causa
     """Which of the first positions and of its window each query may look at, none of them twice: GC(F+W)."""
     B, T = keep_BT.shape
     device = keep_BT.device
-    blocks = whole(T, block) // block
+    blocks = round_up(T, block) // block
     query_QC = torch.arange(blocks * block, device=device).view(blocks, block)
     window_QW = query_QC[:, :1] + torch.arange(-reach[0], block + reach[1], device=device)
     near_GCW = allowed(keep_BT, block, reach, reach)

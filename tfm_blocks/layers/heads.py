@@ -48,7 +48,7 @@ def merge_heads(x_BHTK: Tensor) -> Tensor:
     return x_BHTK.transpose(1, 2).flatten(2)
 
 
-def for_each_query(x_BGSK: Tensor, heads: int) -> Tensor:
+def repeat_kv(x_BGSK: Tensor, heads: int) -> Tensor:
     """Each of G heads for as many heads of queries, one after the other: x_BGSK -> x_BHSK."""
     groups = x_BGSK.shape[1]
     return x_BGSK if groups == heads else x_BGSK.repeat_interleave(heads // groups, 1)

@@ -10,11 +10,10 @@ from torch import Generator, Tensor, nn
 
 
 class Linear(nn.Linear):
-    """x W^T + b. Several maps of one input are stacked as `parts`, so many alike or of the widths
-    given, and each starts by its own fan.
+    """x W^T + b. `parts` stacks several maps of one input: a number of equal maps, or their widths.
 
-    W starts Xavier-uniform (Glorot and Bengio 2010, equation 16), b at 0. `shrinks` are the parts whose starting values
-    very deep models make smaller: those that what is added to the residual passes through.
+    W starts Xavier-uniform (Glorot and Bengio 2010, equation 16), each part by its own fan; b starts at 0. The parts
+    `depth_scaled` lie on the path to the residual, so deepnorm makes their starting values smaller.
     """
 
     def __init__(
@@ -24,11 +23,11 @@ class Linear(nn.Linear):
         *,
         parts: int | Sequence[int] = 1,
         bias: bool = True,
-        shrinks: Sequence[int] = (),
+        depth_scaled: Sequence[int] = (),
     ) -> None:
         super().__init__(inputs, outputs, bias)
         self.parts = [outputs // parts] * parts if isinstance(parts, int) else list(parts)
-        self.shrinks = tuple(shrinks)
+        self.depth_scaled = tuple(depth_scaled)
         self.packed: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,7 +46,7 @@ class Linear(nn.Linear):
     def shrink(self, factor: float) -> None:
         """Multiplies the starting values of the parts that shrink."""
         parts = torch.split(self.weight, self.parts)
-        for part in self.shrinks:
+        for part in self.depth_scaled:
             parts[part].mul_(factor)
 
     def initialise(self, name: str, generator: Generator) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tfm_blocks.layers.attention_position import Biases, Span, Turns, bias_between, distance
-from tfm_blocks.layers.dot_product import Look, causal_mask, few_queries, weighed_attention
-from tfm_blocks.layers.heads import Widths, for_each_query, merge_heads, one_hot_values, split_heads, split_widths
+from tfm_blocks.layers.attention_position import BiasesScores, RotatesHeads, Span, bias_between, distance
+from tfm_blocks.layers.dot_product import AttentionMask, causal_mask, few_queries, weighed_attention
+from tfm_blocks.layers.heads import Widths, merge_heads, one_hot_values, repeat_kv, split_heads, split_widths
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.score_normalizer import Weighing
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.score_normalizer import ScoreNormalizer
+from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Part
 
@@ -63,15 +63,17 @@ class MultiHead(nn.Module):
         self.dropout = dropout
         maps = widths.maps
         if E is None:
-            self.qkv = Linear(D, sum(maps), parts=maps, bias=bias, shrinks=(2,))
+            self.qkv = Linear(D, sum(maps), parts=maps, bias=bias, depth_scaled=(2,))
         else:
             self.q = Linear(D, maps[0], bias=bias)
-            self.kv = Linear(E, maps[1] + maps[2], parts=maps[1:], bias=bias, shrinks=(1,))
-        self.out = Linear(widths.heads * widths.value, D, bias=bias if out_bias is None else out_bias, shrinks=(0,))
+            self.kv = Linear(E, maps[1] + maps[2], parts=maps[1:], bias=bias, depth_scaled=(1,))
+        self.out = Linear(
+            widths.heads * widths.value, D, bias=bias if out_bias is None else out_bias, depth_scaled=(0,)
+        )
         self.position: Any = part_of(position, widths) if position else None
-        self.scores: Weighing = part_of(scores, widths)
-        self.turns = isinstance(self.position, Turns)
-        self.biases = isinstance(self.position, Biases)
+        self.scores: ScoreNormalizer = part_of(scores, widths)
+        self.turns = isinstance(self.position, RotatesHeads)
+        self.biases = isinstance(self.position, BiasesScores)
 
     def forward(
         self,
@@ -81,11 +83,11 @@ class MultiHead(nn.Module):
         *,
         keep_BT: Tensor,
         keep_BS: Tensor | None = None,
-        trailing_T: bool = True,
+        right_padded_T: bool = True,
     ) -> Tensor:
         q_BHTK, k_BGSK, v_BGSK = self._heads(x_BTD, kv_BSE)
         keep = keep_BT if kv_BSE is None or keep_BS is None else keep_BS
-        look = self._look(q_BHTK, k_BGSK, score_bias_HTS, keep, trailing_T)
+        look = self._look(q_BHTK, k_BGSK, score_bias_HTS, keep, right_padded_T)
         return self.finish(self.attend(q_BHTK, k_BGSK, v_BGSK, look), x_BTD)
 
     def weights(
@@ -96,7 +98,7 @@ class MultiHead(nn.Module):
         *,
         keep_BT: Tensor,
         keep_BS: Tensor | None = None,
-        trailing_T: bool = True,
+        right_padded_T: bool = True,
     ) -> Tensor:
         """How much each head of each position looks at what: w_BHTS, of which each row adds up to 1.
 
@@ -104,10 +106,10 @@ class MultiHead(nn.Module):
         """
         q_BHTK, k_BGSK, _ = self._heads(x_BTD, kv_BSE)
         keep = keep_BT if kv_BSE is None or keep_BS is None else keep_BS
-        w_BHTS = self.shares(q_BHTK, k_BGSK, self._look(q_BHTK, k_BGSK, score_bias_HTS, keep, trailing_T))
+        w_BHTS = self.shares(q_BHTK, k_BGSK, self._look(q_BHTK, k_BGSK, score_bias_HTS, keep, right_padded_T))
         return w_BHTS if self.scores.whole else w_BHTS / w_BHTS.sum(3, keepdim=True)
 
-    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: Look) -> Tensor:
+    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
         """The weights of an attention: w_BHTS."""
         return self.attend(q_BHTK, k_BGSK, one_hot_values(k_BGSK), look)
 
@@ -126,7 +128,7 @@ class MultiHead(nn.Module):
         turned: Tensor = self.position.turn(k_BGSK, span_S.on(k_BGSK.device)) if self.turns else k_BGSK
         return turned
 
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: Look) -> Tensor:
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
         """y_BHTK."""
         dropout = self.dropout if self.training else 0.0
         return weighed_attention(q_BHTK, k_BGSK, v_BGSK, look, self.scores, dropout=dropout)
@@ -159,13 +161,15 @@ class MultiHead(nn.Module):
         return self._queries(x_BTD, span_T), *self._keys_and_values(kv_BSE)
 
     def _look(
-        self, q_BHTK: Tensor, k_BGSK: Tensor, score_bias_HTS: Tensor | None, keep_BS: Tensor, trailing: bool
-    ) -> Look:
+        self, q_BHTK: Tensor, k_BGSK: Tensor, score_bias_HTS: Tensor | None, keep_BS: Tensor, right_padded: bool
+    ) -> AttentionMask:
         """Padding that comes last needs no mask where only the past is looked at."""
         spans = (Span(0, q_BHTK.shape[2]), Span(0, k_BGSK.shape[2]))
         if not self.causal:
             return self._ordered(*spans, score_bias_HTS, keep_BS[:, None, None, :])
-        return self._ordered(*spans, score_bias_HTS, None if trailing else causal_mask(keep_BS), causal=trailing)
+        return self._ordered(
+            *spans, score_bias_HTS, None if right_padded else causal_mask(keep_BS), causal=right_padded
+        )
 
     def _ordered(
         self,
@@ -175,7 +179,7 @@ class MultiHead(nn.Module):
         mask: Tensor | None = None,
         *,
         causal: bool = False,
-    ) -> Look:
+    ) -> AttentionMask:
         """With what the order of positions gives: biases and distances, where they are needed."""
         device = self.out.weight.device
         distance_TS = distance(span_T.on(device), span_S.on(device)) if self.measures else None
@@ -183,9 +187,9 @@ class MultiHead(nn.Module):
         if self.biases:
             own_HTS = bias_between(self.position, span_T, span_S, device)
             bias_HTS = own_HTS if score_bias_HTS is None else own_HTS + score_bias_HTS
-        return Look(mask, causal, bias_HTS, distance_TS)
+        return AttentionMask(mask, causal, bias_HTS, distance_TS)
 
-    def start(self, kv_BSE: Tensor | None = None, *, keep_BS: Tensor | None = None, room: Room) -> State:
+    def start(self, kv_BSE: Tensor | None = None, *, keep_BS: Tensor | None = None, room: CacheShape) -> State:
         """Room for keys and values of the target; or those of `kv_BSE`, which do not change."""
         w = self.widths
         if kv_BSE is None:
@@ -220,31 +224,31 @@ class MultiHead(nn.Module):
             look = self._past(here, state, score_bias_HTS)
         return self.finish(self._attend_few(q_BHMK, k_BGSK, v_BGSK, look), x_BMD).view_as(x_R1D), state
 
-    def _past(self, here: Span, state: State, score_bias_HTS: Tensor | None) -> Look:
+    def _past(self, here: Span, state: State, score_bias_HTS: Tensor | None) -> AttentionMask:
         """What the present position sees of its past, of all hypotheses side by side."""
         mask = state.own(self.most, self.every)
         if score_bias_HTS is None and not self.biases and not self.measures:
-            return Look(mask)
+            return AttentionMask(mask)
         past = state.past(self.most, self.every)
         length = (past.stop - past.start - 1) // past.step + 1
         look = self._ordered(here, Span(past.start, length, past.step), score_bias_HTS)
         both = (look.bias, look.distance_TS)
         bias, distance_1S = (one if one is None else one.repeat_interleave(state.hypotheses, -1) for one in both)
-        return Look(mask, False, bias, distance_1S)
+        return AttentionMask(mask, False, bias, distance_1S)
 
-    def _attend_few(self, q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: Look) -> Tensor:
+    def _attend_few(self, q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
         if not self.scores.fused or look.bias is not None or type(self).attend is not MultiHead.attend:
             return self.attend(q_BHMK, k_BGSK, v_BGSK, look)
-        k_BHSK, v_BHSK = (for_each_query(one, self.widths.heads) for one in (k_BGSK, v_BGSK))
+        k_BHSK, v_BHSK = (repeat_kv(one, self.widths.heads) for one in (k_BGSK, v_BGSK))
         return few_queries(q_BHMK, k_BHSK, v_BHSK, look.mask, self.scores.beta)
 
 
 class SelfAttention(MultiHead):
     """Attention within one sequence."""
 
-    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, trailing_T: bool = True) -> Tensor:  # type: ignore[override]
-        return super().forward(x_BTD, keep_BT=keep_BT, trailing_T=trailing_T)
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:  # type: ignore[override]
+        return super().forward(x_BTD, keep_BT=keep_BT, right_padded_T=right_padded_T)
 
-    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor, trailing_T: bool = True) -> Tensor:  # type: ignore[override]
+    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:  # type: ignore[override]
         """How much each head of each position looks at what: w_BHTT, of which each row adds up to 1."""
-        return super().weights(x_BTD, keep_BT=keep_BT, trailing_T=trailing_T)
+        return super().weights(x_BTD, keep_BT=keep_BT, right_padded_T=right_padded_T)

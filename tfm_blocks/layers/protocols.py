@@ -53,7 +53,7 @@ class Prefilling(Protocol):
 
 
 @runtime_checkable
-class Looking(Protocol):
+class HasAttentionWeights(Protocol):
     """Has attention weights."""
 
     def weights(self, **given: Any) -> Tensor:

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.state import CacheShape, State
 
-Memory = dict[str, Tensor]
+RecurrentState = dict[str, Tensor]
 
 
 class Recurrence(nn.Module, ABC):
@@ -19,23 +19,23 @@ class Recurrence(nn.Module, ABC):
     """
 
     @abstractmethod
-    def empty(self, rows: int, like: Tensor) -> Memory:
+    def empty(self, rows: int, like: Tensor) -> RecurrentState:
         """The memory before the first position, a row for each sequence, of the device and type of `like`."""
 
     @abstractmethod
-    def read(self, x_BTD: Tensor, memory: Memory, first: int) -> tuple[Tensor, Memory]:
+    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
         """The outputs of T more positions, the first of which is number `first`, and the memory after them."""
 
-    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, trailing_T: bool = True) -> Tensor:
-        if trailing_T:
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
+        if right_padded_T:
             return self._read_all(x_BTD)
         order_BT = reading_order(keep_BT)
-        return in_own_places(self._read_all(in_order(x_BTD, order_BT)), order_BT)
+        return in_own_places(self._read_all(reorder(x_BTD, order_BT)), order_BT)
 
     def _read_all(self, x_BTD: Tensor) -> Tensor:
         return self.read(x_BTD, self.empty(x_BTD.shape[0], x_BTD), 0)[0]
 
-    def start(self, *, room: Room) -> State:
+    def start(self, *, room: CacheShape) -> State:
         """An empty memory for each sentence."""
         return State(moving=self.empty(room.rows, room.like))
 
@@ -56,11 +56,11 @@ def reading_order(keep_BT: Tensor, *, backward: bool = False) -> Tensor:
     return torch.where(keep_BT, place_T.flip(0) if backward else place_T, place_T + T).argsort(1)
 
 
-def in_order(x_BTD: Tensor, order_BT: Tensor) -> Tensor:
+def reorder(x_BTD: Tensor, order_BT: Tensor) -> Tensor:
     """x_BTD with its positions in that order."""
     return x_BTD.take_along_dim(order_BT[:, :, None], 1)
 
 
 def in_own_places(y_BTD: Tensor, order_BT: Tensor) -> Tensor:
     """What `in_order` has moved, back in its place."""
-    return in_order(y_BTD, order_BT.argsort(1))
+    return reorder(y_BTD, order_BT.argsort(1))

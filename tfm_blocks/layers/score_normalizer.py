@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Weighing(nn.Module):
+class ScoreNormalizer(nn.Module):
     """softmax(β s) of products s, along the last axis; β is 1/√D unless given, D the width that was multiplied.
 
     `fused` tells that torch's own kernel does all of it, `whole` that the shares of a row add up to 1.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class Room(NamedTuple):
+class CacheShape(NamedTuple):
     """How much to allocate, and where: a row for each sentence, and target positions."""
 
     rows: int

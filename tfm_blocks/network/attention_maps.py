@@ -9,28 +9,28 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.language.spec import Axis, Shape
-from tfm_blocks.layers.protocols import Looking
+from tfm_blocks.layers.protocols import HasAttentionWeights
 from tfm_blocks.network.call import Call
 from tfm_blocks.network.graph import Network
 
 
-class Look(NamedTuple):
+class AttentionMap(NamedTuple):
     """The inputs whose positions look and are looked at, such as tgt and src."""
 
     queries: str
     keys: str
 
 
-def attention_nodes(network: Network) -> dict[str, Look]:
+def attention_nodes(network: Network) -> dict[str, AttentionMap]:
     """By address, in the order of the graph: the nodes that have `weights` of the positions of one input."""
     shapes = {one.name: one.shape for one in network.spec.inputs}
     shapes |= {node.address: node.shape for node in network.spec.nodes}
     looks = {
         call.address: (_input(shapes[call.node.entry]), _input(shapes[_looked_at(call)]))
         for call in network.calls
-        if isinstance(call.block, Looking) and len(_attended(call, shapes)) < 2
+        if isinstance(call.block, HasAttentionWeights) and len(_attended(call, shapes)) < 2
     }
-    return {address: Look(queries, keys) for address, (queries, keys) in looks.items() if queries and keys}
+    return {address: AttentionMap(queries, keys) for address, (queries, keys) in looks.items() if queries and keys}
 
 
 def _input(shape: Shape) -> str:
@@ -58,7 +58,7 @@ def attention_weights(network: Network, addresses: Collection[str], **inputs: Te
     values, keeps = network.begin(inputs)
     weights = {}
     for call in network.calls:
-        if call.address in addresses and isinstance(call.block, Looking):
+        if call.address in addresses and isinstance(call.block, HasAttentionWeights):
             weights[call.address] = call.block.weights(**call.operands(values), **call.masks(keeps))
         values[call.address] = call(values, keeps)
     return weights

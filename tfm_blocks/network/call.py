@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tfm_blocks.language.spec import Node
 from tfm_blocks.layers.add_norm import Branch
 from tfm_blocks.layers.protocols import Stepping
-from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.blocks import KEEP, REGISTRY, RIGHT_PADDED
 
 Values = dict[str, Tensor]
 
@@ -21,11 +21,11 @@ Values = dict[str, Tensor]
 class Keeps:
     """The keep mask of each sequence axis by name, keep_BN: true where a position is no padding.
 
-    `trailing` are the axes on which padding comes last.
+    `right_padded` are the axes on which padding comes last.
     """
 
     masks: Values = field(default_factory=dict)
-    trailing: frozenset[str] = frozenset()
+    right_padded: frozenset[str] = frozenset()
 
 
 class Operand(NamedTuple):
@@ -63,8 +63,10 @@ class Call:
             addresses = node.reads[one.name]
             moves = any(address in moving for address in addresses)
             self.ports.append(Operand(info.parameters[one.name] if info else "", addresses, one.many, moves))
-        self.mask_axes = {f"keep_B{one}": str(node.axes.get(one)) for one in (info.keeps if info else ())}
-        self.trailing_axes = {f"trailing_{one}": str(node.axes.get(one)) for one in (info.trailing if info else ())}
+        self.mask_axes = {f"{KEEP}{one}": str(node.axes.get(one)) for one in (info.keeps if info else ())}
+        self.right_padded_axes = {
+            f"{RIGHT_PADDED}{one}": str(node.axes.get(one)) for one in (info.right_padded if info else ())
+        }
         single = len(node.read) == 1 and len(node.shape) == 3 and not any(one.many for one in self.ports)
         self.skips_padding = bool(info and info.branch and info.alone and single)
         self.stepping = self.block if isinstance(self.block, Stepping) else None  # asked once: a step is short
@@ -109,7 +111,7 @@ class Call:
         masks: dict[str, Any] = {
             name: keeps.masks[axis] for name, axis in self.mask_axes.items() if axis in keeps.masks
         }
-        return masks | {name: axis in keeps.trailing for name, axis in self.trailing_axes.items()}
+        return masks | {name: axis in keeps.right_padded for name, axis in self.right_padded_axes.items()}
 
 
 def _has_padding(keep_BN: Tensor) -> bool:

@@ -14,7 +14,7 @@ from tfm_blocks.language.spec import TARGET, Axis, Input, Node, Spec, names
 from tfm_blocks.layers.add_norm import Branch
 from tfm_blocks.layers.protocols import Bounded
 from tfm_blocks.network.call import Call, Keeps, Values
-from tfm_blocks.network.recompute import layers_of
+from tfm_blocks.network.recompute import calls_by_layer
 from tfm_blocks.registry.blocks import REGISTRY
 
 
@@ -63,7 +63,7 @@ class Network(nn.ModuleDict):
         values, keeps = self.begin(inputs, keep)
         losses: Values = {}
         if self.recomputes and torch.is_grad_enabled():
-            for layer in layers_of(self.calls, self.exit):
+            for layer in calls_by_layer(self.calls, self.exit):
                 layer.run(values, keeps, losses)
             return values[self.exit], losses
         for call in self.calls:
@@ -105,12 +105,12 @@ class Network(nn.ModuleDict):
                 if position and isinstance(axis, Axis) and one.name in inputs and axis.inputs == (one.name,):
                     masks[axis.name] = (keep or {}).get(one.name, _real(one, inputs[one.name], position))
                     given |= {axis.name} if one.name in (keep or {}) else set()
-        trailing = frozenset(masks) - given
+        right_padded = frozenset(masks) - given
         for axis in self.joined:
             parts = axis.name.split("+")
             if masks.keys() >= set(parts):
                 masks[axis.name] = torch.cat([masks[part] for part in parts], 1)
-        return Keeps(masks, trailing)
+        return Keeps(masks, right_padded)
 
     def longest(self, name: str) -> Longest:
         """The most tokens that the input `name` can have, as blocks with an attribute `max_length` say."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.layers.protocols import Prefilling
-from tfm_blocks.layers.state import Room, State
+from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.network.call import Call, Keeps, Values
 from tfm_blocks.network.graph import Network
 
@@ -56,7 +56,7 @@ def start(
             values[call.address] = call(values, keeps)
     rows = sentences if not sources else next(iter(sources.values())).shape[0]
     assert rows is not None, "a model without sources needs the number of sentences"
-    room = Room(rows, length, _like(network, values))
+    room = CacheShape(rows, length, _like(network, values))
     stepped = _stepped(network)
     states = {call.address: _start(call, values, keeps, room) for call in stepped}
     read = {address for call in stepped for address in _read_by_steps(call)}
@@ -90,7 +90,7 @@ def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, D
 def _target(network: Network, ids_BN: Tensor, decoding: Decoding) -> tuple[Values, Keeps]:
     """What the next target tokens and the sources give to the calls; none of these tokens is padding."""
     own = network.keep_masks({TARGET: torch.ones_like(ids_BN)})
-    return {**decoding.values, TARGET: ids_BN}, Keeps({**own.masks, **decoding.keeps}, own.trailing)
+    return {**decoding.values, TARGET: ids_BN}, Keeps({**own.masks, **decoding.keeps}, own.right_padded)
 
 
 def select(decoding: Decoding, sentences: Tensor) -> Decoding:
@@ -159,7 +159,7 @@ def _like(network: Network, values: Values) -> Tensor:
     return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
 
 
-def _start(call: Call, values: Values, keeps: Keeps, room: Room) -> State:
+def _start(call: Call, values: Values, keeps: Keeps, room: CacheShape) -> State:
     """Ports that do not depend on the target are read here; the first port, and what moves with it, by each step."""
     block = call.stepping
     if block is None:

@@ -15,7 +15,7 @@ LAYER = re.compile(r".*?\.\d+(?=\.)")  # the outermost layer of an address: enco
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerCalls:
     """Calls in their order. `leaves` are the addresses that others read; `whole` says that it is a layer of a stack."""
 
     calls: tuple[Call, ...]
@@ -40,10 +40,10 @@ class Layer:
         return {address: values[address] for address in self.leaves}, losses
 
 
-def layers_of(calls: Sequence[Call], exit: str) -> list[Layer]:
+def calls_by_layer(calls: Sequence[Call], exit: str) -> list[LayerCalls]:
     """The calls by layers; `exit` is read from outside."""
     groups = [(layer, tuple(group)) for layer, group in groupby(calls, lambda call: _layer(call.address))]
-    return [Layer(group, tuple(_leaves(group, calls, exit)), whole=bool(layer)) for layer, group in groups]
+    return [LayerCalls(group, tuple(_leaves(group, calls, exit)), whole=bool(layer)) for layer, group in groups]
 
 
 def _layer(address: str) -> str:

@@ -17,9 +17,10 @@ GRAMMAR = frozenset(
 )
 CATEGORIES = ("norm", "activation", "join", "position", "scores", "router")
 REQUIRED = inspect.Parameter.empty
+KEEP, RIGHT_PADDED = "keep_B", "right_padded_"  # before the letter of an axis: parameters of `forward`
 
 Cls = TypeVar("Cls", bound=type)
-Sight = Literal["itself", "past", "all"]
+Sees = Literal["itself", "past", "all"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Argument:
 class BlockInfo:
     """All that the language knows of a block.
 
-    `sizes` are the letters that the constructor takes, `keeps` the letters whose keep mask `forward` takes, `trailing`
-    those of which it asks whether padding comes last,
+    `sizes` are the letters that the constructor takes, `keeps` the letters whose keep mask `forward` takes,
+    `right_padded` the letters for which `forward` takes whether padding comes last,
     `parameters` the names that `forward` gives to the ports, `tieable` the parameter that `tie` shares. `sees` tells
     what an output position sees of others: a port, or `kv|x` for kv and else x, to 'past', 'all' or the name of the
     argument that decides. Of other ports it sees its own position.
@@ -53,7 +54,7 @@ class BlockInfo:
     arguments: Mapping[str, Argument]
     sizes: tuple[str, ...]
     keeps: tuple[str, ...]
-    trailing: tuple[str, ...]
+    right_padded: tuple[str, ...]
     parameters: Mapping[str, str]
     branch: bool
     category: str
@@ -62,14 +63,14 @@ class BlockInfo:
     tieable: str | None
     source: str
 
-    def sight(self, port: str, given: Collection[str], arguments: Mapping[str, Any]) -> Sight:
+    def sight(self, port: str, given: Collection[str], arguments: Mapping[str, Any]) -> Sees:
         """What an output position sees of `port`, where the ports `given` are wired; mask=causal is the past."""
         for ports, seen in self.sees.items():
             attended = next((name for name in ports.split("|") if name in given), None)
             if port == attended and seen in self.arguments:
                 return "past" if arguments[seen] == "causal" else "all"
             if port == attended:
-                return cast(Sight, seen)
+                return cast(Sees, seen)
         return "itself"
 
     @property
@@ -91,7 +92,7 @@ class BlockInfo:
     def alone(self) -> bool:
         """Position-wise, from vectors, with nothing but the output: a position needs nothing but its vector."""
         signature = self.signature
-        return self.positionwise and not (self.keeps or self.trailing or signature.loss or signature.ports[0].ids)
+        return self.positionwise and not (self.keeps or self.right_padded or signature.loss or signature.ports[0].ids)
 
     @property
     def _merges_sequences(self) -> bool:
@@ -154,8 +155,8 @@ def block(
     Its positional constructor parameters are letters of the signature, injected as sizes (None where only an absent
     port would bind them); its keyword-only parameters are the YAML arguments, their annotations the types. The
     positional parameters of `forward` are called like the ports, with their axes behind: `x_BTD`. Its keyword-only
-    `keep_BT` parameters receive the keep mask of axis T, `trailing_T` whether padding comes last on it. A block that
-    looks at other positions of a port has it in `sees`, and `start` and `step` where those are positions of its output.
+    `keep_BT` parameters receive the keep mask of axis T, and `right_padded_T` is True if padding comes last on axis T.
+    A block that reads other positions of a port has it in `sees`, and `start` and `step` if the output has that axis.
     A rule of `where` may end in `unless ARGUMENT`: where that is set, nothing is asked.
     Raises TypeError at import on a declaration that breaks these rules.
     """
@@ -179,8 +180,8 @@ def _info(cls: type, *, name: str, signature: Signature, **said: Any) -> BlockIn
         signature=signature,
         arguments=arguments,
         sizes=sizes,
-        keeps=_letters(cls, "keep_B"),
-        trailing=_letters(cls, "trailing_"),
+        keeps=_letters(cls, KEEP),
+        right_padded=_letters(cls, RIGHT_PADDED),
         parameters=_parameters(name, cls, signature),
         **said,
     )
@@ -225,11 +226,15 @@ def _letters(cls: type, prefix: str) -> tuple[str, ...]:
 
 def _parameters(name: str, cls: type, signature: Signature) -> dict[str, str]:
     """What `forward` calls each port: its name, or its name with the axes behind, in the order of the signature."""
-    taken = [
-        parameter.name
-        for parameter in inspect.signature(cls.forward).parameters.values()  # type: ignore[attr-defined]
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ][1:]
+    declared = inspect.signature(cls.forward).parameters.values()  # type: ignore[attr-defined]
+    taken = [parameter.name for parameter in declared if parameter.kind is parameter.POSITIONAL_OR_KEYWORD][1:]
+    options = [parameter.name for parameter in declared if parameter.kind is parameter.KEYWORD_ONLY]
+    unknown = [option for option in options if not option.startswith((KEEP, RIGHT_PADDED))]
+    if unknown:
+        raise TypeError(
+            f"block {name!r}: forward takes {', '.join(unknown)}, which nothing passes: "
+            f"its keyword-only parameters are {KEEP}T, the keep mask of axis T, and {RIGHT_PADDED}T"
+        )
     ports = [port.name for port in signature.ports]
     if len(taken) != len(ports) or any(
         one != port and not one.startswith(f"{port}_") for one, port in zip(taken, ports, strict=True)
@@ -247,7 +252,7 @@ def _check_names(info: BlockInfo) -> None:
     clashes = (ports & set(arguments)) | ((ports | set(arguments)) & GRAMMAR)
     named = {axis for port in info.signature.ports for axis in port.axes} | set(info.signature.output)
     unknown = {axis for axis in named if not is_letter(axis)} - set(arguments)
-    unknown |= (set(info.sizes) | set(info.keeps) | set(info.trailing)) - letters
+    unknown |= (set(info.sizes) | set(info.keeps) | set(info.right_padded)) - letters
     named_in_rules = {name for rule in info.where for part in split_rule(rule) for name in names_in(part)}
     unknown |= named_in_rules - letters - set(arguments)
     unknown |= {port for key in info.sees for port in key.split("|")} - ports

@@ -18,7 +18,7 @@ from matplotlib.font_manager import findfont, get_font
 
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.report.assets import asset
-from tfm_blocks.translation.sentence_attention import Attention
+from tfm_blocks.translation.sentence_attention import SentenceAttention
 
 MOST = 64  # tokens on an axis: with as many, the 18 rows of 8 heads of the base model make 144 megapixels
 SIDE = 60_000  # pixels: matplotlib draws at most 2^16
@@ -50,13 +50,13 @@ token is predicted.</p>
 """
 
 
-def save_attention(attention: Attention, path: Path) -> list[str]:
+def save_attention(attention: SentenceAttention, path: Path) -> list[str]:
     """Writes a self-contained page (.html) or a picture (.png). Returns warnings, such as letters without a glyph.
 
     Raises DataError for sentences beyond MOST tokens.
     """
     if path.suffix == ".html":
-        path.write_text(page(attention), "utf-8")
+        path.write_text(render_attention(attention), "utf-8")
         return []
     path.write_bytes(png(attention))
     missing = _find_missing_letters(attention)
@@ -74,13 +74,13 @@ def check_path(path: Path) -> None:
         raise ConfigError(Problem("-o", f"there is no folder {path.parent}", help="make it first"))
 
 
-def _find_missing_letters(attention: Attention) -> str:
+def _find_missing_letters(attention: SentenceAttention) -> str:
     font = get_font(findfont("DejaVu Sans"))
     letters = {letter for tokens in attention.tokens.values() for token in tokens for letter in token}
     return "".join(sorted(letter for letter in letters if not font.get_char_index(ord(letter))))
 
 
-def page(attention: Attention) -> str:
+def render_attention(attention: SentenceAttention) -> str:
     """HTML with the pictures as inline SVG, whose labels are text. Raises DataError as `draw` does."""
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tfm-blocks"}):
         data = _render(draw(attention), format="svg", transparent=True, metadata={"Date": None})
@@ -89,7 +89,7 @@ def page(attention: Attention) -> str:
     return PAGE.format(source=source, target=target, style=style, picture=f"<svg{picture}")
 
 
-def png(attention: Attention) -> bytes:
+def png(attention: SentenceAttention) -> bytes:
     """All pictures as one PNG. Raises DataError as `draw` does."""
     figure = draw(attention)
     return _render(figure, format="png", dpi=min(100, SIDE / max(figure.get_size_inches())))
@@ -103,7 +103,7 @@ def _render(figure: Figure, **how: Any) -> bytes:
     return target.getvalue()
 
 
-def draw(attention: Attention) -> Figure:
+def draw(attention: SentenceAttention) -> Figure:
     """Draws one picture for all nodes that differ only in their layer: a row for each layer, a column for each head.
 
     Raises DataError for a sentence of more than MOST tokens.
@@ -127,7 +127,7 @@ def draw(attention: Attention) -> Figure:
     return figure
 
 
-def _tile(attention: Attention, addresses: Sequence[str]) -> np.ndarray:
+def _tile(attention: SentenceAttention, addresses: Sequence[str]) -> np.ndarray:
     """Lays out the weights of all heads and layers as one image, with NaN between them."""
     maps = [attention.weights[address].numpy() for address in addresses]
     heads = max(len(w_HTS) for w_HTS in maps)
@@ -138,7 +138,7 @@ def _tile(attention: Attention, addresses: Sequence[str]) -> np.ndarray:
     return image.reshape(len(maps) * (T + GAP), heads * (S + GAP))[:, :-GAP]
 
 
-def _draw_kind(axes: Axes, image: np.ndarray, attention: Attention, addresses: Sequence[str]) -> None:
+def _draw_kind(axes: Axes, image: np.ndarray, attention: SentenceAttention, addresses: Sequence[str]) -> None:
     look = attention.looks[addresses[0]]
     rows, columns = attention.tokens[look.queries], attention.tokens[look.keys]
     high, wide = len(rows) + GAP, len(columns) + GAP

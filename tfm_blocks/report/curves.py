@@ -25,7 +25,7 @@ DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
 
 
 @dataclass(frozen=True)
-class Line:
+class RunLine:
     """How a run is drawn: runs that differ by their seed alone have one colour and another dash."""
 
     name: str
@@ -49,12 +49,12 @@ def line_style(group: int, seed: int, groups: int) -> tuple[str, str]:
     return colours[group % len(colours)], DASHES[seed % len(DASHES)]
 
 
-def charts_of(lines: Sequence[Line]) -> list[Chart]:
+def charts_of(lines: Sequence[RunLine]) -> list[Chart]:
     """A chart for each key that any of the runs has measured."""
     return [_chart(name, lines) for name in CURVES if any(name in row for line in lines for row in line.rows)]
 
 
-def _chart(name: str, lines: Sequence[Line]) -> Chart:
+def _chart(name: str, lines: Sequence[RunLine]) -> Chart:
     drawn = figure(height=300, sizing_mode="stretch_width", tools="box_zoom,reset", active_drag=None, name=name)
     drawn.toolbar.logo = None
     drawn.toolbar.autohide = True

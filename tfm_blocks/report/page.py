@@ -17,7 +17,7 @@ from tfm_blocks.report.attention_images import pictures_of
 from tfm_blocks.report.compare import TESTS
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.comparison_tables import sheets_of
-from tfm_blocks.report.curves import AXES, MOST_POINTS, Line, charts_of, line_style
+from tfm_blocks.report.curves import AXES, MOST_POINTS, RunLine, charts_of, line_style
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.models import models_of
 from tfm_blocks.report.samples import choose_samples, common_test_set
@@ -30,7 +30,9 @@ from tfm_blocks.runs.record import RunRecord
 LONGEST_CONFIG = 20_000  # characters
 
 
-def page(comparison: Comparison, title: str, *, sentence: str | None = None, plugins: Sequence[str] = ()) -> str:
+def render_report(
+    comparison: Comparison, title: str, *, sentence: str | None = None, plugins: Sequence[str] = ()
+) -> str:
     """HTML. Text of a run is escaped, no script but the page's own may run, and nothing may be fetched.
 
     `sentence` is the one whose attention is shown, in place of one of the test set.
@@ -62,12 +64,12 @@ def page(comparison: Comparison, title: str, *, sentence: str | None = None, plu
     )
 
 
-def _lines(groups: Sequence[Group]) -> list[Line]:
+def _lines(groups: Sequence[Group]) -> list[RunLine]:
     found = []
     for number, group in enumerate(groups):
         for place, run in enumerate(group.runs):
             colour, dash = line_style(number, place, len(groups))
-            found.append(Line(run.name, colour, dash, read_rows(run.folder / METRICS)))
+            found.append(RunLine(run.name, colour, dash, read_rows(run.folder / METRICS)))
     return found
 
 

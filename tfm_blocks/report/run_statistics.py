@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfm_blocks.data.cache import cache_folder, find_or_build, key_of
+from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.runs.folder import TRANSLATIONS
 from tfm_blocks.runs.losses import read_losses
@@ -41,7 +41,7 @@ def _of_translations(folder: Path, tokenizer: str) -> dict[str, Floats]:
     lines = read_translations(folder)
     outputs, references = [one.output for one in lines], [one.reference for one in lines]
     text = hashlib.sha256((folder / TRANSLATIONS).read_bytes()).hexdigest()
-    key = key_of(FORMAT, version("sacrebleu"), tokenizer, text)
+    key = cache_key(FORMAT, version("sacrebleu"), tokenizer, text)
 
     def build(place: Path) -> None:
         np.savez_compressed(place / FILE, **line_statistics(outputs, references, tokenizer))  # type: ignore[arg-type]

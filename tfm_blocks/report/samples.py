@@ -27,7 +27,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleLine:
     """A line of the test set, counted from 1, and what each run made of it."""
 
     line: int
@@ -48,7 +48,7 @@ def common_test_set(runs: Sequence[RunRecord]) -> dict[str, Sequence[TranslatedL
     return found
 
 
-def choose_samples(translations: Mapping[str, Sequence[TranslatedLine]]) -> list[Sample]:
+def choose_samples(translations: Mapping[str, Sequence[TranslatedLine]]) -> list[SampleLine]:
     """Lines on which the runs differ before others, evenly over the test set, in its order."""
     lines = list(zip(*translations.values(), strict=True))
     unlike = [place for place, row in enumerate(lines) if len({one.output for one in row}) > 1]
@@ -65,10 +65,10 @@ def _spread(places: Sequence[int], count: int) -> list[int]:
     return [places[number * len(places) // count] for number in range(count)]
 
 
-def _sample(place: int, row: Mapping[str, TranslatedLine]) -> Sample:
+def _sample(place: int, row: Mapping[str, TranslatedLine]) -> SampleLine:
     first = next(iter(row.values()))
     outputs = {name: mark(one.output[:LONGEST], one.reference[:LONGEST]) for name, one in row.items()}
-    return Sample(place + 1, first.source[:LONGEST], first.reference[:LONGEST], outputs)
+    return SampleLine(place + 1, first.source[:LONGEST], first.reference[:LONGEST], outputs)
 
 
 def mark(output: str, reference: str) -> list[Piece]:

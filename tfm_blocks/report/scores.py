@@ -45,7 +45,7 @@ def _numbers(one: Score) -> list[Cell]:
     return numbers + [Cell("") if p is None else Cell(f"{p:.4f}", p) for p in (one.p, one.p_sacrebleu)]
 
 
-def print_json(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
+def print_scores_json(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
     """Prints everything that the table shows, unrounded."""
     found = {name: [asdict(one) for one in scores] for name, scores in systems.items()}
     print(json.dumps(finite_or_null({"lines": lines, "runs": found}), indent=1, ensure_ascii=False))

@@ -18,7 +18,7 @@ LENGTH = 32  # tokens of an input whose length nobody chose
 
 
 @dataclass(frozen=True)
-class Row:
+class NodeRow:
     """What is shown of a node. `parameters` are its own: 0 where it shares or ties them."""
 
     node: Node
@@ -38,7 +38,7 @@ def model_record(spec: Spec, name: str, sources: Sources, lengths: Mapping[str, 
     return _record(*_measured(spec, sources, lengths), name)
 
 
-def _measured(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> tuple[list[Row], int, dict[str, int]]:
+def _measured(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> tuple[list[NodeRow], int, dict[str, int]]:
     """The rows, the number of parameters, and the length of each axis."""
     network = network_without_values(spec)
     sizes = axis_lengths(spec, lengths, LENGTH)
@@ -63,23 +63,23 @@ def nodes_sheet(spec: Spec, name: str) -> Sheet:
     return Sheet(name, columns, [*map(_cells, _alike(rows)), last], 4)
 
 
-def _cells(group: list[Row]) -> list[Cell]:
+def _cells(group: list[NodeRow]) -> list[Cell]:
     row, *others = group
     texts = _texts(row, others)
     numbers = (Cell(texts[4], row.parameters), Cell(texts[5], row.multiply_adds))
     return [*map(Cell, texts[:4]), *numbers]
 
 
-def _rows(spec: Spec, network: Network, sources: Sources, costs: Mapping[str, int]) -> list[Row]:
+def _rows(spec: Spec, network: Network, sources: Sources, costs: Mapping[str, int]) -> list[NodeRow]:
     rows = []
     for node in spec.nodes:
         place = sources.place(node.path)
         file = f"{place.file}:{place.line}" if place else ""
-        rows.append(Row(node, _form(node), _parameters(node, network), costs[node.address], file))
+        rows.append(NodeRow(node, _form(node), _parameters(node, network), costs[node.address], file))
     return rows
 
 
-def _print(rows: list[Row], total: int, sizes: Mapping[str, int], name: str) -> None:
+def _print(rows: list[NodeRow], total: int, sizes: Mapping[str, int], name: str) -> None:
     """Of the layers of a stack, the first stands for all that are like it."""
     columns = ("node", "block", "reads", "shape", "parameters", "multiply-adds", "file")
     groups = _alike(rows)
@@ -94,7 +94,7 @@ def _print(rows: list[Row], total: int, sizes: Mapping[str, int], name: str) -> 
         print_sheet(console, growth)
 
 
-def _texts(row: Row, others: list[Row]) -> tuple[str, ...]:
+def _texts(row: NodeRow, others: list[NodeRow]) -> tuple[str, ...]:
     """A row that stands for others too."""
     owners = sum(not other.node.shares for other in others) + 1
     parameters = "–" if row.node.shares else f"{row.parameters:,}{_times(owners)}"
@@ -102,7 +102,7 @@ def _texts(row: Row, others: list[Row]) -> tuple[str, ...]:
     return row.node.address, row.block, ", ".join(row.node.read), show(row.node.shape), parameters, cost
 
 
-def _record(rows: list[Row], total: int, sizes: Mapping[str, int], name: str) -> dict[str, object]:
+def _record(rows: list[NodeRow], total: int, sizes: Mapping[str, int], name: str) -> dict[str, object]:
     nodes = [
         {
             "address": row.node.address,
@@ -126,9 +126,9 @@ def _times(count: int) -> str:
     return f" × {count}" if count > 1 else ""
 
 
-def _alike(rows: list[Row]) -> list[list[Row]]:
+def _alike(rows: list[NodeRow]) -> list[list[NodeRow]]:
     """The nodes of a stack that are alike in all but the layer, together, in the order of the first of each."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[NodeRow]] = {}
     for row in rows:
         node = row.node
         place = ".".join("i" if part.isdigit() else part for part in node.address.split("."))

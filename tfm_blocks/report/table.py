@@ -60,7 +60,7 @@ class FittedSheet:
         sheet = _printable(self.sheet)
         columns = [_measure(sheet, number) for number in range(len(sheet.columns))]
         title = sheet.title
-        for part in split(columns, sheet.keys, options.max_width):
+        for part in split_columns(columns, sheet.keys, options.max_width):
             yield _table(sheet, title, part, fit(part, options.max_width))
             title = ""
 
@@ -75,7 +75,7 @@ def print_sheet(console: Console, sheet: Sheet) -> None:
     console.print(FittedSheet(sheet), crop=False)
 
 
-def split(columns: Sequence[Column], keys: int, width: int) -> list[list[Column]]:
+def split_columns(columns: Sequence[Column], keys: int, width: int) -> list[list[Column]]:
     """Return the columns in groups that fit `width`, each of which begins with the first `keys` columns."""
     if _total([column.folded for column in columns]) <= width:
         return [list(columns)]

@@ -14,7 +14,7 @@ from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.runs.files import read_or_empty
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP, hold, is_held, state_of
 from tfm_blocks.runs.metrics import numbers_of
-from tfm_blocks.runs.sweep import WAITING, SweepJob, is_sweep, read_jobs
+from tfm_blocks.runs.sweep import WAITING, RecordedJob, is_sweep, read_jobs
 from tfm_blocks.runs.values import count_at, mapping_at, number_at, text_at, texts_at
 
 LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
@@ -60,7 +60,7 @@ class Member:
     """One run below a folder: `job` is what its sweep says of it, where it is of one. `begun`: it has a run folder."""
 
     folder: Path
-    job: SweepJob | None
+    job: RecordedJob | None
     begun: bool
 
     def state(self) -> tuple[str, str]:

@@ -49,7 +49,7 @@ def read_rows(path: Path) -> list[Row]:
     return [found for row in rows if (found := numbers_of(names, row))]
 
 
-def read_columns(path: Path) -> list[str]:
+def read_metric_names(path: Path) -> list[str]:
     """Return the names in the first line. Raises RunError if the file is not a table of steps."""
     try:
         names = next(csv.reader(read_text(path).splitlines()), [])

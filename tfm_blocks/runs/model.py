@@ -30,7 +30,7 @@ def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], 
     write_json(folder / MODEL, record)
 
 
-def read_columns(folder: Path) -> tuple[str, ...]:
+def read_text_columns(folder: Path) -> tuple[str, ...]:
     """The columns of the text that the model was trained on, where its folder says. Raises RunError."""
     columns = read_json(folder / MODEL).get("columns", [])
     if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):

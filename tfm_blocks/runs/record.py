@@ -137,7 +137,7 @@ def read_record(member: Member) -> RunRecord:
         state,
         reason,
         text_at(mapping_at(record, "choices"), "model"),
-        read_settings(folder / CONFIG),
+        read_recorded_settings(folder / CONFIG),
         text_at(mapping_at(record, "text"), "vocabulary"),
         text_at(mapping_at(status, "test_set"), "sha256"),
         split,
@@ -151,7 +151,7 @@ def read_record(member: Member) -> RunRecord:
     )
 
 
-def read_settings(path: Path) -> dict[str, Setting]:
+def read_recorded_settings(path: Path) -> dict[str, Setting]:
     """Each value of config.yaml by dotted key; a list is one value. Nothing where the file is missing or damaged.
 
     Root keys are read one by one, since most runs share most of what is below them; what somebody has written in

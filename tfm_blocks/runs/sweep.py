@@ -17,7 +17,7 @@ LONGEST_NAME = 255  # bytes: what file systems take
 
 
 @dataclass(frozen=True)
-class SweepJob:
+class RecordedJob:
     """One job. `state` and `reason` are what the sweep wrote down of its end; WAITING where it did not."""
 
     folder: Path
@@ -31,7 +31,7 @@ def is_sweep(folder: Path) -> bool:
     return (folder / SWEEP).is_file()
 
 
-def read_jobs(folder: Path) -> list[SweepJob]:
+def read_jobs(folder: Path) -> list[RecordedJob]:
     """Return the jobs in their order; an entry without the name of a folder is left out."""
     return [_job(folder / name, one) for name, one in job_records(folder).items()]
 
@@ -51,5 +51,7 @@ def _is_folder_name(name: str) -> bool:
     return 0 < len(encoded) <= LONGEST_NAME and name not in (".", "..") and not {"/", "\0"} & set(name)
 
 
-def _job(run: Path, listed: Mapping[str, Any]) -> SweepJob:
-    return SweepJob(run, texts_at(listed, "overrides"), text_at(listed, "state") or WAITING, text_at(listed, "reason"))
+def _job(run: Path, listed: Mapping[str, Any]) -> RecordedJob:
+    return RecordedJob(
+        run, texts_at(listed, "overrides"), text_at(listed, "state") or WAITING, text_at(listed, "reason")
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from tfm_blocks.sweep.job import DONE, SweepJob
 from tfm_blocks.sweep.launchers.interface import Worker
 from tfm_blocks.sweep.progress import Progress
-from tfm_blocks.sweep.result import Ending, ending_of
+from tfm_blocks.sweep.result import JobResult, result_of
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Attempt:
     begun: bool = False
     deadline: float = float("inf")
     until: float = float("inf")
-    asked: Ending | None = None
+    asked: JobResult | None = None
 
     def begin(self) -> str | None:
         """Where it runs, once, when it does; from then on its time counts."""
@@ -38,7 +38,7 @@ class Attempt:
             self.deadline = float("inf") if self.timeout is None else time.monotonic() + self.timeout
         return place
 
-    def ask(self, why: Ending) -> None:
+    def ask(self, why: JobResult) -> None:
         """To end with a checkpoint; only the first time counts."""
         if self.asked is None:
             self.asked, self.until = why, time.monotonic() + self.worker.patience
@@ -49,10 +49,10 @@ class Attempt:
         self.worker.kill()
         self.until = float("inf")
 
-    def ending(self) -> Ending | None:
+    def ending(self) -> JobResult | None:
         """What became of it; None while it lives."""
         ended = self.worker.ended()
         if ended is None:
             return None
-        found = ended if isinstance(ended, Ending) else ending_of(ended, self.run, self.log, self.worker.begin)
+        found = ended if isinstance(ended, JobResult) else result_of(ended, self.run, self.log, self.worker.begin)
         return self.asked if self.asked and found.state != DONE else found

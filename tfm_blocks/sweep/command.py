@@ -13,7 +13,7 @@ from tfm_blocks.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
-    from tfm_blocks.compose.sweep import AskedSweep
+    from tfm_blocks.compose.sweep import SweepRequest
     from tfm_blocks.sweep.check import CheckedJob
     from tfm_blocks.sweep.engine import JobSource, Sweep
     from tfm_blocks.sweep.job import SweepJob
@@ -63,7 +63,7 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
     return _tell(running, command, number)
 
 
-def _jobs(asked: AskedSweep, settings: SweepSettings, check: Check) -> list[SweepJob]:
+def _jobs(asked: SweepRequest, settings: SweepSettings, check: Check) -> list[SweepJob]:
     """All jobs; of a search, one that has the first of all values. Raises ConfigError where one could not start."""
     from tfm_blocks.compose.sweep import combinations, first_values
     from tfm_blocks.sweep.random_values import draw_jobs
@@ -83,16 +83,16 @@ def _configs(jobs: Sequence[SweepJob], settings: SweepSettings) -> set[str]:
 
 
 def _source(
-    folder: SweepFolder, jobs: list[SweepJob], asked: AskedSweep, settings: SweepSettings, check: Check
+    folder: SweepFolder, jobs: list[SweepJob], asked: SweepRequest, settings: SweepSettings, check: Check
 ) -> JobSource:
     from tfm_blocks.sweep.engine import Grid
     from tfm_blocks.sweep.job import DONE
     from tfm_blocks.sweep.record import adopt_names, state_before
 
     if settings.method == "optuna":
-        from tfm_blocks.sweep.search import Search
+        from tfm_blocks.sweep.search import Study
 
-        return Search(folder, asked.parts, settings, lambda number, texts: _trial(number, texts, asked, jobs[0], check))
+        return Study(folder, asked.parts, settings, lambda number, texts: _trial(number, texts, asked, jobs[0], check))
     adopt_names(folder, jobs)
     for job in jobs:
         if state_before(folder, job) == "done":
@@ -100,7 +100,7 @@ def _source(
     return Grid(jobs)
 
 
-def _trial(number: int, overrides: Sequence[str], asked: AskedSweep, sample: SweepJob, check: Check) -> SweepJob:
+def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: SweepJob, check: Check) -> SweepJob:
     """The job of a trial. One that could not start has no config but that of the sample, and says what is wrong."""
     from tfm_blocks.compose.sweep import compose_job
     from tfm_blocks.sweep.check import check_jobs
@@ -117,7 +117,7 @@ def _trial(number: int, overrides: Sequence[str], asked: AskedSweep, sample: Swe
     return job
 
 
-def _expect_same_conf(sample: SweepJob, asked: AskedSweep) -> None:
+def _expect_same_conf(sample: SweepJob, asked: SweepRequest) -> None:
     """Raise ConfigError if the files of conf/ make another config of the sample than at the start of the search."""
     from tfm_blocks.compose.sweep import compose_job
 
@@ -135,7 +135,7 @@ def _size(source: JobSource, settings: SweepSettings) -> str:
     return f"{count} {kind}{done}, {min(settings.parallel, count)} at a time"
 
 
-def _checked(overrides: Sequence[list[str]], asked: AskedSweep, check: Check) -> list[CheckedJob]:
+def _checked(overrides: Sequence[list[str]], asked: SweepRequest, check: Check) -> list[CheckedJob]:
     """Prints the jobs. Raises ConfigError where one of them could not start."""
     from tfm_blocks.compose.sweep import compose_job
     from tfm_blocks.report.jobs import show_jobs
@@ -147,7 +147,7 @@ def _checked(overrides: Sequence[list[str]], asked: AskedSweep, check: Check) ->
     return found
 
 
-def _named(jobs: Sequence[CheckedJob], asked: AskedSweep) -> list[SweepJob]:
+def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
     from tfm_blocks.sweep.job import SweepJob
 
     names = _names([job.overrides for job in jobs], asked)
@@ -158,7 +158,7 @@ def _named(jobs: Sequence[CheckedJob], asked: AskedSweep) -> list[SweepJob]:
     ]
 
 
-def _names(jobs: Sequence[Sequence[str]], asked: AskedSweep) -> list[str]:
+def _names(jobs: Sequence[Sequence[str]], asked: SweepRequest) -> list[str]:
     from tfm_blocks.compose.sweep import values_of
     from tfm_blocks.sweep.naming import job_names
 

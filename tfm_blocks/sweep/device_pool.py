@@ -19,7 +19,7 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not _OF_ANOTHER.fullmatch(name)}
 
 
-class Share:
+class DevicePool:
     """Who has which device. A job takes those that the fewest others have; cores are shared out evenly.
 
     Where there is one job at a time, or the user has set OMP_NUM_THREADS, threads stay as they are.

@@ -25,8 +25,8 @@ from tfm_blocks.sweep.job import (
 )
 from tfm_blocks.sweep.launchers.interface import Launcher, RefusedError, Worker
 from tfm_blocks.sweep.progress import Progress
-from tfm_blocks.sweep.record import SweepFolder, make_way, plugins_of, state_before
-from tfm_blocks.sweep.result import Ending
+from tfm_blocks.sweep.record import SweepFolder, archive_previous, plugins_of, state_before
+from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.sweep.settings import SweepSettings
 from tfm_blocks.sweep.view import SweepRow, SweepView
 
@@ -52,7 +52,7 @@ class JobSource(Protocol):
     def next(self) -> SweepJob | None:
         """The next job to start; None where there is none, or none before another one ends."""
 
-    def is_hopeless(self, job: SweepJob, progress: Progress) -> bool:
+    def should_prune(self, job: SweepJob, progress: Progress) -> bool:
         """Whether a running job is to be ended, since others are better."""
 
     def ended(self, job: SweepJob, progress: Progress) -> None:
@@ -78,7 +78,7 @@ class Grid:
     def news(self) -> str:
         return ""
 
-    def is_hopeless(self, job: SweepJob, progress: Progress) -> bool:
+    def should_prune(self, job: SweepJob, progress: Progress) -> bool:
         return False
 
     def ended(self, job: SweepJob, progress: Progress) -> None:
@@ -134,7 +134,7 @@ class Sweep:
             self.found.popitem()[1].stop()
         for attempt in list(self.running):
             if number:
-                attempt.ask(Ending(STOPPED, f"by {signal.Signals(number).name}"))
+                attempt.ask(JobResult(STOPPED, f"by {signal.Signals(number).name}"))
             self._look(attempt)
         if not number:
             self._fill()
@@ -153,7 +153,7 @@ class Sweep:
         if (place := attempt.begin()) is not None:
             self._begin(attempt, place)
         if now > attempt.deadline:
-            attempt.ask(Ending(TIMED_OUT, f"after {self.settings.timeout:g} s"))
+            attempt.ask(JobResult(TIMED_OUT, f"after {self.settings.timeout:g} s"))
         if now > attempt.until:
             attempt.kill()
         ending = attempt.ending()
@@ -161,10 +161,10 @@ class Sweep:
             attempt.progress.look()
         if ending:
             self._end(attempt, ending)
-        elif now > self.looked + OFTEN and self.source.is_hopeless(attempt.job, attempt.progress):
-            attempt.ask(Ending(PRUNED, "others of this search were better by then"))
+        elif now > self.looked + OFTEN and self.source.should_prune(attempt.job, attempt.progress):
+            attempt.ask(JobResult(PRUNED, "others of this search were better by then"))
 
-    def _end(self, attempt: Attempt, ending: Ending) -> None:
+    def _end(self, attempt: Attempt, ending: JobResult) -> None:
         job = attempt.job
         self.running.remove(attempt)
         job.state, job.reason = ending.state, ending.reason
@@ -255,7 +255,7 @@ class Sweep:
             job.state, job.reason = DONE, ""
             return None
         if before in ("", "diverged"):
-            make_way(self.folder, job)
+            archive_previous(self.folder, job)
             more = ["--job", str(self.folder.write_job(job))]
         else:
             more = [f"resume={self.folder.run(job)}", *plugins_of(job)]

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from random import Random
 
-from tfm_blocks.compose.sweep import Choices, Interval, Part
+from tfm_blocks.compose.sweep import Choices, Interval, OpenKey
 
 PATIENCE = 100  # draws for each job that is asked for: where fewer combinations are left, there are fewer jobs
 
 
-def draw_jobs(parts: Sequence[Part], trials: int, seed: int) -> list[list[str]]:
+def draw_jobs(parts: Sequence[OpenKey], trials: int, seed: int) -> list[list[str]]:
     """The overrides of so many jobs, no two alike; of more trials the first are the same."""
     random, jobs = Random(seed), {}
     for _ in range(PATIENCE * trials):
@@ -22,7 +22,7 @@ def draw_jobs(parts: Sequence[Part], trials: int, seed: int) -> list[list[str]]:
     return list(jobs.values())
 
 
-def _draw(part: Part, random: Random) -> str:
+def _draw(part: OpenKey, random: Random) -> str:
     if isinstance(part, Choices):
         return random.choice(part.texts)
     low, high = (math.log(part.low), math.log(part.high)) if part.log else (part.low, part.high)

@@ -139,7 +139,7 @@ def state_before(folder: SweepFolder, job: SweepJob) -> str:
     return text_at(read_or_empty(run / STATUS), "state") if (run / RUN).is_file() else ""
 
 
-def make_way(folder: SweepFolder, job: SweepJob) -> None:
+def archive_previous(folder: SweepFolder, job: SweepJob) -> None:
     """For a job that begins anew: what diverged before stays under another name, and what never began goes."""
     run = folder.run(job)
     if not run.exists():

@@ -19,23 +19,23 @@ _SIGNAL = re.compile(r"ended with (SIG[A-Z0-9]+)")
 
 
 @dataclass(frozen=True)
-class Ending:
+class JobResult:
     """`state` is a word of `job.py`."""
 
     state: str
     reason: str = ""
 
 
-def ending_of(status: int, run: Path, log: Path, begin: int) -> Ending:
+def result_of(status: int, run: Path, log: Path, begin: int) -> JobResult:
     """Of a job that has left with this exit status; what it has said begins at that byte of its log."""
     reason = _told(run, log, begin)
     if status in BY_STATUS:
-        return Ending(BY_STATUS[status], reason if status else "")
+        return JobResult(BY_STATUS[status], reason if status else "")
     if status > 128:
-        return Ending(KILLED, _signal_name(status - 128))
+        return JobResult(KILLED, _signal_name(status - 128))
     if found := _SIGNAL.search(reason):  # one of its processes, which the others have told
-        return Ending(KILLED, f"{found[1]}: {reason}")
-    return Ending(MEMORY if _MEMORY.search(reason) else ERROR, reason)
+        return JobResult(KILLED, f"{found[1]}: {reason}")
+    return JobResult(MEMORY if _MEMORY.search(reason) else ERROR, reason)
 
 
 def _signal_name(number: int) -> str:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfm_blocks.compose.sweep import Choices, Part
+from tfm_blocks.compose.sweep import Choices, OpenKey
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.sweep.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, WAITING, SweepJob
@@ -30,14 +30,14 @@ except ImportError:
 MakeJob = Callable[[int, Sequence[str]], SweepJob]
 
 
-class Search:
+class Study:
     """The trials of a study whose journal is in the sweep's folder: what is in it goes on.
 
     A trial whose job was stopped is still running for the study, so its job goes on; one that failed has failed.
     `make` gives the job of a trial by its number, which may be one that cannot start.
     """
 
-    def __init__(self, folder: SweepFolder, parts: Sequence[Part], settings: OptunaSettings, make: MakeJob) -> None:
+    def __init__(self, folder: SweepFolder, parts: Sequence[OpenKey], settings: OptunaSettings, make: MakeJob) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.folder, self.parts, self.settings = folder, parts, settings
         self.make, self.metric = make, settings.metric
@@ -59,7 +59,7 @@ class Search:
             self._tell(job, optuna.trial.TrialState.FAIL)
         return None
 
-    def is_hopeless(self, job: SweepJob, progress: Progress) -> bool:
+    def should_prune(self, job: SweepJob, progress: Progress) -> bool:
         """What its validations have measured is reported; after the last one there is nothing to save."""
         trial = self._trial(job)
         told = self.study.trials[trial.number].intermediate_values
@@ -169,7 +169,7 @@ def _open(folder: SweepFolder, settings: OptunaSettings) -> Any:
         )
 
 
-def _text(part: Part, params: Mapping[str, Any]) -> str:
+def _text(part: OpenKey, params: Mapping[str, Any]) -> str:
     """The override that a trial's value of this key stands for."""
     if not isinstance(part, Choices):
         return text_of(part, params[part.key])

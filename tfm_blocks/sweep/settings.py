@@ -10,12 +10,12 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings, read_settings
 from tfm_blocks.errors import shown, suggest
-from tfm_blocks.tracking.metric_schema import CONTRACT
+from tfm_blocks.tracking.metric_schema import METRIC_KEYS
 
 QUEUED_JOBS = 100  # the default of sweep.parallel on a cluster
 QUEUED_TRIALS = 10  # of a search, which learns only from trials that have ended
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-METRICS = {key.name: key.summary for key in CONTRACT if key.name.startswith("val/") and key.summary != "last"}
+METRICS = {key.name: key.summary for key in METRIC_KEYS if key.name.startswith("val/") and key.summary != "last"}
 
 
 def seconds(value: object) -> float | None:

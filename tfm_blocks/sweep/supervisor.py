@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 came: set[int] = set()
 
 
-def keep(command: list[str]) -> int:
+def supervise(command: list[str]) -> int:
     """The exit status of the command; of one that a signal has ended, 128 + its number."""
     job = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_keeper)
     until = float("inf")
@@ -54,4 +54,4 @@ def kill_all(group: int) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: came.add(number))
-    sys.exit(keep(sys.argv[1:]))
+    sys.exit(supervise(sys.argv[1:]))

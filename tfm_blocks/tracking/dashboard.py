@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from tfm_blocks.compose.folders import CONF, EVERYWHERE, OF_A_SWEEP, options, read_yaml
+from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, options, read_yaml
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Place, Problem, suggest
 from tfm_blocks.language.files import shown_path
-from tfm_blocks.tracking.metric_schema import CONTRACT, FACTS, MEDIA
+from tfm_blocks.tracking.metric_schema import FACTS, MEDIA, METRIC_KEYS
 
 GROUP = "dashboard"
 STEP = "step"
@@ -85,7 +85,7 @@ class Dashboard(Settings):
         return _known(given, info.context or ())
 
 
-METRICS = {key.name: key for key in CONTRACT}
+METRICS = {key.name: key for key in METRIC_KEYS}
 SINGLE = [name for name in METRICS if "{" not in name]
 
 
@@ -104,7 +104,12 @@ def settings_logged(folders: list[Path]) -> set[str]:
             found |= set(_addresses(value, key)) if isinstance(value, dict) else {key}
     for path in options("model", folders).values():
         found |= read_yaml(path).keys() - {"defaults", "model"}
-    for group in {path.name for path in CONF.iterdir() if path.is_dir()} - {"model", GROUP, *EVERYWHERE, *OF_A_SWEEP}:
+    for group in {path.name for path in CONF.iterdir() if path.is_dir()} - {
+        "model",
+        GROUP,
+        *GLOBAL_GROUPS,
+        *OF_A_SWEEP,
+    }:
         for path in options(group, folders).values():
             found |= set(_addresses(read_yaml(path), group))
     return found

@@ -12,9 +12,9 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from tfm_blocks.errors import LONGEST_LINE, cut
-from tfm_blocks.runs.metrics import read_columns
+from tfm_blocks.runs.metrics import read_metric_names
 
-Sample = tuple[str, str, str]
+TranslationSample = tuple[str, str, str]
 RESTS = 20  # times as long as an error has taken: a server that hangs costs at most a twentieth of the time
 
 
@@ -27,7 +27,7 @@ class RunLogger(Logger):
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Does nothing: a logger is made with the config."""
 
-    def log_samples(self, split: str, samples: Sequence[Sample], step: int) -> None:
+    def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
         """Translations of (source, output, reference), the same sentences of a split each time."""
 
     def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
@@ -51,7 +51,7 @@ class CsvLogger(RunLogger):
         self.path = path
         if not path.exists():
             self._append(("step", *columns))
-        self.columns = read_columns(path)
+        self.columns = read_metric_names(path)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if metrics.keys() & set(self.columns):
@@ -66,7 +66,7 @@ class CsvLogger(RunLogger):
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
 
-class Guarded(RunLogger):
+class FaultTolerantLogger(RunLogger):
     """A logger whose errors end no run: what it is told goes through here, and what it loses is told once of each kind.
 
     After an error it rests, and then it is told what comes next; an end it is always told.
@@ -83,7 +83,7 @@ class Guarded(RunLogger):
         self._step = newest = max(self._step, step or 0)
         self._unless_it_rests("metrics", lambda: self.inner.log_metrics(dict(metrics), newest))
 
-    def log_samples(self, split: str, samples: Sequence[Sample], step: int) -> None:
+    def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
         self._unless_it_rests("samples", lambda: self.inner.log_samples(split, samples, step))
 
     def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tfm_blocks.runs.metrics import SECONDS, TOKENS
 
-Summary = Literal["min", "max", "last"]
+SummaryKind = Literal["min", "max", "last"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Key:
 
     name: str
     unit: str
-    summary: Summary
+    summary: SummaryKind
 
     @property
     def summarised(self) -> str:
@@ -46,8 +46,8 @@ class Fact:
 
 
 def _scores(split: str, sentences: str, best: bool) -> tuple[Key, ...]:
-    low: Summary = "min" if best else "last"
-    high: Summary = "max" if best else "last"
+    low: SummaryKind = "min" if best else "last"
+    high: SummaryKind = "max" if best else "last"
     return (
         Key(f"{split}/loss", "nats a target token, label-smoothed", low),
         Key(f"{split}/perplexity", "e^(nats a target token), not smoothed", low),
@@ -61,7 +61,7 @@ def _scores(split: str, sentences: str, best: bool) -> tuple[Key, ...]:
 
 
 IN_EVERY_ROW = frozenset({TOKENS, SECONDS})
-CONTRACT = (
+METRIC_KEYS = (
     Key(
         "train/loss", "nats a target token, label-smoothed, without auxiliary losses; mean since the row before", "min"
     ),
@@ -105,7 +105,7 @@ FACTS = (
 
 def columns(nodes: Sequence[str], groups: Sequence[str]) -> list[str]:
     """The keys of a run whose blocks at `nodes` add a loss, and whose text has these groups."""
-    return [name for key in CONTRACT for name in _expand(key.name, nodes, groups)]
+    return [name for key in METRIC_KEYS for name in _expand(key.name, nodes, groups)]
 
 
 def _expand(name: str, nodes: Sequence[str], groups: Sequence[str]) -> Iterator[str]:
@@ -117,9 +117,9 @@ def _expand(name: str, nodes: Sequence[str], groups: Sequence[str]) -> Iterator[
         yield head + one
 
 
-def key_of(name: str) -> Key:
+def find_key(name: str) -> Key:
     """The key that a logged name is of. Raises KeyError where the contract has none."""
-    for key in CONTRACT:
+    for key in METRIC_KEYS:
         head, brace, _ = key.name.partition("{")
         if name == key.name or (brace and name.startswith(head)):
             return key

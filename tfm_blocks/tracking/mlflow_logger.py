@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import MLFlowLogger
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from tfm_blocks.tracking.loggers import RunLogger, Sample
+from tfm_blocks.tracking.loggers import RunLogger, TranslationSample
 from tfm_blocks.tracking.metric_schema import IN_EVERY_ROW
 from tfm_blocks.tracking.settings import MlflowSettings
 
@@ -76,7 +76,7 @@ class MlflowLogger(RunLogger):
             self._steps[name] = {one.step for one in self.client.get_metric_history(self.run_id, name)}
         return self._steps[name]
 
-    def log_samples(self, split: str, samples: Sequence[Sample], step: int) -> None:
+    def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
         lines = ["source\toutput\treference", *("\t".join(sample) for sample in samples)]
         self.client.log_text(self.run_id, "\n".join(lines) + "\n", f"samples/{split}/step-{step:08d}.tsv")
 

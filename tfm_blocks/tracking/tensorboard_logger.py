@@ -12,7 +12,7 @@ import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 
-from tfm_blocks.tracking.loggers import RunLogger, Sample
+from tfm_blocks.tracking.loggers import RunLogger, TranslationSample
 from tfm_blocks.tracking.metric_schema import IN_EVERY_ROW
 
 FOLDER = "tensorboard"
@@ -36,7 +36,7 @@ class TensorboardLogger(RunLogger):
         self._last = step
         self.inner.log_metrics(new, step)
 
-    def log_samples(self, split: str, samples: Sequence[Sample], step: int) -> None:
+    def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
         lines = ["| source | output | reference |", "|---|---|---|"]
         lines += [f"| {' | '.join(text.replace('|', '&#124;') for text in sample)} |" for sample in samples]
         self.inner.experiment.add_text(f"samples/{split}", "\n".join(lines), step)

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from tfm_blocks.compose.command_line import prepare_arguments
-from tfm_blocks.compose.sweep import Interval, Part, combinations, one_at_a_time, parts_of
+from tfm_blocks.compose.sweep import Interval, OpenKey, combinations, one_at_a_time, parts_of
 from tfm_blocks.errors import ConfigError, Problem, suggest
-from tfm_blocks.tracking.metric_schema import CONTRACT
+from tfm_blocks.tracking.metric_schema import METRIC_KEYS
 
 GOALS = {"min": "minimize", "max": "maximize"}
 DISTRIBUTIONS = {  # W&B's names, by whether orders of magnitude count alike, and whether numbers are whole
@@ -30,7 +30,7 @@ def sweep_file(overrides: Sequence[str], own: Path | None, method: str, metric: 
     """
     options = ["--config-dir", str(own.resolve())] if own else []
     prepare_arguments([*options, "-m", *overrides])
-    goals = {key.name: GOALS[key.summary] for key in CONTRACT if key.summary in GOALS and "{" not in key.name}
+    goals = {key.name: GOALS[key.summary] for key in METRIC_KEYS if key.summary in GOALS and "{" not in key.name}
     if metric not in goals:
         raise ConfigError(Problem("--metric", f"is no score of a run: {metric}", help=suggest(metric, goals)))
     parameters = dict(_parameter(part, method) for part in parts_of(overrides, own))
@@ -53,7 +53,7 @@ def jobs_to_check(overrides: Sequence[str], own: Path | None, method: str) -> li
     return combinations(parts) if method == "grid" else one_at_a_time(parts)
 
 
-def _parameter(part: Part, method: str) -> tuple[str, dict[str, Any]]:
+def _parameter(part: OpenKey, method: str) -> tuple[str, dict[str, Any]]:
     """A key, as it was typed, and its values as W&B is told them."""
     if isinstance(part, Interval):
         if method == "grid":

@@ -22,8 +22,8 @@ from PIL import Image
 
 from tfm_blocks.runs.folder import CONFIG, MODEL, TOKENIZER, WEIGHTS
 from tfm_blocks.runs.metrics import TOKENS
-from tfm_blocks.tracking.loggers import RunLogger, Sample
-from tfm_blocks.tracking.metric_schema import CONTRACT, IN_EVERY_ROW
+from tfm_blocks.tracking.loggers import RunLogger, TranslationSample
+from tfm_blocks.tracking.metric_schema import IN_EVERY_ROW, METRIC_KEYS
 from tfm_blocks.tracking.settings import WandbSettings
 
 DIVERGED, PREEMPTED = 3, 75  # exit statuses of which a team wants to know at once
@@ -64,7 +64,7 @@ class WandbLogger(RunLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self._log(metrics, step or 0)
 
-    def log_samples(self, split: str, samples: Sequence[Sample], step: int) -> None:
+    def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
         table = wandb.Table(columns=["source", "output", "reference"], data=[list(sample) for sample in samples])
         self._log({f"samples/{split}": table}, step)
 
@@ -103,7 +103,7 @@ def _define(run: wandb.Run) -> None:
 
     A name for several keys ends in a star.
     """
-    for key in CONTRACT:
+    for key in METRIC_KEYS:
         axis = None if key.name in IN_EVERY_ROW else TOKENS
         summary = None if key.summary == "last" else key.summary  # which W&B keeps anyway, under the plain name
         run.define_metric(re.sub(r"{.*", "*", key.name), summary=summary, step_metric=axis)

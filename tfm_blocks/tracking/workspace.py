@@ -40,7 +40,7 @@ def rendered(workspace: Any) -> dict[str, Any]:
     return found
 
 
-def save(workspace: Any) -> str:
+def save_workspace(workspace: Any) -> str:
     """Makes it in W&B, and gives its address. Raises RunError."""
     try:
         workspace.save()

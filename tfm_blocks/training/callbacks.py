@@ -18,15 +18,15 @@ from tfm_blocks.report.attention_page import png
 from tfm_blocks.runs.folder import BEST, step_file, step_files
 from tfm_blocks.runs.model import weights_of, write_tensors
 from tfm_blocks.tracking.loggers import RunLogger
-from tfm_blocks.training.fsdp2 import whole
-from tfm_blocks.training.heartbeat import Silence
+from tfm_blocks.training.fsdp2 import full_tensors
+from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.translation.sentence_attention import attention_of
 
 SHORT = 24  # tokens of a sentence whose attention is pictured: the labels of eight heads of them still fit a screen
 
 
-class KeepWeights(Callback):
+class BestWeights(Callback):
     """Writes `best.safetensors` after a validation of the lowest loss so far.
 
     The loss decides and not BLEU, because the loss is over the whole validation set and BLEU only over a few sentences.
@@ -45,7 +45,7 @@ class KeepWeights(Callback):
         loss = pl_module.latest["val/loss"]
         best = loss < self.best_loss
         self.best_loss = min(loss, self.best_loss)
-        weights = whole(weights_of(pl_module.network))
+        weights = full_tensors(weights_of(pl_module.network))
         if not trainer.is_global_zero:
             return
         if best:
@@ -95,7 +95,7 @@ class ShowProgress(Callback):
     Elsewhere a long `silence` is broken by the step, loss and pace, or by what takes the place of training.
     """
 
-    def __init__(self, console: Console, silence: Silence) -> None:
+    def __init__(self, console: Console, silence: Heartbeat) -> None:
         self.console, self.silence = console, silence
         self.begun, self.first = time.perf_counter(), 0
         self.bar: Progress | None = None

@@ -22,7 +22,7 @@ from tfm_blocks.language.spec import Spec, names
 
 
 @dataclass(frozen=True)
-class Feed:
+class PlannedCorpus:
     """A corpus as a model reads it, in steps and micro-batches of the sizes that the settings say."""
 
     corpus: Corpus
@@ -49,9 +49,9 @@ class Feed:
         return self.layout.batch(self.corpus, rows_B, empty=step.idle(ranks.rank, ranks.world))
 
 
-def feed_of(spec: Spec, prepared: Prepared, settings: DataSettings) -> Feed:
+def feed_of(spec: Spec, prepared: Prepared, settings: DataSettings) -> PlannedCorpus:
     """The training text as a model reads it."""
-    return Feed(prepared.train, layout_of(prepared.train.columns, names(spec.sources)), settings)
+    return PlannedCorpus(prepared.train, layout_of(prepared.train.columns, names(spec.sources)), settings)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class TrainStream(IterableDataset[StepBatches]):
     several workers of a loader, which takes from them in turn, gives its part of the steps.
     """
 
-    def __init__(self, feed: Feed, *, seed: int, start: int, ranks: Ranks, cursor: Cursor = Cursor()) -> None:
+    def __init__(self, feed: PlannedCorpus, *, seed: int, start: int, ranks: Ranks, cursor: Cursor = Cursor()) -> None:
         self.feed, self.seed, self.start, self.ranks, self.cursor = feed, seed, start, ranks, cursor
 
     def __iter__(self) -> Iterator[StepBatches]:
@@ -119,7 +119,7 @@ class TrainStream(IterableDataset[StepBatches]):
 class EvalStream(IterableDataset[Batch]):
     """What a rank reads of a whole corpus, once."""
 
-    def __init__(self, feed: Feed, ranks: Ranks) -> None:
+    def __init__(self, feed: PlannedCorpus, ranks: Ranks) -> None:
         self.feed, self.ranks = feed, ranks
 
     def __iter__(self) -> Iterator[Batch]:
@@ -201,8 +201,8 @@ class RunData(LightningDataModule):
         _, corpus = self.prepared.last_scored
         return DataLoader(EvalStream(self._feed(corpus), self.ranks), **self._options)
 
-    def _feed(self, corpus: Corpus) -> Feed:
-        return Feed(corpus, self.layout, self.settings)
+    def _feed(self, corpus: Corpus) -> PlannedCorpus:
+        return PlannedCorpus(corpus, self.layout, self.settings)
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:

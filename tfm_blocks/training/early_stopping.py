@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.tracking.metric_schema import key_of
+from tfm_blocks.tracking.metric_schema import find_key
 from tfm_blocks.training.module import TrainingModule
 
 
@@ -23,7 +23,7 @@ class EarlyStopping(Callback):
 
     def __init__(self, monitor: str, patience: int, min_delta: float) -> None:
         self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
-        self.sign = 1.0 if key_of(monitor).summary == "max" else -1.0
+        self.sign = 1.0 if find_key(monitor).summary == "max" else -1.0
         self.best, self.best_step, self.waited = -math.inf, 0, 0  # best: times the sign, so higher is better
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -17,7 +17,7 @@ from tfm_blocks.training.metrics import ExactMatch, LengthRatio, RowLosses, Toke
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
-Rows = Sequence[Mapping[str, str]]
+Samples = Sequence[Mapping[str, str]]
 
 
 class Scorer(nn.Module):
@@ -71,11 +71,11 @@ class Scorer(nn.Module):
         """Each rank translates every world-th."""
         return slice(self.ranks.rank, len(rows), self.ranks.world)
 
-    def _translate(self, rows: Rows, search: Search, stop: Callable[[], object]) -> list[str]:
+    def _translate(self, rows: Samples, search: Search, stop: Callable[[], object]) -> list[str]:
         texts = [{name: row[name] for name in self.translator.sources} for row in rows[self._mine(rows)]]
         return [best[0].text for best in self.translator.search(texts, search, stop=stop)]
 
-    def _count(self, mine: Sequence[str], rows: Rows, groups: Sequence[str]) -> None:
+    def _count(self, mine: Sequence[str], rows: Samples, groups: Sequence[str]) -> None:
         own = self._mine(rows)
         references = [row[TARGET] for row in rows[own]]
         self.exact.update(mine, references, groups[: len(rows)][own])

@@ -20,7 +20,7 @@ from tfm_blocks.runs.model import fill, weights_of
 Tree = TypeVar("Tree")
 
 
-def whole(values: Tree) -> Tree:
+def full_tensors(values: Tree) -> Tree:
     """The same with whole tensors in place of shares of them, for which all processes must ask; the rest as it is."""
     return cast(Tree, tree_map_only(DTensor, lambda share: share.full_tensor(), values))
 
@@ -35,7 +35,7 @@ def fill_shares(network: Network, tensors: Mapping[str, Tensor]) -> None:
     fill(network, {name: _share_of(tensors[name].to(one.device), one) for name, one in own.items()})
 
 
-class SharedOut(ModelParallelStrategy):
+class FSDP2Strategy(ModelParallelStrategy):
     """Each process keeps a share of every weight, of its gradient and of the optimizer's state.
 
     The whole weights are there from the first forward of a step to the backward of its last micro-batch, and during a
@@ -74,7 +74,7 @@ class SharedOut(ModelParallelStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         assert self.lightning_module is not None
-        return whole(self.lightning_module.state_dict())
+        return full_tensors(self.lightning_module.state_dict())
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         prefix = "network."
@@ -82,7 +82,7 @@ class SharedOut(ModelParallelStrategy):
         fill_shares(self.network, {name.removeprefix(prefix): one for name, one in state.items()})
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return whole(optimizer.state_dict())
+        return full_tensors(optimizer.state_dict())
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):

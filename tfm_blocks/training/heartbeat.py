@@ -15,7 +15,7 @@ LONGEST = 60.0  # seconds
 OUTPUT = 1  # the descriptor of standard output
 
 
-class Silence:
+class Heartbeat:
     """Inside, a thread breaks it by `line`, which says what the run is doing; on a terminal it does not.
 
     What is printed goes out line by line, and so does what the thread writes, past Python's buffers: lines keep their
@@ -31,7 +31,7 @@ class Silence:
         if speaks and not os.isatty(OUTPUT):
             self._thread = threading.Thread(target=self._watch, name="silence", daemon=True)
 
-    def __enter__(self) -> Silence:
+    def __enter__(self) -> Heartbeat:
         if self._thread:
             if isinstance(sys.stdout, TextIOWrapper):
                 sys.stdout.reconfigure(line_buffering=True)

@@ -28,7 +28,7 @@ def smoothed_loss(
         return loss, nll, correct
     totals = _zeros(x_ND)
     for rows in _chunks(len(labels_N), chunk):
-        _add(totals, _judge(head(x_ND[rows]), labels_N[rows], smoothing)[0])
+        _add(totals, _cross_entropy_and_grad(head(x_ND[rows]), labels_N[rows], smoothing)[0])
     return totals
 
 
@@ -60,7 +60,7 @@ class _Fused(torch.autograd.Function):
             with torch.enable_grad():
                 x_nD = x_ND[rows].detach().requires_grad_()
                 logits_nV = head(x_nD)
-            sums, slope_nV = _judge(logits_nV.detach(), labels_N[rows], smoothing)
+            sums, slope_nV = _cross_entropy_and_grad(logits_nV.detach(), labels_N[rows], smoothing)
             gradients = torch.autograd.grad(logits_nV, [x_nD, *tensors[1:]], slope_nV)
             slope_ND[rows] = gradients[0]
             slopes = _accumulate(slopes, gradients[1:])
@@ -77,7 +77,7 @@ class _Fused(torch.autograd.Function):
         return (None, None, None, None, *(gradient.mul_(scale) for gradient in gradients))
 
 
-def _judge(logits_NV: Tensor, labels_N: Tensor, smoothing: float) -> tuple[Sums, Tensor]:
+def _cross_entropy_and_grad(logits_NV: Tensor, labels_N: Tensor, smoothing: float) -> tuple[Sums, Tensor]:
     """The three sums, and the slope of the loss by the logits: softmax minus the smoothed label.
 
     `amax`, `sum` and `softmax` are vectorised on processors; `exp` after `log_softmax` and `argmax` cost more than

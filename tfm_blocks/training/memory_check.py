@@ -18,7 +18,7 @@ from tfm_blocks.data.plan import EpochPlan, Ranks
 from tfm_blocks.data.settings import LmSettings
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.network.graph import Network
-from tfm_blocks.training.data import Feed
+from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -50,7 +50,7 @@ def copies_of(settings: TrainerSettings, world: int) -> Copies:
 
 
 @dataclass(frozen=True)
-class Trial:
+class MemoryCheck:
     """Tries micro-batches with a copy of the network, so that nothing of the run changes.
 
     A trial holds everything that a run holds when its last micro-batch begins: the weights, the gradients of the
@@ -58,7 +58,7 @@ class Trial:
     """
 
     network: Network
-    feed: Feed
+    feed: PlannedCorpus
     smoothing: float
     ranks: Ranks
     device: torch.device
@@ -116,7 +116,7 @@ def _copies(network: Network, count: float) -> list[Tensor]:
     return [one.new_zeros(math.ceil(count * one.numel())) for one in network.parameters()]
 
 
-def worst(feed: Feed, seed: int, ranks: Ranks) -> Iterator[Batch]:
+def worst(feed: PlannedCorpus, seed: int, ranks: Ranks) -> Iterator[Batch]:
     """Of the first epoch the micro-batch of most tokens, and the one of most products between its tokens if another."""
     plan = feed.plan(seed=seed, epoch=0)
     found = []

@@ -14,7 +14,7 @@ from tfm_blocks.scoring.corpus import metrics
 from tfm_blocks.training.data import StepBatches
 
 
-def perplexity(nats: float) -> float:
+def perplexity_of_loss(nats: float) -> float:
     """Of so many nats a token."""
     return math.exp(nats) if nats < 700 else math.inf
 
@@ -70,7 +70,7 @@ class StepSums(_Sums):
         self.last = last
         means = {}
         if tokens:
-            means = {"loss": loss / tokens, "perplexity": perplexity(nll / tokens)}
+            means = {"loss": loss / tokens, "perplexity": perplexity_of_loss(nll / tokens)}
             means |= {f"aux_loss/{address}": one / tokens for address, one in zip(self.losses, added, strict=True)}
         return means | {"gradient_norm": norm, "padding": padding / read, "skipped": skipped}
 
@@ -86,7 +86,7 @@ class StepSums(_Sums):
             self.sums = kept["sums"].to(self.sums.device)
 
 
-class Pace(_Sums):
+class Throughput(_Sums):
     """Target tokens a second since the last `read`, and the share of the time in which this rank had no batch.
 
     `restart` leaves out the time of a validation.
@@ -132,7 +132,11 @@ class TokenScores(_Sums):
     def compute(self) -> dict[str, float]:
         """By name."""
         loss, nll, correct, tokens = self.sums.tolist()
-        return {"loss": loss / tokens, "perplexity": perplexity(nll / tokens), "token_accuracy": correct / tokens}
+        return {
+            "loss": loss / tokens,
+            "perplexity": perplexity_of_loss(nll / tokens),
+            "token_accuracy": correct / tokens,
+        }
 
 
 class RowLosses(_Sums):

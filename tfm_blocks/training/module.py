@@ -23,13 +23,13 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.network.modules import losses_of
 from tfm_blocks.runs.metrics import SECONDS, TOKENS
 from tfm_blocks.tracking.loggers import RunLogger
-from tfm_blocks.tracking.metric_schema import key_of
+from tfm_blocks.tracking.metric_schema import find_key
 from tfm_blocks.training.clock import Clock
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.evaluation import Scorer
-from tfm_blocks.training.fsdp2 import SharedOut, whole
-from tfm_blocks.training.metrics import Pace, StepSums
-from tfm_blocks.training.non_finite import SkippedSteps, diverged
+from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors
+from tfm_blocks.training.metrics import StepSums, Throughput
+from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.objective import Objective, backward_scale
 from tfm_blocks.training.optimizer import build_optimizer
 from tfm_blocks.training.settings import RunSettings
@@ -51,7 +51,7 @@ class TrainingModule(LightningModule):
         prepared: Prepared,
         settings: RunSettings,
         ranks: Ranks,
-        skipped: SkippedSteps,
+        skipped: NonFiniteSteps,
         asked: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class TrainingModule(LightningModule):
         self.row_losses = np.zeros((0, 3))  # of the split that was scored last
         self.asked, self.abandoned = asked, False
         self.skipped, self.losses = skipped, losses_of(network.spec)
-        self.steps, self.pace = StepSums(self.losses), Pace()
+        self.steps, self.pace = StepSums(self.losses), Throughput()
         self.tokens = 0  # that all ranks have read
         self.validated = -1  # the step after which the newest complete validation came
         self.clock = Clock()
@@ -74,7 +74,7 @@ class TrainingModule(LightningModule):
     def configure_model(self) -> None:
         """Before there is an optimizer; at each stage of the trainer again."""
         strategy = self.trainer.strategy
-        if isinstance(strategy, SharedOut):
+        if isinstance(strategy, FSDP2Strategy):
             strategy.shard(self.network)
             self.objective.trunk = self.network.trunk_with_losses
 
@@ -159,7 +159,7 @@ class TrainingModule(LightningModule):
         norm = torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
         if limit := self.settings.trainer.clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        return whole(norm)
+        return full_tensors(norm)
 
     def _log_steps(self, rate: float) -> None:
         """The means since the last time. Raises DivergedError."""
@@ -254,7 +254,7 @@ class TrainingModule(LightningModule):
     def _log(self, scores: dict[str, float], split: str) -> None:
         """With the tokens read and the time passed, over which runs of unequal batches can be compared."""
         named = _named(scores, split) | {TOKENS: self.tokens, SECONDS: self.clock.seconds}
-        assert all(map(key_of, named)), "a metric is in the contract"
+        assert all(map(find_key, named)), "a metric is in the contract"
         self.latest |= named
         for logger in self.trainer.loggers:
             logger.log_metrics(named, self.global_step)

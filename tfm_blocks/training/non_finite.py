@@ -27,7 +27,7 @@ def diverged(steps: int, what: str) -> DivergedError:
     return DivergedError(Problem("", f"the run diverged after {steps} steps: {what}", help=help))
 
 
-class SkippedSteps:
+class NonFiniteSteps:
     """Writes the lines of the corpus that skipped steps have read to `path`, one JSON object each, where it is given.
 
     Whether a step was skipped is known on the device; nothing waits for it before `look`. `in_row` is how many of the

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from tfm_blocks.config.settings import Above0, Count, CountOrZero, RuleError, Settings, Share, read_settings
+from tfm_blocks.config.settings import Above0, Count, CountOrZero, Fraction, RuleError, Settings, read_settings
 from tfm_blocks.data.settings import DataSettings, LmSettings
 from tfm_blocks.errors import shown, suggest
-from tfm_blocks.tracking.metric_schema import CONTRACT
+from tfm_blocks.tracking.metric_schema import METRIC_KEYS
 from tfm_blocks.tracking.settings import LoggerSettings
 from tfm_blocks.training.schedule import ScheduleSettings
 from tfm_blocks.translation.settings import BleuTokenizer, Search
@@ -21,7 +21,7 @@ OF_A_GROUP = "val/exact_match/"
 
 
 class _AdamNumbers(Settings):
-    betas: Annotated[list[Share], Field(min_length=2, max_length=2)]
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)]
     eps: AtLeast0
     weight_decay: AtLeast0
 
@@ -89,7 +89,7 @@ class TrainerSettings(DeviceSettings):
     checkpoint_keep: Count
     keep_last: CountOrZero
     average: CountOrZero
-    ema: Share | None = None
+    ema: Fraction | None = None
     test_beam: int
     test_patient: bool
     test_alpha: float
@@ -171,7 +171,7 @@ class EarlyStoppingSettings(Settings):
     @field_validator("monitor")
     @classmethod
     def _has_a_direction(cls, monitor: str) -> str:
-        known = [key.name for key in CONTRACT if key.name.startswith("val/") and key.summary != "last"]
+        known = [key.name for key in METRIC_KEYS if key.name.startswith("val/") and key.summary != "last"]
         if monitor not in known and not monitor.startswith(OF_A_GROUP):
             rule = f"must be a validation metric that can improve, but is {shown(monitor)}"
             raise RuleError(rule, suggest(monitor, known))
@@ -191,7 +191,7 @@ class RunSettings(Settings):
     """Everything but the model."""
 
     seed: CountOrZero
-    label_smoothing: Share
+    label_smoothing: Fraction
     init_from: str | None = None
     plugins: list[str]
     data: DataSettings

@@ -18,7 +18,7 @@ from tfm_blocks.runs.folder import CONFIG, STATUS, TOKENIZER, write_json
 from tfm_blocks.runs.model import expect_weights, weights_of, write_model, write_weights
 
 
-def save(network: Network, folder: Path, tokenizer: Tokenizer) -> Path:
+def save_network(network: Network, folder: Path, tokenizer: Tokenizer) -> Path:
     """Write model, tokenizer, config, weights and, last, the status. Raises ConfigError or RunError."""
     spec, weights = network.spec, weights_of(network)
     _expect_same_size(spec, tokenizer)

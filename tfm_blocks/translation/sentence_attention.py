@@ -10,7 +10,7 @@ from torch import Tensor
 from tfm_blocks.data.layout import prompt
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.network.attention_maps import Look, attention_nodes, attention_weights
+from tfm_blocks.network.attention_maps import AttentionMap, attention_nodes, attention_weights
 from tfm_blocks.network.graph import evaluating
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Search
@@ -19,7 +19,7 @@ from tfm_blocks.translation.translator import Translator
 
 
 @dataclass(frozen=True)
-class Attention:
+class SentenceAttention:
     """The tokens that were read of each input, and w_HTS of each node that looks, by address in the order of the graph.
 
     The target is read from bos on: a row of it predicts the token after the one that it reads.
@@ -28,11 +28,11 @@ class Attention:
     source: str
     target: str
     tokens: dict[str, list[str]]
-    looks: dict[str, Look]
+    looks: dict[str, AttentionMap]
     weights: dict[str, Tensor]
 
 
-def attention_of(translator: Translator, sentence: Text, target: str | None = None) -> Attention:
+def attention_of(translator: Translator, sentence: Text, target: str | None = None) -> SentenceAttention:
     """Of `sentence` and `target`, or its greedy translation. Raises RunError for a model without attention."""
     network, tokenizer = translator.network, translator.tokenizer
     looks = attention_nodes(network)
@@ -54,6 +54,6 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
             network, looks, **{name: torch.tensor([row], device=device) for name, row in ids.items()}
         )
     tokens = {name: [tokenizer.piece(one) for one in row] for name, row in ids.items()}
-    return Attention(
+    return SentenceAttention(
         " | ".join(texts), target, tokens, looks, {name: w_BHTS[0].float().cpu() for name, w_BHTS in weights.items()}
     )

@@ -24,7 +24,7 @@ BREAKING = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")  # what readers of line
 READ = 1 << 16  # bytes at a time: some hundred lines, enough to fill batches of like length
 
 
-class Work(Protocol):
+class LineTask(Protocol):
     """What is made of each line."""
 
     @property
@@ -84,7 +84,7 @@ class Generating:
 
 
 def stream(
-    work: Work,
+    work: LineTask,
     source: Iterable[list[str]],
     target: TextIO,
     *,

@@ -18,7 +18,7 @@ from tfm_blocks.distributed import signals
 from tfm_blocks.sweep.job import ERROR, KILLED
 from tfm_blocks.sweep.launchers.interface import Worker
 from tfm_blocks.sweep.launchers.settings import RaySettings, read_launcher_settings
-from tfm_blocks.sweep.result import Ending
+from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.training.settings import TrainerSettings
 
 pytest.importorskip("ray")
@@ -134,9 +134,9 @@ def test_what_is_to_end_at_once_does_and_so_does_what_still_waits(start: Callabl
     second.stop()
     first.kill()
     first.wait()
-    assert isinstance(until(second.ended), Ending) and said(tmp_path / "second.log") == ""
+    assert isinstance(until(second.ended), JobResult) and said(tmp_path / "second.log") == ""
     found = until(first.ended)
-    assert found == 137 or (isinstance(found, Ending) and found.state == KILLED)
+    assert found == 137 or (isinstance(found, JobResult) and found.state == KILLED)
 
 
 def test_a_node_that_is_lost_is_told_and_leaves_no_process(start: Callable[..., Worker], tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_node_that_is_lost_is_told_and_leaves_no_process(start: Callable[..., 
     until(worker.place)
     ray.kill(worker.actor)
     found = until(worker.ended)
-    assert isinstance(found, Ending) and found.state == KILLED and found.reason.startswith("Ray: ")
+    assert isinstance(found, JobResult) and found.state == KILLED and found.reason.startswith("Ray: ")
     job = Path("/proc", said(tmp_path / "x.log").strip())
     until(lambda: not job.exists())
 
@@ -156,7 +156,7 @@ def test_ray_leaves_signals_to_the_sweep(launcher: RayLauncher) -> None:
 
 def test_a_node_that_does_not_see_the_folder_says_so(start: Callable[..., Worker], tmp_path: Path) -> None:
     found = until(start(tmp_path / "nowhere" / "x.log", "true").ended)
-    assert isinstance(found, Ending) and found.state == ERROR
+    assert isinstance(found, JobResult) and found.state == ERROR
     assert "No such file or directory" in found.reason and "nowhere/x.log" in found.reason
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.sweep.test_supervisor import LIMIT
-from tfm_blocks.sweep.launchers.job_file import Errand, write_errand
+from tfm_blocks.sweep.launchers.job_file import JobFile, write_errand
 
 COUNTS = "trap 'echo stop; sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
 Do = Callable[..., "subprocess.Popen[str]"]
@@ -25,7 +25,7 @@ def do(tmp_path: Path) -> Iterator[Do]:
     """Starts what a cluster would start for an errand."""
     started = []
 
-    def start(errand: Errand, **environment: str) -> subprocess.Popen[str]:
+    def start(errand: JobFile, **environment: str) -> subprocess.Popen[str]:
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen(errand.command, env={**os.environ, **environment}, cwd="/", **pipes))
         return started[-1]
@@ -36,7 +36,7 @@ def do(tmp_path: Path) -> Iterator[Do]:
         process.communicate()
 
 
-def errand_of(folder: Path, script: str) -> Errand:
+def errand_of(folder: Path, script: str) -> JobFile:
     return write_errand("heads-2", ["bash", "-c", script], folder / "heads-2.log")
 
 

@@ -22,7 +22,7 @@ from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
 from tfm_blocks.sweep.launchers.interface import Launcher, RefusedError, Worker
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.sweep.launchers.settings import SlurmSettings, read_launcher_settings
-from tfm_blocks.sweep.result import Ending
+from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.training.settings import TrainerSettings
 
 pytest.importorskip("submitit")
@@ -53,7 +53,7 @@ def start(launcher: Launcher, sweep: Path, trainer: TrainerSettings, script: str
     return launcher.start("heads-2", ["bash", "-c", script], sweep / "heads-2.log", trainer)
 
 
-def end_of(worker: Worker) -> int | Ending:
+def end_of(worker: Worker) -> int | JobResult:
     return until(worker.ended)
 
 
@@ -131,11 +131,11 @@ def test_a_job_that_is_asked_to_stop_has_its_time_and_one_that_still_waits_goes(
     assert running.patience == 120
     until(lambda: "ready" in log_of(sweep))
     running.stop()
-    assert isinstance(found := end_of(running), Ending) and "SIGTERM" in found.reason
+    assert isinstance(found := end_of(running), JobResult) and "SIGTERM" in found.reason
     (cluster / "full").touch()
     waiting = start(launcher, sweep, trainer())
     waiting.stop()
-    assert end_of(waiting) == Ending(KILLED, "Slurm says of job 102: CANCELLED by 0")
+    assert end_of(waiting) == JobResult(KILLED, "Slurm says of job 102: CANCELLED by 0")
     assert waiting.place() is None
 
 
@@ -156,7 +156,7 @@ def test_what_the_cluster_does_to_a_job_has_a_type(
     assert worker.ended() is None
     command = harm.format(job=job, task=(job / "tasks").read_text().strip())
     subprocess.run(["bash", "-c", command], check=True)
-    assert end_of(worker) == Ending(state, reason)
+    assert end_of(worker) == JobResult(state, reason)
 
 
 def test_slurm_that_does_not_answer_has_lost_no_job(
@@ -174,7 +174,7 @@ def test_slurm_that_does_not_answer_has_lost_no_job(
         assert worker.ended() is None
         time.sleep(0.05)
     worker.kill()
-    assert isinstance(end_of(worker), Ending)
+    assert isinstance(end_of(worker), JobResult)
 
 
 def test_a_job_that_sbatch_refuses_is_told_in_its_words(tmp_path: Path, cluster: Path, trainer: Trainer) -> None:
@@ -246,7 +246,7 @@ def test_submitits_own_processes_do_the_same_without_slurm(tmp_path: Path, train
     until(lambda: "ready" in log_of(tmp_path))
     again = launcher_with(cluster="local").find(tmp_path)["heads-2"]
     again.stop()
-    assert isinstance(end_of(worker), Ending) and isinstance(end_of(again), Ending)
+    assert isinstance(end_of(worker), JobResult) and isinstance(end_of(again), JobResult)
 
 
 def test_a_process_of_submitits_that_is_killed_is_told(
@@ -259,7 +259,7 @@ def test_a_process_of_submitits_that_is_killed_is_told(
     os.kill(number, signal.SIGKILL)
     os.kill(keeper, signal.SIGKILL)
     found = end_of(worker)
-    assert found == 128 + signal.SIGKILL or (isinstance(found, Ending) and found.state == KILLED)
+    assert found == 128 + signal.SIGKILL or (isinstance(found, JobResult) and found.state == KILLED)
 
 
 def test_the_missing_extra_is_told_with_its_command(tmp_path: Path) -> None:

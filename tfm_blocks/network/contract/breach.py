@@ -31,7 +31,7 @@ def expect_close(found: Tensor, expected: Tensor, measured: str, fix: str) -> No
         raise BreachError(f"{measured} {largest_difference(found, expected)}", fix)
 
 
-def expect_finite(found: Tensor, measured: str, fix: str) -> None:
+def require_finite(found: Tensor, measured: str, fix: str) -> None:
     """Raise BreachError if a number is NaN or infinite; `measured` says when."""
     wrong = int((~found.isfinite()).sum())
     if wrong:

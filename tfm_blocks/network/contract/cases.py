@@ -25,10 +25,10 @@ HOSTS = {
     "router": "moe",
 }  # a part is tried inside such a block
 
-Values = Mapping[str, Any]
+Arguments = Mapping[str, Any]
 
 
-def cases_of(info: BlockInfo, given: Values | None = None) -> Iterator[Case]:
+def cases_of(info: BlockInfo, given: Arguments | None = None) -> Iterator[Case]:
     """The cases of a block with the arguments and widths `given`, and guesses for the other required ones.
 
     Raises ConfigError if an argument cannot be guessed, or if the block refuses the arguments.
@@ -46,7 +46,7 @@ def cases_of(info: BlockInfo, given: Values | None = None) -> Iterator[Case]:
         yield case
 
 
-def _alone(info: BlockInfo, arguments: Values, given: Values) -> Iterator[Case]:
+def _alone(info: BlockInfo, arguments: Arguments, given: Arguments) -> Iterator[Case]:
     if not is_letter(info.signature.output[0]):
         return  # without a batch
     ports = [port for port in info.signature.ports if is_letter(port.axes[0])]
@@ -61,7 +61,7 @@ def _alone(info: BlockInfo, arguments: Values, given: Values) -> Iterator[Case]:
         yield _case(info, required, {**arguments, **masks}, given, _note(masks))
 
 
-def _hosted(info: BlockInfo, arguments: Values, given: Values) -> Iterator[Case]:
+def _hosted(info: BlockInfo, arguments: Arguments, given: Arguments) -> Iterator[Case]:
     """A part inside the block that it is a part of."""
     if info.category not in HOSTS:
         return
@@ -71,11 +71,11 @@ def _hosted(info: BlockInfo, arguments: Values, given: Values) -> Iterator[Case]
         yield replace(case, part=info.category)
 
 
-def _note(arguments: Values) -> str:
+def _note(arguments: Arguments) -> str:
     return ", ".join(f"{name}: {value}" for name, value in arguments.items())
 
 
-def _case(info: BlockInfo, ports: list[Port], arguments: Values, given: Values, note: str = "") -> Case:
+def _case(info: BlockInfo, ports: list[Port], arguments: Arguments, given: Arguments, note: str = "") -> Case:
     axes = {
         port.name: tuple(_axes(info, port, number, arguments, given) for number in range(1 + port.many))
         for port in ports
@@ -83,7 +83,7 @@ def _case(info: BlockInfo, ports: list[Port], arguments: Values, given: Values, 
     return Case(info, arguments, axes, note=note)
 
 
-def _axes(info: BlockInfo, port: Port, number: int, arguments: Values, given: Values) -> str:
+def _axes(info: BlockInfo, port: Port, number: int, arguments: Arguments, given: Arguments) -> str:
     """The axes of one input of a port; inputs that are summed along an axis differ in it."""
     words = []
     for place, axis in enumerate(port.axes):
@@ -97,7 +97,7 @@ def _axes(info: BlockInfo, port: Port, number: int, arguments: Values, given: Va
     return " ".join(words)
 
 
-def _guessed(info: BlockInfo, given: Values) -> dict[str, Any]:
+def _guessed(info: BlockInfo, given: Arguments) -> dict[str, Any]:
     required = [one for one in info.arguments.values() if one.required and one.name not in given]
     return {one.name: _guess(info, one) for one in required}
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis
 from tfm_blocks.network.build import build_network
-from tfm_blocks.network.contract.breach import BreachError, differing, expect_close, expect_finite, largest_difference
+from tfm_blocks.network.contract.breach import BreachError, differing, expect_close, largest_difference, require_finite
 from tfm_blocks.network.contract.case import BATCH, Case
 from tfm_blocks.network.trace import trace
 from tfm_blocks.registry.signature import Port
@@ -45,7 +45,7 @@ def has_the_declared_shape(case: Case) -> None:
 def gives_finite_numbers(case: Case) -> None:
     """No output is NaN or infinite."""
     fix = "guard divisions, logarithms and roots against 0 and negative numbers"
-    expect_finite(case.network(**case.tensors()), "for normally distributed inputs", fix)
+    require_finite(case.network(**case.tensors()), "for normally distributed inputs", fix)
 
 
 @torch.no_grad()
@@ -132,7 +132,7 @@ def gives_gradients(case: Case) -> None:
         own = name.removeprefix(f"{case.spec.sink.address}.block.")
         if gradient is None:
             raise BreachError(f"its parameter {own} gets no gradient", "use it in forward, without detach or .data")
-        expect_finite(
+        require_finite(
             gradient, f"in the gradient of {own}", "avoid a root or a logarithm at 0, whose slope is infinite"
         )
 
@@ -143,6 +143,6 @@ def starts_from_the_seed(case: Case) -> None:
     for name, parameter in one.items():
         own = name.removeprefix(f"{case.spec.sink.address}.block.")
         fix = f"fill {own} in initialise(name, generator), with numbers of this generator"
-        expect_finite(parameter, f"in the starting values of {own}", fix)
+        require_finite(parameter, f"in the starting values of {own}", fix)
         if not torch.equal(parameter, again[name]):
             raise BreachError(f"its parameter {own} starts with other values when built again with the same seed", fix)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tfm_blocks.language.spec import Axis
-from tfm_blocks.network.contract.breach import expect_close, expect_finite
+from tfm_blocks.network.contract.breach import expect_close, require_finite
 from tfm_blocks.network.contract.case import PADDING, Case
 
 GARBAGE = 1e3  # times a normally distributed number
@@ -30,7 +30,7 @@ def ignores_padding_that_comes_last(case: Case) -> None:
         padded[name][:, : value.shape[1]] = value
     keep = {name: _first(padded[name], inputs[name].shape[1]) for name in inputs}
     found = case.network(keep=keep, **padded)
-    expect_finite(found, "with padding after the sequences", FINITE)
+    require_finite(found, "with padding after the sequences", FINITE)
     expect_close(found[:, : alone.shape[1]], alone, "what stands in padding changes kept positions", case.fix(HEED))
 
 
@@ -47,7 +47,7 @@ def ignores_padding_that_comes_first(case: Case) -> None:
         garbage = {name: _garbage(value) for name, value in case.tensors(seed, PADDING).items()}
         mixed = {name: _where(keep[name], value, garbage[name]) for name, value in inputs.items()}
         outputs.append(case.network(keep=keep, **mixed))
-        expect_finite(outputs[-1], "with padding before the sequences", FINITE)
+        require_finite(outputs[-1], "with padding before the sequences", FINITE)
     axis = case.spec.sink.shape[1]
     kept = keep[axis.inputs[0]] if isinstance(axis, Axis) else slice(None)
     one, other = (output[kept] for output in outputs)
@@ -65,7 +65,7 @@ def ignores_padding_in_a_decoder(case: Case) -> None:
         room = int(min(PADDING, network.longest(name).tokens - value.shape[1]))
         padded[name] = F.pad(value, (0, room))
     found = network(**padded)
-    expect_finite(found, "with padding after the ids", FINITE)
+    require_finite(found, "with padding after the ids", FINITE)
     expect_close(found[:, : alone.shape[1]], alone, "in a decoder, padding changes kept positions", case.fix(HEED))
 
 

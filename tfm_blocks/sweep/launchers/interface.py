@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from tfm_blocks.sweep.result import Ending
+from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.training.settings import TrainerSettings
 
 
@@ -26,7 +26,7 @@ class Worker(Protocol):
     def place(self) -> str | None:
         """Where it runs, in words, which are few on this machine; None while it waits for its turn."""
 
-    def ended(self) -> int | Ending | None:
+    def ended(self) -> int | JobResult | None:
         """The exit status of its command, or what is known of its end where that left none; None while it lives."""
 
     def stop(self) -> None:

@@ -40,7 +40,7 @@ def errand_of(command: Sequence[str], log: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Errand:
+class JobFile:
     """One start of a job that waits in a queue, by its file; beside it stand others with what has become of it."""
 
     path: Path
@@ -90,24 +90,24 @@ class Errand:
         self.path.unlink(missing_ok=True)
 
 
-def write_errand(name: str, command: Sequence[str], log: Path) -> Errand:
+def write_errand(name: str, command: Sequence[str], log: Path) -> JobFile:
     """The errand of a new start of a job, which takes the place of those before."""
     folder = (log.parent / QUEUED / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for before in _all(folder):
         before.drop()
-    errand = Errand(folder / f"{uuid4().hex[:8]}.json")
+    errand = JobFile(folder / f"{uuid4().hex[:8]}.json")
     write_json(errand.path, errand_of(command, log))
     return errand
 
 
-def left(sweep: Path) -> Iterator[Errand]:
+def left(sweep: Path) -> Iterator[JobFile]:
     """The errands of a sweep of which nobody knows the end."""
     for folder in sorted((sweep / QUEUED).glob("*/")):
         yield from (errand for errand in _all(folder.resolve()) if not errand.ended)
 
 
-def refuse(errands: Iterable[Errand]) -> None:
+def refuse(errands: Iterable[JobFile]) -> None:
     """Raises ConfigError where there are some: they are in a queue of which the launcher knows nothing."""
     problems = []
     for errand in errands:
@@ -119,8 +119,8 @@ def refuse(errands: Iterable[Errand]) -> None:
         raise ConfigError(problems)
 
 
-def _all(folder: Path) -> list[Errand]:
-    return [Errand(path) for path in sorted(folder.glob("*.json"))]
+def _all(folder: Path) -> list[JobFile]:
+    return [JobFile(path) for path in sorted(folder.glob("*.json"))]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from types import TracebackType
 import torch
 
 from tfm_blocks.launch.devices import device_of, processor_cores
-from tfm_blocks.sweep.device_pool import Share
+from tfm_blocks.sweep.device_pool import DevicePool
 from tfm_blocks.sweep.launchers.interface import Worker
 from tfm_blocks.sweep.launchers.job_file import kept_alive, left, refuse
-from tfm_blocks.sweep.launchers.remote_runner import Keeper, keep, kill, status_of, stop
+from tfm_blocks.sweep.launchers.remote_runner import Keeper, kill, start_supervised, status_of, stop
 from tfm_blocks.training.settings import TrainerSettings
 
 PATIENCE = 60.0  # seconds for the end of a step and a checkpoint
@@ -25,7 +25,7 @@ class LocalLauncher:
     queue = ""
 
     def __init__(self, parallel: int) -> None:
-        self.share = Share(os.environ, parallel, processor_cores(), torch.cuda.device_count())
+        self.share = DevicePool(os.environ, parallel, processor_cores(), torch.cuda.device_count())
 
     def __enter__(self) -> None:
         pass
@@ -39,7 +39,7 @@ class LocalLauncher:
         """In a session of its own, whose end the keeper makes sure of."""
         devices = self.share.take(trainer.devices) if device_of(trainer) == "cuda" else []
         begin = log.stat().st_size if log.is_file() else 0
-        keeper = keep(kept_alive(command), str(log), ".", self.share.environment_with(devices))
+        keeper = start_supervised(kept_alive(command), str(log), ".", self.share.environment_with(devices))
         return _LocalWorker(keeper, begin, self.share, devices)
 
     def find(self, sweep: Path) -> dict[str, Worker]:
@@ -50,7 +50,7 @@ class LocalLauncher:
 class _LocalWorker:
     patience = PATIENCE
 
-    def __init__(self, keeper: Keeper, begin: int, share: Share, devices: Sequence[str]) -> None:
+    def __init__(self, keeper: Keeper, begin: int, share: DevicePool, devices: Sequence[str]) -> None:
         self.keeper, self.begin = keeper, begin
         self.share, self.devices = share, devices
 

@@ -14,11 +14,11 @@ from tfm_blocks.distributed.signals import take_signals
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.sweep.device_pool import VISIBLE, clean
 from tfm_blocks.sweep.job import ERROR, KILLED
-from tfm_blocks.sweep.launchers import remote_runner as node
+from tfm_blocks.sweep.launchers import remote_runner
 from tfm_blocks.sweep.launchers.interface import Worker
 from tfm_blocks.sweep.launchers.job_file import errand_of, left, refuse
 from tfm_blocks.sweep.launchers.settings import RaySettings
-from tfm_blocks.sweep.result import Ending
+from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.training.settings import TrainerSettings
 
 try:
@@ -49,8 +49,8 @@ class RayLauncher:
             raise ConfigError(Problem("launcher.address", rule, help=help)) from None
         finally:
             take_signals()
-        ray.cloudpickle.register_pickle_by_value(node)  # a node need not find it
-        self.actors = ray.remote(node.Node)
+        ray.cloudpickle.register_pickle_by_value(remote_runner)  # a node need not find it
+        self.actors = ray.remote(remote_runner.RemoteRunner)
 
     def __enter__(self) -> None:
         pass
@@ -95,13 +95,13 @@ class _RayWorker:
                 self.found = f"on {ray.get(self.host)}"
         return self.found
 
-    def ended(self) -> int | Ending | None:
+    def ended(self) -> int | JobResult | None:
         if not _is_there(self.end):
             return None
         try:
             return int(ray.get(self.end))
         except ray.exceptions.RayError as error:  # it could not begin; or its process, or its node, is gone
-            return Ending(KILLED if self.place() else ERROR, f"Ray: {_last_line(error)}")
+            return JobResult(KILLED if self.place() else ERROR, f"Ray: {_last_line(error)}")
         finally:
             ray.kill(self.actor)  # so that others get what it had
 
@@ -119,7 +119,7 @@ class _RayWorker:
         """What does not end is ended with its actor."""
         begun = time.monotonic()
         while not _is_there(self.end) and time.monotonic() < begun + AT_ONCE:
-            time.sleep(node.LOOK)
+            time.sleep(remote_runner.LOOK)
         ray.kill(self.actor)
 
 

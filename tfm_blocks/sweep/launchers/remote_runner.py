@@ -20,7 +20,7 @@ LOOK = 0.2  # seconds between two looks at what has come
 SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def keep(command: Sequence[str], log: str | None, folder: str, environment: Mapping[str, str]) -> Keeper:
+def start_supervised(command: Sequence[str], log: str | None, folder: str, environment: Mapping[str, str]) -> Keeper:
     """Starts a command, which begins with its keeper, in a session of its own; both end with this process.
 
     Its output goes to the end of the log, or where there is none to that of this process.
@@ -53,7 +53,7 @@ def status_of(keeper: Keeper) -> int:
     return status if status >= 0 else 128 - status
 
 
-def environment_of(errand: Mapping[str, Any]) -> dict[str, str]:
+def job_environment(errand: Mapping[str, Any]) -> dict[str, str]:
     """That of this process, but for what the errand changes."""
     changed: dict[str, str] = errand["with"]
     return {name: value for name, value in os.environ.items() if name not in errand["without"]} | changed
@@ -73,7 +73,9 @@ def do(path: Path) -> int:
     if first:
         here = {"host": socket.gethostname(), "process": os.getpid(), "job": os.environ.get("SLURM_JOB_ID", "")}
         write(path.with_suffix(".begun"), here)
-    keeper = keep(errand["command"], errand["log"] if first else None, errand["folder"], environment_of(errand))
+    keeper = start_supervised(
+        errand["command"], errand["log"] if first else None, errand["folder"], job_environment(errand)
+    )
     status = attend(keeper, came)
     if first:
         write(path.with_suffix(".ended"), {"status": status, "signal": signal.Signals(came[0]).name if came else ""})
@@ -97,11 +99,11 @@ def write(path: Path, told: Mapping[str, object]) -> None:
     part.replace(path)
 
 
-class Node:
+class RemoteRunner:
     """The same as an actor of Ray's, which ends with the command that has made it."""
 
     def __init__(self, errand: Mapping[str, Any]) -> None:
-        self.keeper = keep(errand["command"], errand["log"], errand["folder"], environment_of(errand))
+        self.keeper = start_supervised(errand["command"], errand["log"], errand["folder"], job_environment(errand))
 
     def place(self) -> str:
         return socket.gethostname()

@@ -49,7 +49,7 @@ def _amounts(mapping: dict[str, Any]) -> dict[str, Any]:
     return mapping
 
 
-Memory = Annotated[int | None, BeforeValidator(_bytes)]
+MemorySize = Annotated[int | None, BeforeValidator(_bytes)]
 
 
 class LocalSettings(Settings):
@@ -65,7 +65,7 @@ class _OnCluster(Settings):
     """
 
     gpus: CountOrZero | None
-    memory: Memory
+    memory: MemorySize
 
     def gpus_of(self, trainer: TrainerSettings) -> int:
         """On each node of a job."""

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
 from tfm_blocks.sweep.launchers.interface import RefusedError, Worker
-from tfm_blocks.sweep.launchers.job_file import Errand, left, refuse, write_errand
+from tfm_blocks.sweep.launchers.job_file import JobFile, left, refuse, write_errand
 from tfm_blocks.sweep.launchers.settings import SlurmSettings
-from tfm_blocks.sweep.result import Ending
+from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.training.settings import TrainerSettings
 
 try:
@@ -43,7 +43,7 @@ STATES = {"OUT_OF_MEMORY": MEMORY, "TIMEOUT": TIMED_OUT, "DEADLINE": TIMED_OUT}
 class Queue(Protocol):
     """Where submitit puts jobs; each has a number there."""
 
-    def put(self, errand: Errand, name: str, trainer: TrainerSettings) -> str:
+    def put(self, errand: JobFile, name: str, trainer: TrainerSettings) -> str:
         """The number of the job. Raises RefusedError."""
 
     def has(self, number: str) -> bool:
@@ -52,10 +52,10 @@ class Queue(Protocol):
     def stop(self, number: str) -> None:
         """What runs gets a signal; what waits goes."""
 
-    def cancel(self, number: str, errand: Errand) -> None:
+    def cancel(self, number: str, errand: JobFile) -> None:
         """It ends, after what grace the queue may give it."""
 
-    def end_of(self, number: str, errand: Errand) -> Ending:
+    def end_of(self, number: str, errand: JobFile) -> JobResult:
         """Of a job that has left no exit status."""
 
 
@@ -111,7 +111,7 @@ class SlurmLauncher:
 class _QueuedWorker:
     """`gone` is since when the job is in the queue no more."""
 
-    def __init__(self, errand: Errand, number: str, jobs: Queue, patience: float) -> None:
+    def __init__(self, errand: JobFile, number: str, jobs: Queue, patience: float) -> None:
         self.errand, self.number, self.jobs = errand, number, jobs
         self.begin, self.patience = errand.begin, patience
         self.host: str | None = None
@@ -123,7 +123,7 @@ class _QueuedWorker:
             self.host = f"on {told.get('host')}, job {self.number}"
         return self.host
 
-    def ended(self) -> int | Ending | None:
+    def ended(self) -> int | JobResult | None:
         """What the node has written down; or, some time after the job has left the queue, what that tells of it."""
         if not self._is_time_for("ended"):
             return None
@@ -156,14 +156,14 @@ class _QueuedWorker:
         """The queue sees to it."""
 
 
-def _meaning(told: Mapping[str, Any]) -> int | Ending:
+def _meaning(told: Mapping[str, Any]) -> int | JobResult:
     """A job that the cluster has asked to stop, and that nobody else has, is one to go on with."""
     status, number = int(told.get("status", 1)), str(told.get("signal", ""))
     if status != PREEMPTED or not number:
         return status
     if number == TIME_IS_OVER:
-        return Ending(TIMED_OUT, "its time in the queue is over; it has a checkpoint")
-    return Ending(KILLED, f"{number}: preempted, or cancelled by somebody; it has a checkpoint")
+        return JobResult(TIMED_OUT, "its time in the queue is over; it has a checkpoint")
+    return JobResult(KILLED, f"{number}: preempted, or cancelled by somebody; it has a checkpoint")
 
 
 class _SlurmQueue:
@@ -176,7 +176,7 @@ class _SlurmQueue:
         self.settings, self.timeout = settings, timeout
         self.asked, self.listed = -math.inf, frozenset[str]()
 
-    def put(self, errand: Errand, name: str, trainer: TrainerSettings) -> str:
+    def put(self, errand: JobFile, name: str, trainer: TrainerSettings) -> str:
         """A job that is submitted inside another one does not inherit that one's options."""
         executor = submitit.SlurmExecutor(folder=errand.path.parent)
         executor.update_parameters(**self.options(name, trainer))
@@ -225,15 +225,15 @@ class _SlurmQueue:
         _ask("scancel", "--signal=TERM", number)
         self.asked = -math.inf
 
-    def cancel(self, number: str, errand: Errand) -> None:
+    def cancel(self, number: str, errand: JobFile) -> None:
         _ask("scancel", number)
         self.asked = -math.inf
 
-    def end_of(self, number: str, errand: Errand) -> Ending:
+    def end_of(self, number: str, errand: JobFile) -> JobResult:
         """As sacct tells it, where the cluster keeps accounts."""
         state = str(submitit.SlurmJob(errand.path.parent, number).get_info().get("State") or "it is gone")
         word = state.split()[0]
-        return Ending(STATES.get(word, KILLED), f"Slurm says of job {number}: {state}")
+        return JobResult(STATES.get(word, KILLED), f"Slurm says of job {number}: {state}")
 
 
 class _LocalQueue:
@@ -243,7 +243,7 @@ class _LocalQueue:
         self.settings, self.timeout = settings, timeout
         self.jobs: dict[str, submitit.Job[Any]] = {}
 
-    def put(self, errand: Errand, name: str, trainer: TrainerSettings) -> str:
+    def put(self, errand: JobFile, name: str, trainer: TrainerSettings) -> str:
         executor = submitit.LocalExecutor(folder=errand.path.parent)
         minutes = YEAR if self.timeout is None else (self.timeout + self.settings.grace) / 60
         executor.update_parameters(
@@ -273,18 +273,18 @@ class _LocalQueue:
         with suppress(ProcessLookupError):
             os.kill(int(number), signal.SIGTERM)
 
-    def cancel(self, number: str, errand: Errand) -> None:
+    def cancel(self, number: str, errand: JobFile) -> None:
         """Without the process that does the errand the keeper ends the job, and submitit's has nothing left to do."""
         with suppress(ProcessLookupError):
             os.kill(int(errand.begun.get("process", number)), signal.SIGKILL)
 
-    def end_of(self, number: str, errand: Errand) -> Ending:
-        return Ending(KILLED, f"the process {number} of submitit's is gone")
+    def end_of(self, number: str, errand: JobFile) -> JobResult:
+        return JobResult(KILLED, f"the process {number} of submitit's is gone")
 
 
 def _submit(
     executor: submitit.SlurmExecutor | submitit.LocalExecutor,
-    errand: Errand,
+    errand: JobFile,
     jobs: dict[str, submitit.Job[Any]] | None = None,
 ) -> str:
     """submitit's process becomes the errand's, so that signals reach that one and no result is pickled.
