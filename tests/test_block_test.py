@@ -1,11 +1,11 @@
 """`tfm blocks --test MODULE`: a line for each block of a plug-in, and an exit status."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.preloaded import run_python
 
 TESTS = Path(__file__).parent
 NEEDS = """
@@ -34,8 +34,7 @@ def tfm_blocks(tmp_path):
     (tmp_path / "empty.py").touch()
 
     def run(*arguments):
-        command = [sys.executable, "-m", "tfm_blocks", "blocks", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        done = run_python(["-m", "tfm_blocks", "blocks", *arguments], tmp_path)
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, done.stdout.splitlines(), done.stderr
 

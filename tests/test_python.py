@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 
 import tfm_blocks as tfm
 from tests.conftest import SMALL
+from tests.preloaded import run_python
 from tfm_blocks.runs.files import read_json
 
 ROOT = Path(__file__).parent.parent
@@ -44,14 +45,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def script(text: str) -> subprocess.CompletedProcess[str]:
     """A script in the current folder, which has no guard against being imported."""
     Path("script.py").write_text(text)
-    return run_python("script.py")
+    return run_on_one_thread("script.py")
 
 
-def run_python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run Python with one thread, on which the rounding of a run depends."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def run_on_one_thread(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run Python with one thread, because the rounding of a run depends on the number."""
+    return run_python(arguments, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
 
 
 def config(run: Path) -> dict[str, Any]:
@@ -67,7 +66,9 @@ def same(run: Path, other: Path) -> bool:
 
 def test_two_runs_of_a_script_have_the_config_and_the_weights_of_two_command_lines(folder: Path) -> None:
     for seed in (1, 2):
-        run_python(ROOT / "train.py", "model=prenorm", f"seed={seed}", f"name=shell{seed}", *RUN).check_returncode()
+        run_on_one_thread(
+            ROOT / "train.py", "model=prenorm", f"seed={seed}", f"name=shell{seed}", *RUN
+        ).check_returncode()
     done = script(
         "import tfm_blocks as tfm\n"
         f"runs = [tfm.train('prenorm', seed=seed, name=f'python{{seed}}', overrides={RUN}) for seed in (1, 2)]\n"

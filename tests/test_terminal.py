@@ -3,12 +3,11 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from tests.conftest import SMALL
+from tests.preloaded import run_python_bytes
 from tests.run_folders import leave_run
 from tests.test_train import ROOT
 from tfm_blocks.compose.model import compose_model
@@ -32,8 +31,7 @@ def folder(tmp_path_factory):
 
 def printed(folder, encoding, *arguments, program=("-m", "tfm_blocks"), lines="Haus\n"):
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "0"}
-    command = [sys.executable, *program, *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, input=lines.encode(), capture_output=True)
+    done = run_python_bytes([*program, *arguments], folder, environment, input=lines.encode())
     assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr.decode()
     return done.stdout
 

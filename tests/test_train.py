@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tfm_blocks as tfm
+from tests.preloaded import run_python
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -43,8 +44,7 @@ def own(tmp_path):
 
 def train(folder, *arguments):
     environment = {**os.environ, "TFM_BLOCKS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, ROOT / "train.py", *arguments, *SMALL]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return run_python([ROOT / "train.py", *arguments, *SMALL], folder, environment, timeout=300)
 
 
 def test_each_job_of_a_sweep_has_a_process_and_a_folder_and_one_failure_leaves_the_others(tmp_path):
@@ -70,15 +70,11 @@ def test_a_run_records_and_errors_repeat_the_command_line_as_it_was_typed(tmp_pa
     typed = ["data=text", "data.dir=.", *(f"data.{one}={{src: a, tgt: b}}" for one in ("train", "val"))]
     typed += ["data.test=null", "+model.graph.encoder.layer.ffn.activation=gelu", "name=x"]
     small = [text for text in SMALL if not text.startswith("data.")]
-    command = [sys.executable, ROOT / "train.py", *typed, *small]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-    )
+    done = run_python([ROOT / "train.py", *typed, *small], tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "runs" / "x" / "run.json").read_text())
     assert record["commands"] == [shlex.join(["python", "train.py", *typed, *small])]
-    command = [sys.executable, ROOT / "train.py", "resume=runs/x", "data.train={src: b}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_python([ROOT / "train.py", "resume=runs/x", "data.train={src: b}"], tmp_path)
     assert "error: data.train: a resumed run keeps what it was begun with: data.train={src: b}" in done.stderr
 
 

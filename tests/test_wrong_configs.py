@@ -1,10 +1,10 @@
 """A wrong or hostile config never starts: exit status 2, one screen, an address, a place or an origin, a way out."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.preloaded import run_python
 
 ROOT = Path(__file__).parent.parent
 SCREEN = 24
@@ -12,9 +12,7 @@ HEADER = "# @package _global_\n"
 
 
 def train(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, ROOT / "train.py", *arguments], cwd=folder, capture_output=True, text=True, timeout=120
-    )
+    return run_python([ROOT / "train.py", *arguments], folder, timeout=120)
 
 
 def refused(done, *told):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.preloaded import run_python
 from tests.registry.test_plugins import BLOCK
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
@@ -25,10 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def train(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "train.py"), *arguments]
-    return subprocess.run(
-        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
-    )
+    return run_python([ROOT / "train.py", *arguments], folder, {**os.environ, **environment}, timeout=120)
 
 
 def test_settings_devices_and_the_model_are_told_together_with_their_places(tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.preloaded import run_python
 from tests.test_train import ROOT
 
 
@@ -19,8 +18,8 @@ def train(folder: Path, *overrides: str) -> Path:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "TFM_BLOCKS"))}
     environment |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
     (folder / "tmp").mkdir()
-    command = [sys.executable, str(ROOT / "train.py"), "name=run", "trainer.accelerator=cpu", *overrides]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    command = [ROOT / "train.py", "name=run", "trainer.accelerator=cpu", *overrides]
+    done = run_python(command, folder, environment, timeout=300)
     assert done.returncode == 0, done.stderr
     return folder / "runs" / "run"
 

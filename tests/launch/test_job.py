@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.preloaded import run_python
 from tests.training.test_module import feed_of, make
 from tfm_blocks.cli.train import _ended
 from tfm_blocks.compose.folders import CONF
@@ -208,8 +209,8 @@ def records(run: Path) -> list[list[dict[str, Any]]]:
     """Of each part of an offline run of W&B, as its own reader tells them."""
     found = []
     for part in sorted((run / "wandb").glob("offline-run-*")):
-        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(part)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = run_python(["-m", "wandb", "leet", "inspect", "--json", part])
+        done.check_returncode()
         found.append([json.loads(line) for line in done.stdout.splitlines()])
     return found
 
@@ -222,8 +223,7 @@ def wandb_exit_code(folder: Path) -> int:
 def wandb_summary(folder: Path) -> dict[str, Any]:
     """What W&B's own reader shows of the last part of an offline run."""
     part = max((folder / "wandb").glob("offline-run-*"))
-    command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--summary", "--json", str(part)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python(["-m", "wandb", "leet", "inspect", "--summary", "--json", part])
     assert done.returncode == 0, (done.stderr, [(one.name, one.stat().st_size) for one in part.iterdir()])
     return dict(json.loads(done.stdout))
 

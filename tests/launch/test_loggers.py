@@ -7,8 +7,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from wandb.sdk.lib.config_util import save_config_file_from_dict
 
 from tests.launch.test_job import records, wandb_exit_code, wandb_summary
 from tests.launch.test_resume import begin, go_on, handlers, state, stopping  # noqa: F401  a fixture
+from tests.preloaded import run_python
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
@@ -223,8 +222,7 @@ def test_a_run_that_was_killed_goes_on_in_wandb_without_a_gap_and_without_a_step
         "TFM_BLOCKS_CACHE": str(tmp_path / "cache"),
         "WANDB_MODE": "offline",
     }
-    command = [sys.executable, str(ROOT / "train.py"), *first, "plugins=[faulty]"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_python([ROOT / "train.py", *first, "plugins=[faulty]"], tmp_path, environment, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr
     run = tmp_path / "runs" / "run"
     for name in ("WANDB_MODE", "TFM_BLOCKS_CACHE"):

@@ -25,6 +25,7 @@ from omegaconf import open_dict
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.preloaded import run_python
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed
@@ -337,10 +338,7 @@ def test_a_disk_that_is_full_ends_the_run_with_a_sentence_and_what_it_holds_load
     )
     code += f"sys.argv[0] = {str(ROOT / 'train.py')!r}; from tfm_blocks.cli.train import train; "
     code += "sys.exit(train(sys.argv[1:], program='python train.py', command=[]))"
-    where = outside(tmp_path) | {"cwd": disk}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *SMALL, "trainer.steps=60"], **where, capture_output=True, text=True
-    )
+    done = run_python(["-c", code, *SMALL, "trainer.steps=60"], **outside(tmp_path) | {"cwd": disk})
     assert done.returncode == 1, done.stderr
     first, *rest = done.stderr.strip().splitlines()
     assert first == "resume: python train.py resume=runs/run"
@@ -373,7 +371,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_is_not(
     """By the command that it has left in status.json. Of two processes all are killed, or the one that started them."""
     train_py = [sys.executable, str(ROOT / "train.py")]
     asked = [*SMALL[1:], f"trainer.steps={30 * kills}", f"trainer.devices={devices}"]  # a kill takes up to 20 steps
-    subprocess.run([*train_py, *asked, "name=run"], **outside(tmp_path), check=True)
+    run_python([*train_py[1:], *asked, "name=run"], **outside(tmp_path)).check_returncode()
     whole, run = tmp_path / "runs" / "run", tmp_path / "runs" / "killed"
     command = [*train_py, *asked, "name=killed"]
     for number in range(kills):
@@ -387,7 +385,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_is_not(
         left = json.loads((run / "status.json").read_text())
         assert left["state"] == "running"
         command = [*train_py, *shlex.split(left["resume"])[2:]]
-    subprocess.run(command, **outside(tmp_path), check=True)
+    run_python(command[1:], **outside(tmp_path)).check_returncode()
     expect_same(whole, run)
 
 

@@ -1,13 +1,12 @@
 """`tfm evaluate` against sacreBLEU's own command."""
 
 import json
-import subprocess
-import sys
 from random import Random
 
 import pytest
 
 from tests.conftest import WORDS, save, sentences
+from tests.preloaded import run_python
 from tfm_blocks.cli import main
 from tfm_blocks.scoring.baseline import compare
 from tfm_blocks.scoring.corpus import TOKENISED, metrics, score
@@ -24,8 +23,8 @@ def garbled(references, share, seed):
 def sacrebleu(tmp_path, outputs, references, *options):
     (tmp_path / "ref").write_text("\n".join(references) + "\n")
     (tmp_path / "out").write_text("\n".join(outputs) + "\n")
-    command = [sys.executable, "-m", "sacrebleu", str(tmp_path / "ref"), "-i", str(tmp_path / "out"), *options]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    done = run_python(["-m", "sacrebleu", tmp_path / "ref", "-i", tmp_path / "out", *options])
+    return json.loads(done.stdout)
 
 
 def test_scores_intervals_and_signatures_are_those_of_sacrebleus_command(tmp_path):

@@ -1,16 +1,15 @@
 """A sweep is checked whole before its first job."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.preloaded import run_python
 from tfm_blocks.cli import main
 from tfm_blocks.compose.sweep import combinations, parts_of, read_sweep
 from tfm_blocks.errors import ConfigError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_jobs_are_every_combination_in_hydras_order():
@@ -45,8 +44,8 @@ def test_a_sweep_whose_jobs_can_all_start_is_fine(capsys):
 
 
 def test_no_job_of_a_sweep_starts_where_one_cannot(tmp_path):
-    command = [sys.executable, str(ROOT / "train.py"), "-m", "heads=4,7", "trainer.steps=1", "logger=csv"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    command = [ROOT / "train.py", "-m", "heads=4,7", "trainer.steps=1", "logger=csv"]
+    done = run_python(command, tmp_path, timeout=120)
     assert done.returncode == 2
     assert "1 of 2 jobs cannot start" in done.stderr and "leave out heads=7" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.preloaded import run_python
 from tests.run_folders import leave_run
 from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.compose.resolve import Composed
@@ -242,8 +243,7 @@ def test_a_config_that_has_changed_is_refused_with_what_has_and_another_name_beg
     ],
 )  # fmt: skip
 def test_a_wrong_sweep_is_told_before_anything_is_started(arguments: list[str], told: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "train.py"), *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python([ROOT / "train.py", *arguments], tmp_path)
     assert done.returncode == 2 and told in done.stderr, done.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.preloaded import run_python
 from tfm_blocks.compose.folders import CONF, options, read_yaml
 from tfm_blocks.compose.sweep import compose_job
 from tfm_blocks.errors import ConfigError
@@ -39,9 +38,8 @@ def test_what_is_rendered_is_read_back_by_wandb_workspaces_as_it_was(name: str) 
 
 def test_a_dashboard_that_cannot_be_pushed_is_told_without_a_traceback(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "NETRC"))}
-    command = [sys.executable, "-m", "tfm_blocks", "dashboard", "push", "training"]
-    where = {"env": environment | {"HOME": str(tmp_path)}, "stdin": subprocess.DEVNULL}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **where)  # type: ignore[call-overload]
+    command = ["-m", "tfm_blocks", "dashboard", "push", "training"]
+    done = run_python(command, env=environment | {"HOME": str(tmp_path)})
     assert done.returncode == 1 and done.stderr.splitlines()[-2].startswith(
         "error: W&B: the workspace Training was not"
     )

@@ -1,0 +1,93 @@
+"""Python commands without their start-up: each runs in a process forked from one that has imported the libraries.
+
+Importing torch and Lightning takes seconds. A process that is forked after that starts at once, and has its own folder,
+environment, standard streams, modules and exit status, as a new process has.
+"""
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "tfm_blocks.launch.job", "tfm_blocks.compose.application", "tfm_blocks.cli"])
+STREAMS = ("stdin", "stdout", "stderr")
+
+
+def run_python(
+    arguments: Sequence[str | Path],
+    cwd: str | Path = ".",
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGUMENTS` and capture its output as text, as subprocess.run does."""
+    done = run_python_bytes(arguments, cwd, env, timeout)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def run_python_bytes(
+    arguments: Sequence[str | Path],
+    cwd: str | Path = ".",
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    *,
+    input: bytes = b"",
+) -> subprocess.CompletedProcess[bytes]:
+    words = [str(word) for word in arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [Path(folder) / name for name in STREAMS]
+        streams[0].write_bytes(input)
+        process = CONTEXT.Process(target=_start, args=(words, Path(cwd).resolve(), dict(env or os.environ), streams))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(words, timeout or 0)
+        output, errors = (path.read_bytes() for path in streams[1:])
+        return subprocess.CompletedProcess(words, process.exitcode, output, errors)
+
+
+def _start(words: list[str], cwd: Path, environment: dict[str, str], streams: list[Path]) -> None:
+    import torch
+
+    _redirect(streams, environment.get("PYTHONIOENCODING", "utf-8"))
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    tempfile.tempdir = None  # read again from the new environment
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    try:
+        _execute(words)
+    finally:
+        atexit._run_exitfuncs()
+
+
+def _redirect(streams: list[Path], encoding: str) -> None:
+    """Make the files the standard streams of this process and of those that it starts."""
+    for number, (path, name) in enumerate(zip(streams, STREAMS, strict=True)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+        setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding=encoding, closefd=False))
+
+
+def _execute(words: list[str]) -> None:
+    """Do what the interpreter does with -c, -m or the path of a script."""
+    option, *rest = words
+    if option == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif option == "-m":
+        sys.path.insert(0, str(Path.cwd()))
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(option).resolve().parent))
+        sys.argv = words
+        runpy.run_path(option, run_name="__main__")
