@@ -20,7 +20,7 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.distributed.processes import run_together
+from tfm_blocks.distributed.processes import spawn_ranks
 
 WHEN, FOLDER = sys.argv[1], Path(sys.argv[2])
 
@@ -33,7 +33,7 @@ def work(ranks: Ranks) -> None:
     time.sleep(600)
 
 if __name__ == "__main__":
-    run_together(work, 2)
+    spawn_ranks(work, 2)
 elif WHEN == "importing":
     (FOLDER / str(os.getpid())).touch()
     time.sleep(5)
