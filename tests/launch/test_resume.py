@@ -25,6 +25,7 @@ from omegaconf import open_dict
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed
@@ -34,8 +35,10 @@ from tfm_blocks.launch.check import checked
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.runs import lock
 from tfm_blocks.runs.checkpoints import list_checkpoints, newest_whole
-from tfm_blocks.runs.folder import hold, step_files
+from tfm_blocks.runs.folder import step_files
+from tfm_blocks.runs.lock import LIMIT, LOCK, hold
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.training.checkpoints import PreemptedError
 
@@ -286,6 +289,27 @@ def test_a_resume_names_the_plug_ins_of_the_run_and_may_name_others(small: Small
         go_on(tmp_path / "run", "trainer.steps=8")
     go_on(tmp_path / "run", "trainer.steps=8", "plugins=[faulty,math]")
     assert json.loads((tmp_path / "run" / "model.json").read_text())["plugins"] == ["faulty"]
+
+
+def test_a_run_of_another_host_is_resumed_only_when_its_heartbeat_is_old(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin(small(*TRAINED), tmp_path)
+    leave_heartbeat(run, age=5)
+    with pytest.raises(RunError, match=r"is being trained by another process: 4711 on node7, since 2026-11-23"):
+        go_on(run, "trainer.steps=20")
+    leave_heartbeat(run, age=LIMIT + 1)
+    monkeypatch.setattr(lock, "BEAT", 0.01)
+
+    class Touched(Callback):
+        def on_train_start(self, *_: object) -> None:
+            assert json.loads((run / LOCK).read_text())["pid"] == os.getpid()
+            os.utime(run / LOCK, (0, 0))
+            while not (run / LOCK).stat().st_mtime:
+                time.sleep(0.01)
+
+    go_on(run, "trainer.steps=10", callbacks=[Touched()])
+    assert state(run) == "done" and not [*run.rglob(LOCK)]
 
 
 def test_folders_that_cannot_be_resumed_say_why(small: Small, tmp_path: Path) -> None:

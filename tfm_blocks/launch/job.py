@@ -24,7 +24,7 @@ from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Meeting
 from tfm_blocks.distributed.signals import StoppedError, end_on_signals
 from tfm_blocks.errors import RunError, TfmError, file_error
-from tfm_blocks.launch.check import check_lengths, with_locations
+from tfm_blocks.launch.check import check_lengths, warn_about_warmup, with_locations
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.init_from import starting_weights
 from tfm_blocks.launch.precision import measure_precision
@@ -43,13 +43,13 @@ from tfm_blocks.runs.folder import (
     STATUS,
     TOKENIZER,
     claim_folder,
-    hold,
     overwrite_json,
     settle,
     step_of,
     write_json,
     write_running,
 )
+from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import feed_of
@@ -93,6 +93,8 @@ def _begin(
     callbacks: Sequence[Callback],
 ) -> Path:
     name, vocab = str(composed.mapping["name"]), composed.mapping["vocab"]
+    if meeting.place.rank == 0:
+        warn_about_warmup(settings)
     with with_locations(composed):
         prepared = meeting.prepare(settings.data, vocab)
         if settings.init_from:
@@ -200,7 +202,8 @@ def _measure_precision(
 
 
 def _held(meeting: Meeting, folder: Path) -> AbstractContextManager[None]:
-    return hold(folder) if meeting.place.rank == 0 else nullcontext()
+    """Hold the folder on rank 0. A launcher that restarts a run has ended it before: wait for its heartbeat to stop."""
+    return hold(folder, wait=meeting.place.restarts > 0) if meeting.place.rank == 0 else nullcontext()
 
 
 def _run(

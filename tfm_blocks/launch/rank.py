@@ -31,7 +31,8 @@ from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.modules import losses_of
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, hold
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
+from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.tracking.loggers import RunLogger
 from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
