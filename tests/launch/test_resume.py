@@ -188,7 +188,7 @@ def test_two_processes_of_which_one_gets_the_signal_agree_on_a_step_and_resume_e
     begin(small("trainer.devices=2", *stopping(1000)), tmp_path)
     with pytest.raises(PreemptedError, match="stopped by SIGTERM"):
         begin(small("trainer.devices=2", "trainer.workers=2", *stopping(5)), tmp_path)
-    assert to_the_end(tmp_path / "run-2") == [5]
+    assert to_the_end(tmp_path / "run-2") in ([5], [6])  # ranks agree about every half second
     expect_same(tmp_path / "run", tmp_path / "run-2")
 
 
@@ -211,7 +211,7 @@ def test_what_is_shared_out_resumes_exactly(small: Small, tmp_path: Path) -> Non
     begin(small(*stopping(1000), *SHARED), tmp_path)
     with pytest.raises(PreemptedError):
         begin(small(*stopping(5), *SHARED), tmp_path)
-    assert to_the_end(tmp_path / "run-2") == [5]
+    assert to_the_end(tmp_path / "run-2") in ([5], [6])
     expect_same(tmp_path / "run", tmp_path / "run-2")
 
 

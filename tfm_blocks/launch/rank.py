@@ -108,7 +108,8 @@ def _fit_and_test(
         print(peak)
     data = _data(ranks, feed, prepared, settings)
     logs = (job.folder / METRICS, skipped)
-    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, _asked(job, module), job.command)
+    asked = _asked(job, module)
+    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, asked, job.command, job.until)
     common = ExpectSameRun(fingerprint(settings.seed, prepared, feed))
     early = StoppedEarly(callbacks, prolonged=job.prolonged)
     callbacks = [OwnSignals(), checkpoints, common, early, *callbacks]
@@ -179,6 +180,7 @@ def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSe
         ranks=ranks,
         workers=workers,
         pinned=accelerated,
+        even=settings.trainer.strategy == "fsdp2",
     )
 
 

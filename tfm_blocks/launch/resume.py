@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ class SavedRun:
     text: str
     record: dict[str, Any]
     status: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self) | {"folder": str(self.folder)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> SavedRun:
+        """Return the run whose `to_json` gave these fields."""
+        return cls(**{**fields, "folder": Path(fields["folder"])})
 
     @property
     def asked_vocab(self) -> int:
