@@ -23,7 +23,7 @@ from tfm_blocks.distributed.consistency import asked_fingerprint, expect_same, f
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Json, Meeting
 from tfm_blocks.distributed.signals import StoppedError, end_on_signals
-from tfm_blocks.errors import RunError, TfmError, file_error
+from tfm_blocks.errors import RunError, TfmError, file_error, print_warnings
 from tfm_blocks.launch.check import check_lengths, warn_about_warmup, with_locations
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.init_from import starting_weights
@@ -113,8 +113,9 @@ def _begin(
 
     def claim() -> Json:
         timings = _measure_precision(meeting, network, prepared, settings)
-        asked = network_without_values(check_model(composed.model)).parameters()
-        count = sum(parameter.numel() for parameter in asked)
+        spec = check_model(composed.model, composed.sources)
+        print_warnings(spec.warnings)
+        count = sum(parameter.numel() for parameter in network_without_values(spec).parameters())
         folder = claim_folder(root, name)
         command = resume_command(typed, folder, settings)
         started = config, folder, vocab, command, _wandb_id()
