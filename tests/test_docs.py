@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.is_file()]
 COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
 LONG = {"comparing", "running", "runs", "sweeps", "tracking", "translating"}  # pages that train for more than a minute
+DEFAULT = {"README", "own-blocks"}  # the other pages run in CI: pytest -m grid
 LANGUAGES = ("bash", "python", "yaml", "text")
 HEADER = "# @package _global_\n"
 COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(smaller): (\S.*)|(ci)|(whole)) -->")
@@ -191,9 +192,13 @@ def run_by_ci(command):  # as it stands in .ci/run, or as its grep takes it out 
     return command in script or any(re.fullmatch(pattern, command) for pattern in taken)
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page.stem in LONG), id=page.stem) for page in PAGES]
-)
+def marks_of(page):
+    if page.stem in LONG:
+        return [pytest.mark.slow]
+    return [] if page.stem in DEFAULT else [pytest.mark.grid]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=marks_of(page), id=page.stem) for page in PAGES])
 @pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["short", "whole"])
 def test_a_page_does_what_it_says(page, short, tmp_path):
     run_page(page, tmp_path, short=short)

@@ -24,8 +24,9 @@ def sound(report):
     assert report["accepted"] and report["refused"] and report["run"]
 
 
-def test_mutated_models_are_refused_in_a_sentence_or_run():
-    sound(fuzzed(150, seed=1))
+@pytest.mark.parametrize(("count", "seed"), [(40, 1), pytest.param(150, 2, marks=pytest.mark.grid)])
+def test_mutated_models_are_refused_in_a_sentence_or_run(count, seed):
+    sound(fuzzed(count, seed))
 
 
 @pytest.mark.slow

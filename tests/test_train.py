@@ -86,6 +86,7 @@ def test_jobs_of_a_sweep_get_its_options_and_one_that_is_killed_is_told(own):
     assert "killed: sound-0: SIGKILL" in done.stdout and "sweep: 1 of 2 runs done" in done.stdout
 
 
+@pytest.mark.grid
 def test_every_process_of_a_run_finds_plug_ins_in_the_current_folder(own):
     done = train(own, "--config-dir", "my_conf", "model=mine", "plugins=[my_blocks]", "trainer.devices=2")
     assert done.returncode == 0, done.stderr

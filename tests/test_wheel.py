@@ -14,6 +14,9 @@ from tfm_blocks import __version__ as version
 ROOT = Path(__file__).parent.parent
 
 
+pytestmark = pytest.mark.grid
+
+
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """The interpreter of a new environment with the wheel in it; its dependencies are those of this environment."""

@@ -67,6 +67,7 @@ def stop(folder: Path, to: str, number: str, when: str) -> Path:
     return run
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("to", "number", "when"), SHORT, ids=["-".join(case) for case in SHORT])
 def test_two_processes_agree_on_a_step_whoever_gets_the_signal_and_whenever(
     tmp_path: Path, to: str, number: str, when: str

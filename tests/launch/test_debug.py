@@ -29,7 +29,7 @@ def rows(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("experiment", ["multi30k", None])
+@pytest.mark.parametrize("experiment", [None, pytest.param("multi30k", marks=pytest.mark.grid)])
 def test_fast_does_five_steps_of_everything_and_leaves_no_cache(tmp_path: Path, experiment: str | None) -> None:
     asked = ["data.train=100", "data.val=40", "data.test=40", "layers=1"]  # of dates; 60,000 would be drawn first
     if experiment:

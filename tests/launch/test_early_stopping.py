@@ -33,7 +33,7 @@ def validated(run: Path) -> list[int]:
         return [int(row["step"]) for row in csv.DictReader(file) if row["val/loss"]]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.grid)])
 def test_a_run_that_no_longer_improves_is_done_with_the_scores_of_its_best_weights(
     small: Small, tmp_path: Path, devices: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,7 +53,7 @@ def test_a_score_of_which_higher_is_better_stops_when_it_falls(small: Small, tmp
     assert read_json(run / "status.json")["steps"] == LAST
 
 
-@pytest.mark.parametrize("sound", [1, 4])
+@pytest.mark.parametrize("sound", [1, pytest.param(4, marks=pytest.mark.grid)])
 def test_a_run_that_signals_stopped_before_ends_early_after_the_same_step_with_the_same_weights(
     small: Small, tmp_path: Path, sound: int
 ) -> None:
@@ -74,7 +74,7 @@ def patient() -> EarlyStopping:
     return EarlyStopping("val/loss", patience=2, min_delta=100.0)
 
 
-@pytest.mark.parametrize("by_config", [True, False])
+@pytest.mark.parametrize("by_config", [True, pytest.param(False, marks=pytest.mark.grid)])
 def test_a_run_that_was_killed_while_it_was_scored_does_not_train_on(
     small: Small, tmp_path: Path, by_config: bool
 ) -> None:

@@ -11,7 +11,7 @@ from tfm_blocks.launch.check import checked
 
 
 @pytest.mark.parametrize("name", options("experiment", [CONF]))
-@pytest.mark.parametrize("debug", ["null", "fast"])
+@pytest.mark.parametrize("debug", ["null", pytest.param("fast", marks=pytest.mark.grid)])
 def test_an_experiment_is_right_and_debug_shortens_it(name: str, debug: str) -> None:
     asked = [f"experiment={name}", "data.dir=x", f"debug={debug}", "trainer.accelerator=cpu"]
     settings = checked(compose_job(prepare_arguments(asked), None))

@@ -80,7 +80,7 @@ def test_status_json_has_null_for_an_infinite_perplexity(small: Callable[..., Co
     assert "perplexity" not in record.values and record.values["loss"] == status["scores"]["test/loss"]
 
 
-@pytest.mark.parametrize(("devices", "rows"), [(1, 10), (2, 3)])
+@pytest.mark.parametrize(("devices", "rows"), [(1, 10), pytest.param(2, 3, marks=pytest.mark.grid)])
 def test_the_losses_of_each_line_of_the_test_set_are_left(
     small: Callable[..., Composed], tmp_path: Path, devices: int, rows: int
 ) -> None:

@@ -158,6 +158,7 @@ def test_devices_and_the_cap_on_a_batch_do_not_change_the_weights(
         assert [float(value or 0) for value in one] == pytest.approx([float(value or 0) for value in other], abs=1e-5)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_what_is_shared_out_becomes_the_weights_of_ddp_and_checkpoints_of_the_same_format(
     small: Callable[..., Composed], tmp_path: Path, precision: str
@@ -178,7 +179,7 @@ def test_what_is_shared_out_becomes_the_weights_of_ddp_and_checkpoints_of_the_sa
         ]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.grid)])
 def test_divergence_ends_with_status_3_and_is_written_down(
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: int
 ) -> None:
@@ -229,6 +230,7 @@ def wandb_summary(folder: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("harm", ["error", "end"])
 def test_a_rank_that_breaks_does_not_leave_the_other_waiting(
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
@@ -270,7 +272,9 @@ def test_swept_knobs_are_flat_and_the_graph_does_not_take_the_name_model(small: 
     assert "graph" in config["graph"] and config["model"] == "tiny"
 
 
-@pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("devices", "number"), [(1, signal.SIGINT), pytest.param(2, signal.SIGTERM, marks=pytest.mark.grid)]
+)
 def test_a_run_that_gets_a_signal_ends_with_75_and_says_how_to_go_on(
     tmp_path: Path, devices: int, number: signal.Signals
 ) -> None:
@@ -297,7 +301,7 @@ def test_a_run_that_gets_a_signal_ends_with_75_and_says_how_to_go_on(
     assert newest_whole(checkpoint.parent) is not None
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.grid)])
 def test_without_a_test_set_a_run_ends_with_scores_of_its_weights_on_the_validation_set(
     small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str], devices: int
 ) -> None:

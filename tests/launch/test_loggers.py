@@ -272,7 +272,10 @@ def test_what_a_logger_loses_is_told_once_and_the_run_is_done_with_every_value(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize(("harm", "kind", "code"), [("error", RuntimeError, 1), ("stop", PreemptedError, 75)])
+@pytest.mark.parametrize(
+    ("harm", "kind", "code"),
+    [pytest.param("error", RuntimeError, 1, marks=pytest.mark.grid), ("stop", PreemptedError, 75)],
+)
 def test_a_lost_logger_changes_nothing_of_how_a_run_ends(
     losing: Small, tmp_path: Path, harm: str, kind: type[BaseException], code: int
 ) -> None:

@@ -126,7 +126,10 @@ def expect_same(run: Path, other: Path) -> None:
     assert scores[0]["test/loss"] == scores[1]["test/loss"]
 
 
-@pytest.mark.parametrize("parts", [(1, 5), pytest.param(range(1, STEPS + 1), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "parts",
+    [(3,), pytest.param((1, 5), marks=pytest.mark.grid), pytest.param(range(1, STEPS + 1), marks=pytest.mark.slow)],
+)
 def test_a_run_that_is_stopped_at_any_step_ends_as_one_that_is_not(
     small: Small, tmp_path: Path, parts: Sequence[int]
 ) -> None:
@@ -194,6 +197,7 @@ def test_two_processes_of_which_one_gets_the_signal_agree_on_a_step_and_resume_e
     expect_same(tmp_path / "run", tmp_path / "run-2")
 
 
+@pytest.mark.grid
 def test_another_number_of_devices_and_another_cap_take_up_the_same_plan(small: Small, tmp_path: Path) -> None:
     begin(small(*stopping(1000), "dropout=0"), tmp_path)
     with pytest.raises(PreemptedError):
@@ -404,7 +408,12 @@ def outside(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("kills", "devices"),
-    [(2, 1), pytest.param(20, 1, marks=pytest.mark.slow), pytest.param(6, 2, marks=pytest.mark.slow)],
+    [
+        (1, 1),
+        pytest.param(2, 1, marks=pytest.mark.grid),
+        pytest.param(20, 1, marks=pytest.mark.slow),
+        pytest.param(6, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_is_not(
     tmp_path: Path, kills: int, devices: int

@@ -103,6 +103,7 @@ def base_attention():
     return SentenceAttention(" ".join(tokens["src"]), " ".join(tokens["tgt"]), tokens, looks, weights)
 
 
+@pytest.mark.grid
 def test_ten_runs_of_base_size_with_long_curves_and_six_pictures_take_less_than_3_megabytes(tmp_path):
     """The pictures, one of which takes seconds, are counted as often as the page would have them."""
     random, model = Random(1), compose_model("base", []).model

@@ -192,7 +192,10 @@ def test_a_sweep_that_is_killed_leaves_nothing_and_the_same_command_finishes_it_
         assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.grid), pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+)
 def test_ctrl_c_ends_all_within_seconds_and_the_same_command_goes_on_with_all(folder: Path, number: int) -> None:
     asked = ["experiment=slow", "seed=1,2", "sweep.parallel=2", "sweep.name=stopped"]
     sweep = folder / "runs" / "stopped"

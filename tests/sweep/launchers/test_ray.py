@@ -26,6 +26,7 @@ import ray
 
 from tfm_blocks.sweep.launchers.ray import RayLauncher
 
+pytestmark = pytest.mark.grid  # starting Ray takes seconds
 CONF = {"name": "ray", "address": "local", "cpus": 1, "gpus": None, "memory": None, "resources": {}}
 HAS = {"GPU": 2, "memory": 4 << 30, "licence": 1}  # the cluster, as it says itself
 WAITS = "trap 'sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
