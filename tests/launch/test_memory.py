@@ -63,6 +63,7 @@ def with_caches(code: str, **given: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(
     sys.platform != "linux" or not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="there may be nothing to keep"
 )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import tfm_blocks as tfm
@@ -11,12 +12,23 @@ from tfm_blocks.language.spec import TARGET, Axis
 TESTS = sorted((Path(__file__).parents[1] / "models").glob("*.yaml"))
 SHIPPED = sorted((CONF / "model").glob("*.yaml"))
 ALL = [*TESTS, *SHIPPED]
+# One model of each structure; the other models differ in a block, which tests/blocks/test_contract.py tries by itself.
+DEFAULT = {
+    "conv", "decoder_only", "encoder_only", "gated_delta_rule", "grouped", "latent", "mla", "moe", "prefix", "prenorm", "recurrent", "sink",
+    "switch", "transparent", "two_sources", "universal", "vectors",
+}  # fmt: skip
 LENGTHS = {"B": 3, "T": 6}
 VOCAB = 30
 
 
 def name(path):
     return path.stem
+
+
+def each(paths, default=DEFAULT):
+    """Parametrize by the models; those that are not in `default` are tested in CI alone."""
+    marks = {path: [] if path.stem in default else [pytest.mark.grid] for path in paths}
+    return pytest.mark.parametrize("path", [pytest.param(path, marks=marks[path], id=path.stem) for path in paths])
 
 
 def build(path, seed=1, **knobs):

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.network.examples import ALL, TESTS, build, has_target, inputs_of, name, sources_of
+from tests.network.examples import ALL, TESTS, build, each, has_target, inputs_of, name, sources_of
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network import incremental
 from tfm_blocks.network.contract.decoding import expect_steps
 
 LONGEST = 15  # lines of a test model
 
-models = pytest.mark.parametrize("path", ALL, ids=name)
+models = each(ALL)
 
 
 @pytest.mark.parametrize("path", TESTS, ids=name)
@@ -20,7 +20,7 @@ def test_a_variant_is_written_in_a_few_lines(path):
     assert len(lines) <= LONGEST
 
 
-@pytest.mark.parametrize("path", TESTS, ids=name)  # of the shipped ones, test_shipped_models.py asks more
+@each(TESTS)  # of the shipped ones, test_shipped_models.py asks more
 def test_training_lowers_the_loss_and_reaches_every_parameter(path):
     network = build(path)
     inputs = inputs_of(network)

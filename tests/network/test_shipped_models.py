@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import tfm_blocks as tfm
-from tests.network.examples import SHIPPED, build, inputs_of, name
+from tests.network.examples import SHIPPED, build, each, inputs_of, name
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 
@@ -43,7 +43,7 @@ def test_at_its_own_size_every_parameter_gets_a_gradient_and_nothing_is_allocate
     assert all(one.is_meta and one.grad is not None for one in parameters.values())
 
 
-@shipped
+@each(SHIPPED, default={"prenorm", "decoder_only"})
 def test_it_learns_one_batch_by_heart(path):
     network = build(path)
     inputs = inputs_of(network)

@@ -73,7 +73,7 @@ def assert_uniform(p_values, level):
         (1, 1, 600),
         pytest.param(1, 1, 4000, marks=pytest.mark.slow),
         pytest.param(2, 2, 4000, marks=pytest.mark.slow),
-        (1, 3, 500),
+        pytest.param(1, 3, 500, marks=pytest.mark.grid),
         pytest.param(1, 3, 4000, marks=pytest.mark.slow),
     ],
 )

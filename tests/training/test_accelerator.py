@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tests.network.examples import DEFAULT
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.layout import Batch, batch_of
 from tfm_blocks.language.spec import names
@@ -65,7 +66,13 @@ def take_step(network: Network, batch: Batch, there: Batch) -> tuple[StepSums, T
     return steps, pace
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: Path(model).stem)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(one, marks=[] if Path(one).stem in DEFAULT else [pytest.mark.grid], id=Path(one).stem)
+        for one in MODELS
+    ],
+)
 def test_a_step_has_all_on_one_device_and_waits_for_nothing(model: str) -> None:
     network = network_at_its_size(model, "meta")
     batch = batch_for(network)

@@ -39,7 +39,7 @@ def log_ps(made, src_S, sequences):
 @pytest.mark.parametrize("penalty", [gnmt(0.6), gnmt(1.5), plain(1.0)], ids=["gnmt0.6", "gnmt1.5", "plain"])
 @pytest.mark.parametrize("prefix", [[], [4], [3, 5]], ids=["free", "one", "two"])
 @pytest.mark.parametrize("shortest", [0, 2])
-@pytest.mark.parametrize(("vocab", "longest"), [(6, 5), (7, 4)])
+@pytest.mark.parametrize(("vocab", "longest"), [(6, 5), pytest.param(7, 4, marks=pytest.mark.grid)])
 def test_a_wide_beam_finds_the_best_of_all_sequences_within_the_bounds(
     vocab, longest, shortest, prefix, penalty, patient
 ):
@@ -90,7 +90,9 @@ PENALTIES = {
 }
 
 
-@pytest.mark.parametrize(("beam", "nbest"), [(2, 1), (4, 1), (4, 4)])
+@pytest.mark.parametrize(
+    ("beam", "nbest"), [(4, 4), *(pytest.param(beam, 1, marks=pytest.mark.grid) for beam in (2, 4))]
+)
 @pytest.mark.parametrize("penalty", PENALTIES.values(), ids=PENALTIES)
 def test_a_patient_search_finds_what_one_that_never_stops_early_finds(beam, nbest, penalty):
     made, put, most = network(20), sources(vocab=20), [14, 14, 5, 9, 14]

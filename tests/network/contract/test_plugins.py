@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.network.examples import TESTS, name
+from tests.network.examples import TESTS, each
 from tests.network.small import ARGS
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.build import check_model
@@ -72,7 +72,7 @@ def test_a_block_that_ignores_padding_before_the_target_alone_may_be_trained(wro
     assert "with padding before the sequences" in problem.rule
 
 
-@pytest.mark.parametrize("path", TESTS, ids=name)
+@each(TESTS)
 def test_no_node_of_any_model_has_a_problem_as_if_all_blocks_were_of_plug_ins(path, monkeypatch):
     monkeypatch.setattr(BlockInfo, "shipped", False)
     composed = compose_model(str(path), SMALL)

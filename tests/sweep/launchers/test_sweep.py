@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.sweep import test_run as local
+from tests.sweep import test_engine as local
 from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.sweep.engine import Grid, Sweep
 from tfm_blocks.sweep.job import DONE, ERROR, KILLED, RUNNING, WAITING, SweepJob
