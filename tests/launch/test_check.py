@@ -150,7 +150,9 @@ def test_a_run_with_a_wrong_plug_in_is_refused_before_its_text_is_read(
     check_resumed_run(composed)
 
 
-@pytest.mark.parametrize(("vocab", "reads"), [(300, 1), (5000, 2)], ids=["the size that the text gives", "a larger one"])
+@pytest.mark.parametrize(
+    ("vocab", "reads"), [(300, 1), (5000, 2)], ids=["the size that the text gives", "a larger one"]
+)
 def test_a_run_is_traced_once_and_its_settings_are_read_once(
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: int, reads: int
 ) -> None:
