@@ -28,7 +28,7 @@ from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, RunError, TfmError
-from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.registry.plugins import load_plugins
@@ -43,7 +43,7 @@ STEADY = ["schedule.peak=1e-3", "schedule.warmup=1", "trainer.validate_sentences
 
 
 def run(composed: Composed, folder: Path) -> Path:
-    return train(composed, checked(composed), folder)
+    return train(check_run(composed), folder)
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -335,7 +335,7 @@ def test_text_of_ones_own_needs_no_test_set(small: Callable[..., Composed], tmp_
 
 
 def test_runs_of_different_seeds_read_the_same_text(small: Callable[..., Composed]) -> None:
-    one, two = (prepare(checked(small(f"seed={seed}")).data, 300) for seed in (1, 2))
+    one, two = (prepare(check_run(small(f"seed={seed}")).settings.data, 300) for seed in (1, 2))
     assert list(one.test.text["tgt"]) == list(two.test.text["tgt"])
     for mine, other in ((one, two), (two, one)):
         assert not set(mine.train.text["tgt"]) & set(other.test.text["tgt"])
@@ -371,7 +371,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_the_state_failed(
     small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     composed = small()
-    assert _ended(lambda: len(str(train(composed, checked(composed), tmp_path, callbacks=[FillDisk()])))) == 1
+    assert _ended(lambda: len(str(train(check_run(composed), tmp_path, callbacks=[FillDisk()])))) == 1
     said = capsys.readouterr().err
     sentence = f"error: {tmp_path}/run/metrics.csv: cannot be used: No space left on device"
     assert sentence in said and "Traceback" not in said
@@ -388,7 +388,7 @@ def test_the_end_is_written_over_the_status_when_no_new_file_can_be_written(
             (Path(trainer.default_root_dir) / "status.json.part").mkdir()
 
     with pytest.raises(RunError):
-        train(composed := small(), checked(composed), tmp_path, callbacks=[Block()])
+        train(check_run(small()), tmp_path, callbacks=[Block()])
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
 
 
@@ -397,7 +397,7 @@ def test_runs_that_cannot_be_written_are_one_sentence(
 ) -> None:
     composed = small()
     (tmp_path / "runs").write_text("")
-    assert _ended(lambda: len(str(train(composed, checked(composed), tmp_path / "runs")))) == 1
+    assert _ended(lambda: len(str(train(check_run(composed), tmp_path / "runs")))) == 1
     said = capsys.readouterr().err
     assert f"error: {tmp_path}/runs: cannot be used: File exists" in said and "Traceback" not in said
 
@@ -411,7 +411,7 @@ def test_runs_on_a_read_only_file_system_are_one_sentence_and_stay_as_they_are(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     composed, root = small(), tmp_path / "runs"
-    run = train(composed, checked(composed), root)
+    run = train(check_run(composed), root)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for words, place in ([f"resume={run}", "trainer.steps=8"], f"{run}/lock.json"), (SMALL, "runs/"):
         command = ["unshare", "-m", "sh", "-c", READ_ONLY, str(root), sys.executable, str(ROOT / "train.py"), *words]

@@ -32,7 +32,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed
 from tfm_blocks.distributed.signals import STOPS, end_on_signals
 from tfm_blocks.errors import ConfigError, RunError, TfmError
-from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.registry.plugins import load_plugins
@@ -70,7 +70,7 @@ def stopping(every: int) -> list[str]:
 
 def begin(composed: Composed, root: Path, callbacks: Sequence[Callback] = ()) -> Path:
     end_on_signals()
-    return train(composed, checked(composed), root, callbacks=callbacks)
+    return train(check_run(composed), root, callbacks=callbacks)
 
 
 def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Path:
@@ -83,7 +83,7 @@ def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Pat
         del config["hydra"]
     left = read_saved_run(run)
     composed = compose_resumed(config, left.config, str(run / "config.yaml"), left.text)
-    return resume(composed, checked(composed), left, callbacks=callbacks)
+    return resume(check_run(composed), left, callbacks=callbacks)
 
 
 def to_the_end(run: Path, *overrides: str) -> list[int]:

@@ -19,8 +19,12 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GPT2Config,
@@ -41,6 +45,8 @@ from transformers import (
     MptForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OlmoConfig,
     OlmoForCausalLM,
     Phi3Config,
@@ -107,6 +113,11 @@ CAPS = {
     "head_dim": 6, "tie_word_embeddings": True, "query_pre_attn_scalar": 9, "sliding_window": 3, "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 1.5,
 }  # fmt: skip
+WINDOWED = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+TWO_BASES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+}  # fmt: skip
 
 SIGMOID = {
     **GROUPED, "head_dim": 8, "num_key_value_heads": 2, "attention_bias": True, "rms_norm_eps": 1e-5,
@@ -133,11 +144,18 @@ REFERENCES = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, PLAIN),
     "olmo": (OlmoForCausalLM, OlmoConfig, {**PLAIN, "clip_qkv": 0.8}),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, {**PLAIN, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config, {**PLAIN, **WINDOWED}),
+    "exaone4": (Exaone4ForCausalLM, Exaone4Config, {**PLAIN, **WINDOWED, "head_dim": 6, "sliding_window_pattern": None}),
     "cohere": (CohereForCausalLM, CohereConfig, {**PLAIN, "use_qk_norm": True, "logit_scale": 1.0, "tie_word_embeddings": True}),
     "hunyuan": (HunYuanDenseV1ForCausalLM, HunYuanDenseV1Config, {**PLAIN, "head_dim": 6}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {**PLAIN, "head_dim": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     "mixtral": (MixtralForCausalLM, MixtralConfig, {**PLAIN, "rms_norm_eps": 1e-5, "num_local_experts": 4}),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, {**PLAIN, **CAPS}),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {**PLAIN, **WINDOWED, "head_dim": 6, "tie_word_embeddings": True, "query_pre_attn_scalar": 9, "rope_parameters": TWO_BASES},
+    ),
     "deepseek_v2": (DeepseekV2ForCausalLM, DeepseekV2Config, {**PLAIN, **LATENT}),
     "deepseek_v3": (DeepseekV3ForCausalLM, DeepseekV3Config, {**PLAIN, **GROUPED, **LONG}),
     "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig, {**PLAIN, **SIGMOID}),

@@ -14,6 +14,7 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import RunError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.values import Part
 from tfm_blocks.runs.average import mean_weights
 from tfm_blocks.runs.folder import claim_folder
 from tfm_blocks.runs.formats import upgrade_model
@@ -83,6 +84,23 @@ def test_a_norm_node_keeps_the_eps_that_it_had_in_the_format_of_its_folder(tmp_p
 
 def damage_json(folder):
     (folder / "model.json").write_text('{"format": 1, "mod')
+
+
+def test_an_arg_that_attention_did_not_take_in_format_1_reaches_only_the_block_that_took_it():
+    args = {"d_model": 8, "heads": 2, "vocab": 20, "d_latent": 6, "d_head": 5, "d_turned": 4, "d_value": 3}
+    graph = {
+        "emb": {"block": "embedding", "in": "tgt"},
+        "near": {"block": "latent_attention", "mask": "causal"},
+        "plain": {"block": "attention", "mask": "causal"},
+        "normed": {"block": "normed_attention", "mask": "causal"},
+        "logits": {"block": "unembed"},
+    }
+    model = {"inputs": {"tgt": "B T"}, "args": args | {"qk_norm": "layernorm"}, "graph": graph}
+    upgraded = upgrade_model({"format": 1, "model": model})
+    assert upgrade_model({"format": 1, "model": upgraded}) == upgraded
+    nodes = {node.address: node.arguments for node in check_model(upgraded).nodes}
+    assert nodes["near"]["d_value"] == 3 and nodes["normed"]["qk_norm"] == Part("layernorm")
+    assert nodes["plain"]["d_value"] is None and nodes["plain"]["qk_norm"] is None
 
 
 def future_format(folder):

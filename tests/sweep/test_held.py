@@ -112,7 +112,7 @@ def test_a_job_that_another_host_trains_is_waited_for_until_its_heartbeat_is_old
 
 def test_a_running_run_says_which_process_it_is(small: Small, tmp_path: Path) -> None:
     from tfm_blocks.launch import job
-    from tfm_blocks.launch.check import checked
+    from tfm_blocks.launch.check import check_run
 
     composed, seen = small(), []
 
@@ -126,5 +126,5 @@ def test_a_running_run_says_which_process_it_is(small: Small, tmp_path: Path) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job, "_run", look)
         with pytest.raises(Seen):
-            job.train(composed, checked(composed), tmp_path)
+            job.train(check_run(composed), tmp_path)
     assert re.fullmatch(rf"{os.getpid()} on \S+", seen[0])

@@ -11,7 +11,7 @@ import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.runs.checkpoints import list_checkpoints
 from tfm_blocks.training import checkpoints
@@ -43,6 +43,6 @@ def test_ranks_agree_after_the_time_between_agreements_and_at_the_step_that_all_
     """The first step measures the pace, the run ends after 6 of 8 steps."""
     composed = small("trainer.devices=2", "trainer.steps=8", "trainer.validate_every=8")
     with pytest.raises(PreemptedError):
-        train(composed, checked(composed), tmp_path, until=6, callbacks=[AgreeRarely(tmp_path)])
+        train(check_run(composed), tmp_path, until=6, callbacks=[AgreeRarely(tmp_path)])
     assert [(tmp_path / str(rank)).read_text().split() for rank in range(2)] == [["0", "1", "6"]] * 2
     assert list_checkpoints(tmp_path / "run" / "checkpoints")[0].step == 6

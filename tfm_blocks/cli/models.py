@@ -79,6 +79,8 @@ def _check(arguments: argparse.Namespace) -> None:
 def _check_several(arguments: argparse.Namespace) -> None:
     from tfm_blocks.compose.model import compose_model
     from tfm_blocks.compose.sweep import combinations, parts_of
+    from tfm_blocks.launch.check import CheckedModel
+    from tfm_blocks.network.build import check_model
     from tfm_blocks.registry.plugins import load_plugins
     from tfm_blocks.report.jobs import show_jobs
     from tfm_blocks.sweep.check import check_jobs, refuse_wrong
@@ -89,7 +91,10 @@ def _check_several(arguments: argparse.Namespace) -> None:
     def compose(job: list[str]) -> Composed:
         return compose_model(job[0].partition("=")[2], job[1:], arguments.config_dir)
 
-    found = check_jobs(jobs, compose, lambda composed: None)
+    def check(composed: Composed) -> CheckedModel:
+        return CheckedModel(composed, check_model(composed.model, composed.sources))
+
+    found = check_jobs(jobs, compose, check)
     show_jobs([(job.overrides, job.parameters, job.problems) for job in found])
     refuse_wrong(found)
 

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,7 +15,6 @@ from uuid import uuid4
 import yaml
 from lightning.pytorch import Callback
 
-from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.distributed.cluster import find_place
 from tfm_blocks.distributed.consistency import asked_fingerprint, expect_same, fingerprint
@@ -24,14 +22,14 @@ from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Json, Meeting
 from tfm_blocks.distributed.signals import StoppedError, end_on_signals
 from tfm_blocks.errors import RunError, TfmError, file_error, print_warnings
-from tfm_blocks.launch.check import check_lengths, warn_about_warmup, with_locations
+from tfm_blocks.launch.check import CheckedRun, check_lengths, warn_about_warmup, with_locations
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.init_from import starting_weights
 from tfm_blocks.launch.precision import measure_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
 from tfm_blocks.launch.resume import SavedRun, expect_same_text, find_begun
 from tfm_blocks.launch.run_spec import RunSpec
-from tfm_blocks.network.build import check_model, network_without_values
+from tfm_blocks.network.build import count_parameters, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.checkpoints import newest_whole
 from tfm_blocks.runs.files import read_json
@@ -60,8 +58,7 @@ TYPED = ("python", "train.py")
 
 
 def train(
-    composed: Composed,
-    settings: RunSettings,
+    run: CheckedRun,
     root: Path = Path("runs"),
     typed: Sequence[str] = TYPED,
     until: int | None = None,
@@ -73,8 +70,8 @@ def train(
     loss is not finite, PreemptedError where a signal has stopped it; status.json says how it ended. A launcher that
     starts the processes anew goes on with the run that they have begun. After `until` steps it stops as by a signal.
     """
-    meeting = _meet(composed, settings)
-    name, command = str(composed.mapping["name"]), shlex.join(typed)
+    meeting = _meet(run)
+    name, command = str(run.composed.mapping["name"]), shlex.join(typed)
 
     def find() -> Json:
         left = find_begun(root, name, meeting.place, command)
@@ -82,52 +79,50 @@ def train(
 
     found = meeting.decide("begun", find)
     if found is None:
-        return _begin(meeting, composed, settings, root, typed, until, callbacks)
+        return _begin(meeting, run, root, typed, until, callbacks)
     begun = SavedRun.from_json(found)
     if begun.status.get("state") == "done":
         return begun.folder
-    return _resume(meeting, replace(composed, mapping=begun.config), settings, begun, typed, None, callbacks)
+    return _resume(meeting, run.with_config(begun.config), begun, typed, None, callbacks)
 
 
 def _begin(
     meeting: Meeting,
-    composed: Composed,
-    settings: RunSettings,
+    asked: CheckedRun,
     root: Path,
     typed: Sequence[str],
     until: int | None,
     callbacks: Sequence[Callback],
 ) -> Path:
-    name, vocab = str(composed.mapping["name"]), composed.mapping["vocab"]
+    settings, mapping = asked.settings, asked.composed.mapping
     if meeting.place.rank == 0:
         warn_about_warmup(settings)
-    with with_locations(composed):
-        prepared = meeting.prepare(settings.data, vocab)
+        print_warnings(asked.spec.warnings)
+    with with_locations(asked.composed):
+        prepared = meeting.prepare(settings.data, mapping["vocab"])
         if settings.init_from:
             starting_weights(Path(settings.init_from))  # which must be there before anything is started
-    config = {**composed.with_vocab(prepared.tokenizer.size).mapping, "name": name, "plugins": settings.plugins}
-    for key in ("resume", "verify"):
-        config.pop(key, None)
-    network = network_without_values(check_model(config["model"]))
-    check_lengths(network, prepared, settings, composed)
+    run = asked.with_vocab(prepared.tokenizer.size)
+    config = run.composed.mapping | {"plugins": settings.plugins}
+    config = {key: value for key, value in config.items() if key not in ("resume", "verify")}
+    network = network_without_values(run.spec)
+    check_lengths(network, prepared, run)
 
     def claim() -> Json:
         timings = _measure_precision(meeting, network, prepared, settings)
-        spec = check_model(composed.model, composed.sources)
-        print_warnings(spec.warnings)
-        count = sum(parameter.numel() for parameter in network_without_values(spec).parameters())
-        folder = claim_folder(root, name)
+        folder = claim_folder(root, str(mapping["name"]))
         command = resume_command(typed, folder, settings)
-        started = config, folder, vocab, command, _wandb_id()
-        return RunSpec(*started, until=until, asked_parameters=count, timings=timings).to_json()
+        started = config, folder, mapping["vocab"], command, _wandb_id()
+        return RunSpec(*started, until=until, asked_parameters=count_parameters(asked.spec), timings=timings).to_json()
 
     job = RunSpec.from_json(meeting.decide("job", claim))
     with _held(meeting, job.folder), _ends(meeting, job):
         if meeting.place.rank == 0:
-            how = {"commands": [shlex.join(typed)], "launch": meeting.place.launch, "choices": dict(composed.choices)}
+            choices = dict(run.composed.choices)
+            how = {"commands": [shlex.join(typed)], "launch": meeting.place.launch, "choices": choices}
             feed = feed_of(network.spec, prepared, settings.data)
             start_folder(job, prepared, how | {"text": fingerprint(settings.seed, prepared, feed)})
-        _run(meeting, job, prepared, settings, callbacks)
+        _run(meeting, job, run, prepared, callbacks)
     return job.folder
 
 
@@ -138,8 +133,7 @@ def _wandb_id() -> str:
 
 
 def resume(
-    composed: Composed,
-    settings: RunSettings,
+    run: CheckedRun,
     left: SavedRun,
     typed: Sequence[str] = TYPED,
     until: int | None = None,
@@ -149,31 +143,31 @@ def resume(
 
     Raises what `train` raises, and RunError where the text is not what the run was begun with.
     """
-    return _resume(_meet(composed, settings), composed, settings, left, typed, until, callbacks)
+    return _resume(_meet(run), run, left, typed, until, callbacks)
 
 
-def _meet(composed: Composed, settings: RunSettings) -> Meeting:
+def _meet(run: CheckedRun) -> Meeting:
     """All processes of a launcher have read the same command line and the same files. Raises RunError."""
-    place = find_place(settings.trainer, os.environ)
+    place = find_place(run.settings.trainer, os.environ)
     if place.outside:
         end_on_signals(led=True)
     meeting = Meeting(place)
-    found = meeting.gather("asked", asked_fingerprint(composed.mapping))
+    found = meeting.gather("asked", asked_fingerprint(run.composed.mapping))
     meeting.decide("same", lambda: expect_same(found))
     return meeting
 
 
 def _resume(
     meeting: Meeting,
-    composed: Composed,
-    settings: RunSettings,
+    run: CheckedRun,
     left: SavedRun,
     typed: Sequence[str],
     until: int | None,
     callbacks: Sequence[Callback],
 ) -> Path:
+    settings, config = run.settings, run.composed.mapping
     with _held(meeting, left.folder):
-        with with_locations(composed):
+        with with_locations(run.composed):
             prepared = meeting.prepare(settings.data, left.asked_vocab)
 
         def go_on() -> Json:
@@ -183,19 +177,19 @@ def _resume(
             path = left.folder / CHECKPOINTS / newest.file if newest else None
             command = resume_command(typed, left.folder, settings)
             started = left.asked_vocab, command, left.wandb_id, path, until, left.asked_parameters
-            network = network_without_values(check_model(composed.mapping["model"]))
+            network = network_without_values(run.spec)
             feed = feed_of(network.spec, prepared, settings.data)
             expect_same_text(left, fingerprint(settings.seed, prepared, feed))
             print(f"resume: {left.folder} after {step} steps")
             timings = left.timings or _measure_precision(meeting, network, prepared, settings)
             prolonged = left.is_prolonged(settings, step)
-            return RunSpec(composed.mapping, left.folder, *started, prolonged=prolonged, timings=timings).to_json()
+            return RunSpec(config, left.folder, *started, prolonged=prolonged, timings=timings).to_json()
 
         job = RunSpec.from_json(meeting.decide("job", go_on))
         with _ends(meeting, job):
             if meeting.place.rank == 0:
                 _go_on_in_folder(job, left, typed)
-            _run(meeting, job, prepared, settings, callbacks)
+            _run(meeting, job, run, prepared, callbacks)
     return left.folder
 
 
@@ -213,15 +207,13 @@ def _held(meeting: Meeting, folder: Path) -> AbstractContextManager[None]:
     return hold(folder, wait=meeting.place.restarts > 0) if meeting.place.rank == 0 else nullcontext()
 
 
-def _run(
-    meeting: Meeting, job: RunSpec, prepared: Prepared, settings: RunSettings, callbacks: Sequence[Callback]
-) -> None:
-    if not meeting.place.outside and settings.trainer.devices > 1:
-        spawn_ranks(spawned_main, settings.trainer.devices, job, callbacks)
+def _run(meeting: Meeting, job: RunSpec, run: CheckedRun, prepared: Prepared, callbacks: Sequence[Callback]) -> None:
+    if not meeting.place.outside and run.settings.trainer.devices > 1:
+        spawn_ranks(spawned_main, run.settings.trainer.devices, job, callbacks)
         return
-    meeting.join(device_of(settings.trainer))
+    meeting.join(device_of(run.settings.trainer))
     meeting.expect_seen(job.folder)
-    train_rank(meeting.place, job, prepared, callbacks)
+    train_rank(meeting.place, job, run.settings, run.spec, prepared, callbacks)
     meeting.leave()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator
 
 from rich.table import Table
@@ -24,7 +23,7 @@ def show_blocks() -> None:
     table = Table("block", "signature", "source", box=None)
     for name in sorted(REGISTRY.blocks):
         info = REGISTRY.blocks[name]
-        table.add_row(name, info.signature.text, info.source)
+        table.add_row(name, info.signature.text, info.description if info.alias_of else info.source)
     screen().print(table)
 
 
@@ -37,7 +36,7 @@ def show_block(name: str) -> None:
         )
     console = screen()
     console.print(f"{name}   {info.signature.text}\n")
-    console.print(inspect.getdoc(info.cls) or "")
+    console.print(info.description)
     console.print()
     for label, text in _facts(info):
         console.print(f"{label}: {text}")
@@ -56,7 +55,7 @@ def markdown(blocks: Iterable[BlockInfo]) -> str:
 
 def _section(info: BlockInfo) -> str:
     facts = "\n".join(f"- {label}: {text}" for label, text in _facts(info))
-    parts = [f"## {info.name}", f"`{info.signature.text}`", inspect.getdoc(info.cls) or "", facts]
+    parts = [f"## {info.name}", f"`{info.signature.text}`", info.description, facts]
     if info.arguments:
         rows = [f"| {one.name} | {_cell(_type(one))} | {_default(one)} |" for one in info.arguments.values()]
         parts.append("\n".join(["| argument | type | default |", "|---|---|---|", *rows]))
@@ -67,6 +66,8 @@ def _facts(info: BlockInfo) -> Iterator[tuple[str, str]]:
     """What is known of a block beside its formula and arguments, each with its label."""
     if _kind(info):
         yield "kind", _kind(info)
+    if info.alias_of:
+        return
     if info.signature.loss:
         yield "second output", "a loss"
     if info.tieable:
@@ -77,7 +78,9 @@ def _facts(info: BlockInfo) -> Iterator[tuple[str, str]]:
 
 
 def _kind(info: BlockInfo) -> str:
-    """The category whose value it can be, or that add & norm stands around it."""
+    """An alias, the category whose value it can be, or that add & norm stands around it."""
+    if info.alias_of:
+        return f"alias of {info.alias_of}"
     return f"category {info.category}" if info.category else "branch" if info.branch else ""
 
 

@@ -14,14 +14,14 @@ from tfm_blocks.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.compose.sweep import SweepRequest
+    from tfm_blocks.launch.check import CheckedRun
     from tfm_blocks.sweep.check import CheckedJob
     from tfm_blocks.sweep.engine import JobSource, Sweep
     from tfm_blocks.sweep.job import SweepJob
     from tfm_blocks.sweep.record import SweepFolder
     from tfm_blocks.sweep.settings import SweepSettings
-    from tfm_blocks.training.settings import RunSettings
 
-Check = Callable[["Composed"], "RunSettings"]
+Check = Callable[["Composed"], "CheckedRun"]
 ROOT = Path("runs")
 PREEMPTED = 75
 
@@ -108,7 +108,7 @@ def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: S
 
     _expect_same_conf(sample, asked)
     (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.own), check)
-    if found.composed is None:
+    if found.checked is None:
         reason = f"{found.problems[0].address}: {found.problems[0].rule}"
         job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
     else:
@@ -148,13 +148,14 @@ def _checked(overrides: Sequence[list[str]], asked: SweepRequest, check: Check) 
 
 
 def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
+    from tfm_blocks.launch.check import CheckedRun
     from tfm_blocks.sweep.job import SweepJob
 
     names = _names([job.overrides for job in jobs], asked)
     return [
-        SweepJob(name, job.overrides, job.composed, job.settings)
+        SweepJob(name, job.overrides, job.checked.composed, job.checked.settings)
         for name, job in zip(names, jobs, strict=True)
-        if job.composed and job.settings
+        if isinstance(job.checked, CheckedRun)
     ]
 
 

@@ -61,14 +61,14 @@ def test_devices_are_those_of_the_node_and_not_of_the_machine_that_submits(small
     with pytest.raises(ConfigError, match="trainer"):
         check_of(asked())(many)
     for launcher in (["launcher=slurm"], ["launcher=ray"]):
-        settings = check_of(asked(*launcher))(many)
+        settings = check_of(asked(*launcher))(many).settings
         found = asked(*launcher)
         assert isinstance(found, (SlurmSettings, RaySettings)) and found.gpus_of(settings.trainer) == 64
 
 
 def test_several_nodes_are_for_slurm_alone(small: Any) -> None:
     two = small("trainer.num_nodes=2")
-    assert check_of(asked("launcher=slurm"))(two).trainer.num_nodes == 2
+    assert check_of(asked("launcher=slurm"))(two).settings.trainer.num_nodes == 2
     for launcher in (["launcher=ray"], ["launcher=slurm", "launcher.cluster=local"]):
         with pytest.raises(ConfigError, match=r"trainer\.num_nodes: is 2, and this launcher runs each job on one"):
             check_of(asked(*launcher))(two)

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.launch.check import checked, checked_elsewhere
+from tfm_blocks.launch.check import CheckedRun, check_remote_run, check_run
 from tfm_blocks.sweep.launchers.interface import Launcher
 from tfm_blocks.sweep.launchers.settings import LauncherSettings, LocalSettings, RaySettings
-from tfm_blocks.training.settings import RunSettings
 
 
 def open_launcher(settings: LauncherSettings, *, parallel: int, timeout: float | None) -> Launcher:
@@ -27,18 +26,19 @@ def open_launcher(settings: LauncherSettings, *, parallel: int, timeout: float |
     return SlurmLauncher(settings, timeout)
 
 
-def check_of(settings: LauncherSettings) -> Callable[[Composed], RunSettings]:
-    """What says whether a job can be trained there; it raises ConfigError."""
+def check_of(settings: LauncherSettings) -> Callable[[Composed], CheckedRun]:
+    """Return the check of a job for this launcher. The check raises ConfigError."""
     if isinstance(settings, LocalSettings):
-        return checked
+        return check_run
     if isinstance(settings, RaySettings) or settings.cluster == "local":
         return _on_one_node
-    return checked_elsewhere
+    return check_remote_run
 
 
-def _on_one_node(composed: Composed) -> RunSettings:
-    run = checked_elsewhere(composed)
-    if run.trainer.num_nodes > 1:
-        rule = f"is {run.trainer.num_nodes}, and this launcher runs each job on one machine"
+def _on_one_node(composed: Composed) -> CheckedRun:
+    run = check_remote_run(composed)
+    nodes = run.settings.trainer.num_nodes
+    if nodes > 1:
+        rule = f"is {nodes}, and this launcher runs each job on one machine"
         raise ConfigError(Problem("trainer.num_nodes", rule, help="leave it out, or submit to Slurm: launcher=slurm"))
     return run
