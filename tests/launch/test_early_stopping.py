@@ -48,6 +48,7 @@ def test_a_run_that_no_longer_improves_is_done_with_the_scores_of_its_best_weigh
     assert devices == 2 or "stopped early: val/loss did not improve" in capsys.readouterr().out
 
 
+@pytest.mark.grid
 def test_a_score_of_which_higher_is_better_stops_when_it_falls(small: Small, tmp_path: Path) -> None:
     run = begin(small(*STOPPING, "callbacks.early_stopping.monitor=val/token_accuracy"), tmp_path)
     assert read_json(run / "status.json")["steps"] == LAST
@@ -107,6 +108,7 @@ class Breaks(Callback):
         raise ValueError("broken")
 
 
+@pytest.mark.grid
 def test_a_run_that_was_to_train_on_and_failed_before_its_next_checkpoint_still_trains_on(
     small: Small, tmp_path: Path
 ) -> None:
@@ -177,6 +179,7 @@ class Logs(Callback):
         pl_module.log("mine/number", float(trainer.global_step))
 
 
+@pytest.mark.grid
 def test_metrics_of_a_callback_reach_the_loggers_and_leave_metrics_csv_as_it_is(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

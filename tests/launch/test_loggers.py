@@ -206,6 +206,7 @@ def _expect_summaries(run: Path) -> None:
     assert {name for name in found if not name.startswith("_")} == curves.keys() | {one.name for one in MEDIA}
 
 
+@pytest.mark.grid
 def test_a_run_that_was_killed_goes_on_in_wandb_without_a_gap_and_without_a_step_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,11 +272,9 @@ def test_what_a_logger_loses_is_told_once_and_the_run_is_done_with_every_value(
     assert all(line.endswith("); the run goes on, and metrics.csv has every value") for line in told)
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize(
-    ("harm", "kind", "code"),
-    [pytest.param("error", RuntimeError, 1, marks=pytest.mark.grid), ("stop", PreemptedError, 75)],
-)
+@pytest.mark.parametrize(("harm", "kind", "code"), [("error", RuntimeError, 1), ("stop", PreemptedError, 75)])
 def test_a_lost_logger_changes_nothing_of_how_a_run_ends(
     losing: Small, tmp_path: Path, harm: str, kind: type[BaseException], code: int
 ) -> None:

@@ -35,6 +35,7 @@ def in_a_process(*, kept: bool) -> int:
     return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(sys.platform != "linux", reason="the C library may be another")
 def test_freed_memory_is_used_again_without_asking_the_system() -> None:
     assert in_a_process(kept=True) * 4 < in_a_process(kept=False)

@@ -108,10 +108,9 @@ def check_within(room: int, overrides: list[str]) -> None:
         print(error)
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("sizes", "option"), [(DEEP, RECOMPUTED), pytest.param(HEAVY, SHARDED, marks=pytest.mark.grid)]
-)
+@pytest.mark.parametrize(("sizes", "option"), [(DEEP, RECOMPUTED), (HEAVY, SHARDED)])
 def test_a_limit_between_both_figures_accepts_the_run_with_the_option_alone(
     small: Callable[..., Composed], tmp_path: Path, sizes: list[str], option: str
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_run_that_is_stopped_at_any_step_ends_as_one_that_is_not(
         expect_same(tmp_path / "run", run)
 
 
+@pytest.mark.grid
 def test_a_validation_that_a_signal_breaks_off_is_done_by_the_resumed_run(small: Small, tmp_path: Path) -> None:
     """Also the last one, which no step comes after."""
     left = sys.modules["faulty"].left
@@ -286,6 +287,7 @@ def test_what_would_be_another_experiment_or_nothing_to_do_is_refused(small: Sma
         assert state(tmp_path / "run") == "done"
 
 
+@pytest.mark.grid
 def test_a_resume_names_the_plug_ins_of_the_run_and_may_name_others(small: Small, tmp_path: Path) -> None:
     begin(
         small("plugins=[math,faulty]", "++model.graph.fine={block: faulty, harm: end, sound: 1000, after: src_pos}"),
