@@ -38,7 +38,7 @@ def keep_facts(job: RunSpec, network: Network, place: RankInfo) -> dict[str, Any
 
 
 def _facts(job: RunSpec, record: Mapping[str, Any], network: Network, place: RankInfo) -> dict[str, Any]:
-    """By name; tfm_blocks/tracking/metric_schema.py says what each is."""
+    """By name; tfm_blocks/metric_schema.py says what each is."""
     commands = record.get("commands") or [""]
     return {
         "model": text_at(mapping_at(record, "choices"), "model"),

@@ -12,10 +12,10 @@ from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.distributed.signals import StoppedError
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.metric_schema import columns
 from tfm_blocks.runs.folder import METRICS, step_of
 from tfm_blocks.runs.metrics import Row, read_rows
 from tfm_blocks.tracking.loggers import CsvLogger, FaultTolerantLogger, RunLogger, in_a_line
-from tfm_blocks.tracking.metric_schema import columns
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.settings import RunSettings
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.metric_schema import TEST_KEYS, VAL_KEYS
 from tfm_blocks.runs.files import read_or_empty
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP, hold, is_held, state_of
 from tfm_blocks.runs.metrics import numbers_of
@@ -20,7 +21,12 @@ from tfm_blocks.runs.values import count_at, mapping_at, number_at, text_at, tex
 LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
 DEEPEST = 4  # folders in folders in which runs are sought
 TAIL = 65_536  # bytes at the end of metrics.csv, which hold many rows
-SCORES = ("bleu", "exact_match", "perplexity", "loss")  # the first that was measured says most
+HEADLINES = [
+    key.name
+    for keys in (TEST_KEYS, VAL_KEYS)
+    for key in sorted(keys, key=lambda key: key.headline or 0)
+    if key.headline
+]
 
 
 @dataclass(frozen=True)
@@ -185,5 +191,4 @@ def _ends_of(path: Path) -> tuple[str, str]:
 def _score(status: dict[str, Any], row: dict[str, float]) -> tuple[str, float] | None:
     scores = mapping_at(status, "scores")
     measured = {**row, **{name: number for name in scores if (number := number_at(scores, name)) is not None}}
-    names = (f"{split}/{name}" for split in ("test", "val") for name in SCORES)
-    return next(((name, measured[name]) for name in names if name in measured), None)
+    return next(((name, measured[name]) for name in HEADLINES if name in measured), None)

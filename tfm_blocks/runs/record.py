@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.runs.config import parse_mapping
 from tfm_blocks.runs.facts import changes_of, first_facts, versions_of
 from tfm_blocks.runs.files import read_or_empty, read_text
@@ -196,13 +197,14 @@ def _values(status: Mapping[str, Any], split: str) -> dict[str, float]:
 
 
 def _scores(status: Mapping[str, Any], split: str) -> dict[str, Measured]:
-    """The share of exact matches with Wilson's interval, and the scores of the translations as sacreBLEU gave them."""
+    """Return the fractions with Wilson's interval, and the scores of the translations as sacreBLEU computed them."""
     found = {}
-    share = number_at(mapping_at(status, "scores"), f"{split}/exact_match")
     rows = count_at(mapping_at(status, "test_set"), "rows")
-    if share is not None and 0 <= share <= 1:
-        low, high = wilson(share, rows) if rows else (math.nan, math.nan)
-        found["exact match"] = Measured(100 * share, 100 * low, 100 * high)
+    for score in FINAL_SCORES:
+        share = number_at(mapping_at(status, "scores"), f"{split}/{score.key}") if score.kind == "fraction" else None
+        if share is not None and 0 <= share <= 1:
+            low, high = wilson(share, rows) if rows else (math.nan, math.nan)
+            found[score.name] = Measured(100 * share, 100 * low, 100 * high)
     for one in list_at(status, "translation"):
         value, interval = (number_at(one, key) if isinstance(one, dict) else None for key in ("value", "interval"))
         if value is not None and interval is not None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tfm_blocks.distributed.signals import asked_to_stop, signals_wait
+from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.runs.folder import METRICS, holder_of, is_held
 from tfm_blocks.sweep.attempt import Attempt
 from tfm_blocks.sweep.job import (
@@ -62,7 +63,7 @@ class JobSource(Protocol):
 class Grid:
     """Jobs that are known before the first starts."""
 
-    metric = "val/loss"
+    metric = OBJECTIVE
 
     def __init__(self, jobs: list[SweepJob]) -> None:
         self.jobs = jobs

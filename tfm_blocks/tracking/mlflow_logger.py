@@ -14,8 +14,8 @@ from lightning.pytorch.loggers import MLFlowLogger
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
+from tfm_blocks.metric_schema import IN_EVERY_ROW
 from tfm_blocks.tracking.loggers import RunLogger, TranslationSample
-from tfm_blocks.tracking.metric_schema import IN_EVERY_ROW
 from tfm_blocks.tracking.settings import MlflowSettings
 
 LOCAL = "sqlite:///mlflow.db"  # where `mlflow ui` looks

@@ -12,8 +12,8 @@ import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 
+from tfm_blocks.metric_schema import IN_EVERY_ROW
 from tfm_blocks.tracking.loggers import RunLogger, TranslationSample
-from tfm_blocks.tracking.metric_schema import IN_EVERY_ROW
 
 FOLDER = "tensorboard"
 

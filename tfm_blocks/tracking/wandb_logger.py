@@ -20,10 +20,9 @@ from urllib.parse import urlsplit
 import wandb
 from PIL import Image
 
+from tfm_blocks.metric_schema import IN_EVERY_ROW, METRIC_KEYS, TOKENS
 from tfm_blocks.runs.folder import CONFIG, MODEL, TOKENIZER, WEIGHTS
-from tfm_blocks.runs.metrics import TOKENS
 from tfm_blocks.tracking.loggers import RunLogger, TranslationSample
-from tfm_blocks.tracking.metric_schema import IN_EVERY_ROW, METRIC_KEYS
 from tfm_blocks.tracking.settings import WandbSettings
 
 DIVERGED, PREEMPTED = 3, 75  # exit statuses of which a team wants to know at once
