@@ -31,7 +31,7 @@ from tfm_blocks.runs.metrics import read_rows, summarise, summary_record
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.translations import TranslatedLine, hash_rows, write_translations
 from tfm_blocks.scoring.corpus import metrics, score
-from tfm_blocks.tracking.loggers import RunLogger
+from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import TrainerSettings
@@ -44,7 +44,11 @@ def final_weights(settings: TrainerSettings, checkpoints: Path) -> Mapping[str, 
 
 
 def finish(
-    job: RunSpec, module: TrainingModule, weights: Mapping[str, Tensor], loggers: list[RunLogger], stopped: str = ""
+    job: RunSpec,
+    module: TrainingModule,
+    weights: Mapping[str, Tensor],
+    loggers: list[LightningLogger],
+    stopped: str = "",
 ) -> None:
     """The weights last of all but the status: a folder with weights is a whole one.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, find_key
+from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, FinalScore, find_key
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
 from tfm_blocks.report.screen import clock
@@ -86,11 +86,18 @@ def seeds_sheet(comparison: Comparison) -> Sheet:
     for group in comparison.groups:
         best = [run.best[OBJECTIVE].value for run in group.counted if OBJECTIVE in run.best]
         spread = [_spread(best, find_key(OBJECTIVE).form)]
-        spread += [_spread(group.over_seeds(score.name), score.mean) for score in scores]
+        spread += [_spread(_over_seeds(group, score), score.mean) for score in scores]
         done = sum(bool(run.scored_on) for run in group.counted)
         count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
         rows.append([_text(group.label), Cell(count, done), *spread])
     return Sheet("over seeds: mean ± standard deviation", columns, rows, 1)
+
+
+def _over_seeds(group: Group, score: FinalScore) -> list[float]:
+    """Return the values to average: the mean of a score with an interval needs one test set and one method."""
+    if score.kind == "token":
+        return [run.values[score.name] for run in group.counted if score.name in run.values]
+    return group.over_seeds(score.name)
 
 
 def against_sheet(comparison: Comparison, baseline: Group) -> Sheet:

@@ -18,7 +18,7 @@ from tfm_blocks.network.attention_maps import attention_nodes
 from tfm_blocks.report.attention_page import png
 from tfm_blocks.runs.folder import BEST, step_file, step_files
 from tfm_blocks.runs.model import weights_of, write_tensors
-from tfm_blocks.tracking.loggers import RunLogger
+from tfm_blocks.tracking.logger import RunLogger
 from tfm_blocks.training.fsdp2 import full_tensors
 from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.module import TrainingModule
