@@ -7,7 +7,11 @@ from pkgutil import iter_modules
 from typing import Any
 
 
-def implementations(package: str, constant: str) -> dict[str, Any]:
-    """Return the constant that each module of the package defines, by the name of the module."""
-    folders = import_module(package).__path__
-    return {one.name: getattr(import_module(f"{package}.{one.name}"), constant) for one in iter_modules(folders)}
+def names_of(package: str) -> list[str]:
+    """Return the names of the modules of a package."""
+    return [one.name for one in iter_modules(import_module(package).__path__)]
+
+
+def implementation(package: str, name: str, constant: str) -> Any:
+    """Return the constant that a module of the package defines; `name` is one of `names_of`."""
+    return getattr(import_module(f"{package}.{name}"), constant)

@@ -68,7 +68,7 @@ def _end(error: BaseException) -> tuple[int, str]:
 
 def _others(job: RunSpec, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[LightningLogger]:
     run = LoggedRun(job.folder, logged_config(job.config, str(facts["model"])), facts, job.wandb_id)
-    for name, kind in LOGGERS.items():
+    for name, kind in reversed(LOGGERS.items()):  # W&B first, since its page shows why another logger failed
         own = getattr(settings.logger, name)
         if own and kind.open:
             yield _open(name, partial(kind.open, own, run))

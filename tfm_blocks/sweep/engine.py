@@ -24,7 +24,7 @@ from tfm_blocks.sweep.job import (
     WORTH_A_RETRY,
     SweepJob,
 )
-from tfm_blocks.sweep.launchers.interface import Launcher, RefusedError, Worker
+from tfm_blocks.sweep.launcher import Launcher, RefusedError, Worker
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.record import SweepFolder, archive_previous, plugins_of, state_before
 from tfm_blocks.sweep.result import JobResult

@@ -8,11 +8,12 @@ from typing import Any
 
 from pydantic import ValidationInfo, create_model, field_validator, model_validator
 
-from tfm_blocks.config.implementations import implementations
+from tfm_blocks.config.implementations import implementation, names_of
 from tfm_blocks.config.settings import RuleError, Settings
 from tfm_blocks.tracking.logger import LoggerKind
 
-LOGGERS: dict[str, LoggerKind] = implementations("tfm_blocks.tracking.loggers", "LOGGER")
+PACKAGE = "tfm_blocks.tracking.loggers"
+LOGGERS: dict[str, LoggerKind] = {name: implementation(PACKAGE, name, "LOGGER") for name in names_of(PACKAGE)}
 _fields: Any = {name: (kind.settings | None, None) for name, kind in LOGGERS.items()}
 _ByName = create_model("_ByName", __base__=Settings, **_fields)
 

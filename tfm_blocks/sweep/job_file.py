@@ -16,14 +16,14 @@ from tfm_blocks.runs.files import read_or_empty
 from tfm_blocks.runs.folder import write_json
 from tfm_blocks.sweep.device_pool import clean
 
-KEEPER = Path(__file__).parent.with_name("keeper.py")
-NODE = Path(__file__).with_name("node.py")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+REMOTE_RUNNER = Path(__file__).with_name("remote_runner.py")
 QUEUED = ".submitit"  # in a sweep's folder: one folder for each job, with its errands and submitit's own files
 
 
 def kept_alive(command: Sequence[str]) -> list[str]:
     """The command behind its keeper."""
-    return [sys.executable, "-IS", str(KEEPER), *command]
+    return [sys.executable, "-IS", str(SUPERVISOR), *command]
 
 
 def errand_of(command: Sequence[str], log: Path) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class JobFile:
     @property
     def command(self) -> list[str]:
         """What the cluster is to run."""
-        return [sys.executable, "-IS", str(NODE), str(self.path)]
+        return [sys.executable, "-IS", str(REMOTE_RUNNER), str(self.path)]
 
     def queued(self, queue: str, number: str) -> None:
         """Writes down where it waits."""
