@@ -7,7 +7,7 @@ from transformers import DeepseekV2Config, DeepseekV3Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 
-from tfm_blocks.blocks.experts import GatedMixtureOfExperts, Router
+from tfm_blocks.blocks.experts import ExpertRouter, GatedMixtureOfExperts
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.values import Part
@@ -141,7 +141,7 @@ def test_groups_that_do_not_fit_are_refused(ffn, rule):
 
 
 def test_a_biased_router_is_a_linear_map_with_a_bias():
-    own = Router(D, experts=E, top_k=K, renormalise=True, routing=Part("biased_softmax_router"))
+    own = ExpertRouter(D, experts=E, top_k=K, renormalise=True, routing=Part("biased_softmax_router"))
     plain = nn.Linear(D, E)
     with torch.no_grad():
         own.map.weight.copy_(plain.weight)

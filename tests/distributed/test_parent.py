@@ -20,7 +20,7 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.distributed.processes import run_together
+from tfm_blocks.distributed.processes import spawn_ranks
 
 WHEN, FOLDER = sys.argv[1], Path(sys.argv[2])
 
@@ -33,7 +33,7 @@ def work(ranks: Ranks) -> None:
     time.sleep(600)
 
 if __name__ == "__main__":
-    run_together(work, 2)
+    spawn_ranks(work, 2)
 elif WHEN == "importing":
     (FOLDER / str(os.getpid())).touch()
     time.sleep(5)
@@ -46,12 +46,13 @@ TRAIN = [
 
 
 def start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
-    """Start the command as the leader of a new session."""
+    """Start the command as the leader of a new session, in which SIGHUP ends it even if pytest runs under nohup."""
     own = {"TFM_BLOCKS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     output = (folder / "output").open("wb")
     return subprocess.Popen(
         [sys.executable, *command],
         cwd=folder, env=os.environ | own, stdout=output, stderr=output, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.registry.test_plugins import BLOCK
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.launch.check import checked, checked_elsewhere, checked_to_resume
+from tfm_blocks.launch.check import checked, checked_elsewhere, checked_to_resume, warn_about_warmup
 from tfm_blocks.launch.devices import processor_cores
 from tfm_blocks.launch.job import train as train_run
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
@@ -64,6 +64,26 @@ def test_more_processes_than_cores_are_refused(small: Callable[..., Composed]) -
     with pytest.raises(ConfigError, match=f"trainer.devices: is {cores + 1}, but this process may use {cores} "):
         checked(small(f"trainer.devices={cores + 1}"))
     assert checked(small(f"trainer.devices={cores}")).trainer.devices == cores
+
+
+def test_a_new_run_that_ends_before_its_warmup_is_warned_about_and_trains(
+    small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    composed = small("schedule=noam", "schedule.warmup=4000", "trainer.steps=2", "trainer.validate_every=2")
+    train_run(composed, checked(composed), tmp_path)
+    said = capsys.readouterr().err
+    assert "warning: trainer.steps=2 is less than schedule.warmup=4000, so the learning rate never" in said
+    assert "help: write schedule.warmup=1, or trainer.steps=16000 or more" in said
+
+
+@pytest.mark.parametrize("schedule", ["noam", "inverse_sqrt"])
+def test_a_warmup_that_the_run_completes_is_no_warning(
+    small: Callable[..., Composed], capsys: pytest.CaptureFixture[str], schedule: str
+) -> None:
+    for steps, warned in ((100, False), (99, True)):
+        settings = checked(small(f"schedule={schedule}", "schedule.warmup=100", f"trainer.steps={steps}"))
+        warn_about_warmup(settings)
+        assert ("warning" in capsys.readouterr().err) == warned
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a system that binds processes to cores")

@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.conftest import SMALL
 from tests.training.test_module import feed_of, make
 from tfm_blocks.cli.train import _ended
 from tfm_blocks.compose.folders import CONF
@@ -395,3 +396,22 @@ def test_runs_that_cannot_be_written_are_one_sentence(
     assert _ended(lambda: len(str(train(composed, checked(composed), tmp_path / "runs")))) == 1
     said = capsys.readouterr().err
     assert f"error: {tmp_path}/runs: cannot be used: File exists" in said and "Traceback" not in said
+
+
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+MAY_MOUNT = os.system("unshare -m mount --bind /tmp /tmp 2>/dev/null") == 0
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="mounts a folder read-only, since permissions do not bind root")
+def test_runs_on_a_read_only_file_system_are_one_sentence_and_stay_as_they_are(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    composed, root = small(), tmp_path / "runs"
+    run = train(composed, checked(composed), root)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for words, place in ([f"resume={run}", "trainer.steps=8"], f"{run}/lock.json"), (SMALL, "runs/"):
+        command = ["unshare", "-m", "sh", "-c", READ_ONLY, str(root), sys.executable, str(ROOT / "train.py"), *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert f"error: {place}" in done.stderr and "cannot be used: Read-only file system" in done.stderr
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}

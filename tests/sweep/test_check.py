@@ -10,7 +10,7 @@ from tfm_blocks.cli import main
 from tfm_blocks.compose.sweep import combinations, parts_of, read_sweep
 from tfm_blocks.errors import ConfigError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_jobs_are_every_combination_in_hydras_order():

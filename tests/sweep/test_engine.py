@@ -30,7 +30,7 @@ from tfm_blocks.sweep.record import claim_sweep
 from tfm_blocks.sweep.settings import read_sweep_settings
 from tfm_blocks.training.settings import read_run
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PATIENCE = 900  # seconds: a machine may be busy
 HEADER = "# @package _global_\n"
 SMALL = [

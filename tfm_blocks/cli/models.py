@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfm_blocks.cli.block_test import test_blocks
 from tfm_blocks.cli.options import add_plugins, count
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, print_warnings, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
@@ -72,6 +72,7 @@ def _check(arguments: argparse.Namespace) -> None:
         return
     composed = _composed(arguments)
     spec = check_model(composed.model, composed.sources)
+    print_warnings(spec.warnings)
     print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
 
 
@@ -121,7 +122,9 @@ def _checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
     from tfm_blocks.network.build import check_model
 
     composed = _composed(arguments)
-    return check_model(composed.model, composed.sources), composed.sources
+    spec = check_model(composed.model, composed.sources)
+    print_warnings(spec.warnings)
+    return spec, composed.sources
 
 
 def _trained_model(arguments: argparse.Namespace, folder: Path) -> tuple[Spec, Sources]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -32,6 +33,17 @@ def checked(composed: Composed) -> RunSettings:
     settings, spec = _checked(composed, _check_devices)
     _check_plugins(spec, composed)
     return settings
+
+
+def warn_about_warmup(settings: RunSettings) -> None:
+    """Warn on stderr if a new run ends before its warmup. A run that is resumed for longer may want that."""
+    steps, warmup = settings.trainer.steps, settings.schedule.warmup
+    if steps < warmup:
+        rule = (
+            f"trainer.steps={steps} is less than schedule.warmup={warmup}, so the learning rate never reaches its peak"
+        )
+        help = f"write schedule.warmup={max(1, steps // 10)}, or trainer.steps={4 * warmup} or more"
+        print(f"warning: {rule}\n  help: {help}", file=sys.stderr)
 
 
 def checked_to_resume(composed: Composed) -> RunSettings:

@@ -21,10 +21,10 @@ from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.distributed.cluster import find_place
 from tfm_blocks.distributed.consistency import asked_fingerprint, expect_same, fingerprint
 from tfm_blocks.distributed.processes import spawn_ranks
-from tfm_blocks.distributed.rendezvous import Meeting
+from tfm_blocks.distributed.rendezvous import Json, Meeting
 from tfm_blocks.distributed.signals import StoppedError, end_on_signals
-from tfm_blocks.errors import RunError, TfmError, file_error
-from tfm_blocks.launch.check import check_lengths, with_locations
+from tfm_blocks.errors import RunError, TfmError, file_error, print_warnings
+from tfm_blocks.launch.check import check_lengths, warn_about_warmup, with_locations
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.init_from import starting_weights
 from tfm_blocks.launch.precision import measure_precision
@@ -43,13 +43,13 @@ from tfm_blocks.runs.folder import (
     STATUS,
     TOKENIZER,
     claim_folder,
-    hold,
     overwrite_json,
     settle,
     step_of,
     write_json,
     write_running,
 )
+from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import feed_of
@@ -75,9 +75,15 @@ def train(
     """
     meeting = _meet(composed, settings)
     name, command = str(composed.mapping["name"]), shlex.join(typed)
-    begun = meeting.decide("begun", lambda: find_begun(root, name, meeting.place, command))
-    if begun is None:
+
+    def find() -> Json:
+        left = find_begun(root, name, meeting.place, command)
+        return left.to_json() if left else None
+
+    found = meeting.decide("begun", find)
+    if found is None:
         return _begin(meeting, composed, settings, root, typed, until, callbacks)
+    begun = SavedRun.from_json(found)
     if begun.status.get("state") == "done":
         return begun.folder
     return _resume(meeting, replace(composed, mapping=begun.config), settings, begun, typed, None, callbacks)
@@ -93,6 +99,8 @@ def _begin(
     callbacks: Sequence[Callback],
 ) -> Path:
     name, vocab = str(composed.mapping["name"]), composed.mapping["vocab"]
+    if meeting.place.rank == 0:
+        warn_about_warmup(settings)
     with with_locations(composed):
         prepared = meeting.prepare(settings.data, vocab)
         if settings.init_from:
@@ -103,16 +111,17 @@ def _begin(
     network = network_without_values(check_model(config["model"]))
     check_lengths(network, prepared, settings, composed)
 
-    def claim() -> RunSpec:
+    def claim() -> Json:
         timings = _measure_precision(meeting, network, prepared, settings)
-        asked = network_without_values(check_model(composed.model)).parameters()
-        count = sum(parameter.numel() for parameter in asked)
+        spec = check_model(composed.model, composed.sources)
+        print_warnings(spec.warnings)
+        count = sum(parameter.numel() for parameter in network_without_values(spec).parameters())
         folder = claim_folder(root, name)
         command = resume_command(typed, folder, settings)
         started = config, folder, vocab, command, _wandb_id()
-        return RunSpec(*started, until=until, asked_parameters=count, timings=timings)
+        return RunSpec(*started, until=until, asked_parameters=count, timings=timings).to_json()
 
-    job = meeting.decide("job", claim)
+    job = RunSpec.from_json(meeting.decide("job", claim))
     with _held(meeting, job.folder), _ends(meeting, job):
         if meeting.place.rank == 0:
             how = {"commands": [shlex.join(typed)], "launch": meeting.place.launch, "choices": dict(composed.choices)}
@@ -167,7 +176,7 @@ def _resume(
         with with_locations(composed):
             prepared = meeting.prepare(settings.data, left.asked_vocab)
 
-        def go_on() -> RunSpec:
+        def go_on() -> Json:
             newest = newest_whole(left.folder / CHECKPOINTS)
             step = newest.step if newest else 0
             left.expect_to_go_on(settings, step)
@@ -180,9 +189,9 @@ def _resume(
             print(f"resume: {left.folder} after {step} steps")
             timings = left.timings or _measure_precision(meeting, network, prepared, settings)
             prolonged = left.is_prolonged(settings, step)
-            return RunSpec(composed.mapping, left.folder, *started, prolonged=prolonged, timings=timings)
+            return RunSpec(composed.mapping, left.folder, *started, prolonged=prolonged, timings=timings).to_json()
 
-        job = meeting.decide("job", go_on)
+        job = RunSpec.from_json(meeting.decide("job", go_on))
         with _ends(meeting, job):
             if meeting.place.rank == 0:
                 _go_on_in_folder(job, left, typed)
@@ -200,7 +209,8 @@ def _measure_precision(
 
 
 def _held(meeting: Meeting, folder: Path) -> AbstractContextManager[None]:
-    return hold(folder) if meeting.place.rank == 0 else nullcontext()
+    """Hold the folder on rank 0. A launcher that restarts a run has ended it before: wait for its heartbeat to stop."""
+    return hold(folder, wait=meeting.place.restarts > 0) if meeting.place.rank == 0 else nullcontext()
 
 
 def _run(

@@ -31,7 +31,8 @@ from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.modules import losses_of
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, hold
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
+from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
@@ -107,7 +108,8 @@ def _fit_and_test(
         print(peak)
     data = _data(ranks, feed, prepared, settings)
     logs = (job.folder / METRICS, skipped)
-    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, _asked(job, module), job.command)
+    asked = _asked(job, module)
+    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, asked, job.command, job.until)
     common = ExpectSameRun(fingerprint(settings.seed, prepared, feed))
     early = StoppedEarly(callbacks, prolonged=job.prolonged)
     callbacks = [OwnSignals(), checkpoints, common, early, *callbacks]
@@ -178,6 +180,7 @@ def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSe
         ranks=ranks,
         workers=workers,
         pinned=accelerated,
+        even=settings.trainer.strategy == "fsdp2",
     )
 
 

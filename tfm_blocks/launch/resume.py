@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.facts import changes_of, first_facts, newest_facts
 from tfm_blocks.runs.files import damaged, read_json
 from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, STATUS, expect_folder
+from tfm_blocks.runs.formats import upgrade_model
 from tfm_blocks.runs.metrics import read_metric_names
 from tfm_blocks.runs.values import count_at, list_at, mapping_at, text_at, texts_at
 from tfm_blocks.training.schedule import LinearSettings
@@ -33,6 +35,15 @@ class SavedRun:
     text: str
     record: dict[str, Any]
     status: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self) | {"folder": str(self.folder)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> SavedRun:
+        """Return the run whose `to_json` gave these fields."""
+        return cls(**{**fields, "folder": Path(fields["folder"])})
 
     @property
     def asked_vocab(self) -> int:
@@ -99,7 +110,9 @@ def read_saved_run(run: Path) -> SavedRun:
     expect_folder(run)
     record, status = _read_record(run), read_json(run / STATUS)
     text, config = _read_trained_config(run)
-    if config.get("model") != read_json(run / MODEL).get("model"):
+    built = read_json(run / MODEL)
+    config["model"] = upgrade_model({**built, "model": config["model"]})
+    if config["model"] != upgrade_model(built):
         rule = f"has another model than {MODEL}, and the weights are of that one"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
     if (run / METRICS).exists():

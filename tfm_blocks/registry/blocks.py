@@ -45,7 +45,8 @@ class BlockInfo:
     `right_padded` the letters for which `forward` takes whether padding comes last,
     `parameters` the names that `forward` gives to the ports, `tieable` the parameter that `tie` shares. `sees` tells
     what an output position sees of others: a port, or `kv|x` for kv and else x, to 'past', 'all' or the name of the
-    argument that decides. Of other ports it sees its own position.
+    argument that decides. Of other ports it sees its own position. A `weightless` block has no parameters, so it is not
+    shared by the layers that share their weights: each of them has one with its own arguments.
     """
 
     name: str
@@ -57,6 +58,7 @@ class BlockInfo:
     right_padded: tuple[str, ...]
     parameters: Mapping[str, str]
     branch: bool
+    weightless: bool
     category: str
     sees: Mapping[str, str]
     where: Mapping[str, str]
@@ -145,6 +147,7 @@ def block(
     *,
     source: str,
     branch: bool = False,
+    weightless: bool = False,
     category: str = "",
     sees: Mapping[str, str] | None = None,
     where: Mapping[str, str] | None = None,
@@ -157,11 +160,13 @@ def block(
     positional parameters of `forward` are called like the ports, with their axes behind: `x_BTD`. Its keyword-only
     `keep_BT` parameters receive the keep mask of axis T, and `right_padded_T` is True if padding comes last on axis T.
     A block that reads other positions of a port has it in `sees`, and `start` and `step` if the output has that axis.
+    A `weightless` block has no parameters; its arguments may name `i` in a layer that shares its weights.
     A rule of `where` may end in `unless ARGUMENT`: where that is set, nothing is asked.
     Raises TypeError at import on a declaration that breaks these rules.
     """
 
     said: dict[str, Any] = {"name": name, "source": source, "branch": branch, "category": category, "tieable": tieable}
+    said |= {"weightless": weightless}
     said |= {"signature": parse_signature(signature), "sees": dict(sees or {}), "where": dict(where or {})}
 
     def register(cls: Cls) -> Cls:
@@ -262,6 +267,10 @@ def _check_names(info: BlockInfo) -> None:
     if clashes:
         raise TypeError(
             f"block {info.name!r}: {sorted(clashes)} name two things at once (ports, arguments, grammar words)"
+        )
+    if info.weightless and info.branch:
+        raise TypeError(
+            f"block {info.name!r}: a branch block is not weightless, since the norms around it have weights"
         )
     if unknown:
         raise TypeError(f"block {info.name!r}: {sorted(unknown)} are neither letters of the signature nor arguments")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import re
-import socket
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError, cut, printable
 from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.values import count_at, mapping_at, text_at
+from tfm_blocks.runs.lock import holder_of
+from tfm_blocks.runs.values import text_at
 
 MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
@@ -42,7 +40,6 @@ UNFINISHED = {
     "averaged": "the average was made, but the file is lost",
     "saved": "the model was saved from Python, but the file is lost",
 }
-TRIES, PAUSE = 100, 0.002  # seconds between two tries to get a lock
 STEP_FILE = re.compile(r"step-[0-9]{1,18}\.safetensors")
 RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a run that diverged would do so again
 
@@ -81,13 +78,13 @@ def expect_finished(run: Path) -> None:
 
 
 def state_of(run: Path) -> tuple[str, str]:
-    """The state of a run and its reason, as status.json has them; empty where it does not.
+    """Return the state of a run and its reason from status.json, or empty texts.
 
-    A run that is "running" without a process is "interrupted".
+    A run that is "running" but held by no live process is "interrupted".
     """
     status = read_or_empty(run / STATUS)
     state = text_at(status, "state")
-    if state == "running" and not is_held(run):
+    if state == "running" and not holder_of(run):
         state = "interrupted"
     return state, text_at(status, "reason")
 
@@ -142,78 +139,9 @@ def claim_folder(root: Path, name: str) -> Path:
             return folder
 
 
-@contextmanager
-def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Keeps a folder for this process, whose end, however it comes, lets go of it.
-
-    Raises RunError where another process has it, unless it is to `wait` for that one.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if not (_wait_for_lock(descriptor) if wait else _try_lock(descriptor)):
-            rule = "is being trained by another process"
-            raise RunError(Problem(str(folder), rule, help="wait for its end, or stop it"))
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _wait_for_lock(descriptor: int) -> bool:
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return True
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Return True with the lock; `is_held` of another process may have it for a moment, so several times are tried."""
-    for _ in range(TRIES):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(PAUSE)
-        else:
-            return True
-    return False
-
-
-def is_held(folder: Path) -> bool:
-    """Return True if a process trains in the folder. The lock is shared, so that readers do not see each other."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(descriptor)
-
-
 def write_running(folder: Path, command: str) -> None:
-    """status.json of a run that this process trains, and which `command` goes on with should it be killed."""
-    process = {"pid": os.getpid(), "host": socket.gethostname()}
-    write_json(folder / STATUS, {"state": "running", "process": process, "resume": command})
-
-
-def holder_of(folder: Path) -> str:
-    """`4711 on node7`: the process that trains in the folder, as status.json has it.
-
-    Empty where it does not say, as before a resumed run has read its text, or where that process is gone.
-    """
-    status = read_or_empty(folder / STATUS)
-    process = mapping_at(status, "process")
-    pid, host = count_at(process, "pid"), text_at(process, "host")
-    gone = host == socket.gethostname() and not (pid and _lives(pid))
-    return "" if gone or not pid or status.get("state") != "running" else f"{pid} on {cut(host)}"
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+    """Write status.json of a run that is training; `command` resumes it if it is killed."""
+    write_json(folder / STATUS, {"state": "running", "resume": command})
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

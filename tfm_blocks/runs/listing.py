@@ -13,7 +13,8 @@ from typing import Any
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.metric_schema import TEST_KEYS, VAL_KEYS
 from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP, hold, is_held, state_of
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP, state_of
+from tfm_blocks.runs.lock import LOCK, expect_free, hold, holder_of
 from tfm_blocks.runs.metrics import numbers_of
 from tfm_blocks.runs.sweep import WAITING, RecordedJob, is_sweep, read_jobs
 from tfm_blocks.runs.values import count_at, mapping_at, number_at, text_at, texts_at
@@ -77,12 +78,9 @@ class Member:
         state, reason = state_of(self.folder) if self.begun else ("", "")
         if self.job is None or state in ("done", "running") or (state and self.job.state in (WAITING, "running")):
             return state, reason
-        if self.job.state == "running" and not any(map(is_held, self._folders())):
+        if self.job.state == "running" and not any(map(holder_of, (self.folder.parent, self.folder))):
             return "interrupted", reason
         return self.job.state, self.job.reason or reason
-
-    def _folders(self) -> list[Path]:
-        return [one for one in (self.folder.parent, self.folder) if one.is_dir()]
 
 
 def find_members(root: Path, depth: int = DEEPEST) -> Iterator[Member]:
@@ -105,20 +103,24 @@ def read_entry(folder: Path) -> RunEntry:
 
 
 def expect_deletable(folder: Path) -> None:
-    """Raises RunError where the folder is none of a run or of a sweep, or where a process trains in it."""
+    """Raise RunError if the folder is not of a run or a sweep, or if a live process holds it."""
     if folder.is_symlink() or not (is_run(folder) or is_sweep(folder)):
         raise RunError(Problem(str(folder), "is no run folder, so it stays", help="tfm runs lists what is one"))
     inner = [] if is_run(folder) else [member.folder for member in find_members(folder) if member.begun]
     for one in (folder, *inner):
-        with hold(one):
-            pass
+        expect_free(one)
 
 
 def delete_run(folder: Path) -> None:
-    """Removes a run, or a sweep with all its runs. Raises RunError as `expect_deletable` does."""
+    """Remove a run, or a sweep with all its runs. Raises RunError as `expect_deletable` does."""
     expect_deletable(folder)
     with hold(folder):
-        shutil.rmtree(folder)
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != LOCK:  # NFS would keep a file that is open, and the folder with it
+                entry.unlink()
+    folder.rmdir()
 
 
 def size_of(folder: Path) -> int:

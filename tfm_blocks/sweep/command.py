@@ -34,7 +34,7 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
     from tfm_blocks.compose.command_line import job_options
     from tfm_blocks.compose.sweep import read_sweep
     from tfm_blocks.distributed.cluster import refuse_launched_sweep
-    from tfm_blocks.runs.folder import hold
+    from tfm_blocks.runs.lock import hold
     from tfm_blocks.sweep.engine import Sweep
     from tfm_blocks.sweep.launcher import read_launcher
     from tfm_blocks.sweep.naming import sweep_name

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from tfm_blocks.distributed.signals import asked_to_stop, signals_wait
 from tfm_blocks.metric_schema import OBJECTIVE
-from tfm_blocks.runs.folder import METRICS, holder_of, is_held
+from tfm_blocks.runs.folder import METRICS
+from tfm_blocks.runs.lock import holder_of
 from tfm_blocks.sweep.attempt import Attempt
 from tfm_blocks.sweep.job import (
     DONE,
@@ -188,13 +189,13 @@ class Sweep:
     def _next(self) -> SweepJob | None:
         """A job that no other process trains, as those of a sweep do that was killed a moment ago."""
         for job in list(self.again):
-            if not self._is_held(job):
+            if not holder_of(self.folder.run(job)):
                 self.again.remove(job)
                 self.held.pop(job.name, None)
                 return job
             self._wait_for_other(job)
         while new := self.source.next():
-            if not self._is_held(new):
+            if not holder_of(self.folder.run(new)):
                 return new
             self.again.append(new)
             self._wait_for_other(new)
@@ -210,10 +211,6 @@ class Sweep:
             job.state = NOT_STARTED
             self._over(job)
             self._write()
-
-    def _is_held(self, job: SweepJob) -> bool:
-        run = self.folder.run(job)
-        return run.is_dir() and is_held(run)
 
     def _start(self, job: SweepJob) -> None:
         try:

@@ -26,7 +26,7 @@ from tfm_blocks.tracking.logger import RunLogger
 from tfm_blocks.training.clock import Clock
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.evaluation import Scorer
-from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors
+from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors, shard
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.objective import Objective, backward_scale
@@ -74,7 +74,7 @@ class TrainingModule(LightningModule):
         """Before there is an optimizer; at each stage of the trainer again."""
         strategy = self.trainer.strategy
         if isinstance(strategy, FSDP2Strategy):
-            strategy.shard(self.network)
+            shard(self.network, strategy.device_mesh["data_parallel"])
             self.objective.trunk = self.network.trunk_with_losses
 
     def configure_optimizers(self) -> Any:
