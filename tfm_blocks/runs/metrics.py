@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tfm_blocks.errors import RunError, shown
 from tfm_blocks.metric_schema import IMPROVABLE, SPEED, TOKENS, Key
@@ -88,9 +87,3 @@ def _best(rows: Sequence[Row], key: Key) -> Best | None:
         return None
     sign = 1 if key.summary == "min" else -1
     return Best(*min(measured, key=lambda one: (sign * one[0], one[1])))
-
-
-def summary_record(summary: Summary) -> dict[str, Any]:
-    """As status.json has it."""
-    best = {name: {"value": one.value, "step": one.step} for name, one in summary.best.items()}
-    return {"tokens_seen": summary.tokens_seen, "tokens_per_second": summary.tokens_per_second, "best": best}
