@@ -31,10 +31,10 @@ from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import logged_config
+from tfm_blocks.metric_schema import columns, find_key
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
 from tfm_blocks.runs.folder import step_file, step_files
-from tfm_blocks.tracking.metric_schema import columns, find_key
 from tfm_blocks.training.settings import read_run
 from tfm_blocks.translation.translator import Translator
 

@@ -14,7 +14,6 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import RunError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.registry.values import Part
 from tfm_blocks.runs.average import mean_weights
 from tfm_blocks.runs.folder import claim_folder
 from tfm_blocks.runs.formats import upgrade_model
@@ -99,7 +98,7 @@ def test_an_arg_that_attention_did_not_take_in_format_1_reaches_only_the_block_t
     upgraded = upgrade_model({"format": 1, "model": model})
     assert upgrade_model({"format": 1, "model": upgraded}) == upgraded
     nodes = {node.address: node.arguments for node in check_model(upgraded).nodes}
-    assert nodes["near"]["d_value"] == 3 and nodes["normed"]["qk_norm"] == Part("layernorm")
+    assert nodes["near"]["d_value"] == 3 and nodes["normed"]["qk_norm"].block == "layernorm"
     assert nodes["plain"]["d_value"] is None and nodes["plain"]["qk_norm"] is None
 
 

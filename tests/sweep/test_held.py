@@ -34,14 +34,14 @@ SETTINGS: dict[str, Any] = {"method": "grid", "name": None, "parallel": 1, "retr
 HOLDS = """
 import sys, time
 from pathlib import Path
-from tfm_blocks.runs.folder import *
+from tfm_blocks.runs.status import Status, write_status
 from tfm_blocks.runs.lock import hold
 run, seconds = Path(sys.argv[1]), float(sys.argv[2])
 with hold(run):
-    write_running(run, "")
+    write_status(run, Status("running"))
     print("holds", flush=True)
     time.sleep(seconds)
-    write_json(run / STATUS, {"state": "done"})
+    write_status(run, Status("done"))
 """
 ENDS = "import sys; sys.exit(5)"  # in the place of a training: no job here should be started
 

@@ -40,7 +40,7 @@ def keep_facts(job: RunSpec, trainer: TrainerSettings, network: Network, place: 
 def _facts(
     job: RunSpec, trainer: TrainerSettings, record: Mapping[str, Any], network: Network, place: RankInfo
 ) -> dict[str, Any]:
-    """By name; tfm_blocks/tracking/metric_schema.py says what each is."""
+    """Return the facts by name; FACTS in tfm_blocks/metric_schema.py describes each."""
     commands = record.get("commands") or [""]
     return {
         "model": text_at(mapping_at(record, "choices"), "model"),

@@ -21,7 +21,7 @@ from tfm_blocks.distributed.consistency import asked_fingerprint, expect_same, f
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Json, Meeting
 from tfm_blocks.distributed.signals import StoppedError, end_on_signals
-from tfm_blocks.errors import RunError, TfmError, file_error, print_warnings
+from tfm_blocks.errors import TfmError, file_error, print_warnings
 from tfm_blocks.launch.check import CheckedRun, check_lengths, warn_about_warmup, with_locations
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.init_from import starting_weights
@@ -32,23 +32,20 @@ from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import count_parameters, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.checkpoints import newest_whole
-from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import (
     CHECKPOINTS,
     CONFIG,
     METRICS,
     RUN,
-    STATUS,
     TOKENIZER,
     claim_folder,
-    overwrite_json,
     settle,
     step_of,
     write_json,
-    write_running,
 )
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
+from tfm_blocks.runs.status import Status, read_status_or_empty, write_end, write_status
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import feed_of
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError
@@ -81,7 +78,7 @@ def train(
     if found is None:
         return _begin(meeting, run, root, typed, until, callbacks)
     begun = SavedRun.from_json(found)
-    if begun.status.get("state") == "done":
+    if begun.state == "done":
         return begun.folder
     return _resume(meeting, run.with_config(begun.config), begun, typed, None, callbacks)
 
@@ -230,12 +227,12 @@ def _ends(meeting: Meeting, job: RunSpec) -> Iterator[None]:
 
     A run that is done stays so, and a signal that comes while its loggers are closed has nothing left to stop.
     """
-    before = _status(job)  # of a part before this one, which was shorter
+    before = read_status_or_empty(job.folder)  # of a part before this one, which was shorter
     try:
         yield
     except BaseException as error:
         agreed = isinstance(error, PreemptedError)
-        if (status := _status(job)) != before and status.get("state") == "done":
+        if (status := read_status_or_empty(job.folder)) != before and status.state == "done":
             if agreed or isinstance(error, StoppedError):
                 return
             raise
@@ -252,20 +249,9 @@ def _ends(meeting: Meeting, job: RunSpec) -> Iterator[None]:
         raise error from None
 
 
-def _status(job: RunSpec) -> dict[str, Any]:
-    """Return the content of status.json, or {} if there is none yet."""
-    with suppress(RunError):
-        return read_json(job.folder / STATUS)
-    return {}
-
-
 def _write_end(job: RunSpec, error: BaseException) -> None:
-    end = {"state": _state(error), "reason": _reason(error), "resume": job.command}
-    try:
-        write_json(job.folder / STATUS, end)
-    except OSError:
-        with suppress(OSError):  # of a disk that cannot be written at all
-            overwrite_json(job.folder / STATUS, end)
+    with suppress(OSError):  # of a disk that cannot be written at all
+        write_end(job.folder, Status(_state(error), _reason(error), job.command))
     if not isinstance(error, (PreemptedError, DivergedError)):
         print(f"resume: {job.command}", file=sys.stderr)
 
@@ -294,7 +280,7 @@ def start_folder(job: RunSpec, prepared: Prepared, record: Mapping[str, Any]) ->
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
     write_json(job.folder / RUN, {"vocab": job.asked_vocab, "wandb_id": job.wandb_id, **record})
-    write_running(job.folder, job.command)
+    write_status(job.folder, Status("running", resume=job.command))
 
 
 def write_config(job: RunSpec) -> None:
@@ -314,4 +300,4 @@ def _go_on_in_folder(job: RunSpec, left: SavedRun, typed: Sequence[str]) -> None
     if job.checkpoint is None:
         for log in (METRICS, SKIPPED):
             (job.folder / log).unlink(missing_ok=True)
-    write_running(job.folder, job.command)
+    write_status(job.folder, Status("running", resume=job.command))

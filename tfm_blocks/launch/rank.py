@@ -36,7 +36,7 @@ from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import weights_of
-from tfm_blocks.tracking.loggers import RunLogger
+from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
 from tfm_blocks.training.data import PlannedCorpus, RunData, feed_of
 from tfm_blocks.training.early_stopping import EarlyStopping
@@ -101,7 +101,7 @@ def _fit_and_test(
     prepared: Prepared,
     settings: RunSettings,
     network: Network,
-    loggers: list[RunLogger],
+    loggers: list[LightningLogger],
     callbacks: Sequence[Callback],
     silence: Heartbeat,
 ) -> None:

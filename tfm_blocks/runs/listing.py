@@ -5,23 +5,29 @@ from __future__ import annotations
 import csv
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.metric_schema import TEST_KEYS, VAL_KEYS
 from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP, state_of
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP
 from tfm_blocks.runs.lock import LOCK, expect_free, hold, holder_of
 from tfm_blocks.runs.metrics import numbers_of
+from tfm_blocks.runs.status import read_status_or_empty, state_of
 from tfm_blocks.runs.sweep import WAITING, RecordedJob, is_sweep, read_jobs
-from tfm_blocks.runs.values import count_at, mapping_at, number_at, text_at, texts_at
+from tfm_blocks.runs.values import mapping_at, text_at, texts_at
 
 LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
 DEEPEST = 4  # folders in folders in which runs are sought
 TAIL = 65_536  # bytes at the end of metrics.csv, which hold many rows
-SCORES = ("bleu", "exact_match", "perplexity", "loss")  # the first that was measured says most
+HEADLINES = [
+    key.name
+    for keys in (TEST_KEYS, VAL_KEYS)
+    for key in sorted(keys, key=lambda key: key.headline or 0)
+    if key.headline
+]
 
 
 @dataclass(frozen=True)
@@ -131,12 +137,12 @@ def _entry(member: Member) -> RunEntry:
     if not member.begun:
         return _waiting(member)
     folder, state = member.folder, member.state()[0]
-    record, status = read_or_empty(folder / RUN), read_or_empty(folder / STATUS)
+    record, status = read_or_empty(folder / RUN), read_status_or_empty(folder)
     row = _last_measured(folder / METRICS)
     chosen = mapping_at(record, "choices")
-    step = count_at(status, "steps") or int(row.get("step", 0))
+    step = status.steps or int(row.get("step", 0))
     model, data, commands = text_at(chosen, "model"), text_at(chosen, "data"), texts_at(record, "commands")
-    return RunEntry(folder, state, model, data, step, _score(status, row), changed_at(folder), commands)
+    return RunEntry(folder, state, model, data, step, _score(status.scores, row), changed_at(folder), commands)
 
 
 def _waiting(member: Member) -> RunEntry:
@@ -184,8 +190,6 @@ def _ends_of(path: Path) -> tuple[str, str]:
         return header.decode("utf-8", "replace"), file.read().decode("utf-8", "replace")
 
 
-def _score(status: dict[str, Any], row: dict[str, float]) -> tuple[str, float] | None:
-    scores = mapping_at(status, "scores")
-    measured = {**row, **{name: number for name in scores if (number := number_at(scores, name)) is not None}}
-    names = (f"{split}/{name}" for split in ("test", "val") for name in SCORES)
-    return next(((name, measured[name]) for name in names if name in measured), None)
+def _score(scores: Mapping[str, float], row: dict[str, float]) -> tuple[str, float] | None:
+    measured = {**row, **scores}
+    return next(((name, measured[name]) for name in HEADLINES if name in measured), None)

@@ -17,8 +17,9 @@ from tfm_blocks.network.build import build_network, check_model, network_without
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.files import damaged, read_json
-from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_finished, expect_folder, kept_weights, settle, write_json
+from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_folder, kept_weights, settle, write_json
 from tfm_blocks.runs.formats import FORMAT, READABLE, upgrade_model
+from tfm_blocks.runs.status import expect_finished
 
 
 def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:

@@ -36,25 +36,22 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
     from tfm_blocks.distributed.cluster import refuse_launched_sweep
     from tfm_blocks.runs.lock import hold
     from tfm_blocks.sweep.engine import Sweep
-    from tfm_blocks.sweep.launchers.factory import check_of, open_launcher
-    from tfm_blocks.sweep.launchers.settings import LocalSettings, read_launcher_settings
+    from tfm_blocks.sweep.launcher import read_launcher
     from tfm_blocks.sweep.naming import sweep_name
     from tfm_blocks.sweep.record import claim_sweep, expect_unchanged
     from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
 
     refuse_launched_sweep(os.environ)
     asked = read_sweep(arguments)
-    where = read_launcher_settings(asked.launcher)
-    on_cluster = not isinstance(where, LocalSettings)
-    settings = read_sweep_settings(with_parallel(asked.settings, on_cluster=on_cluster))
-    check = check_of(where)
-    jobs = _jobs(asked, settings, check)
+    chosen = read_launcher(asked.launcher)
+    settings = read_sweep_settings(with_parallel(asked.settings, on_cluster=chosen.kind.on_cluster))
+    jobs = _jobs(asked, settings, chosen.check)
     command = shlex.join([*program, *arguments])
-    launcher = open_launcher(where, parallel=settings.parallel, timeout=settings.timeout)
+    launcher = chosen.open(settings.parallel, settings.timeout)
     name, configs = settings.name or sweep_name(asked.swept), _configs(jobs, settings)
     folder = claim_sweep(ROOT, name, asked.texts, command, [*program, *job_options(arguments)], configs)
     with launcher, hold(folder.path):
-        source = _source(folder, jobs, asked, settings, check)
+        source = _source(folder, jobs, asked, settings, chosen.check)
         expect_unchanged(folder, source.jobs)
         running = Sweep(folder, source, settings, launcher, start)
         queue = f", in {launcher.queue}" if launcher.queue else ""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tfm_blocks.distributed.signals import asked_to_stop, signals_wait
+from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.runs.lock import holder_of
 from tfm_blocks.sweep.attempt import Attempt
@@ -24,7 +25,7 @@ from tfm_blocks.sweep.job import (
     WORTH_A_RETRY,
     SweepJob,
 )
-from tfm_blocks.sweep.launchers.interface import Launcher, RefusedError, Worker
+from tfm_blocks.sweep.launcher import Launcher, RefusedError, Worker
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.record import SweepFolder, archive_previous, plugins_of, state_before
 from tfm_blocks.sweep.result import JobResult
@@ -63,7 +64,7 @@ class JobSource(Protocol):
 class Grid:
     """Jobs that are known before the first starts."""
 
-    metric = "val/loss"
+    metric = OBJECTIVE
 
     def __init__(self, jobs: list[SweepJob]) -> None:
         self.jobs = jobs

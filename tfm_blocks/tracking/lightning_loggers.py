@@ -1,4 +1,4 @@
-"""What every logger of a run can be told, and the one that writes metrics.csv."""
+"""Loggers as Lightning calls them: metrics.csv, and any other logger with its errors caught."""
 
 from __future__ import annotations
 
@@ -13,34 +13,16 @@ from lightning.pytorch.loggers import Logger
 
 from tfm_blocks.errors import LONGEST_LINE, cut
 from tfm_blocks.runs.metrics import read_metric_names
+from tfm_blocks.tracking.logger import RunLogger, TranslationSample
 
-TranslationSample = tuple[str, str, str]
 RESTS = 20  # times as long as an error has taken: a server that hangs costs at most a twentieth of the time
 
 
-class RunLogger(Logger):
-    """Logs metrics, named as `contract.py` says, and what else it has a place for; `name` is for people."""
-
-    name = version = ""
-    shows_pictures = False
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: a logger is made with the config."""
-
-    def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
-        """Translations of (source, output, reference), the same sentences of a split each time."""
-
-    def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
-        """PNGs, each with a key of its own."""
-
-    def log_weights(self, run: Path) -> None:
-        """The folder has its weights now."""
-
-    def close(self, exit_code: int, reason: str) -> None:
-        """Called once when the run has ended, with its exit status and, where that is not 0, half a sentence."""
+class LightningLogger(RunLogger, Logger):
+    """A logger that Lightning takes."""
 
 
-class CsvLogger(RunLogger):
+class CsvLogger(LightningLogger):
     """Writes one row for each step that logs; of `columns`, metrics that it does not log stay blank.
 
     A file that is there keeps its columns. A metric without a column, which a callback logs, is left out.
@@ -66,7 +48,7 @@ class CsvLogger(RunLogger):
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
 
-class FaultTolerantLogger(RunLogger):
+class FaultTolerantLogger(LightningLogger):
     """A logger whose errors end no run: what it is told goes through here, and what it loses is told once of each kind.
 
     After an error it rests, and then it is told what comes next; an end it is always told.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.sweep.test_supervisor import LIMIT
-from tfm_blocks.sweep.launchers.job_file import JobFile, write_errand
+from tfm_blocks.sweep.job_file import JobFile, write_errand
 
 COUNTS = "trap 'echo stop; sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
 Do = Callable[..., "subprocess.Popen[str]"]

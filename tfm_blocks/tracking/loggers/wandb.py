@@ -14,21 +14,38 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-import wandb
 from PIL import Image
+from pydantic import Field
 
+from tfm_blocks.config.settings import Settings
+from tfm_blocks.metric_schema import IN_EVERY_ROW, METRIC_KEYS, TOKENS
 from tfm_blocks.runs.folder import CONFIG, MODEL, TOKENIZER, WEIGHTS
-from tfm_blocks.runs.metrics import TOKENS
-from tfm_blocks.tracking.loggers import RunLogger, TranslationSample
-from tfm_blocks.tracking.metric_schema import IN_EVERY_ROW, METRIC_KEYS
-from tfm_blocks.tracking.settings import WandbSettings
+from tfm_blocks.tracking.logger import LoggedRun, LoggerKind, RunLogger, TranslationSample
+
+if TYPE_CHECKING:
+    import wandb
 
 DIVERGED, PREEMPTED = 3, 75  # exit statuses of which a team wants to know at once
 READING = 120.0  # seconds that the files of an earlier part may take to read
 PATIENCE = 5.0  # seconds that a server may take to answer before a run goes on without it
+
+
+class WandbSettings(Settings):
+    """Weights & Biases.
+
+    entity: the team; null: the default entity of the API key. group: runs that W&B shows together. artifact: upload the
+    final weights.
+    """
+
+    project: str
+    entity: str | None
+    group: str | None = None
+    job_type: str = "train"
+    tags: list[str] = Field(default_factory=list)
+    artifact: bool = False
 
 
 class WandbLogger(RunLogger):
@@ -41,18 +58,21 @@ class WandbLogger(RunLogger):
     name = "W&B"
     shows_pictures = True
 
-    def __init__(self, settings: WandbSettings, folder: Path, config: Mapping[str, Any], id: str) -> None:
-        super().__init__()
+    def __init__(self, settings: WandbSettings, run: LoggedRun) -> None:
         self.settings = settings
-        self.logged = logged_keys(folder, id)
+        self.logged = logged_keys(run.folder, run.id)
         mode, reason = choose_mode(os.environ)
         options = settings.model_dump(include={"project", "entity", "group", "job_type", "tags"})
-        options |= {"name": folder.name, "config": dict(config), "id": id, "resume": "allow"}
-        self.run = _start_run(options, folder, mode)
+        options["group"] = settings.group or run.config.get("sweep_name")
+        config = {**run.config, "facts": dict(run.facts)}
+        options |= {"name": run.folder.name, "config": config, "id": run.id, "resume": "allow"}
+        self.run = _start_run(options, run.folder, mode)
         if self.run is None:
+            import wandb
+
             wandb.teardown()  # its service holds the id of the run that was refused
             mode, reason = "offline", "the server refused the run"
-            self.run = _start_run(options, folder, mode)
+            self.run = _start_run(options, run.folder, mode)
         if self.run:
             _define(self.run)
             self.run.config.update(_left_out(config, self.run.config))  # type: ignore[no-untyped-call]
@@ -65,11 +85,15 @@ class WandbLogger(RunLogger):
         self._log(metrics, step or 0)
 
     def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
+        import wandb
+
         table = wandb.Table(columns=["source", "output", "reference"], data=[list(sample) for sample in samples])
         self._log({f"samples/{split}": table}, step)
 
     def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
         """Logs each PNG under a key of its own, because W&B shows all images of a list in the size of the first."""
+        import wandb
+
         self._log({name: wandb.Image(Image.open(BytesIO(picture))) for name, picture in pictures.items()}, step)
 
     def _log(self, values: Mapping[str, Any], step: int) -> None:
@@ -82,6 +106,8 @@ class WandbLogger(RunLogger):
     def log_weights(self, run: Path) -> None:
         """Uploads them where that is asked for."""
         if self.run and self.settings.artifact:
+            import wandb
+
             artifact = wandb.Artifact(f"weights-{self.run.id}", type="model", metadata={"run": run.name})
             for name in (MODEL, TOKENIZER, WEIGHTS, CONFIG):
                 artifact.add_file(str(run / name))
@@ -180,8 +206,13 @@ def _answers(server: str) -> bool:
 
 def _start_run(options: Mapping[str, Any], folder: Path, mode: Mode) -> wandb.Run | None:
     """None if the server refuses the run."""
+    import wandb
+
     quiet = wandb.Settings(silent=True, console="off", init_timeout=4 * PATIENCE, disable_git=True)
     try:
         return wandb.init(**options, dir=str(folder), mode=mode, settings=quiet, reinit="finish_previous")
     except (wandb.Error, OSError):
         return None
+
+
+LOGGER = LoggerKind(WandbSettings, WandbLogger)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tfm_blocks.tracking.settings import WandbSettings
-from tfm_blocks.tracking.wandb_logger import WandbLogger, choose_mode, has_key
+from tfm_blocks.tracking.logger import LoggedRun
+from tfm_blocks.tracking.loggers.wandb import WandbLogger, WandbSettings, choose_mode, has_key
 
 KEY = "0" * 40
 SETTINGS = WandbSettings(project="test", entity=None)
@@ -46,10 +46,10 @@ def test_wandb_mode_is_respected(asked: str, mode: str) -> None:
 def test_an_offline_run_keeps_flat_knobs_and_its_exit_code_in_the_run_folder(tmp_path: Path) -> None:
     program = f"""
 import pathlib
-from tfm_blocks.tracking.wandb_logger import WandbLogger
-from tfm_blocks.tracking.settings import WandbSettings
+from tfm_blocks.tracking.logger import LoggedRun
+from tfm_blocks.tracking.loggers.wandb import WandbLogger, WandbSettings
 settings = WandbSettings(project="test", entity=None)
-logger = WandbLogger(settings, pathlib.Path({str(tmp_path)!r}), {{"heads": 4, "graph": {{"add_norm": "post"}}}}, "abc")
+logger = WandbLogger(settings, LoggedRun(pathlib.Path({str(tmp_path)!r}), {{"heads": 4, "graph": {{"add_norm": "post"}}}}, {{}}, "abc"))
 logger.log_metrics({{"train/loss": 2.5}}, 1)
 logger.log_samples("val", [("a", "b", "c")], 1)
 logger.close(3, "diverged")
@@ -81,7 +81,7 @@ def test_a_server_that_refuses_the_key_leaves_an_offline_run(
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    logger = WandbLogger(SETTINGS, tmp_path, {"heads": 4}, "abc")
+    logger = WandbLogger(SETTINGS, LoggedRun(tmp_path, {"heads": 4}, {}, "abc"))
     logger.log_metrics({"train/loss": 1.0}, 1)
     logger.close(0, "")
     server.shutdown()

@@ -6,17 +6,17 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
-from lightning.pytorch.loggers import MLFlowLogger
-from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from tfm_blocks.tracking.loggers import RunLogger, TranslationSample
-from tfm_blocks.tracking.metric_schema import IN_EVERY_ROW
-from tfm_blocks.tracking.settings import MlflowSettings
+from tfm_blocks.config.settings import Settings
+from tfm_blocks.metric_schema import IN_EVERY_ROW
+from tfm_blocks.tracking.logger import LoggedRun, LoggerKind, RunLogger, TranslationSample
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 LOCAL = "sqlite:///mlflow.db"  # where `mlflow ui` looks
 TAG = "tfm_blocks_run"
@@ -29,6 +29,13 @@ ASKED = {  # where the environment does not say otherwise
 STATES = {0: "FINISHED", 75: "KILLED"}  # by exit status; any other is FAILED
 
 
+class MlflowSettings(Settings):
+    """MLflow. uri: the server or database; null: MLFLOW_TRACKING_URI, else mlflow.db in the current folder."""
+
+    experiment: str
+    uri: str | None
+
+
 class MlflowLogger(RunLogger):
     """One run of MLflow's for one run of ours, found again by `id`; no value of a step is there twice.
 
@@ -38,10 +45,9 @@ class MlflowLogger(RunLogger):
     name = "MLflow"
     shows_pictures = True
 
-    def __init__(
-        self, settings: MlflowSettings, folder: Path, config: Mapping[str, Any], facts: Mapping[str, Any], id: str
-    ) -> None:
-        super().__init__()
+    def __init__(self, settings: MlflowSettings, run: LoggedRun) -> None:
+        from lightning.pytorch.loggers import MLFlowLogger
+
         for noisy in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool", "lightning.pytorch.loggers.mlflow"):
             logging.getLogger(noisy).setLevel(
                 logging.CRITICAL
@@ -49,15 +55,15 @@ class MlflowLogger(RunLogger):
         for name, value in ASKED.items():
             os.environ.setdefault(name, value)
         uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or LOCAL
-        begun = _run_of(uri, settings.experiment, id)
-        self.inner = MLFlowLogger(settings.experiment, folder.name, uri, tags={TAG: id}, run_id=begun)
+        begun = _run_of(uri, settings.experiment, run.id)
+        self.inner = MLFlowLogger(settings.experiment, run.folder.name, uri, tags={TAG: run.id}, run_id=begun)
         self.run_id = str(self.inner.run_id)
         self.client: MlflowClient = self.inner.experiment
         if begun:
             self.client.update_run(begun, "RUNNING")
         else:
-            self.inner.log_hyperparams(dict(config))
-        for name, value in facts.items():
+            self.inner.log_hyperparams(dict(run.config))
+        for name, value in run.facts.items():
             text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).strip("\n.")
             self.client.set_tag(self.run_id, name, text[:LONGEST_TAG])
         self._steps: dict[str, set[int]] = {}
@@ -93,7 +99,12 @@ class MlflowLogger(RunLogger):
 
 def _run_of(uri: str, experiment: str, id: str) -> str | None:
     """The run that a part of ours before this one has begun."""
+    from mlflow.tracking import MlflowClient
+
     client = MlflowClient(uri)
     known = client.get_experiment_by_name(experiment)
     found = client.search_runs([known.experiment_id], f"tags.{TAG} = '{id}'") if known else []
     return str(found[0].info.run_id) if found else None
+
+
+LOGGER = LoggerKind(MlflowSettings, MlflowLogger, extra="mlflow")

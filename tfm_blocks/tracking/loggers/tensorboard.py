@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
-from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 
-from tfm_blocks.tracking.loggers import RunLogger, TranslationSample
-from tfm_blocks.tracking.metric_schema import IN_EVERY_ROW
+from tfm_blocks.config.settings import Settings
+from tfm_blocks.metric_schema import IN_EVERY_ROW
+from tfm_blocks.tracking.logger import LoggedRun, LoggerKind, RunLogger, TranslationSample
 
 FOLDER = "tensorboard"
+
+
+class TensorboardSettings(Settings):
+    """TensorBoard's event files in the run folder."""
 
 
 class TensorboardLogger(RunLogger):
@@ -24,11 +26,12 @@ class TensorboardLogger(RunLogger):
     name = "TensorBoard"
     shows_pictures = True
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.inner = TensorBoardLogger(folder, name="", version=FOLDER, default_hp_metric=False, purge_step=0)
+    def __init__(self, settings: TensorboardSettings, run: LoggedRun) -> None:
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        self.inner = TensorBoardLogger(run.folder, name="", version=FOLDER, default_hp_metric=False, purge_step=0)
         self._last: int | None = None  # the step whose tokens and seconds are told: every row has them
-        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump({**run.config, "facts": dict(run.facts)}, sort_keys=False, allow_unicode=True)
         self.inner.experiment.add_text("config", f"```yaml\n{text}```")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -48,3 +51,6 @@ class TensorboardLogger(RunLogger):
 
     def close(self, exit_code: int, reason: str) -> None:
         self.inner.finalize("failed" if exit_code else "success")
+
+
+LOGGER = LoggerKind(TensorboardSettings, TensorboardLogger, extra="tensorboard")

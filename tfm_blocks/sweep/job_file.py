@@ -16,7 +16,7 @@ from tfm_blocks.runs.files import read_or_empty
 from tfm_blocks.runs.folder import write_json
 from tfm_blocks.sweep.device_pool import clean
 
-SUPERVISOR = Path(__file__).parent.with_name("supervisor.py")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 REMOTE_RUNNER = Path(__file__).with_name("remote_runner.py")
 QUEUED = ".submitit"  # in a sweep's folder: one folder for each job, with its errands and submitit's own files
 
