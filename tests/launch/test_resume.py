@@ -385,7 +385,9 @@ def test_a_disk_that_is_full_ends_the_run_with_a_sentence_and_what_it_holds_load
     )
     code += f"sys.argv[0] = {str(ROOT / 'train.py')!r}; from tfm_blocks.cli.train import train; "
     code += "sys.exit(train(sys.argv[1:], program='python train.py', command=[]))"
-    done = run_python(["-c", code, *SMALL, "trainer.steps=60"], **outside(tmp_path) | {"cwd": disk})
+    done = run_python(
+        ["-c", code, *SMALL, "trainer.steps=60", "schedule.warmup=20"], **outside(tmp_path) | {"cwd": disk}
+    )
     assert done.returncode == 1, done.stderr
     first, *rest = done.stderr.strip().splitlines()
     assert first == "resume: python train.py resume=runs/run"
