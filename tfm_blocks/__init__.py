@@ -89,7 +89,7 @@ def train(
     return train(model, [*_overrides(knobs), *loaded, *overrides], callbacks=callbacks, config_dir=folder)
 
 
-def save_network(network: Network, folder: str | Path, *, tokenizer: Tokenizer) -> Path:
+def save(network: Network, folder: str | Path, *, tokenizer: Tokenizer) -> Path:
     """Write a network that you trained yourself as a run folder.
 
     `tfm.load`, `tfm translate`, `tfm evaluate` and `init_from=FOLDER` read it.
