@@ -49,7 +49,7 @@ def _amounts(mapping: dict[str, Any]) -> dict[str, Any]:
     return mapping
 
 
-MemorySize = Annotated[int | None, BeforeValidator(_bytes)]
+MemorySize = Annotated[int | None, BeforeValidator(_bytes, json_schema_input_type=str | None)]
 
 
 class LocalSettings(Settings):
@@ -87,7 +87,7 @@ class SlurmSettings(_OnCluster):
     account: str | None
     qos: str | None
     cpus: Count | None
-    grace: Annotated[float, BeforeValidator(_given_seconds), Field(le=65535)]
+    grace: Annotated[float, Field(le=65535), BeforeValidator(_given_seconds, json_schema_input_type=str)]
     setup: list[str]
     sbatch: Annotated[dict[str, Any], AfterValidator(_options)]
 
