@@ -5,9 +5,12 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-import pytest
+import yaml
+
+import tfm_blocks
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,23 +30,23 @@ def test_the_site_builds_without_a_warning_and_describes_the_python_api(tmp_path
     assert (tmp_path / "conf" / "model" / "base.yaml").is_file(), "models.md links to it"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[a](missing.md)", "missing.md"),
-        ("[a](results.md#no-such-heading)", "no-such-heading"),
-        ("[a](../conf/model/no_such.yaml)", "no_such.yaml"),
-    ],
-)
-def test_a_broken_link_fails_the_build(text, message, tmp_path):
+def test_broken_links_fail_the_build(tmp_path):
     for name in ("docs", "conf", "tfm_blocks"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    links = ("missing.md", "results.md#no-such-heading", "../conf/model/no_such.yaml")
     page = tmp_path / "docs" / "index.md"
-    page.write_text(f"{page.read_text('utf-8')}\n{text}\n", "utf-8")
+    page.write_text("".join([page.read_text("utf-8"), *(f"\n[link]({link})\n" for link in links)]), "utf-8")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0
-    assert message in done.stderr
+    for part in ("missing.md", "no-such-heading", "no_such.yaml"):
+        assert part in done.stderr
+
+
+def test_the_citation_has_the_version_and_the_licence_of_the_package():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert (citation["version"], citation["license"]) == (tfm_blocks.__version__, project["license"])
 
 
 def test_the_generated_pages_are_current():
