@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.is_file()]
 COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
 LONG = {  # pages that train for more than a minute
-    "architecture", "comparing", "dates", "language-model", "running", "runs", "sweep", "sweeps", "tracking", "translating",
+    "architecture", "comparing", "dates", "language-model", "own-blocks", "running", "runs", "sweep", "sweeps", "tracking", "translating",
 }  # fmt: skip
 LANGUAGES = ("bash", "python", "yaml", "text")
 HEADER = "# @package _global_\n"
