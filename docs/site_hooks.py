@@ -6,6 +6,7 @@ from pathlib import Path
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
+CODE_IN_CELL = re.compile(r"(?<=<code>)[^<]*\\\|[^<]*(?=</code>)")
 CONF_LINK = re.compile(r"\]\((?:\.\./)+(conf/[\w/.-]+)\)")
 
 
@@ -28,3 +29,8 @@ def on_page_markdown(markdown, page, **_):
     """Point links to conf/ outside of docs/ to those files."""
     up = "../" * page.file.src_uri.count("/")
     return CONF_LINK.sub(rf"]({up}\1)", markdown)
+
+
+def on_page_content(html, **_):
+    """Write | for the \\| of code in tables, as GitHub does."""
+    return CODE_IN_CELL.sub(lambda match: match[0].replace("\\|", "|"), html)

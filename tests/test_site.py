@@ -27,6 +27,7 @@ def test_the_site_builds_without_a_warning_and_describes_the_python_api(tmp_path
     done = build(ROOT, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "same seed gives the same weights" in (tmp_path / "reference" / "python.html").read_text("utf-8")
+    assert "<code>MODEL|RUN</code>" in (tmp_path / "reference" / "commands.html").read_text("utf-8")
     assert (tmp_path / "conf" / "model" / "base.yaml").is_file(), "models.md links to it"
 
 

@@ -86,15 +86,15 @@ def example(info: BlockInfo) -> str:
         host = REGISTRY.blocks[HOSTS[info.category]]
         return _flow({"node": {"block": host.name, **_values(host), info.category: value}})
     first, *others = info.signature.ports
-    ports = {"in": ["NODE", "OTHER"]} if first.many and "in" not in values else {}
-    ports |= {port.name: "NODE" for port in others if not port.optional}
-    return _flow({"node": {**node, **ports}})
+    first_port = {"in": ["NODE", "OTHER"]} if first.many and "in" not in values else {}
+    ports = {port.name: "NODE" for port in others if not port.optional}
+    return _flow({"node": {**node, **first_port, **ports}})
 
 
 def _values(info: BlockInfo) -> dict[str, object]:
     """Return values for the required arguments that models do not set in `args`: the docstring's, or else guesses."""
     required = [one for one in info.arguments.values() if one.required and one.name not in FROM_MODEL]
-    written = yaml.safe_load(f"{{{fields(info).get('Example', '')}}}")
+    written: dict[str, object] = yaml.safe_load(f"{{{fields(info).get('Example', '')}}}")
     return {one.name: guess(info, one) for one in required} | written
 
 
