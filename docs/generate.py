@@ -2,6 +2,8 @@
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from tfm_blocks.cli import command_parser
 from tfm_blocks.compose.comments import Comment, comments_of
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.help import TEXT, flow
+from tfm_blocks.config.implementations import implementation, names_of
 from tfm_blocks.errors import cut
-from tfm_blocks.sweep.launchers.settings import LauncherSettings
+from tfm_blocks.sweep.launcher import PACKAGE
 from tfm_blocks.sweep.settings import SweepSettings
 from tfm_blocks.training.settings import RunSettings
 
@@ -181,15 +184,15 @@ def _type(schema: Schema) -> str:
 
 def _schema() -> Schema:
     """Return the JSON schema of all settings of a run and a sweep, without the model."""
-    groups = {name: TypeAdapter(union).json_schema() for name, union in GROUP_SETTINGS.items()}
+    launchers = [implementation(PACKAGE, name, "LAUNCHER").settings for name in names_of(PACKAGE)]
     whole = RunSettings.model_json_schema()
-    for name, group in groups.items():
+    for name, settings in (("sweep", SweepSettings), ("launcher", reduce(or_, launchers))):
+        group = TypeAdapter(settings).json_schema()
         whole["$defs"] |= group.pop("$defs")
         whole["properties"][name] = group
     return whole
 
 
-GROUP_SETTINGS = {"sweep": SweepSettings, "launcher": LauncherSettings}
 SCHEMA = _schema()
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.run import compose_resumed
 from tfm_blocks.errors import TfmError, printable
-from tfm_blocks.launch.check import checked, checked_to_resume
+from tfm_blocks.launch.check import check_resumed_run, check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import rows_until
 from tfm_blocks.launch.resume import read_saved_run
@@ -88,7 +88,7 @@ ROWS = [
 def leave_runs(root, monkeypatch):
     """Train a run, and make of it three: `sound`, `victim`, and `sweep/job`."""
     composed = composed_small(root, monkeypatch)("trainer.steps=3", "trainer.validate_every=2")
-    run = train(composed, checked(composed), root / "trained")
+    run = train(check_run(composed), root / "trained")
     runs = root / "runs"
     for name in ("sound", "victim", "sweep/job"):
         shutil.copytree(run, runs / name)
@@ -111,7 +111,7 @@ class Resumed:
     def check(self, run):
         left = read_saved_run(run)
         composed = compose_resumed(self.config, left.config, str(run / "config.yaml"), left.text)
-        settings = checked_to_resume(composed)
+        settings = check_resumed_run(composed).settings
         newest = newest_whole(run / "checkpoints")
         left.expect_to_go_on(settings, newest.step if newest else 0)
         rows_until(run / "metrics.csv", 9)

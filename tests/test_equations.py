@@ -15,14 +15,13 @@ import torch
 from torch import einsum
 
 import tfm_blocks as tfm
+from tests.blocks.naive import NaiveAttention
 from tfm_blocks.blocks.attention import Attention
 from tfm_blocks.blocks.embedding import Embedding
 from tfm_blocks.blocks.feedforward import FeedForward
 from tfm_blocks.blocks.mixing import Sum
-from tfm_blocks.blocks.naive import NaiveAttention
 from tfm_blocks.blocks.norm import CentredL2Norm, L2Norm
 from tfm_blocks.blocks.position import Sinusoidal
-from tfm_blocks.blocks.projected import TwoWidthAttention
 from tfm_blocks.blocks.restricted import RestrictedAttention
 from tfm_blocks.blocks.scores import Softmax
 from tfm_blocks.layers.heads import merge_heads, split_heads
@@ -325,7 +324,7 @@ def test_one_query_at_a_time():
 def test_softargmax_of_keys_times_a_query():
     """N3: a = softargmax_β(K^T q), h = V a, H = V A, with q, k of width d', v of d'', β = 1/√d', and W_h back to d."""
     wide, value, tau, t = 5, 2, 6, 4
-    block = filled(TwoWidthAttention(D, 7, heads=HEADS, d_head=wide, d_value=value, bias=False))
+    block = filled(Attention(D, 7, heads=HEADS, d_head=wide, d_value=value, bias=False))
     x, xi = columns(length=t), columns(3, width=7, length=tau)
     keys, values = block.kv.weight.split([HEADS * wide, HEADS * value])
     found = []

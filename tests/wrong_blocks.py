@@ -211,6 +211,21 @@ class LearnsNothing(nn.Module):
         return x_BTD * self.gain.detach()
 
 
+@block("has_weights", "x: B T D -> B T D", weightless=True, source="a test")
+class HasWeights(nn.Module):
+    """It is declared weightless and has a gain."""
+
+    def __init__(self, D: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(D))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.ones_(self.gain)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD * self.gain
+
+
 @block("starts_anyhow", "x: B T D -> B T D", source="a test")
 class StartsAnyhow(nn.Module):
     """Its gain starts with numbers of no seed."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import errno
+import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format, surrogate, line and paragraph separator
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write, which names no file
@@ -62,17 +64,22 @@ class Place:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: `address` says where in the config, `rule` is a sentence that holds the rule and the value."""
+    """One mistake: `address` says where in the config, `rule` is a sentence that holds the rule and the value.
+
+    A warning stops nothing.
+    """
 
     address: str
     rule: str
     place: Place | None = None
     origin: str = ""
     help: str = ""
+    severity: Literal["error", "warning"] = "error"
 
     def __str__(self) -> str:
         rule = cut(self.rule, LONGEST_TEXT)
-        lines = [f"error: {cut(self.address, LONGEST_LINE)}: {rule}" if self.address else f"error: {rule}"]
+        address = f"{cut(self.address, LONGEST_LINE)}: " if self.address else ""
+        lines = [f"{self.severity}: {address}{rule}"]
         if self.place:
             lines.append(f"  --> {self.place}")
         if self.origin:
@@ -80,6 +87,12 @@ class Problem:
         if self.help:
             lines.append(f"  help: {cut(self.help, LONGEST_TEXT)}")
         return printable("\n".join(lines))
+
+
+def print_warnings(warnings: Iterable[Problem]) -> None:
+    """Print warnings to stderr, since stdout may be data."""
+    for warning in warnings:
+        print(warning, file=sys.stderr)
 
 
 class TfmError(Exception):

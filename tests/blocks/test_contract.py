@@ -119,7 +119,7 @@ def test_starting_values_are_finite_and_follow_from_the_seed(case):
 def test_buffers_are_as_the_module_makes_them(case):
     net = alone(case)
     block, node = net["node"].block, net.spec.sink
-    made = case.info.cls(*(node.axes.get(letter) for letter in case.info.sizes), **node.arguments)
+    made = case.info.make(*(node.axes.get(letter) for letter in case.info.sizes), **node.arguments)
     for name, buffer in made.named_buffers():
         assert torch.equal(block.get_buffer(name), buffer)
 

@@ -17,6 +17,7 @@ from tfm_blocks.errors import RunError
 from tfm_blocks.launch.job import start_folder
 from tfm_blocks.launch.rank import train_rank
 from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.network.build import check_model
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.settings import read_run
 
@@ -25,7 +26,8 @@ def read_another(ranks: Ranks, job: RunSpec) -> None:
     """What each process of a run does, of which the second reads other text."""
     settings = read_run(job.config).data.model_copy(update={"train": 200 + ranks.rank})
     prepared = prepare(settings, job.asked_vocab, tell=lambda text: None)
-    train_rank(torchrun_place(os.environ, "local"), job, prepared)
+    spec = check_model(job.config["model"])
+    train_rank(torchrun_place(os.environ, "local"), job, read_run(job.config), spec, prepared)
 
 
 def test_ranks_that_read_different_texts_stop_before_the_first_step_and_say_what_differs(

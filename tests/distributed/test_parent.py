@@ -46,12 +46,13 @@ TRAIN = [
 
 
 def start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
-    """Start the command as the leader of a new session."""
+    """Start the command as the leader of a new session, in which SIGHUP ends it even if pytest runs under nohup."""
     own = {"TFM_BLOCKS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     output = (folder / "output").open("wb")
     return subprocess.Popen(
         [sys.executable, *command],
         cwd=folder, env=os.environ | own, stdout=output, stderr=output, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch.distributed
@@ -9,6 +11,8 @@ from torch.distributed import HashStore
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.rendezvous import Meeting, _greet
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.launch.resume import SavedRun
+from tfm_blocks.launch.run_spec import RunSpec
 
 
 def test_processes_that_are_started_anew_do_not_believe_what_others_have_said_before() -> None:
@@ -32,10 +36,42 @@ def test_what_a_process_has_joined_it_leaves() -> None:
         assert not torch.distributed.is_initialized()
 
 
-def test_what_the_first_process_finds_wrong_it_tells_alone_and_the_others_end_with_its_status() -> None:
-    store, meetings = HashStore(), [Meeting(RankInfo()) for _ in range(2)]
+def two_meetings(store: HashStore) -> list[Meeting]:
+    meetings = [Meeting(RankInfo()) for _ in range(2)]
     for rank, meeting in enumerate(meetings):
         meeting.place, meeting.store = RankInfo(cluster="torchrun", rank=rank, world=2, devices=2), store
+    return meetings
+
+
+JOB = RunSpec(
+    {"model": {"graph": None}}, Path("runs/ü"), 300, "tfm train", "x", Path("a.ckpt"), 5, 7, True, {"fp32": 0.1}
+)
+LEFT = SavedRun(Path("runs/ü"), {"name": "ü"}, "name: ü", {"vocab": 300}, {"state": "failed"})
+
+
+@pytest.mark.parametrize("sent", [JOB, RunSpec({}, Path("runs/run"), 300, "tfm train", "x"), LEFT])
+def test_what_rank_0_sends_is_json_in_the_store_and_the_same_on_another_rank(sent: RunSpec | SavedRun) -> None:
+    store = HashStore()
+    first, second = two_meetings(store)
+    first.decide("run", sent.to_json)
+    assert json.loads(store.get("run")) == {"value": sent.to_json()}
+    assert type(sent).from_json(second.decide("run", sent.to_json)) == sent
+
+
+def test_what_ranks_gather_is_json_in_the_store() -> None:
+    store, threads = HashStore(), ThreadPoolExecutor(2)
+    meetings = two_meetings(store)
+    with threads:
+        gathered = threads.map(lambda meeting: meeting.gather("asked", {"rank": meeting.place.rank}), meetings)
+        assert list(gathered) == [[{"rank": 0}, {"rank": 1}]] * 2
+    assert [json.loads(store.get(f"asked {rank}")) for rank in range(2)] == [
+        {"value": {"rank": 0}},
+        {"value": {"rank": 1}},
+    ]
+
+
+def test_what_the_first_process_finds_wrong_it_tells_alone_and_the_others_end_with_its_status() -> None:
+    meetings = two_meetings(HashStore())
 
     def fail() -> None:
         raise RunError(Problem("x", "is wrong"))

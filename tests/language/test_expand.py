@@ -40,6 +40,15 @@ def test_arithmetic_counts_with_args_and_the_layers_index():
     assert next(node for node in spec.nodes if node.address == "decoder.0.ffn").arguments["d_ff"] == 256
 
 
+def test_i_counts_in_shared_layers_only_for_blocks_without_weights():
+    shared = "model.graph.encoder.repeat={times: 3, share: true}"
+    time = "model.graph.encoder.layer.time={block: timestep, step: i+1, before: attn}"
+    nodes = [node for node in spec_of([shared, time]).nodes if node.block == "timestep"]
+    assert [(node.arguments["step"], node.shares) for node in nodes] == [(1, False), (2, False), (3, False)]
+    problem = only([shared, "model.graph.encoder.layer.ffn.d_ff=d_model*(i+1)"])
+    assert "needs the unknown arg 'i'" in problem.rule
+
+
 def test_a_layers_own_args_hide_the_outer_ones():
     spec = spec_of(["layers=1", "model.graph.encoder.args.heads=2"])
     heads = {node.address: node.arguments["heads"] for node in spec.nodes if node.block == "attention"}

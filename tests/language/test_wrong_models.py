@@ -699,10 +699,10 @@ def test_python_values_that_no_file_has_are_refused_too(change):
 
 
 def test_an_unknown_key_names_the_blocks_that_take_it(tmp_path):
-    fragment = "{graph: {encoder: {layer: {attn: {block: restricted_attention, r: 2, qk_norm: true}}}}}"
-    (problem,) = [one for one in refused(fragment, tmp_path).problems if "qk_norm" in one.rule]
-    takers = problem.help.partition("qk_norm is an argument of ")[2].partition(";")[0]
-    assert "normed_attention" in takers.split(", ") and "did you mean" not in problem.help
+    fragment = "{graph: {encoder: {layer: {attn: {block: restricted_attention, r: 2, d_ff: 8}}}}}"
+    (problem,) = [one for one in refused(fragment, tmp_path).problems if "d_ff" in one.rule]
+    takers = problem.help.partition("d_ff is an argument of ")[2].partition(";")[0]
+    assert "gated_ffn" in takers.split(", ") and "did you mean" not in problem.help
 
 
 def test_add_norm_on_the_last_node_is_to_be_removed_and_not_the_node_replaced(tmp_path):

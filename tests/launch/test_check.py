@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,9 +17,12 @@ from safetensors.torch import load_file
 from tests.registry.test_plugins import BLOCK
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.launch.check import checked, checked_elsewhere, checked_to_resume
+from tfm_blocks.launch import check as launch_check
+from tfm_blocks.launch import rank as launch_rank
+from tfm_blocks.launch.check import check_remote_run, check_resumed_run, check_run, warn_about_warmup
 from tfm_blocks.launch.devices import processor_cores
 from tfm_blocks.launch.job import train as train_run
+from tfm_blocks.network import build
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 
 ROOT = Path(__file__).parents[2]
@@ -62,8 +66,28 @@ def test_a_file_of_ones_own_is_read_like_the_command_line(tmp_path: Path) -> Non
 def test_more_processes_than_cores_are_refused(small: Callable[..., Composed]) -> None:
     cores = processor_cores()
     with pytest.raises(ConfigError, match=f"trainer.devices: is {cores + 1}, but this process may use {cores} "):
-        checked(small(f"trainer.devices={cores + 1}"))
-    assert checked(small(f"trainer.devices={cores}")).trainer.devices == cores
+        check_run(small(f"trainer.devices={cores + 1}"))
+    assert check_run(small(f"trainer.devices={cores}")).settings.trainer.devices == cores
+
+
+def test_a_new_run_that_ends_before_its_warmup_is_warned_about_and_trains(
+    small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    composed = small("schedule=noam", "schedule.warmup=4000", "trainer.steps=2", "trainer.validate_every=2")
+    train_run(check_run(composed), tmp_path)
+    said = capsys.readouterr().err
+    assert "warning: trainer.steps=2 is less than schedule.warmup=4000, so the learning rate never" in said
+    assert "help: write schedule.warmup=1, or trainer.steps=16000 or more" in said
+
+
+@pytest.mark.parametrize("schedule", ["noam", "inverse_sqrt"])
+def test_a_warmup_that_the_run_completes_is_no_warning(
+    small: Callable[..., Composed], capsys: pytest.CaptureFixture[str], schedule: str
+) -> None:
+    for steps, warned in ((100, False), (99, True)):
+        settings = check_run(small(f"schedule={schedule}", "schedule.warmup=100", f"trainer.steps={steps}")).settings
+        warn_about_warmup(settings)
+        assert ("warning" in capsys.readouterr().err) == warned
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a system that binds processes to cores")
@@ -82,13 +106,15 @@ def test_a_run_has_the_plug_ins_of_its_own_model(
     (tmp_path / "only_here.py").write_text(BLOCK.replace("announced", "here").replace("Announced", "Here"))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
-    assert checked(small("plugins=[only_here,math]")).plugins == []
-    assert checked(small("plugins=[math,only_here]", "++model.graph.src_pos={block: here}")).plugins == ["only_here"]
+    assert check_run(small("plugins=[only_here,math]")).settings.plugins == []
+    assert check_run(small("plugins=[math,only_here]", "++model.graph.src_pos={block: here}")).settings.plugins == [
+        "only_here"
+    ]
 
 
 def test_a_wrong_plug_in_is_told_without_the_blocks_that_it_would_have_brought(small: Callable[..., Composed]) -> None:
     with pytest.raises(ConfigError) as caught:
-        checked(small("plugins=mine", "++model.graph.bad={block: theirs, after: src_pos}"))
+        check_run(small("plugins=mine", "++model.graph.bad={block: theirs, after: src_pos}"))
     assert [problem.address for problem in caught.value.problems] == ["plugins"]
 
 
@@ -113,15 +139,36 @@ def test_a_run_with_a_wrong_plug_in_is_refused_before_its_text_is_read(
     small: Callable[..., Composed], tmp_path: Path, wrong_blocks: Blocks, override: str, rule: str
 ) -> None:
     composed = small("plugins=[wrong_blocks]", override)
-    for check in (checked, checked_elsewhere):
+    for check in (check_run, check_remote_run):
         with pytest.raises(ConfigError) as caught:
-            train_run(composed, check(composed), tmp_path)
+            train_run(check(composed), tmp_path)
         assert caught.value.exit_status == 2
         for problem in caught.value.problems:
             assert problem.address.startswith("model.graph.") and problem.place and rule in problem.rule
             assert "(plug-in wrong_blocks)" in problem.rule and "tfm blocks --test wrong_blocks" in problem.help
     assert not list(tmp_path.iterdir())
-    checked_to_resume(composed)
+    check_resumed_run(composed)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "reads"), [(300, 1), (5000, 2)], ids=["the size that the text gives", "a larger one"]
+)
+def test_a_run_is_traced_once_and_its_settings_are_read_once(
+    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: int, reads: int
+) -> None:
+    calls: list[str] = []
+
+    def count(module: ModuleType, name: str) -> None:
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: [calls.append(name), function(*given)][1])
+
+    count(build, "check")
+    count(build, "trace")
+    for module in (launch_check, launch_rank):
+        count(module, "read_run")
+    run = check_run(small(f"vocab={vocab}"))
+    train_run(run, tmp_path)
+    assert sorted(calls) == sorted(["trace", "read_run", *["check"] * reads])
 
 
 def test_the_command_refuses_a_wrong_plug_in_with_its_node_and_line(tmp_path: Path) -> None:
@@ -143,11 +190,11 @@ def test_a_run_trains_to_the_same_bits_as_without_the_trial_of_its_plug_ins(
     small: Callable[..., Composed], tmp_path: Path, wrong_blocks: Blocks
 ) -> None:
     blocks = [f"{GRAPH}.encoder.layer.attn.block=right", f"{GRAPH}.decoder.layer.self.block=right"]
-    for name, check in (("tried", checked), ("untried", checked_to_resume)):
+    for name, check in (("tried", check_run), ("untried", check_resumed_run)):
         composed = small("plugins=[wrong_blocks]", *blocks, "dropout=0.2")
         torch.manual_seed(5)
-        settings = check(composed)
+        run = check(composed)
         assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(5)))
-        train_run(composed, settings, tmp_path / name)
+        train_run(run, tmp_path / name)
     tried, untried = (load_file(tmp_path / name / "run" / "weights.safetensors") for name in ("tried", "untried"))
     assert tried.keys() == untried.keys() and all(torch.equal(tried[name], untried[name]) for name in tried)

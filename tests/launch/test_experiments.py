@@ -7,22 +7,22 @@ import pytest
 from tfm_blocks.compose.command_line import prepare_arguments
 from tfm_blocks.compose.folders import CONF, options
 from tfm_blocks.compose.sweep import compose_job
-from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.check import check_run
 
 
 @pytest.mark.parametrize("name", options("experiment", [CONF]))
 @pytest.mark.parametrize("debug", ["null", "fast"])
 def test_an_experiment_is_right_and_debug_shortens_it(name: str, debug: str) -> None:
     asked = [f"experiment={name}", "data.dir=x", f"debug={debug}", "trainer.accelerator=cpu"]
-    settings = checked(compose_job(prepare_arguments(asked), None))
+    settings = check_run(compose_job(prepare_arguments(asked), None)).settings
     assert (settings.trainer.steps == 5) == (debug == "fast")
     assert settings.logger.wandb is None or debug == "null"
 
 
 def test_large_is_the_recipe_of_the_paper() -> None:
-    settings = checked(
+    settings = check_run(
         compose_job(prepare_arguments(["experiment=large", "data.dir=x", "trainer.accelerator=cpu"]), None)
-    )
+    ).settings
     peak = max(settings.schedule.rate(step) for step in (3999, 4000, 4001))
     assert peak == settings.schedule.rate(4000) == pytest.approx(512**-0.5 * 4000**-0.5)
     assert settings.optimizer.betas == [0.9, 0.98] and settings.optimizer.eps == 1e-9

@@ -23,7 +23,6 @@ from tfm_blocks.runs.record import find_runs, read_record
 from tfm_blocks.runs.translations import read_translations
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.data import TrainStream
-from tfm_blocks.training.settings import read_run
 
 
 def test_a_resumed_run_leaves_its_sizes_its_best_validation_and_the_tokens_of_the_plan(
@@ -33,9 +32,9 @@ def test_a_resumed_run_leaves_its_sizes_its_best_validation_and_the_tokens_of_th
     stream = iter(TrainStream(feed_of(make(composed)[1]), seed=1, start=0, ranks=Ranks()))
     planned = [next(stream).tokens for _ in range(6)]
     with pytest.raises(PreemptedError):
-        train(composed, read_run(composed.mapping), tmp_path, until=3)
+        train(check_run(composed), tmp_path, until=3)
     left = read_saved_run(tmp_path / "run")
-    resume(composed, read_run(left.config), left)
+    resume(check_run(composed).with_config(left.config), left)
     status, vocab = json.loads((tmp_path / "run" / "status.json").read_text()), left.config["vocab"]
     network = tfm.build("tiny", d_model=16, d_ff=24, heads=2, layers=1, vocab=vocab)
     assert status["parameters"] == sum(one.numel() for one in network.parameters())
@@ -55,7 +54,7 @@ def test_translations_are_those_of_the_test_set_whose_hash_is_left(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     composed = small("trainer.steps=2")
-    train(composed, read_run(composed.mapping), tmp_path)
+    train(check_run(composed), tmp_path)
     lines = read_translations(tmp_path / "run")
     assert len(lines) == 10
     translator = tfm.load(tmp_path / "run")
@@ -69,7 +68,7 @@ def test_translations_are_those_of_the_test_set_whose_hash_is_left(
 def test_status_json_has_null_for_an_infinite_perplexity(small: Callable[..., Composed], tmp_path: Path) -> None:
     """A learning rate of 300 makes losses of thousands of nats, whose perplexity is beyond what a float holds."""
     composed = small("schedule.peak=300", "schedule.warmup=1", "trainer.steps=2", "trainer.validate_every=2")
-    train(composed, read_run(composed.mapping), tmp_path)
+    train(check_run(composed), tmp_path)
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
@@ -86,7 +85,7 @@ def test_the_losses_of_each_line_of_the_test_set_are_left(
 ) -> None:
     """Against torch's cross entropy, line by line; together they are the loss and the perplexity of the run."""
     composed = small("trainer.steps=2", f"trainer.devices={devices}", f"data.test={rows}", "data.batch_tokens=122")
-    train(composed, read_run(composed.mapping), tmp_path)
+    train(check_run(composed), tmp_path)
     losses_N3 = read_losses(tmp_path / "run")
     assert losses_N3 is not None
     translator = tfm.load(tmp_path / "run")

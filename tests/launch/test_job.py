@@ -20,19 +20,20 @@ from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.conftest import SMALL
 from tests.training.test_module import feed_of, make
 from tfm_blocks.cli.train import _ended
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, RunError, TfmError
-from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import logged_config
+from tfm_blocks.metric_schema import columns, find_key
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
 from tfm_blocks.runs.folder import step_file, step_files
-from tfm_blocks.tracking.metric_schema import columns, find_key
 from tfm_blocks.training.settings import read_run
 from tfm_blocks.translation.translator import Translator
 
@@ -41,7 +42,7 @@ STEADY = ["schedule.peak=1e-3", "schedule.warmup=1", "trainer.validate_sentences
 
 
 def run(composed: Composed, folder: Path) -> Path:
-    return train(composed, checked(composed), folder)
+    return train(check_run(composed), folder)
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -330,7 +331,7 @@ def test_text_of_ones_own_needs_no_test_set(small: Callable[..., Composed], tmp_
 
 
 def test_runs_of_different_seeds_read_the_same_text(small: Callable[..., Composed]) -> None:
-    one, two = (prepare(checked(small(f"seed={seed}")).data, 300) for seed in (1, 2))
+    one, two = (prepare(check_run(small(f"seed={seed}")).settings.data, 300) for seed in (1, 2))
     assert list(one.test.text["tgt"]) == list(two.test.text["tgt"])
     for mine, other in ((one, two), (two, one)):
         assert not set(mine.train.text["tgt"]) & set(other.test.text["tgt"])
@@ -366,7 +367,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_the_state_failed(
     small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     composed = small()
-    assert _ended(lambda: len(str(train(composed, checked(composed), tmp_path, callbacks=[FillDisk()])))) == 1
+    assert _ended(lambda: len(str(train(check_run(composed), tmp_path, callbacks=[FillDisk()])))) == 1
     said = capsys.readouterr().err
     sentence = f"error: {tmp_path}/run/metrics.csv: cannot be used: No space left on device"
     assert sentence in said and "Traceback" not in said
@@ -383,7 +384,7 @@ def test_the_end_is_written_over_the_status_when_no_new_file_can_be_written(
             (Path(trainer.default_root_dir) / "status.json.part").mkdir()
 
     with pytest.raises(RunError):
-        train(composed := small(), checked(composed), tmp_path, callbacks=[Block()])
+        train(check_run(small()), tmp_path, callbacks=[Block()])
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
 
 
@@ -392,6 +393,25 @@ def test_runs_that_cannot_be_written_are_one_sentence(
 ) -> None:
     composed = small()
     (tmp_path / "runs").write_text("")
-    assert _ended(lambda: len(str(train(composed, checked(composed), tmp_path / "runs")))) == 1
+    assert _ended(lambda: len(str(train(check_run(composed), tmp_path / "runs")))) == 1
     said = capsys.readouterr().err
     assert f"error: {tmp_path}/runs: cannot be used: File exists" in said and "Traceback" not in said
+
+
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+MAY_MOUNT = os.system("unshare -m mount --bind /tmp /tmp 2>/dev/null") == 0
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="mounts a folder read-only, since permissions do not bind root")
+def test_runs_on_a_read_only_file_system_are_one_sentence_and_stay_as_they_are(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    composed, root = small(), tmp_path / "runs"
+    run = train(check_run(composed), root)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for words, place in ([f"resume={run}", "trainer.steps=8"], f"{run}/lock.json"), (SMALL, "runs/"):
+        command = ["unshare", "-m", "sh", "-c", READ_ONLY, str(root), sys.executable, str(ROOT / "train.py"), *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert f"error: {place}" in done.stderr and "cannot be used: Read-only file system" in done.stderr
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}

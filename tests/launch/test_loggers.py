@@ -28,12 +28,12 @@ from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.job import _wandb_id
+from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS, find_key
 from tfm_blocks.runs.facts import newest_facts
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.tracking.dashboard import settings_logged
-from tfm_blocks.tracking.metric_schema import FACTS, MEDIA, METRIC_KEYS, find_key
+from tfm_blocks.tracking.loggers.wandb import WandbLogger
 from tfm_blocks.tracking.wandb_agents import sweep_file
-from tfm_blocks.tracking.wandb_logger import WandbLogger
 from tfm_blocks.training.checkpoints import PreemptedError
 
 ROOT = Path(__file__).parents[2]

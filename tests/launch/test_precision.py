@@ -19,7 +19,6 @@ from tfm_blocks.network.build import network_without_values
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import write_json
 from tfm_blocks.training.checkpoints import PreemptedError
-from tfm_blocks.training.settings import read_run
 
 Small = Callable[..., Composed]
 
@@ -109,6 +108,6 @@ def test_all_runs_of_a_model_on_a_machine_have_the_timings_of_the_first(small: S
     milliseconds = []
     for seed in (1, 2):
         composed = small("trainer.precision=auto", "trainer.steps=2", f"seed={seed}")
-        run = train(composed, read_run(composed.mapping), tmp_path)
+        run = train(check_run(composed), tmp_path)
         milliseconds.append(read_json(run / "run.json")["facts"]["precision"]["milliseconds"])
     assert milliseconds[0] == milliseconds[1] and set(milliseconds[0]) == set(PRECISIONS)

@@ -25,18 +25,22 @@ from omegaconf import open_dict
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed
 from tfm_blocks.distributed.signals import STOPS, end_on_signals
 from tfm_blocks.errors import ConfigError, RunError, TfmError
-from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.runs import lock
 from tfm_blocks.runs.checkpoints import list_checkpoints, newest_whole
-from tfm_blocks.runs.folder import hold, step_files
+from tfm_blocks.runs.folder import step_files
+from tfm_blocks.runs.lock import LIMIT, LOCK, hold
 from tfm_blocks.runs.metrics import read_rows
+from tfm_blocks.runs.model import read_spec
 from tfm_blocks.training.checkpoints import PreemptedError
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +69,7 @@ def stopping(every: int) -> list[str]:
 
 def begin(composed: Composed, root: Path, callbacks: Sequence[Callback] = ()) -> Path:
     end_on_signals()
-    return train(composed, checked(composed), root, callbacks=callbacks)
+    return train(check_run(composed), root, callbacks=callbacks)
 
 
 def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Path:
@@ -78,7 +82,7 @@ def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Pat
         del config["hydra"]
     left = read_saved_run(run)
     composed = compose_resumed(config, left.config, str(run / "config.yaml"), left.text)
-    return resume(composed, checked(composed), left, callbacks=callbacks)
+    return resume(check_run(composed), left, callbacks=callbacks)
 
 
 def to_the_end(run: Path, *overrides: str) -> list[int]:
@@ -185,7 +189,7 @@ def test_two_processes_of_which_one_gets_the_signal_agree_on_a_step_and_resume_e
     begin(small("trainer.devices=2", *stopping(1000)), tmp_path)
     with pytest.raises(PreemptedError, match="stopped by SIGTERM"):
         begin(small("trainer.devices=2", "trainer.workers=2", *stopping(5)), tmp_path)
-    assert to_the_end(tmp_path / "run-2") == [5]
+    assert to_the_end(tmp_path / "run-2") in ([5], [6])  # ranks agree about every half second
     expect_same(tmp_path / "run", tmp_path / "run-2")
 
 
@@ -208,7 +212,7 @@ def test_what_is_shared_out_resumes_exactly(small: Small, tmp_path: Path) -> Non
     begin(small(*stopping(1000), *SHARED), tmp_path)
     with pytest.raises(PreemptedError):
         begin(small(*stopping(5), *SHARED), tmp_path)
-    assert to_the_end(tmp_path / "run-2") == [5]
+    assert to_the_end(tmp_path / "run-2") in ([5], [6])
     expect_same(tmp_path / "run", tmp_path / "run-2")
 
 
@@ -288,6 +292,27 @@ def test_a_resume_names_the_plug_ins_of_the_run_and_may_name_others(small: Small
     assert json.loads((tmp_path / "run" / "model.json").read_text())["plugins"] == ["faulty"]
 
 
+def test_a_run_of_another_host_is_resumed_only_when_its_heartbeat_is_old(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin(small(*TRAINED), tmp_path)
+    leave_heartbeat(run, age=5)
+    with pytest.raises(RunError, match=r"is being trained by another process: 4711 on node7, since 2026-11-23"):
+        go_on(run, "trainer.steps=20")
+    leave_heartbeat(run, age=LIMIT + 1)
+    monkeypatch.setattr(lock, "BEAT", 0.01)
+
+    class Touched(Callback):
+        def on_train_start(self, *_: object) -> None:
+            assert json.loads((run / LOCK).read_text())["pid"] == os.getpid()
+            os.utime(run / LOCK, (0, 0))
+            while not (run / LOCK).stat().st_mtime:
+                time.sleep(0.01)
+
+    go_on(run, "trainer.steps=10", callbacks=[Touched()])
+    assert state(run) == "done" and not [*run.rglob(LOCK)]
+
+
 def test_folders_that_cannot_be_resumed_say_why(small: Small, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no such run folder"):
         read_saved_run(tmp_path / "none")
@@ -306,6 +331,22 @@ def test_folders_that_cannot_be_resumed_say_why(small: Small, tmp_path: Path) ->
     (run / "config.yaml").write_text(config + "x: ${oc.env:HOME}\n")
     with pytest.raises(RunError, match="without"):
         read_saved_run(run)
+
+
+def test_a_run_of_format_1_resumes_with_the_eps_that_its_norm_nodes_had(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = "++model.graph.src_norm={block: layernorm, after: src_pos}"
+    begin(small(*TRAINED, "++model.args.norm={block: layernorm, eps: 0.5}", "++model.args.bias=false", node), tmp_path)
+    assert capsys.readouterr().err.count("warning: model.args.bias: ") == 1
+    run = tmp_path / "run"
+    assert "eps" not in read_saved_run(run).config["model"]["graph"]["src_norm"]
+    record = json.loads((run / "model.json").read_text())
+    (run / "model.json").write_text(json.dumps(record | {"format": 1}))
+    assert read_saved_run(run).config["model"]["graph"]["src_norm"]["eps"] == 1e-5
+    for steps in (10, 12):
+        go_on(run, f"trainer.steps={steps}")
+        assert read_spec(run).nodes[2].arguments["eps"] == 1e-5
 
 
 def test_a_checkpoint_is_written_when_the_clock_says_so(small: Small, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import RunError
-from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.verify import verify_resume
 from tfm_blocks.training.module import TrainingModule
 
@@ -15,7 +15,7 @@ def test_a_run_that_resumes_exactly_is_said_to(
     small: Callable[..., Composed], capsys: pytest.CaptureFixture[str]
 ) -> None:
     composed = small("dropout=0.3", "trainer.steps=100", "logger=wandb")
-    assert verify_resume(composed, checked(composed)) == 0
+    assert verify_resume(check_run(composed)) == 0
     *said, last = capsys.readouterr().out.splitlines()
     assert not any(line.startswith("W&B") for line in said)
     assert last.endswith("bit-equal after 8 steps, with a stop after 4")
@@ -29,4 +29,4 @@ def test_dropout_that_goes_on_from_what_was_drawn_before_is_found(
     with pytest.raises(
         RunError, match=r"tensors are not those of a run without a stop, after 6 steps, with a stop after 3"
     ):
-        verify_resume(composed, checked(composed))
+        verify_resume(check_run(composed))

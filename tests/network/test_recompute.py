@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import tfm_blocks as tfm
-from tfm_blocks.network.recompute import calls_by_layer
 
 MODELS = sorted(str(path) for path in (Path(__file__).parents[1] / "models").glob("*.yaml"))
 KNOBS = {"layers": 3, "d_model": 16, "d_ff": 24, "heads": 2, "vocab": 40, "dropout": 0.3}
@@ -51,7 +50,7 @@ def test_gradients_are_the_same_with_dropout_and_less_is_kept() -> None:
 @pytest.mark.parametrize("name", ["tiny", "base", "decoder_only", "restricted"])
 def test_every_layer_of_the_outermost_stacks_is_one(name: str) -> None:
     network = tfm.build(name, **(KNOBS | ({"layers": 2})))
-    layers = calls_by_layer(network.calls, network.exit)
+    layers = network.stack_layers
     assert [call.address for layer in layers for call in layer.calls] == [call.address for call in network.calls]
     stacks = {call.node.stack for call in network.calls if call.node.stack}
     assert sum(layer.whole for layer in layers) == 2 * len(stacks)

@@ -13,12 +13,20 @@ from transformers import (
     BartForConditionalGeneration,
     CohereConfig,
     CohereForCausalLM,
+    DbrxConfig,
+    DbrxForCausalLM,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GptOssConfig,
@@ -33,10 +41,16 @@ from transformers import (
     MarianMTModel,
     MixtralConfig,
     MixtralForCausalLM,
+    MptConfig,
+    MptForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OlmoConfig,
     OlmoForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
@@ -63,6 +77,7 @@ PAIRS = {
     "encoder_ffn_dim": 28, "decoder_ffn_dim": 28, "decoder_start_token_id": BOS, "forced_eos_token_id": None,
     "max_position_embeddings": 20,
 }  # fmt: skip
+OTHER_SIZES = {"mpt": {"d_ff": 64}}  # its code has 4 times the width
 T5 = {
     **IDS, "d_model": 16, "d_kv": 6, "d_ff": 28, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": BOS,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
@@ -98,6 +113,21 @@ CAPS = {
     "head_dim": 6, "tie_word_embeddings": True, "query_pre_attn_scalar": 9, "sliding_window": 3, "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 1.5,
 }  # fmt: skip
+WINDOWED = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+TWO_BASES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+}  # fmt: skip
+
+SIGMOID = {
+    **GROUPED, "head_dim": 8, "num_key_value_heads": 2, "attention_bias": True, "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+LONGROPE = {
+    "rms_norm_eps": 1e-5, "original_max_position_embeddings": 5,
+    "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5], "long_factor": [1.25, 3.5]},
+}  # fmt: skip
+MOSAIC = {**IDS, "d_model": 16, "n_layers": 2, "n_heads": 4, "max_seq_len": 20}
 
 REFERENCES = {
     "marian": (MarianMTModel, MarianConfig, {**PAIRS, "activation_function": "swish", "scale_embedding": True}),
@@ -114,13 +144,28 @@ REFERENCES = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, PLAIN),
     "olmo": (OlmoForCausalLM, OlmoConfig, {**PLAIN, "clip_qkv": 0.8}),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, {**PLAIN, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config, {**PLAIN, **WINDOWED}),
+    "exaone4": (Exaone4ForCausalLM, Exaone4Config, {**PLAIN, **WINDOWED, "head_dim": 6, "sliding_window_pattern": None}),
     "cohere": (CohereForCausalLM, CohereConfig, {**PLAIN, "use_qk_norm": True, "logit_scale": 1.0, "tie_word_embeddings": True}),
     "hunyuan": (HunYuanDenseV1ForCausalLM, HunYuanDenseV1Config, {**PLAIN, "head_dim": 6}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {**PLAIN, "head_dim": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     "mixtral": (MixtralForCausalLM, MixtralConfig, {**PLAIN, "rms_norm_eps": 1e-5, "num_local_experts": 4}),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, {**PLAIN, **CAPS}),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {**PLAIN, **WINDOWED, "head_dim": 6, "tie_word_embeddings": True, "query_pre_attn_scalar": 9, "rope_parameters": TWO_BASES},
+    ),
     "deepseek_v2": (DeepseekV2ForCausalLM, DeepseekV2Config, {**PLAIN, **LATENT}),
     "deepseek_v3": (DeepseekV3ForCausalLM, DeepseekV3Config, {**PLAIN, **GROUPED, **LONG}),
+    "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig, {**PLAIN, **SIGMOID}),
+    "phi3": (Phi3ForCausalLM, Phi3Config, {**PLAIN, **LONGROPE}),
+    "mpt": (MptForCausalLM, MptConfig, {**MOSAIC, "attn_config": {"clip_qkv": 0.8}}),
+    "dbrx": (DbrxForCausalLM, DbrxConfig, {
+        **MOSAIC, "attn_config": {"clip_qkv": 0.8, "kv_n_heads": 2, "rope_theta": 5e5},
+        "ffn_config": {"hidden_size": 16, "ffn_hidden_size": 28, "moe_num_experts": 5, "moe_top_k": 2},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    }),
     "gpt_oss": (GptOssForCausalLM, GptOssConfig, {**PLAIN, **CLAMPED}),
     "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, {**PLAIN, **SHARED}),
     "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig, {**PLAIN, **DELTA}),
@@ -160,6 +205,7 @@ def both(name: str) -> tuple[Network, nn.Module]:
     if name == "t5_v1_1":  # transformers ties its two matrices, the published weights have both
         theirs.lm_head.weight = nn.Parameter(theirs.lm_head.weight.detach().clone())
     scatter(theirs)
-    ours = tfm.build(str(HERE / f"{name}.yaml"), **SIZES)
-    put(ours, translate(read_table(HERE / "weights" / f"{name}.yaml"), weights_of(theirs), SIZES))
+    knobs = SIZES | OTHER_SIZES.get(name, {})
+    ours = tfm.build(str(HERE / f"{name}.yaml"), **knobs)
+    put(ours, translate(read_table(HERE / "weights" / f"{name}.yaml"), weights_of(theirs), knobs))
     return ours.eval(), theirs

@@ -28,11 +28,20 @@ def test_rows_of_each_head_become_heads_of_each_part(tmp_path):
     assert torch.equal(found["ab"], parts[:2].flatten(0, 2)) and torch.equal(found["c"], parts[2].flatten(0, 1))
 
 
-def test_steps_are_done_in_the_order_of_the_reader(tmp_path):
-    rows = rows_of(tmp_path, "w: {reshape: [2 * d, -1], transpose: [0, 1], skip: 1, to: v}\nx: null")
+def test_steps_are_done_in_the_order_written(tmp_path):
+    written = "{skip: 1, transpose: [0, 1], reshape: [2 * d, -1], to: v}"
+    rows = rows_of(tmp_path, f"w: {written}\nx: {{reshape: [-1, d], transpose: [0, 1], to: y}}\nz: null")
     w = torch.randn(4, 6)
-    found = translate(rows, {"w": w, "x": w}, {"d": 3})
-    assert found.keys() == {"v"} and torch.equal(found["v"], w[1:].T.reshape(6, 3))
+    found = translate(rows, {"w": w, "x": w, "z": w}, {"d": 3})
+    assert found.keys() == {"v", "y"}
+    assert torch.equal(found["v"], w[1:].T.reshape(6, 3)) and torch.equal(found["y"], w.reshape(-1, 3).T)
+
+
+def test_tensors_of_one_address_are_joined_along_the_axis_that_they_name(tmp_path):
+    rows = rows_of(tmp_path, "a.{w,x}: {reshape: [2, -1, 3], axis: 1, to: v}")
+    w, x = torch.randn(4, 3), torch.randn(6, 3)
+    found = translate(rows, {"a.w": w, "a.x": x}, {})
+    assert torch.equal(found["v"], torch.cat((w.view(2, 2, 3), x.view(2, 3, 3)), 1))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ A table is a YAML mapping from their names to our addresses, one row each:
     model.{side}.embed_positions.weight: null
 
 `{i}` stands for any part of a name without a dot, the same on both sides. `{q,k,v}` are several names. Tensors that have
-one address are stacked by rows in the order of the table. null: not taken. A row that is a mapping names what is done to the
-tensor, in this order: `skip` so many rows, `transpose` two axes, `regroup: [a, b]` (of each of a groups of rows b
+one address are stacked by rows in the order of the table, or along the `axis` that their rows name. null: not taken. A row that is a
+mapping names what is done to the tensor, in the order written: `skip` so many rows, `transpose` two axes, `regroup: [a, b]` (of each of a groups of rows b
 parts, which become b groups of a parts), `permute` all axes, `reshape`, and `split` into shares of its rows, of which each has an address. Numbers may be
 arithmetic with the knobs of the model.
 """
@@ -30,7 +30,7 @@ from torch import Tensor
 from tfm_blocks.errors import suggest
 from tfm_blocks.registry.expression import evaluate
 
-STEPS = ("skip", "transpose", "regroup", "permute", "reshape", "split")
+STEPS = ("skip", "transpose", "regroup", "permute", "reshape", "split", "axis")
 BRACES = re.compile(r"(\{[^}]*\})")
 
 
@@ -61,6 +61,7 @@ def translate(rows: Sequence[Row], theirs: Mapping[str, Tensor], sizes: Mapping[
     Raises ValueError where a row finds nothing, or a tensor is left over or taken twice.
     """
     parts: defaultdict[str, list[Tensor]] = defaultdict(list)
+    axes: dict[str, int] = {}
     left = set(theirs)
     for row in rows:
         for name, wild in matches(row, theirs):
@@ -72,9 +73,10 @@ def translate(rows: Sequence[Row], theirs: Mapping[str, Tensor], sizes: Mapping[
                 raise ValueError(f"{row.theirs}: makes {len(made)} of {name}, but its addresses are {len(row.ours)}")
             for address, part in zip(row.ours, made, strict=True):
                 parts[address.format(**wild)].append(part)
+                axes[address.format(**wild)] = row.steps.get("axis", 0)
     if left:
         raise ValueError(f"no row takes {', '.join(sorted(left))}")
-    return {address: torch.cat(some) if len(some) > 1 else some[0] for address, some in parts.items()}
+    return {address: torch.cat(some, axes[address]) if len(some) > 1 else some[0] for address, some in parts.items()}
 
 
 def matches(row: Row, names: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -91,7 +93,7 @@ def matches(row: Row, names: Iterable[str]) -> Iterator[tuple[str, dict[str, str
 
 def changed(tensor: Tensor, row: Row, sizes: Mapping[str, int]) -> Sequence[Tensor]:
     """The tensor after the steps of its row, in as many parts as the row has addresses."""
-    numbers = {name: _numbers(row.steps[name], sizes) for name in STEPS if name in row.steps}
+    numbers = {name: _numbers(given, sizes) for name, given in row.steps.items()}
     parts: Sequence[Tensor] = [tensor]
     for name, given in numbers.items():
         (tensor,) = parts

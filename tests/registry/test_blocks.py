@@ -1,10 +1,12 @@
 """The decorator refuses at import what the language could not keep."""
 
+from typing import Any
+
 import pytest
 from torch import nn
 
 import tfm_blocks.blocks  # noqa: F401
-from tfm_blocks.registry.blocks import REGISTRY, block
+from tfm_blocks.registry.blocks import REGISTRY, alias, block
 
 
 class Fine(nn.Module):
@@ -39,8 +41,13 @@ class Unannotated(Fine):
         super().__init__(D)
 
 
-class Anything(Fine):
+class Anything(nn.Module):
     def __init__(self, D: int, **rest: int) -> None:
+        super().__init__()
+
+
+class InAnyNumber(Fine):
+    def __init__(self, D: int, *rest: int) -> None:
         super().__init__(D)
 
 
@@ -59,6 +66,7 @@ class Clashing(Fine):
     [
         (Unannotated, "x: B T D -> B T D", {}, "no annotation"),
         (Anything, "x: B T D -> B T D", {}, "must be named"),
+        (InAnyNumber, "x: B T D -> B T D", {}, "must be named"),
         (Complex, "x: B T D -> B T D", {}, "is not int, float"),
         (Clashing, "x: B T D -> B T D", {}, "two things at once"),
         (Fine, "x: B T D -> B T E", {}, "nothing binds the output letter E"),
@@ -169,3 +177,47 @@ def test_a_signature_that_is_none_fails_at_import(signature, rule):
 def test_a_category_that_is_none_fails_at_import():
     with pytest.raises(TypeError, match="there is no category 'norms'"):
         declared(category="norms")
+
+
+class Base(nn.Module):
+    def __init__(self, D: int, width: int, *, rate: float = 0.0, heads: int) -> None:
+        super().__init__()
+        self.values = (D, width, rate, heads)
+
+    def forward(self, x_BTD):
+        return x_BTD
+
+
+class Inheriting(Base):
+    def __init__(self, D: int, *, size: int = 2, rate: float = 0.5, **options: Any) -> None:
+        super().__init__(D, size, rate=rate, **options)
+
+
+class InheritingTwice(Inheriting):
+    def __init__(self, D: int, *, own: bool = True, **options: Any) -> None:
+        super().__init__(D, **options)
+
+
+def test_a_constructor_with_options_has_the_arguments_of_its_bases_and_its_own_defaults():
+    declared(InheritingTwice)
+    info = REGISTRY.blocks["under_test"]
+    assert {name: one.default for name, one in info.arguments.items() if not one.required} == {
+        "own": True,
+        "size": 2,
+        "rate": 0.5,
+    }
+    assert info.sizes == ("D",) and info.arguments["heads"].required
+    assert info.make(8, heads=4, size=3, own=True).values == (8, 3, 0.5, 4)
+
+
+def test_an_alias_has_the_arguments_that_it_names_and_makes_the_block():
+    declared(Inheriting)
+
+    @alias("other_name", of="under_test", takes=["heads"])
+    def _other(*, half: int = 3) -> dict[str, Any]:
+        return {"size": 2 * half, "rate": 0.25}
+
+    info = REGISTRY.blocks["other_name"]
+    assert list(info.arguments) == ["heads", "half"]
+    assert info.make(8, heads=4, half=5).values == (8, 10, 0.25, 4)
+    assert info.description == "Alias of `under_test` with `size: 6, rate: 0.25`."

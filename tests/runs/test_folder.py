@@ -1,8 +1,6 @@
 """What is told of a run folder that cannot be used yet."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,8 @@ from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import RunError
 from tfm_blocks.runs.files import read_json
-from tfm_blocks.runs.folder import expect_folder, hold, is_held, step_file, write_json
+from tfm_blocks.runs.folder import expect_folder, step_file, write_json
+from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import read_network, weights_of, write_model, write_tensors
 
 
@@ -109,33 +108,3 @@ def test_what_a_command_line_had_that_is_no_utf_8_is_in_the_folder(tmp_path):
     said = {"commands": [b"data.dir=/B\xfccher".decode("utf-8", "surrogateescape"), "Bücher"]}
     write_json(tmp_path / "run.json", said)
     assert read_json(tmp_path / "run.json") == said and "Bücher" in (tmp_path / "run.json").read_text("utf-8")
-
-
-LOOKS = """
-import sys
-from pathlib import Path
-from tfm_blocks.runs.folder import is_held
-print("ready", flush=True)
-while True:
-    is_held(Path(sys.argv[1]))
-"""
-
-
-def test_a_process_that_looks_at_the_lock_all_the_time_keeps_no_other_from_starting(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", LOOKS, tmp_path], stdout=subprocess.PIPE) as reader:
-        reader.stdout.readline()
-        try:
-            for _ in range(1000):
-                with hold(tmp_path):
-                    pass
-        finally:
-            reader.kill()
-
-
-def test_two_processes_that_look_at_a_lock_do_not_see_each_other(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", LOOKS, tmp_path], stdout=subprocess.PIPE) as reader:
-        reader.stdout.readline()
-        try:
-            assert not any(is_held(tmp_path) for _ in range(1000))
-        finally:
-            reader.kill()

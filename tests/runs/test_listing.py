@@ -5,9 +5,10 @@ from datetime import datetime
 
 import pytest
 
+from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.cli import main
-from tfm_blocks.runs.folder import hold
 from tfm_blocks.runs.listing import TAIL
+from tfm_blocks.runs.lock import LIMIT, hold
 
 HEADER = "step,train/loss,val/loss,val/exact_match,test/loss,test/exact_match\n"
 
@@ -94,6 +95,29 @@ def test_a_run_is_deleted_when_asked_twice_and_never_while_it_trains(tmp_path, c
     assert run.is_dir() and other.is_dir() and text.is_dir()
     main(["runs", "--delete", str(run), "--yes"])
     assert not run.exists() and other.is_dir()
+
+
+def test_a_run_of_another_host_is_running_while_its_heartbeat_is_fresh_and_only_then_stays(tmp_path, capsys):
+    run = leave(tmp_path / "a", "running")
+    leave_heartbeat(run, age=5)
+    assert [one["state"] for one in asked(capsys, "--in", tmp_path)] == ["running"]
+    with pytest.raises(SystemExit):
+        main(["runs", "--delete", str(run), "--yes"])
+    assert "4711 on node7" in capsys.readouterr().err and run.is_dir()
+    leave_heartbeat(run, age=LIMIT + 1)
+    assert [one["state"] for one in asked(capsys, "--in", tmp_path)] == ["interrupted"]
+    main(["runs", "--delete", str(run), "--yes"])
+    assert not run.exists()
+
+
+def test_a_sweep_of_another_host_runs_its_jobs_while_its_heartbeat_is_fresh(tmp_path, capsys):
+    sweep = leave_sweep(tmp_path / "sweep")
+    listed = (sweep / "sweep.json").read_text().replace('"name": "three"', '"name": "three", "state": "running"')
+    (sweep / "sweep.json").write_text(listed)
+    for age, state in ((5, "running"), (LIMIT + 1, "interrupted")):
+        leave_heartbeat(sweep, age)
+        (three,) = asked(capsys, "three", "--in", tmp_path)
+        assert three["state"] == state
 
 
 def test_a_validation_that_the_last_rows_cut_gives_no_column_the_number_of_another(tmp_path, capsys):

@@ -16,7 +16,8 @@ from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.average import mean_weights
 from tfm_blocks.runs.folder import claim_folder
-from tfm_blocks.runs.model import read_network, weights_of, write_model, write_tensors, write_weights
+from tfm_blocks.runs.formats import upgrade_model
+from tfm_blocks.runs.model import read_network, read_spec, weights_of, write_model, write_tensors, write_weights
 
 KNOBS = {"layers": 1, "vocab": 40, "d_model": 16, "d_ff": 8, "heads": 2}
 
@@ -59,8 +60,46 @@ def test_weights_have_the_permissions_of_the_umask_each_time_they_are_written(tm
         assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()] == [mode]
 
 
+NORMS = ["model.args.norm={block: layernorm, eps: 0.5}", "model.graph.src_norm={block: layernorm, after: src_pos}"]
+
+
+def eps_of(folder):
+    (node,) = [node for node in read_spec(folder).nodes if node.address == "src_norm"]
+    return node.arguments["eps"]
+
+
+@pytest.mark.parametrize(
+    ("form", "args", "eps"), [(2, {}, 0.5), (1, {}, 1e-5), (1, {"eps": 0.25}, 0.25), (1, {"eps": None}, 1e-5)]
+)
+def test_a_norm_node_keeps_the_eps_that_it_had_in_the_format_of_its_folder(tmp_path, form, args, eps):
+    model = compose_model("tiny", NORMS).model
+    write_model(tmp_path, model | {"args": model["args"] | args}, [])
+    record = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(record | {"format": form}))
+    assert eps_of(tmp_path) == eps
+    upgraded = record | {"format": 1, "model": upgrade_model(record | {"format": 1})}
+    assert upgrade_model(upgraded) == upgraded["model"]
+
+
 def damage_json(folder):
     (folder / "model.json").write_text('{"format": 1, "mod')
+
+
+def test_an_arg_that_attention_did_not_take_in_format_1_reaches_only_the_block_that_took_it():
+    args = {"d_model": 8, "heads": 2, "vocab": 20, "d_latent": 6, "d_head": 5, "d_turned": 4, "d_value": 3}
+    graph = {
+        "emb": {"block": "embedding", "in": "tgt"},
+        "near": {"block": "latent_attention", "mask": "causal"},
+        "plain": {"block": "attention", "mask": "causal"},
+        "normed": {"block": "normed_attention", "mask": "causal"},
+        "logits": {"block": "unembed"},
+    }
+    model = {"inputs": {"tgt": "B T"}, "args": args | {"qk_norm": "layernorm"}, "graph": graph}
+    upgraded = upgrade_model({"format": 1, "model": model})
+    assert upgrade_model({"format": 1, "model": upgraded}) == upgraded
+    nodes = {node.address: node.arguments for node in check_model(upgraded).nodes}
+    assert nodes["near"]["d_value"] == 3 and nodes["normed"]["qk_norm"].block == "layernorm"
+    assert nodes["plain"]["d_value"] is None and nodes["plain"]["qk_norm"] is None
 
 
 def future_format(folder):
@@ -115,7 +154,7 @@ def needs_a_plugin(folder):
     ("damage", "told"),
     [
         (damage_json, "model.json: is damaged"),
-        (future_format, "has the format 99, and this version reads 1"),
+        (future_format, "has the format 99, and this version reads 1 and 2"),
         (foreign_block, "no block is called 'os.system'"),
         (truncate_weights, "weights.safetensors: is damaged"),
         (drop_a_weight, "has no weights for encoder.0.ffn.block.out.bias"),

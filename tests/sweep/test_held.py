@@ -16,11 +16,14 @@ from typing import Any
 
 import pytest
 
+from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.distributed import signals
-from tfm_blocks.runs.folder import RUN, STATUS, holder_of, write_json, write_running
+from tfm_blocks.runs import lock
+from tfm_blocks.runs.folder import RUN, STATUS, write_json
+from tfm_blocks.runs.lock import holder_of
 from tfm_blocks.sweep.engine import Grid, Sweep
-from tfm_blocks.sweep.job import DONE, NOT_STARTED, SweepJob
+from tfm_blocks.sweep.job import NOT_STARTED, SweepJob
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.sweep.record import claim_sweep
 from tfm_blocks.sweep.settings import read_sweep_settings
@@ -31,13 +34,14 @@ SETTINGS: dict[str, Any] = {"method": "grid", "name": None, "parallel": 1, "retr
 HOLDS = """
 import sys, time
 from pathlib import Path
-from tfm_blocks.runs.folder import *
+from tfm_blocks.runs.status import Status, write_status
+from tfm_blocks.runs.lock import hold
 run, seconds = Path(sys.argv[1]), float(sys.argv[2])
 with hold(run):
-    write_running(run, "")
+    write_status(run, Status("running"))
     print("holds", flush=True)
     time.sleep(seconds)
-    write_json(run / STATUS, {"state": "done"})
+    write_status(run, Status("done"))
 """
 ENDS = "import sys; sys.exit(5)"  # in the place of a training: no job here should be started
 
@@ -92,29 +96,23 @@ def test_with_a_timeout_the_wait_ends_and_the_job_was_not_started(
     assert f"seed-1: not started, {why}" in capsys.readouterr().out
 
 
-def test_a_folder_names_the_process_that_trains_in_it_while_that_one_lives(tmp_path: Path) -> None:
-    assert holder_of(tmp_path) == ""
-    write_running(tmp_path, "")
-    assert holder_of(tmp_path) == f"{os.getpid()} on {socket.gethostname()}"
-    here = socket.gethostname()
-    with subprocess.Popen(["true"]) as gone:
-        gone.wait()
-    for process, told in (
-        ({"pid": gone.pid, "host": here}, ""),
-        ({"pid": gone.pid, "host": "node7"}, f"{gone.pid} on node7"),
-        ({"pid": "x", "host": here}, ""),
-        ({"pid": 10**30, "host": here}, ""),
-        (3, ""),
-    ):
-        (tmp_path / STATUS).write_text(json.dumps({"state": "running", "process": process}))
-        assert holder_of(tmp_path) == told
-    (tmp_path / STATUS).write_text(json.dumps({"state": DONE, "process": {"pid": os.getpid(), "host": here}}))
-    assert holder_of(tmp_path) == "", "what it was before somebody goes on with it"
+def test_a_job_that_another_host_trains_is_waited_for_until_its_heartbeat_is_old(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, now = tmp_path / "x" / "seed-1", time.time()
+    sweep = sweep_of(small, tmp_path, None)
+    run.mkdir()
+    write_json(run / STATUS, {"state": "running"})
+    leave_heartbeat(run, age=5)
+    monkeypatch.setattr(lock, "LIMIT", 7)
+    sweep.run()
+    assert time.time() - now > 1, "the job was started before the heartbeat was old"
+    assert "seed-1: waiting, another process (4711 on node7) trains it" in capsys.readouterr().out
 
 
 def test_a_running_run_says_which_process_it_is(small: Small, tmp_path: Path) -> None:
     from tfm_blocks.launch import job
-    from tfm_blocks.launch.check import checked
+    from tfm_blocks.launch.check import check_run
 
     composed, seen = small(), []
 
@@ -122,11 +120,11 @@ def test_a_running_run_says_which_process_it_is(small: Small, tmp_path: Path) ->
         """Ends the run where its training would begin."""
 
     def look(*_: object) -> None:
-        seen.append(holder_of(tmp_path / "run"))
+        seen.append(str(holder_of(tmp_path / "run")))
         raise Seen
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job, "_run", look)
         with pytest.raises(Seen):
-            job.train(composed, checked(composed), tmp_path)
+            job.train(check_run(composed), tmp_path)
     assert re.fullmatch(rf"{os.getpid()} on \S+", seen[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tfm_blocks.sweep.launchers.job_file import SUPERVISOR
+from tfm_blocks.sweep.job_file import SUPERVISOR
 
 LIMIT = 300.0  # seconds: a guard against hangs, as a machine may be busy
 # A job with two children: one that ignores SIGTERM, and one in the background.

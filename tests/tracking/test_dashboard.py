@@ -14,8 +14,8 @@ from tfm_blocks.compose.folders import CONF, options, read_yaml
 from tfm_blocks.compose.sweep import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.loggers import logged_config
+from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS
 from tfm_blocks.tracking.dashboard import dashboards, read_dashboard, settings_logged
-from tfm_blocks.tracking.metric_schema import FACTS, MEDIA, METRIC_KEYS
 from tfm_blocks.tracking.workspace import read_back, rendered, workspace
 
 GROUPS = ("data", "optimizer", "schedule", "trainer", "logger")
@@ -62,7 +62,7 @@ def test_a_panel_says_to_wandb_what_the_file_says() -> None:
 
 
 def test_the_training_dashboard_shows_all_that_is_logged_in_training() -> None:
-    panels = [panel for found in read_dashboard("training", [CONF]).sections.values() for panel in found]
+    panels = [panel for found in read_dashboard("training", [CONF]).all_sections.values() for panel in found]
     shown = {name for panel in panels for name in [*(panel.lines or ()), *(panel.media or ())]}
     logged = {key.name for key in METRIC_KEYS if not key.name.startswith("test/")} | {one.name for one in MEDIA}
     assert shown == logged

@@ -3,9 +3,9 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from tfm_blocks.metric_schema import columns
 from tfm_blocks.runs.metrics import read_rows
-from tfm_blocks.tracking.loggers import CsvLogger
-from tfm_blocks.tracking.metric_schema import columns
+from tfm_blocks.tracking.lightning_loggers import CsvLogger
 
 
 def test_metrics_csv_has_one_header_and_stable_columns(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from wandb.sdk.sweeps.scheduler.optuna import sweep_parameter_to_distribution
 from tfm_blocks.compose.command_line import prepare_arguments
 from tfm_blocks.compose.sweep import compose_job
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.tracking.wandb_agents import sweep_file
 
 ASKED = ["model=tiny", "heads=2,4", "schedule.scale=0.05,1e-1", "model.add_norm=pre,post", "data.test=null", "name=x"]
@@ -30,7 +30,7 @@ def test_the_command_of_an_agent_is_one_that_train_py_takes_as_it_stands() -> No
         arguments = {key: {"value": value} for key, value in zip(varied, values, strict=True)}
         overrides = create_sweep_command_args({"args": arguments})["args_no_hyphens"]
         composed = compose_job(prepare_arguments(overrides), None)
-        checked(composed)
+        check_run(composed)
         config = composed.mapping
         assert config["data"]["test"] is None and config["name"] == "x"
         found.append((config["heads"], config["schedule"]["scale"], config["model"]["add_norm"]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfm_blocks.compose.run import Composed
-from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.runs.metrics import read_rows
 
@@ -28,7 +28,7 @@ def test_the_training_loss_is_the_cross_entropy_without_auxiliary_losses(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     composed = small(MIXTURE, "trainer.steps=1", "trainer.log_every=1", "label_smoothing=0")
-    train(composed, checked(composed), tmp_path)
+    train(check_run(composed), tmp_path)
     row = read_rows(tmp_path / "run" / "metrics.csv")[0]
     assert row["train/aux_loss/decoder.0.ffn"] > 0.5
     assert math.log(row["train/perplexity"]) == pytest.approx(row["train/loss"], rel=1e-5)
@@ -37,7 +37,7 @@ def test_the_training_loss_is_the_cross_entropy_without_auxiliary_losses(
 def test_the_loss_for_balance_has_a_column_and_falls_alike_on_one_device_and_on_two(small, tmp_path):
     for overrides in ([], SPLIT):
         composed = small(MIXTURE, *STEPS, "data.max_length=50", *overrides)
-        train(composed, checked(composed), tmp_path)
+        train(check_run(composed), tmp_path)
     one, two = losses(tmp_path / "run"), losses(tmp_path / "run-2")
     assert len(one) == 6
     assert one[-1] < 0.95 * one[0]

@@ -120,6 +120,25 @@ def test_ranks_share_each_step_without_overlap(read: tuple[PlannedCorpus, Planne
         assert step.tokens == sum(len(row) for row in rows(step))
 
 
+def test_even_ranks_have_as_many_micro_batches_and_the_added_ones_predict_nothing(
+    read: tuple[PlannedCorpus, PlannedCorpus],
+) -> None:
+    feed = replace(read[0], settings=read[0].settings.model_copy(update={"batch_tokens": 110}))
+    counts = []
+    for step in range(8):
+        plain, even = ([one[step] for one in shares(feed, even=even)] for even in (False, True))
+        counts.append({len(one.batches) for one in plain})
+        assert {len(one.batches) for one in even} == {max(counts[-1])}
+        assert [rows(one) for one in even] == [rows(one) for one in plain]
+        assert [one.own_tokens for one in even] == [one.own_tokens for one in plain]
+    assert any(len(found) > 1 for found in counts), "ranks differ without it"
+
+
+def shares(feed: PlannedCorpus, *, even: bool) -> list[list[StepBatches]]:
+    streams = (TrainStream(feed, seed=5, start=0, ranks=Ranks(rank, 3), even=even) for rank in range(3))
+    return [list(islice(one, 8)) for one in streams]
+
+
 @pytest.mark.parametrize("world", [1, 2, 5])
 def test_evaluation_reads_every_pair_once(read: tuple[PlannedCorpus, PlannedCorpus], world: int) -> None:
     found = []

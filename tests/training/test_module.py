@@ -21,11 +21,11 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.language.spec import names
 from tfm_blocks.launch.precision import choose_precision
+from tfm_blocks.metric_schema import columns
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.metrics import read_rows
-from tfm_blocks.tracking.loggers import CsvLogger
-from tfm_blocks.tracking.metric_schema import columns
+from tfm_blocks.tracking.lightning_loggers import CsvLogger
 from tfm_blocks.training.data import PlannedCorpus, RunData, TrainStream
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError, NonFiniteSteps

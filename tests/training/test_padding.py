@@ -13,7 +13,7 @@ import pytest
 from tests.training.test_module import feed_of, make
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.launch.check import checked
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.training.data import TrainStream
 
@@ -35,7 +35,7 @@ def test_the_logged_share_is_that_of_the_steps_since_the_last_row(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     composed = small("trainer.log_every=2", "trainer.steps=2", "trainer.validate_every=2", "data.batch_tokens=200")
-    train(composed, checked(composed), tmp_path)
+    train(check_run(composed), tmp_path)
     with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
         logged = next(csv.DictReader(file))["train/padding"]
     assert float(logged) == pytest.approx(share(composed, 2), abs=1e-12)

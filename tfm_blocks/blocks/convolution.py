@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tfm_blocks.layers.linear import Linear
 from tfm_blocks.layers.recurrence import in_own_places, reading_order, reorder
-from tfm_blocks.layers.state import CacheShape, State
+from tfm_blocks.layers.sliding import SlidingKernel
 from tfm_blocks.registry.blocks import block
 
 
@@ -22,7 +21,7 @@ from tfm_blocks.registry.blocks import block
     where={"kernel_size >= 1": "a position sees at least itself", "dilation >= 1": "neighbours are at least 1 apart"},
     source="Gehring et al. 2017, section 3.2; dilation as in Kalchbrenner et al. 2016, section 3.5",
 )
-class Convolution(nn.Module):
+class Convolution(SlidingKernel):
     """y_t = Σ_j W_j x_{t + dilation·j} + b, over `kernel_size` neighbours at distances of `dilation`: x_BTD -> y_BTD.
 
     Each W_j is a full D × D map. j goes from -(kernel_size // 2) to (kernel_size - 1) // 2; with `mask: causal` from
@@ -37,6 +36,7 @@ class Convolution(nn.Module):
         self, D: int, *, kernel_size: int, dilation: int = 1, mask: Literal["causal"] | None = None, bias: bool = True
     ) -> None:
         super().__init__()
+        self.channels = D
         self.kernel_size = kernel_size
         self.dilation = dilation
         self.before = dilation * (kernel_size - 1 if mask else kernel_size // 2)
@@ -49,28 +49,10 @@ class Convolution(nn.Module):
             x_BTD, keep_BT = reorder(x_BTD, order_BT), keep_BT.take_along_dim(order_BT, 1)
         if self.after:  # what comes after a position may be padding, which comes last
             x_BTD = x_BTD.masked_fill(~keep_BT[:, :, None], 0)
-        y_BTD = self._slide(F.pad(x_BTD, (0, 0, self.before, self.after)))
+        y_BTD = self.slide(F.pad(x_BTD, (0, 0, self.before, self.after)))
         return y_BTD if order_BT is None else in_own_places(y_BTD, order_BT)
 
-    def _slide(self, x_BND: Tensor) -> Tensor:
+    def slide(self, x_BND: Tensor) -> Tensor:
         """The outputs where the whole kernel fits: x_BND -> y_BTD of N - dilation · (kernel_size - 1) positions."""
         weight_EDJ = self.map.weight.view(-1, x_BND.shape[2], self.kernel_size)
         return F.conv1d(x_BND.mT, weight_EDJ, self.map.bias, dilation=self.dilation).mT
-
-    def start(self, *, room: CacheShape) -> State:
-        """The inputs at the positions before the first, which are 0."""
-        D = self.map.out_features
-        return State(moving={"past_RND": room.like.new_zeros(room.rows, self.before, D)})
-
-    def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:
-        """The first P target positions at once: x_BPD -> x_BPD."""
-        return self._read(x_BPD, state)
-
-    def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more target position: x_R1D -> x_R1D."""
-        return self._read(x_R1D, state)
-
-    def _read(self, x_RPD: Tensor, state: State) -> tuple[Tensor, State]:
-        x_RND = torch.cat([state.moving["past_RND"].to(x_RPD.dtype), x_RPD], 1)
-        state.moving["past_RND"] = x_RND[:, x_RND.shape[1] - self.before :]
-        return self._slide(x_RND), state

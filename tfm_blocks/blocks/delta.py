@@ -12,6 +12,7 @@ from tfm_blocks.layers.decay import by_chunks, decay
 from tfm_blocks.layers.heads import merge_heads, split_heads
 from tfm_blocks.layers.linear import Linear
 from tfm_blocks.layers.recurrence import Recurrence, RecurrentState
+from tfm_blocks.layers.sliding import continue_from
 from tfm_blocks.registry.blocks import block
 
 SLOWEST, FASTEST = 0.001, 0.1  # of the step widths that a head starts with
@@ -93,9 +94,8 @@ class GatedDeltaRule(Recurrence):
 
     def _mix_near(self, x_BTD: Tensor, past_BND: Tensor) -> tuple[Tensor, Tensor]:
         """Each channel mixed with its last values, then silu; and the inputs that the next positions read."""
-        x_BND = torch.cat([past_BND.to(x_BTD.dtype), x_BTD], 1)
-        y_BTD = F.conv1d(x_BND.mT, self.near[:, None], groups=len(self.near)).mT
-        return F.silu(y_BTD), x_BND[:, x_BND.shape[1] - self.kernel_size + 1 :]
+        x_BND, past_BND = continue_from(past_BND, x_BTD)
+        return F.silu(F.conv1d(x_BND.mT, self.near[:, None], groups=len(self.near)).mT), past_BND
 
     def _rates(self, x_BTD: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
         """β and log α of each head at each position, both BHT."""

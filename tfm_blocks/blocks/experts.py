@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -122,8 +124,8 @@ class Experts(nn.Module):
 class GatedExperts(Experts):
     """(f(x W1) ⊙ (x V)) W2; W1 and V are the halves of one map."""
 
-    def __init__(self, D: int, *, d_ff: int, experts: int, activation: Activation, activation_dropout: Rate) -> None:
-        super().__init__(D, d_ff=d_ff, experts=experts, activation=activation, activation_dropout=activation_dropout)
+    def __init__(self, D: int, *, d_ff: int, experts: int, **options: Any) -> None:
+        super().__init__(D, d_ff=d_ff, experts=experts, **options)
         self.inner = ExpertLinear(experts, D, 2 * d_ff, parts=2, depth_scaled=(1,))
 
     def between(self, x_RF: Tensor) -> Tensor:
@@ -134,10 +136,8 @@ class GatedExperts(Experts):
 class ClampedExperts(GatedExperts):
     """(f(min(x W1 + b1, l)) ⊙ (clamp(x V + c, -l, l) + 1)) W2 + b2 with the `limit` l."""
 
-    def __init__(
-        self, D: int, *, d_ff: int, experts: int, activation: Activation, activation_dropout: Rate, limit: float
-    ) -> None:
-        super().__init__(D, d_ff=d_ff, experts=experts, activation=activation, activation_dropout=activation_dropout)
+    def __init__(self, D: int, *, d_ff: int, experts: int, limit: float, **options: Any) -> None:
+        super().__init__(D, d_ff=d_ff, experts=experts, **options)
         self.inner = BiasedExpertLinear(experts, D, 2 * d_ff, parts=2, depth_scaled=(1,))
         self.out = BiasedExpertLinear(experts, d_ff, D, depth_scaled=(0,))
         self.limit = limit
@@ -150,8 +150,8 @@ class ClampedExperts(GatedExperts):
 class SharedExpert(GatedFeedForward):
     """σ(w · x) times the output of a `gated_ffn`: x_BTD -> x_BTD."""
 
-    def __init__(self, D: int, *, d_ff: int, activation: Activation, activation_dropout: Rate) -> None:
-        super().__init__(D, d_ff=d_ff, activation=activation, activation_dropout=activation_dropout, bias=False)
+    def __init__(self, D: int, **options: Any) -> None:
+        super().__init__(D, **options)
         self.gate = Linear(D, 1, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -159,13 +159,32 @@ class SharedExpert(GatedFeedForward):
 
 
 class Mixture(nn.Module):
-    """What all mixtures share: the router, the experts, and what every position goes through."""
+    """A router and experts, and what every position goes through: `shared` times the width of an expert.
 
-    def __init__(self, router: ExpertRouter, experts: Experts, shared: nn.Module | None, balance: float) -> None:
+    `expert` and `always` construct them. Subclasses pass the keyword-only arguments on.
+    """
+
+    def __init__(
+        self,
+        D: int,
+        expert: Callable[..., Experts],
+        always: Callable[..., nn.Module],
+        shared: int,
+        *,
+        d_ff: int,
+        experts: int,
+        top_k: int = 2,
+        router: Router = SOFTMAX_ROUTER,
+        renormalise: bool = True,
+        balance: float = 0.01,
+        activation: Activation = SILU,
+        activation_dropout: Rate = 0.0,
+    ) -> None:
         super().__init__()
-        self.router = router
-        self.experts = experts
-        self.shared = shared
+        inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
+        self.router = ExpertRouter(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router)
+        self.experts = expert(D, d_ff=d_ff, experts=experts, **inner)
+        self.shared = always(D, d_ff=shared * d_ff, bias=False, **inner) if shared else None
         self.balance = balance
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,27 +220,8 @@ class MixtureOfExperts(Mixture):
     Example: experts: 8
     """
 
-    def __init__(
-        self,
-        D: int,
-        *,
-        d_ff: int,
-        experts: int,
-        top_k: int = 2,
-        shared: int = 0,
-        router: Router = SOFTMAX_ROUTER,
-        renormalise: bool = True,
-        balance: float = 0.01,
-        activation: Activation = RELU,
-        activation_dropout: Rate = 0.0,
-    ) -> None:
-        inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
-        super().__init__(
-            ExpertRouter(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
-            Experts(D, d_ff=d_ff, experts=experts, **inner),
-            FeedForward(D, d_ff=shared * d_ff, bias=False, **inner) if shared else None,
-            balance,
-        )
+    def __init__(self, D: int, *, shared: int = 0, activation: Activation = RELU, **options: Any) -> None:
+        super().__init__(D, Experts, FeedForward, shared, activation=activation, **options)
 
 
 @block(
@@ -236,27 +236,8 @@ class GatedMixtureOfExperts(Mixture):
     Example: experts: 8
     """
 
-    def __init__(
-        self,
-        D: int,
-        *,
-        d_ff: int,
-        experts: int,
-        top_k: int = 2,
-        shared: int = 0,
-        router: Router = SOFTMAX_ROUTER,
-        renormalise: bool = True,
-        balance: float = 0.01,
-        activation: Activation = SILU,
-        activation_dropout: Rate = 0.0,
-    ) -> None:
-        inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
-        super().__init__(
-            ExpertRouter(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
-            GatedExperts(D, d_ff=d_ff, experts=experts, **inner),
-            GatedFeedForward(D, d_ff=shared * d_ff, bias=False, **inner) if shared else None,
-            balance,
-        )
+    def __init__(self, D: int, *, shared: int = 0, **options: Any) -> None:
+        super().__init__(D, GatedExperts, GatedFeedForward, shared, **options)
 
 
 @block(
@@ -274,27 +255,8 @@ class SharedGateMixtureOfExperts(Mixture):
     Example: experts: 8
     """
 
-    def __init__(
-        self,
-        D: int,
-        *,
-        d_ff: int,
-        experts: int,
-        top_k: int = 2,
-        shared: int = 1,
-        router: Router = SOFTMAX_ROUTER,
-        renormalise: bool = True,
-        balance: float = 0.01,
-        activation: Activation = SILU,
-        activation_dropout: Rate = 0.0,
-    ) -> None:
-        inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
-        super().__init__(
-            ExpertRouter(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
-            GatedExperts(D, d_ff=d_ff, experts=experts, **inner),
-            SharedExpert(D, d_ff=shared * d_ff, **inner),
-            balance,
-        )
+    def __init__(self, D: int, *, shared: int = 1, **options: Any) -> None:
+        super().__init__(D, GatedExperts, SharedExpert, shared, **options)
 
 
 @block(
@@ -319,20 +281,10 @@ class ClampedMixtureOfExperts(Mixture):
         self,
         D: int,
         *,
-        d_ff: int,
-        experts: int,
-        top_k: int = 2,
-        router: Router = BIASED_ROUTER,
-        renormalise: bool = True,
-        balance: float = 0.01,
         limit: float = 7.0,
+        router: Router = BIASED_ROUTER,
         activation: Activation = QUICK_GELU,
-        activation_dropout: Rate = 0.0,
+        **options: Any,
     ) -> None:
-        inner: dict[str, Any] = {"activation": activation, "activation_dropout": activation_dropout}
-        super().__init__(
-            ExpertRouter(D, experts=experts, top_k=top_k, renormalise=renormalise, routing=router),
-            ClampedExperts(D, d_ff=d_ff, experts=experts, limit=limit, **inner),
-            None,
-            balance,
-        )
+        expert = partial(ClampedExperts, limit=limit)
+        super().__init__(D, expert, GatedFeedForward, 0, router=router, activation=activation, **options)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tfm_blocks.blocks.norm import RMSNorm
 from tfm_blocks.layers.attention_position import RotatesHeads, Span
 from tfm_blocks.layers.dot_product import AttentionMask, causal_mask, few_queries, weighed_attention
-from tfm_blocks.layers.heads import Widths, merge_heads, one_hot_values
+from tfm_blocks.layers.heads import merge_heads, one_hot_values
 from tfm_blocks.layers.linear import Linear
 from tfm_blocks.layers.multi_head import SOFTMAX, part_of
 from tfm_blocks.layers.score_normalizer import ScoreNormalizer
@@ -46,6 +46,10 @@ class LatentAttention(nn.Module):
     softmax(β q k^T) v with β = 1/√(d_head + d_turned), unless `scores` says otherwise. A step remembers c and p, and
     multiplies queries and what they find by U instead of all keys and values. The norm is RMSNorm with `eps`. No map
     has a bias.
+
+    Also known as: MLA, multi-head latent attention.
+    Use: small caches: decoding keeps one latent vector for each position.
+    Example: d_latent: 128, d_head: 64, d_turned: 32, d_value: 64
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class LatentAttention(nn.Module):
         self.position: Any = REGISTRY.make(position, d_turned)
         if not isinstance(self.position, RotatesHeads):
             raise ValueError(f"position must turn queries and keys, as rotary does, but is {position}")
-        self.scores: ScoreNormalizer = part_of(scores, Widths(heads, heads, d_head + d_turned, d_value))
+        self.scores: ScoreNormalizer = part_of(scores, d_head + d_turned, heads=heads)
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
         q_BHTK, c_B1TL, p_B1TR = self._made(x_BTD, Span(0, x_BTD.shape[1]))
@@ -163,28 +167,17 @@ class LatentAttention(nn.Module):
 class LatentQueryAttention(LatentAttention):
     """`latent_attention` whose queries are made of a latent vector too: x_BTD -> x_BTD.
 
-    It is norm(W x) of the width `d_query`. There is no dropout on the weights.
+    It is norm(W x) of the width `d_query`.
+
+    Also known as: MLA with compressed queries.
+    Use: weights of DeepSeek-V2 and V3.
+    Example: d_latent: 128, d_query: 192, d_head: 64, d_turned: 32, d_value: 64
     """
 
-    def __init__(
-        self,
-        D: int,
-        *,
-        heads: int,
-        d_latent: int,
-        d_query: int,
-        d_head: int,
-        d_turned: int,
-        d_value: int,
-        mask: Literal["causal"] | None = None,
-        position: Position = ROTARY,
-        scores: Scores = SOFTMAX,
-        eps: float = 1e-6,
-    ) -> None:
-        widths = {"d_latent": d_latent, "d_head": d_head, "d_turned": d_turned, "d_value": d_value}
-        super().__init__(D, heads=heads, **widths, mask=mask, position=position, scores=scores, eps=eps)
+    def __init__(self, D: int, *, d_query: int, eps: float = 1e-6, **options: Any) -> None:
+        super().__init__(D, eps=eps, **options)
         self.q_down, self.q_norm = Linear(D, d_query, bias=False), RMSNorm(d_query, eps=eps)
-        self.q = Linear(d_query, heads * (d_head + d_turned), bias=False)
+        self.q = Linear(d_query, self.q.out_features, bias=False)
 
     def queries(self, x_BTD: Tensor) -> Tensor:
         return super().queries(self.q_norm(self.q_down(x_BTD)))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.attention import SEES, SIGNATURE
+from tfm_blocks.blocks.attention import SEES, SIGNATURE, WHERE, Attention, SelfAttention
 from tfm_blocks.layers.dot_product import AttentionMask, weighed_attention
-from tfm_blocks.layers.heads import one_hot_values, widths
-from tfm_blocks.layers.multi_head import MultiHead, SelfAttention
+from tfm_blocks.layers.heads import one_hot_values, repeat_kv
 from tfm_blocks.registry.blocks import block
-from tfm_blocks.registry.values import Position, Rate
 
 
 @block(
@@ -21,42 +19,38 @@ from tfm_blocks.registry.values import Position, Rate
     SIGNATURE,
     branch=True,
     sees=SEES,
-    where={"heads >= 1": "there is at least one head", "D % heads == 0": "the width must split evenly into heads"},
+    where=WHERE,
     source="Shazeer et al. 2020, talking-heads attention",
 )
-class TalkingHeadsAttention(MultiHead):
+class TalkingHeadsAttention(Attention):
     """M₂ softmax(M₁ q k^T / √K) v, where M₁ and M₂ mix heads: x_BTD, kv_BSE -> x_BTD.
 
     Both mixes start as the identity and a little noise, N(0, 0.02²). Its weights are those before M₂.
+
+    Use: heads that exchange scores and weights.
     """
 
-    def __init__(
-        self,
-        D: int,
-        E: int | None,
-        *,
-        heads: int,
-        mask: Literal["causal"] | None = None,
-        position: Position | None = None,
-        bias: bool = True,
-        attention_dropout: Rate = 0.0,
-    ) -> None:
-        super().__init__(D, E, widths(D, heads), mask=mask, dropout=attention_dropout, bias=bias, position=position)
+    def __init__(self, D: int, E: int | None, *, heads: int, **options: Any) -> None:
+        super().__init__(D, E, heads=heads, **options)
         self.mix_scores = nn.Parameter(torch.empty(heads, heads))
         self.mix_weights = nn.Parameter(torch.empty(heads, heads))
 
     def initialise(self, name: str, generator: Generator) -> None:
-        mix_GH = nn.init.normal_(self.get_parameter(name), std=0.02, generator=generator)
-        mix_GH.diagonal().add_(1)
+        if name in ("mix_scores", "mix_weights"):
+            mix_GH = nn.init.normal_(self.get_parameter(name), std=0.02, generator=generator)
+            mix_GH.diagonal().add_(1)
+        else:
+            super().initialise(name, generator)
 
     def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
-        scores_BHTS = _mixed(self.mix_scores, q_BHTK @ k_BGSK.mT * self.scores.beta)
+        k_BHSK = repeat_kv(k_BGSK, self.widths.heads)
+        scores_BHTS = self.scores.bend(_mixed(self.mix_scores, q_BHTK @ k_BHSK.mT * self.scores.beta))
         added = look.masked_bias(q_BHTK, k_BGSK)
-        return torch.softmax(scores_BHTS if added is None else scores_BHTS + added, 3)
+        return self.scores.shares(scores_BHTS if added is None else scores_BHTS + added)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
         w_BHTS = _mixed(self.mix_weights, self.shares(q_BHTK, k_BGSK, look))
-        return F.dropout(w_BHTS, self.dropout, self.training) @ v_BGSK
+        return F.dropout(w_BHTS, self.dropout, self.training) @ repeat_kv(v_BGSK, self.widths.heads)
 
 
 def _mixed(mix_GH: Tensor, x_BHTS: Tensor) -> Tensor:
@@ -69,8 +63,9 @@ def _mixed(mix_GH: Tensor, x_BHTS: Tensor) -> Tensor:
     branch=True,
     sees={"x": "mask"},
     where={
-        "heads >= 1": "there is at least one head",
-        "D % (2 * heads) == 0": "the width must split evenly into two maps a head",
+        **{rule: sentence for rule, sentence in WHERE.items() if "% " not in rule},
+        "D % (2 * heads) == 0 unless d_head": "the width must split evenly into two maps a head",
+        "2 * heads % kv_heads == 0": "as many maps of queries share each head of keys and values",
         "lambda_start >= 0": "the second map is taken off",
         "lambda_start < 1": "less than the first map is taken off",
         "eps > 0": "a mean of squares may be 0",
@@ -84,33 +79,27 @@ class DifferentialAttention(SelfAttention):
     The map of values makes 2H parts of width K; the value of head h joins the parts h and H + h.
     λ = exp(a·b) - exp(c·d) + s with s = `lambda_start` and vectors that start from N(0, 0.1²). Its weights are those of
     2H maps: the first of all heads, then the second of all.
+
+    Also known as: Differential Transformer, DIFF attention.
+    Use: heads that subtract common noise.
     """
 
-    def __init__(
-        self,
-        D: int,
-        *,
-        heads: int,
-        lambda_start: float = 0.8,
-        eps: float = 1e-5,
-        mask: Literal["causal"] | None = None,
-        position: Position | None = None,
-        bias: bool = True,
-        attention_dropout: Rate = 0.0,
-    ) -> None:
-        sizes = widths(D, 2 * heads)
-        super().__init__(D, None, sizes, mask=mask, dropout=attention_dropout, bias=bias, position=position)
+    def __init__(self, D: int, *, heads: int, lambda_start: float = 0.8, eps: float = 1e-5, **options: Any) -> None:
+        super().__init__(D, heads=2 * heads, **options)
         self.lambda_start, self.eps = lambda_start, eps
-        self.lambdas = nn.Parameter(torch.empty(4, sizes.key))
+        self.lambdas = nn.Parameter(torch.empty(4, self.widths.key))
 
     def initialise(self, name: str, generator: Generator) -> None:
-        nn.init.normal_(self.lambdas, std=0.1, generator=generator)
+        if name == "lambdas":
+            nn.init.normal_(self.lambdas, std=0.1, generator=generator)
+        else:
+            super().initialise(name, generator)
 
     def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
         return weighed_attention(q_BHTK, k_BGSK, one_hot_values(k_BGSK), look, self.scores)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
-        v_BHSK = torch.cat(v_BGSK.chunk(2, 1), 3).repeat(1, 2, 1, 1)
+        v_BHSK = torch.cat(repeat_kv(v_BGSK, self.widths.heads).chunk(2, 1), 3).repeat(1, 2, 1, 1)
         first_BHTK, second_BHTK = super().attend(q_BHTK, k_BGSK, v_BHSK, look).chunk(2, 1)
         a, b, c, d = self.lambdas
         taken = torch.exp(a @ b) - torch.exp(c @ d) + self.lambda_start

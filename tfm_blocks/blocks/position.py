@@ -119,6 +119,28 @@ class FairseqSinusoidal(Sinusoidal):
 
 
 @block(
+    "timestep",
+    "x: B N D -> B N D",
+    weightless=True,
+    source="Dehghani et al. 2019, section 2.1, the coordinate of the time step",
+    where={"D % 2 == 0": "sines and cosines come in pairs", "step >= 0": "steps are counted from 0 or 1"},
+)
+class Timestep(Sinusoidal):
+    """x + PE(step) at every position, with PE of `sinusoidal`: x_BND -> x_BND.
+
+    In a layer that shares its weights, `step: i+1` tells its applications apart.
+    """
+
+    def __init__(self, D: int, *, step: int, layout: Literal["pairs", "halves"] = "pairs") -> None:
+        super().__init__(D, layout=layout)
+        self.index = step
+
+    def table(self, first: int, x_BND: Tensor) -> Tensor:
+        index_1 = torch.full((1,), float(self.index), device=x_BND.device)
+        return self._sines(index_1, x_BND.shape[2]).to(x_BND.dtype)
+
+
+@block(
     "learned_position",
     "x: B N D -> B N D",
     source="Gehring et al. 2017, section 3.1",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from tfm_blocks.blocks.attention import WHERE
 from tfm_blocks.layers.attention_position import Span
 from tfm_blocks.layers.dot_product import AttentionMask, causal_mask
 from tfm_blocks.layers.heads import one_hot_values, widths
-from tfm_blocks.layers.multi_head import SOFTMAX, MultiHead
+from tfm_blocks.layers.multi_head import MultiHead
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
-from tfm_blocks.registry.values import Rate, Scores
 
 
 @block(
@@ -19,13 +21,7 @@ from tfm_blocks.registry.values import Rate, Scores
     "x: B T D, prefix: B S D -> B T D",
     branch=True,
     sees={"x": "past", "prefix": "all"},
-    where={
-        "heads >= 1": "there is at least one head",
-        "D % heads == 0 unless d_head": "the width must split evenly into heads",
-        "d_head >= 1": "a head has a width",
-        "kv_heads >= 1": "there is at least one head of keys and values",
-        "heads % kv_heads == 0": "as many heads of queries share each head of keys and values",
-    },
+    where=WHERE,
     source="Raffel et al. 2020, section 3.2.1, prefix LM; He et al. 2018, layer-wise coordination",
 )
 class PrefixAttention(MultiHead):
@@ -34,6 +30,9 @@ class PrefixAttention(MultiHead):
     softmax(q [k of the prefix; k of the past]^T / √K) [v of the prefix; v of the past]: one map makes the keys and
     values of both. The prefix is as long as prefix_BSD, without its padding; its own positions see each other where
     they are computed, as in an encoder.
+
+    Also known as: prefix language model, PrefixLM.
+    Use: a decoder that continues a sequence that is read from both sides.
     """
 
     def __init__(
@@ -43,12 +42,10 @@ class PrefixAttention(MultiHead):
         heads: int,
         kv_heads: int | None = None,
         d_head: int | None = None,
-        scores: Scores = SOFTMAX,
-        bias: bool = True,
-        attention_dropout: Rate = 0.0,
+        d_value: int | None = None,
+        **options: Any,
     ) -> None:
-        sizes = widths(D, heads, kv_heads, d_head)
-        super().__init__(D, D, sizes, mask=None, dropout=attention_dropout, bias=bias, scores=scores)
+        super().__init__(D, D, widths(D, heads, kv_heads, d_head, d_value), **options)
 
     def forward(  # type: ignore[override]
         self, x_BTD: Tensor, prefix_BSD: Tensor, *, keep_BT: Tensor, keep_BS: Tensor

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.attention import WHERE, SelfAttention
 from tfm_blocks.layers.dot_product import AttentionMask
-from tfm_blocks.layers.heads import widths
+from tfm_blocks.layers.heads import repeat_kv
 from tfm_blocks.layers.linear import normal_
-from tfm_blocks.layers.multi_head import SelfAttention
 from tfm_blocks.registry.blocks import block
-from tfm_blocks.registry.values import Rate
 
 
 @block(
@@ -21,40 +20,32 @@ from tfm_blocks.registry.values import Rate
     "x: B T D -> B T D",
     branch=True,
     sees={"x": "mask"},
-    where={
-        "heads >= 1": "there is at least one head",
-        "D % heads == 0": "the width must split evenly into heads",
-        "radius >= 1": "a neighbour has a vector of its own",
-    },
+    where={**WHERE, "radius >= 1": "a neighbour has a vector of its own"},
     source="Shaw et al. 2018, equations 3 and 4",
 )
 class RelativeAttention(SelfAttention):
     """softmax(q_i (k_j + a_ij) / √K)_j (v_j + b_ij): x_BTD -> x_BTD, where a and b depend on the distance j - i alone.
 
     Distances beyond `radius` on either side have the vectors of the radius. All heads share them.
+
+    Also known as: relative position representations of Shaw et al.
+    Use: `model=relative`; `relative_bias` is cheaper.
     """
 
     measures = True
 
-    def __init__(
-        self,
-        D: int,
-        *,
-        heads: int,
-        radius: int = 16,
-        mask: Literal["causal"] | None = None,
-        bias: bool = True,
-        attention_dropout: Rate = 0.0,
-    ) -> None:
-        sizes = widths(D, heads)
-        super().__init__(D, None, sizes, mask=mask, dropout=attention_dropout, bias=bias)
+    def __init__(self, D: int, *, radius: int = 16, **options: Any) -> None:
+        super().__init__(D, **options)
         self.radius = radius
-        self.of_keys = nn.Parameter(torch.empty(2 * radius + 1, sizes.key))
-        self.of_values = nn.Parameter(torch.empty(2 * radius + 1, sizes.value))
+        self.of_keys = nn.Parameter(torch.empty(2 * radius + 1, self.widths.key))
+        self.of_values = nn.Parameter(torch.empty(2 * radius + 1, self.widths.value))
 
     def initialise(self, name: str, generator: Generator) -> None:
-        weight = self.get_parameter(name)
-        normal_(weight, weight.shape[1], generator)
+        if name in ("of_keys", "of_values"):
+            weight = self.get_parameter(name)
+            normal_(weight, weight.shape[1], generator)
+        else:
+            super().initialise(name, generator)
 
     def _index(self, q_BHTK: Tensor, look: AttentionMask) -> Tensor:
         """Which vector belongs to each pair: index_BHTS."""
@@ -63,13 +54,14 @@ class RelativeAttention(SelfAttention):
         return index_TS.expand(*q_BHTK.shape[:3], -1)
 
     def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
+        k_BHSK = repeat_kv(k_BGSK, self.widths.heads)
         to_keys_BHTS = (q_BHTK @ self.of_keys.T.to(q_BHTK.dtype)).gather(3, self._index(q_BHTK, look))
-        scores_BHTS = (q_BHTK @ k_BGSK.mT + to_keys_BHTS) * self.scores.beta
+        scores_BHTS = self.scores.bend((q_BHTK @ k_BHSK.mT + to_keys_BHTS) * self.scores.beta)
         added = look.masked_bias(q_BHTK, k_BGSK)
-        return torch.softmax(scores_BHTS if added is None else scores_BHTS + added, 3)
+        return self.scores.shares(scores_BHTS if added is None else scores_BHTS + added)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
         w_BHTS = F.dropout(self.shares(q_BHTK, k_BGSK, look), self.dropout, self.training)
         by_distance = w_BHTS.new_zeros(*w_BHTS.shape[:3], 2 * self.radius + 1)
         by_distance = by_distance.scatter_add(3, self._index(q_BHTK, look), w_BHTS)
-        return w_BHTS @ v_BGSK + by_distance @ self.of_values.to(w_BHTS.dtype)
+        return w_BHTS @ repeat_kv(v_BGSK, self.widths.heads) + by_distance @ self.of_values.to(w_BHTS.dtype)

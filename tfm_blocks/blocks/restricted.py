@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.attention import WHERE as ATTENTION
+from tfm_blocks.blocks.attention import SelfAttention
 from tfm_blocks.layers.attention_position import Span
 from tfm_blocks.layers.banded import banded_attention
-from tfm_blocks.layers.heads import one_hot_values, widths
-from tfm_blocks.layers.multi_head import SOFTMAX, MultiHead
+from tfm_blocks.layers.heads import one_hot_values
 from tfm_blocks.layers.state import State
 from tfm_blocks.registry.blocks import block
-from tfm_blocks.registry.values import Position, Rate, Scores
 
-WHERE = {
-    "heads >= 1": "there is at least one head",
-    "D % heads == 0 unless d_head": "the width must split evenly into heads",
-    "d_head >= 1": "a head has a width",
-    "kv_heads >= 1": "there is at least one head of keys and values",
-    "heads % kv_heads == 0": "as many heads of queries share each head of keys and values",
-    "r >= 1": "a position sees at least itself",
-}
+WHERE = {**ATTENTION, "r >= 1": "a position sees at least itself"}
 
 
 @block(
@@ -34,31 +27,19 @@ WHERE = {
     where=WHERE,
     source="Vaswani et al. 2017, section 4",
 )
-class RestrictedAttention(MultiHead):
+class RestrictedAttention(SelfAttention):
     """Self-attention in which each position sees `r` neighbours, itself included: x_BTD -> x_BTD, cost O(n·r·d).
 
     Half of them lie on either side, r // 2 before and (r - 1) // 2 after; with `mask: causal` all r - 1 lie before. Its
     parameters are those of `attention`, so that weights can be taken over, and so are its other arguments.
+
+    Also known as: sliding-window attention, local attention, windowed attention.
+    Use: long sequences; layers of Gemma 2 and 3 and Mistral, with `mask: causal`.
+    Example: r: 64
     """
 
-    def __init__(
-        self,
-        D: int,
-        *,
-        heads: int,
-        r: int,
-        kv_heads: int | None = None,
-        d_head: int | None = None,
-        mask: Literal["causal"] | None = None,
-        position: Position | None = None,
-        scores: Scores = SOFTMAX,
-        bias: bool = True,
-        attention_dropout: Rate = 0.0,
-    ) -> None:
-        sizes = widths(D, heads, kv_heads, d_head)
-        super().__init__(
-            D, None, sizes, mask=mask, dropout=attention_dropout, bias=bias, position=position, scores=scores
-        )
+    def __init__(self, D: int, *, r: int, **options: Any) -> None:
+        super().__init__(D, **options)
         self.most = r
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
@@ -104,12 +85,7 @@ class RestrictedAttention(MultiHead):
     "x: B T D -> B T D",
     branch=True,
     sees={"x": "mask"},
-    where={
-        "heads >= 1": "there is at least one head",
-        "D % heads == 0": "the width must split evenly into heads",
-        "r >= 1": "a position sees at least itself",
-        "dilation >= 1": "neighbours are at least 1 apart",
-    },
+    where={**WHERE, "dilation >= 1": "neighbours are at least 1 apart"},
     source="Beltagy et al. 2020 (Longformer), section 3.1, dilated sliding window",
 )
 class DilatedAttention(RestrictedAttention):
@@ -117,31 +93,14 @@ class DilatedAttention(RestrictedAttention):
 
     Its r neighbours, itself included, lie `dilation` apart: r // 2 before and (r - 1) // 2 after, or with
     `mask: causal` all r - 1 before.
+
+    Also known as: dilated sliding window, strided attention.
+    Use: a longer reach at the cost of `restricted_attention`.
+    Example: r: 64
     """
 
-    def __init__(
-        self,
-        D: int,
-        *,
-        heads: int,
-        r: int,
-        dilation: int = 2,
-        mask: Literal["causal"] | None = None,
-        position: Position | None = None,
-        scores: Scores = SOFTMAX,
-        bias: bool = True,
-        attention_dropout: Rate = 0.0,
-    ) -> None:
-        super().__init__(
-            D,
-            heads=heads,
-            r=r,
-            mask=mask,
-            position=position,
-            scores=scores,
-            bias=bias,
-            attention_dropout=attention_dropout,
-        )
+    def __init__(self, D: int, *, dilation: int = 2, **options: Any) -> None:
+        super().__init__(D, **options)
         self.every = dilation
 
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tfm_blocks.blocks.restricted import RestrictedAttention
-from tfm_blocks.layers.attention_position import Span
+from tfm_blocks.blocks.restricted import WHERE, RestrictedAttention
+from tfm_blocks.layers.attention_position import Span, distance
 from tfm_blocks.layers.dot_product import AttentionMask
 from tfm_blocks.layers.global_banded import global_banded_attention
-from tfm_blocks.layers.multi_head import SOFTMAX
 from tfm_blocks.layers.state import State
 from tfm_blocks.registry.blocks import block
-from tfm_blocks.registry.values import Position, Rate, Scores
 
 
 @block(
@@ -22,46 +20,22 @@ from tfm_blocks.registry.values import Position, Rate, Scores
     "x: B T D -> B T D",
     branch=True,
     sees={"x": "mask"},
-    where={
-        "heads >= 1": "there is at least one head",
-        "D % heads == 0": "the width must split evenly into heads",
-        "r >= 1": "a position sees at least itself",
-        "first >= 1": "at least one position is seen by all",
-    },
+    where={**WHERE, "first >= 1": "at least one position is seen by all"},
     source="Beltagy et al. 2020 (Longformer), section 3.1, global attention; with mask: causal, Xiao et al. 2023",
 )
 class RestrictedGlobalAttention(RestrictedAttention):
     """`restricted_attention` in which the `first` positions see all and are seen by all: x_BTD -> x_BTD.
 
     Cost O(n·(r + first)·d). With `mask: causal` every position sees those of the first that came before it, and they
-    see no more than their own past. `position` turns queries and keys, as rotary does.
+    see no more than their own past.
+
+    Also known as: Longformer attention, global tokens.
+    Use: long sequences whose first positions summarise the rest.
+    Example: r: 64
     """
 
-    def __init__(
-        self,
-        D: int,
-        *,
-        heads: int,
-        r: int,
-        first: int = 1,
-        mask: Literal["causal"] | None = None,
-        position: Position | None = None,
-        scores: Scores = SOFTMAX,
-        bias: bool = True,
-        attention_dropout: Rate = 0.0,
-    ) -> None:
-        super().__init__(
-            D,
-            heads=heads,
-            r=r,
-            mask=mask,
-            position=position,
-            scores=scores,
-            bias=bias,
-            attention_dropout=attention_dropout,
-        )
-        if self.biases:
-            raise ValueError(f"position must turn queries and keys, as rotary does, but is {position}")
+    def __init__(self, D: int, *, first: int = 1, **options: Any) -> None:
+        super().__init__(D, **options)
         self.first = first
 
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
@@ -76,6 +50,7 @@ class RestrictedGlobalAttention(RestrictedAttention):
             causal=self.causal,
             dropout=self.dropout if self.training else 0.0,
             scores=self.scores,
+            bias=self.of_distance if self.biases else None,
         )
 
     def step(self, x_R1D: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
@@ -89,4 +64,11 @@ class RestrictedGlobalAttention(RestrictedAttention):
         own = state.own(self.most)
         if own is not None and state.path_BMTM is not None:
             own = torch.cat((state.path_BMTM[:, :, first].flatten(2)[:, None], own), 3)
-        return self.finish(self.attend(q_BHMK, k_BGSK, v_BGSK, AttentionMask(own)), x_BMD).view_as(x_R1D), state
+        look = AttentionMask(own, bias=self._bias_of_step(state, first) if self.biases else None)
+        return self.finish(self.attend(q_BHMK, k_BGSK, v_BGSK, look), x_BMD).view_as(x_R1D), state
+
+    def _bias_of_step(self, state: State, first: slice) -> Tensor:
+        """The bias between the present position and those it sees, for all hypotheses side by side: bias_H1S."""
+        past_N = torch.arange(state.position + 1, device=self.out.weight.device)
+        seen_S = torch.cat((past_N[first], past_N[state.past(self.most)]))
+        return self.of_distance(distance(past_N[-1:], seen_S)).repeat_interleave(state.hypotheses, -1)

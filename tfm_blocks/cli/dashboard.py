@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.metric_schema import OBJECTIVE
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
@@ -45,7 +46,7 @@ def _add_sweep(actions: Commands) -> None:
     sweep.add_argument("model", metavar="MODEL", help="a name under conf/model/")
     sweep.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="heads=2,4 trainer.steps=100; several vary")
     sweep.add_argument("--method", choices=("grid", "random", "bayes"), default="grid", help="(%(default)s)")
-    sweep.add_argument("--metric", default="val/loss", help="what is to be best (%(default)s)")
+    sweep.add_argument("--metric", default=OBJECTIVE, help="what is to be best (%(default)s)")
     sweep.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
     sweep.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a model/ in it")
     sweep.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
@@ -101,7 +102,7 @@ def _push(arguments: argparse.Namespace) -> None:
 
 def _sweep(arguments: argparse.Namespace) -> None:
     from tfm_blocks.compose.sweep import compose_job
-    from tfm_blocks.launch.check import checked_elsewhere
+    from tfm_blocks.launch.check import check_remote_run
     from tfm_blocks.sweep.check import check_jobs, refuse_wrong
     from tfm_blocks.tracking.wandb_agents import jobs_to_check, sweep_file
 
@@ -109,7 +110,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     overrides = [f"model={arguments.model}", *arguments.overrides]
     text = sweep_file(overrides, own, method, arguments.metric, arguments.project)
     jobs = jobs_to_check(overrides, own, method)
-    refuse_wrong(check_jobs(jobs, lambda job: compose_job(job, own), checked_elsewhere))
+    refuse_wrong(check_jobs(jobs, lambda job: compose_job(job, own), check_remote_run))
     _write(text, arguments.path)
 
 

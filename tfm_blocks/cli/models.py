@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfm_blocks.cli.block_test import test_blocks
 from tfm_blocks.cli.options import add_plugins, count
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, print_warnings, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
@@ -72,12 +72,15 @@ def _check(arguments: argparse.Namespace) -> None:
         return
     composed = _composed(arguments)
     spec = check_model(composed.model, composed.sources)
+    print_warnings(spec.warnings)
     print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
 
 
 def _check_several(arguments: argparse.Namespace) -> None:
     from tfm_blocks.compose.model import compose_model
     from tfm_blocks.compose.sweep import combinations, parts_of
+    from tfm_blocks.launch.check import CheckedModel
+    from tfm_blocks.network.build import check_model
     from tfm_blocks.registry.plugins import load_plugins
     from tfm_blocks.report.jobs import show_jobs
     from tfm_blocks.sweep.check import check_jobs, refuse_wrong
@@ -88,7 +91,10 @@ def _check_several(arguments: argparse.Namespace) -> None:
     def compose(job: list[str]) -> Composed:
         return compose_model(job[0].partition("=")[2], job[1:], arguments.config_dir)
 
-    found = check_jobs(jobs, compose, lambda composed: None)
+    def check(composed: Composed) -> CheckedModel:
+        return CheckedModel(composed, check_model(composed.model, composed.sources))
+
+    found = check_jobs(jobs, compose, check)
     show_jobs([(job.overrides, job.parameters, job.problems) for job in found])
     refuse_wrong(found)
 
@@ -121,7 +127,9 @@ def _checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
     from tfm_blocks.network.build import check_model
 
     composed = _composed(arguments)
-    return check_model(composed.model, composed.sources), composed.sources
+    spec = check_model(composed.model, composed.sources)
+    print_warnings(spec.warnings)
+    return spec, composed.sources
 
 
 def _trained_model(arguments: argparse.Namespace, folder: Path) -> tuple[Spec, Sources]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfm_blocks.cli.options import add_checkpoint, add_device, add_plugins, add_run, count, translator_of
 from tfm_blocks.errors import ConfigError, Problem, printable, shown, suggest
-from tfm_blocks.runs.folder import UNFINISHED
+from tfm_blocks.runs.status import UNFINISHED
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands

@@ -12,7 +12,7 @@ from tfm_blocks.cli.exit_status import close_output, print_errors, run_command
 from tfm_blocks.errors import file_error
 
 if TYPE_CHECKING:
-    from tfm_blocks.compose.resolve import Composed
+    from tfm_blocks.launch.check import CheckedRun
 
 JOB = "--job"  # followed by a job file: how a sweep starts its jobs
 
@@ -73,40 +73,37 @@ def _ended(action: Callable[[], int]) -> int:
 def _train_job(path: Path) -> int:
     """Train a job of a sweep, whose config the sweep has checked and written to `path`."""
     from tfm_blocks.compose.job_config import read_job
+    from tfm_blocks.launch.check import check_job
 
     composed, typed = read_job(path)
-    return _ended(lambda: _train_new(composed, typed))
+    return _ended(lambda: _train_new(check_job(composed), typed))
 
 
-def _train_new(composed: Composed, typed: Sequence[str]) -> int:
-    from tfm_blocks.launch.check import checked
-
-    settings = checked(composed)
+def _train_new(run: CheckedRun, typed: Sequence[str]) -> int:
     from tfm_blocks.launch.job import train as train_run
 
-    root = Path("runs") / composed.mapping.get("sweep_name", "")
-    train_run(composed, settings, root, typed=typed)
+    train_run(run, Path("runs") / run.composed.mapping.get("sweep_name", ""), typed=typed)
     return 0
 
 
 def _train_here(config: Any, typed: Sequence[str]) -> int:
-    """Trains a new run, or goes on with one; what takes seconds to import is only for a run that can start."""
+    """Train a new run or resume one. Modules that take seconds to import are imported after the check."""
     from tfm_blocks.compose.run import compose_resumed, compose_run, is_to_verify, resumed_run
+    from tfm_blocks.launch.check import check_resumed_run, check_run
 
     folder = resumed_run(config)
     if folder is None:
-        composed = compose_run(config)
+        run = check_run(compose_run(config))
         if not is_to_verify(config):
-            return _train_new(composed, typed)
-        from tfm_blocks.launch.check import checked
+            return _train_new(run, typed)
         from tfm_blocks.launch.verify import verify_resume
 
-        return verify_resume(composed, checked(composed))
-    from tfm_blocks.launch.check import checked_to_resume
-    from tfm_blocks.launch.job import resume
+        return verify_resume(run)
     from tfm_blocks.launch.resume import read_saved_run
 
     left = read_saved_run(folder)
-    composed = compose_resumed(config, left.config, str(left.folder / "config.yaml"), left.text)
-    resume(composed, checked_to_resume(composed), left, typed=typed)
+    run = check_resumed_run(compose_resumed(config, left.config, str(left.folder / "config.yaml"), left.text))
+    from tfm_blocks.launch.job import resume
+
+    resume(run, left, typed=typed)
     return 0

@@ -33,13 +33,16 @@ class Composed:
         """The key `model`."""
         return cast(dict[str, Any], self.mapping.get("model") or {})
 
-    def with_vocab(self, size: int) -> Composed:
-        """The same config for a tokenizer of `size`. Raises ConfigError where the model has no knob `vocab`."""
+    def expect_vocab(self) -> None:
+        """Raise ConfigError if the model has no knob `vocab`."""
         if "vocab" not in self.raw:
+            rule = "the size of the vocabulary comes from the tokenizer, through this knob"
             help = "give the model file a root key vocab, and its args vocab: ${vocab}"
-            raise ConfigError(
-                Problem("vocab", "the size of the vocabulary comes from the tokenizer, through this knob", help=help)
-            )
+            raise ConfigError(Problem("vocab", rule, help=help))
+
+    def with_vocab(self, size: int) -> Composed:
+        """Return the config for a tokenizer of `size`. Raises ConfigError if the model has no knob `vocab`."""
+        self.expect_vocab()
         raw = self.raw.copy()
         with open_dict(raw):
             raw["vocab"] = size

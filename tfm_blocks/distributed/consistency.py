@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tfm_blocks import __version__
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.training.data import PlannedCorpus
+from tfm_blocks.training.gather import gather_json
 
 Fingerprint = Mapping[str, str]
 
@@ -53,11 +53,9 @@ def expect_same(fingerprints: Sequence[Fingerprint]) -> None:
                 raise RunError(Problem("trainer.devices", rule, help=help))
 
 
-def compare_ranks(fingerprint: Fingerprint, world: int) -> None:
+def compare_ranks(fingerprint: Fingerprint) -> None:
     """Raises RunError, on every rank, where one has another fingerprint than the first."""
-    found: list[Any] = [None] * world
-    torch.distributed.all_gather_object(found, fingerprint)
-    expect_same(found)
+    expect_same(gather_json(fingerprint))
 
 
 class ExpectSameRun(Callback):
@@ -68,4 +66,4 @@ class ExpectSameRun(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.world_size > 1:
-            compare_ranks(self.fingerprint, trainer.world_size)
+            compare_ranks(self.fingerprint)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -23,11 +23,12 @@ from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.data.settings import DataSettings
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.errors import Problem, RunError, TfmError
+from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.heartbeat import Heartbeat
 
 LOOK = 0.1  # seconds between two looks at what another process has decided, so that a signal is heard meanwhile
 LATE = 1.0  # seconds that a process lives on after it has said that it fails: the first takes Slurm's store with it
-Value = TypeVar("Value")
+Json = Any  # None, bool, int, float, str, and lists and dicts of them
 
 
 def environment_of(place: RankInfo) -> ClusterEnvironment:
@@ -72,7 +73,7 @@ class Meeting:
     """The processes of a launcher from outside, before the first collective; any other process decides for itself.
 
     They meet at a store of torch's and not in a collective, because the first can take hours to read its text, and
-    because one that fails must be able to say so.
+    because one that fails must be able to say so. The store holds JSON: reading a pickle could run code.
     """
 
     def __init__(self, place: RankInfo) -> None:
@@ -84,36 +85,36 @@ class Meeting:
             store = next(rendezvous("env://", place.rank, place.world))[0]
             self.store = PrefixStore(_greet(store, place), store)
 
-    def decide(self, what: str, make: Callable[[], Value], *, first: bool | None = None) -> Value:
-        """What `make` gives the first process, for all. What it raises is told by it alone, and ends the others too."""
+    def decide(self, what: str, make: Callable[[], Json], *, first: bool | None = None) -> Json:
+        """Run `make` on rank 0 and send its result to the other ranks. If it raises, they exit with its status."""
         if self.store is None:
             return make()
         if not (self.place.rank == 0 if first is None else first):
-            return cast(Value, self._wait(what))
+            return self._wait(what)
         try:
             value = make()
         except TfmError as error:
-            self.store.set(what, pickle.dumps((error.exit_status, None)))  # type: ignore[arg-type]
+            self.store.set(what, json.dumps({"exit_status": error.exit_status}))
             time.sleep(LATE)
             raise
-        self.store.set(what, pickle.dumps((0, value)))  # type: ignore[arg-type]
+        self.store.set(what, json.dumps({"value": value}))
         return value
 
-    def gather(self, what: str, value: Value) -> list[Value]:
-        """What each process says, by rank."""
+    def gather(self, what: str, value: Json) -> list[Json]:
+        """Return the value of each rank, by rank."""
         if self.store is None:
             return [value]
-        self.store.set(f"{what} {self.place.rank}", pickle.dumps((0, value)))  # type: ignore[arg-type]
-        return [cast(Value, self._wait(f"{what} {rank}")) for rank in range(self.place.world)]
+        self.store.set(f"{what} {self.place.rank}", json.dumps({"value": value}))
+        return [self._wait(f"{what} {rank}") for rank in range(self.place.world)]
 
-    def _wait(self, what: str) -> Any:
+    def _wait(self, what: str) -> Json:
         assert self.store is not None
         while not self.store.check([what]):
             time.sleep(LOOK)
-        status, value = pickle.loads(self.store.get(what))
-        if status:
-            raise SystemExit(status)
-        return value
+        message = json.loads(self.store.get(what))
+        if "exit_status" in message:
+            raise SystemExit(message["exit_status"])
+        return message["value"]
 
     def prepare(self, settings: DataSettings, vocab: int) -> Prepared:
         """The text, which the first process of each node brings into the cache."""
@@ -151,8 +152,7 @@ class Meeting:
     def expect_seen(self, folder: Path) -> None:
         """Raises RunError where a process does not see the folder of the run."""
         if self.store is not None:
-            seen: list[Any] = [None] * self.place.world
-            torch.distributed.all_gather_object(seen, folder.is_dir())
+            seen = gather_json(folder.is_dir())
             if not all(seen):
                 rule = f"is not there for process {seen.index(False)}"
                 help = "start all processes in one folder, on a file system that all nodes share"

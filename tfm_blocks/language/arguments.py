@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfm_blocks.errors import shown, suggest
@@ -35,13 +35,15 @@ class Args:
     """The args in scope. Inner ones hide outer ones.
 
     `index` holds `i` and `n` of the innermost repeat, which arithmetic alone can name; in a layer that shares its
-    weights it holds only `n`. `used` collects the paths of the args that something took.
+    weights it holds only `n`. `used` collects the paths of the args that something took. `changed` maps the path of a
+    value to the blocks whose default it replaces, each with the path of its first use.
     """
 
     registry: Registry
-    given: Mapping[str, Given]
-    used: set[Path]
-    index: Mapping[str, int]
+    given: Mapping[str, Given] = field(default_factory=dict)
+    index: Mapping[str, int] = field(default_factory=dict)
+    used: set[Path] = field(default_factory=set)
+    changed: dict[Path, dict[str, Path]] = field(default_factory=dict)
 
     def inner(self, values: Mapping[str, Any], path: Path, index: Mapping[str, int] | None = None) -> Args:
         """The scope of a layer or a parallel whose args are `values`, at `path`."""
@@ -55,6 +57,25 @@ class Args:
             self.used.add(found.path)
         return found
 
+    def of_node(
+        self, info: BlockInfo, own: Mapping[str, Any], path: Path, problems: list[ArgumentError]
+    ) -> dict[str, Any]:
+        """Every argument of a node's block. A norm also takes those that the arg `norm` sets for the same block."""
+        norm = self.given.get("norm")
+        if (
+            info.category == "norm"
+            and norm
+            and isinstance(norm.value, Mapping)
+            and norm.value.get("block") == info.name
+        ):
+            self.used.add(norm.path)
+            try:
+                values = self.part(norm, "norm").arguments
+                own = {name: values[name] for name in norm.value if name != "block"} | dict(own)
+            except ArgumentError as error:
+                problems.append(error)
+        return self.of_block(info, own, path, problems)
+
     def of_block(
         self, info: BlockInfo, own: Mapping[str, Any], path: Path, problems: list[ArgumentError]
     ) -> dict[str, Any]:
@@ -65,6 +86,8 @@ class Args:
             try:
                 if given is not None:
                     values[name] = self.convert(given, argument.kind)
+                    if values[name] != argument.default:
+                        self.changed.setdefault(given.path, {}).setdefault(info.name, path)
                 elif not argument.required:
                     values[name] = argument.default
                 else:

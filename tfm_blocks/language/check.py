@@ -34,7 +34,8 @@ def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None 
     sight = Visibility(registry, sources, inputs)
     nodes = sight.nodes(shaped)
     _raise(sight.problems)
-    return Spec(inputs, with_depths(nodes, expander.stacks), model, sight.head(nodes))
+    placed = with_depths(nodes, expander.stacks)
+    return Spec(inputs, placed, model, sight.head(nodes), tuple(expander.warnings))
 
 
 def _raise(problems: Sequence[Problem]) -> None:

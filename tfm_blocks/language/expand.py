@@ -9,6 +9,7 @@ from typing import Any
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.add_norm import AddNorm, read_add_norm
 from tfm_blocks.language.arguments import Args, ArgumentError, Given
+from tfm_blocks.language.reach import mixed_reach
 from tfm_blocks.language.references import Reference, Scope, Seen, UnknownNameError, referenced_layers
 from tfm_blocks.language.repeat import ExpandedLayer, expand_layers, expand_parallel
 from tfm_blocks.language.same import expand_same
@@ -46,13 +47,20 @@ class Around:
         address, owner = (f"{one}.{name}".lstrip(".") for one in (self.address, self.owner))
         return replace(self, address=address, owner=owner)
 
+    def unshared(self) -> Around:
+        """The same for a node without weights: it has its own arguments, in which `i` counts even in shared layers."""
+        return replace(self, owner=self.address, args=replace(self.args, index=self.index or {}))
+
 
 class TooLargeError(Exception):
     """The expansion passed its bound and was stopped."""
 
 
 class Expander:
-    """Expands a tree into `nodes` in running order and collects `problems`. `stacks` counts the outermost layers."""
+    """Expands a tree into `nodes` in running order and collects `problems` and `warnings`.
+
+    `stacks` counts the outermost layers.
+    """
 
     def __init__(self, registry: Registry, sources: Sources) -> None:
         self.registry = registry
@@ -61,10 +69,11 @@ class Expander:
         self.layers: list[ExpandedLayer] = []
         self.stacks: dict[str, int] = {}
         self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
 
     def model(self, tree: ModelTree) -> None:
         """Expands the whole model; the last node of the graph is the sink."""
-        args = Args(self.registry, {}, set(), {}).inner(tree.args, MODEL)
+        args = Args(self.registry).inner(tree.args, MODEL)
         scope = Scope({one.name: Seen(one.name) for one in tree.inputs})
         around = Around(scope, args, self.add_norm(tree.add_norm, MODEL, AddNorm()))
         try:
@@ -76,6 +85,7 @@ class Expander:
             self.problems += unread(tree, self.nodes, sink, self.sources)
         if not self.problems:
             self.problems += unused(tree, args.used, self.nodes, self.sources)
+        self.warnings += mixed_reach(args.changed, self.registry, self.sources)
 
     def graph(self, graph: Sequence[Tree], around: Around) -> str:
         """Expands the nodes one after the other; returns the address of the last output."""
@@ -156,6 +166,7 @@ class Expander:
 
     def _block(self, tree: BlockTree, here: Around) -> Node:
         info = tree.info
+        here = here.unshared() if info.weightless else here
         reads = self.ports(tree, info, here)
         add_norm = self.add_norm(tree.add_norm, tree.path, here.add_norm if info.branch else AddNorm())
         return Node(
@@ -199,7 +210,7 @@ class Expander:
     def arguments(self, info: BlockInfo, own: Mapping[str, Any], path: Path, args: Args) -> dict[str, Any]:
         """The values of a block's arguments."""
         problems: list[ArgumentError] = []
-        values = args.of_block(info, own, path, problems)
+        values = args.of_node(info, own, path, problems)
         for error in problems:
             self.problem(error.path, str(error), error.help)
         return values

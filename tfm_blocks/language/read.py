@@ -241,7 +241,7 @@ class Reader:
         """Report the keys that are not known; if blocks among `others` take such a key, name them."""
         for key in found:
             if key not in known:
-                takers = [info.name for info in others if key in info.arguments]
+                takers = [info.name for info in others if key in info.arguments and not info.alias_of]
                 named = ", ".join(takers[:MOST_NAMED]) + (", …" if len(takers) > MOST_NAMED else "")
                 help = f"{key} is an argument of {named}; {suggest('', known)}" if takers else suggest(key, known)
                 self._problem((*path, key), f"unknown key {shown(key)}", help or "leave it out")

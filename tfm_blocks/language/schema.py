@@ -6,7 +6,6 @@ removes something, and a node whose block another file names may have the keys o
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -131,7 +130,7 @@ def _block(info: BlockInfo) -> Schema:
     tie = {"tie": {"anyOf": [REFERENCE, NULL]}} if info.tieable else {}
     own = {one.name: _argument(one) for one in info.arguments.values()}
     return {
-        "description": f"{info.signature.text}\n\n{inspect.getdoc(info.cls) or ''}\n\n{info.source}",
+        "description": f"{info.signature.text}\n\n{info.description}\n\n{info.source}",
         "properties": {**keys, **own, **tie, "add_norm": _ref("add_norm"), **PLACED},
         "additionalProperties": NULL,
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tfm_blocks.errors import Problem
 from tfm_blocks.registry.values import Part, block_names
 
 Path = tuple[str, ...]
@@ -128,6 +129,7 @@ class Spec:
     nodes: tuple[Node, ...]
     mapping: Mapping[str, Any]
     head: int = 1
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def sink(self) -> Node:

@@ -1,10 +1,12 @@
-"""All that is wrong with a run, told before anything is started; nothing heavier than torch is imported for it."""
+"""Check the config of a run before anything starts. Nothing heavier than torch is imported."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,53 +19,92 @@ from tfm_blocks.distributed.cluster import find_place
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.launch.devices import expect_devices
-from tfm_blocks.network.build import check_model
+from tfm_blocks.network.build import check_model, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
 
-def checked(composed: Composed) -> RunSettings:
-    """Return the settings of a run that can be trained here; `plugins` are those that its model uses.
+@dataclass(frozen=True)
+class CheckedModel:
+    """A config and the model in it, which was checked. The model has the requested vocabulary."""
 
-    Raises ConfigError with all problems and their places.
-    """
-    settings, spec = _checked(composed, _check_devices)
-    _check_plugins(spec, composed)
-    return settings
+    composed: Composed
+    spec: Spec
 
 
-def checked_to_resume(composed: Composed) -> RunSettings:
-    """Return the same for a run whose plug-ins were tried before its first step."""
-    return _checked(composed, _check_devices)[0]
+@dataclass(frozen=True)
+class CheckedRun(CheckedModel):
+    """A run whose config was checked. The plug-ins in `settings` are those that the model uses."""
+
+    settings: RunSettings
+
+    def with_vocab(self, size: int) -> CheckedRun:
+        """Return the run for a tokenizer of `size`. The model is not traced again, because only widths change."""
+        if size == self.composed.mapping["vocab"]:
+            return self
+        composed = self.composed.with_vocab(size)
+        return replace(self, composed=composed, spec=read_model(composed.model, composed.sources))
+
+    def with_config(self, config: dict[str, Any]) -> CheckedRun:
+        """Return the run with the config of its folder, which has the vocabulary of the tokenizer."""
+        run = self.with_vocab(config["vocab"])
+        return replace(run, composed=replace(run.composed, mapping=config))
 
 
-def checked_elsewhere(composed: Composed) -> RunSettings:
-    """Return the same for a new run on another machine, whose devices this one does not know."""
-    settings, spec = _checked(composed, lambda config: None)
-    _check_plugins(spec, composed)
-    return settings
+def check_run(composed: Composed) -> CheckedRun:
+    """Check a new run that trains on this machine. Raises ConfigError with all problems and their places."""
+    return _with_plugins_tried(_check(composed, _check_devices, check_model))
 
 
-def _checked(composed: Composed, check_devices: Callable[[Mapping[str, Any]], object]) -> tuple[RunSettings, Spec]:
-    config, specs = composed.mapping, list[Spec]()
+def check_remote_run(composed: Composed) -> CheckedRun:
+    """Check a new run that trains on another machine, whose devices this one does not know. Raises ConfigError."""
+    return _with_plugins_tried(_check(composed, lambda config: None, check_model))
+
+
+def check_resumed_run(composed: Composed) -> CheckedRun:
+    """Check a run whose plug-ins were tried before its first step. Raises ConfigError."""
+    return _check(composed, _check_devices, check_model)
+
+
+def check_job(composed: Composed) -> CheckedRun:
+    """Check what the sweep could not: the devices of this machine. Raises ConfigError."""
+    return _check(composed, _check_devices, read_model)
+
+
+def warn_about_warmup(settings: RunSettings) -> None:
+    """Warn on stderr if a new run ends before its warmup. A run that is resumed for longer may want that."""
+    steps, warmup = settings.trainer.steps, settings.schedule.warmup
+    if steps < warmup:
+        rule = (
+            f"trainer.steps={steps} is less than schedule.warmup={warmup}, so the learning rate never reaches its peak"
+        )
+        help = f"write schedule.warmup={max(1, steps // 10)}, or trainer.steps={4 * warmup} or more"
+        print(f"warning: {rule}\n  help: {help}", file=sys.stderr)
+
+
+def _check(
+    composed: Composed, check_devices: Callable[[Mapping[str, Any]], object], make_spec: Callable[..., Spec]
+) -> CheckedRun:
+    config, settings, specs = composed.mapping, list[RunSettings](), list[Spec]()
     with with_locations(composed):
-        problems = [*_problems(lambda: read_run(config)), *_problems(lambda: check_devices(config))]
+        problems = _problems(lambda: settings.append(read_run(config)))
+        problems += _problems(lambda: check_devices(config))
         if not any(problem.address.startswith("plugins") for problem in problems):
-            problems += _problems(lambda: specs.append(_check_network(composed)))
+            problems += _problems(lambda: specs.append(_check_network(composed, make_spec)))
         if problems:
             raise ConfigError(problems)
-    settings = read_run(config)
-    return settings.model_copy(update={"plugins": plugins_in_use(settings.plugins, specs[0].blocks)}), specs[0]
+    (run,), (spec,) = settings, specs
+    return CheckedRun(composed, spec, run.model_copy(update={"plugins": plugins_in_use(run.plugins, spec.blocks)}))
 
 
-def _problems(check: Callable[[], object]) -> Sequence[Problem]:
+def _problems(check: Callable[[], object]) -> list[Problem]:
     try:
         check()
     except ConfigError as error:
-        return error.problems
-    return ()
+        return list(error.problems)
+    return []
 
 
 def _check_devices(config: Mapping[str, Any]) -> None:
@@ -75,21 +116,22 @@ def _check_devices(config: Mapping[str, Any]) -> None:
         expect_devices(settings, find_place(settings, os.environ))
 
 
-def _check_network(composed: Composed) -> Spec:
+def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
     """Return the checked model, which can be trained on the text of the config. Raises ConfigError."""
     load_plugins(composed.mapping["plugins"])
-    composed.with_vocab(composed.mapping.get("vocab") or 0)
-    spec = check_model(composed.model, composed.sources)
+    composed.expect_vocab()
+    spec = make_spec(composed.model, composed.sources)
     problems = [*_input_problems(spec, composed.mapping["data"]), *_output_problems(spec, composed)]
     if problems:
         raise ConfigError(problems)
     return spec
 
 
-def _check_plugins(spec: Spec, composed: Composed) -> None:
+def _with_plugins_tried(run: CheckedRun) -> CheckedRun:
     """Compute with the blocks of plug-ins on a few short sequences. Raises ConfigError if one breaks the contract."""
-    if problems := plugin_problems(spec, composed.sources):
+    if problems := plugin_problems(run.spec, run.composed.sources):
         raise ConfigError(problems)
+    return run
 
 
 def _input_problems(spec: Spec, data: Any) -> Iterator[Problem]:
@@ -125,8 +167,8 @@ def _output_problems(spec: Spec, composed: Composed) -> Iterator[Problem]:
         yield composed.sources.problem(spec.sink.path, rule, help="end the graph with an unembed of ${vocab}")
 
 
-def check_lengths(network: Network, prepared: Prepared, settings: RunSettings, composed: Composed) -> None:
-    """Every sequence of the corpora fits into the positions that the network knows. Raises ConfigError."""
+def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None:
+    """Raise ConfigError if a sequence of the corpora is longer than the positions that the network has."""
     layout = layout_of(prepared.train.columns, names(network.spec.sources))
     for name, corpus in (("train", prepared.train), ("val", prepared.val), ("test", prepared.test)):
         if corpus is None:
@@ -135,9 +177,9 @@ def check_lengths(network: Network, prepared: Prepared, settings: RunSettings, c
             bound = network.longest(one)
             if bound.node and width > bound.tokens:
                 rule = f"knows {bound.tokens} positions, but {one} of {name} has up to {width} with eos"
-                setting = "data.context" if isinstance(settings.data, LmSettings) else "data.max_length"
+                setting = "data.context" if isinstance(run.settings.data, LmSettings) else "data.max_length"
                 help = f"raise its max_length, or lower {setting} or shorten the text"
-                raise ConfigError(composed.sources.problem(bound.node.path, rule, help=help))
+                raise ConfigError(run.composed.sources.problem(bound.node.path, rule, help=help))
 
 
 def _placed(problem: Problem, composed: Composed) -> Problem:

@@ -24,21 +24,23 @@ from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import RUN, write_json
 from tfm_blocks.runs.record import NO_EXPERIMENT
 from tfm_blocks.runs.values import mapping_at, text_at
-from tfm_blocks.training.settings import read_run
+from tfm_blocks.training.settings import TrainerSettings
 
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
 
 
-def keep_facts(job: RunSpec, network: Network, place: RankInfo) -> dict[str, Any]:
+def keep_facts(job: RunSpec, trainer: TrainerSettings, network: Network, place: RankInfo) -> dict[str, Any]:
     """The facts of this part of the run, which run.json has from here on, and which its loggers are told."""
     record = read_json(job.folder / RUN)
-    facts = _facts(job, record, network, place)
+    facts = _facts(job, trainer, record, network, place)
     write_json(job.folder / RUN, with_facts(record, facts))
     return facts
 
 
-def _facts(job: RunSpec, record: Mapping[str, Any], network: Network, place: RankInfo) -> dict[str, Any]:
-    """By name; tfm_blocks/tracking/metric_schema.py says what each is."""
+def _facts(
+    job: RunSpec, trainer: TrainerSettings, record: Mapping[str, Any], network: Network, place: RankInfo
+) -> dict[str, Any]:
+    """Return the facts by name; FACTS in tfm_blocks/metric_schema.py describes each."""
     commands = record.get("commands") or [""]
     return {
         "model": text_at(mapping_at(record, "choices"), "model"),
@@ -50,8 +52,8 @@ def _facts(job: RunSpec, record: Mapping[str, Any], network: Network, place: Ran
         "seed": job.config["seed"],
         "resumed": len(commands) - 1,
         "command": commands[-1],
-        "hardware": _hardware(job, place),
-        "precision": _precision(job),
+        "hardware": _hardware(trainer, place),
+        "precision": choose_precision(trainer.precision, device_of(trainer), job.timings).fact,
         "versions": _versions(),
     }
 
@@ -88,15 +90,10 @@ def git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def _hardware(job: RunSpec, place: RankInfo) -> dict[str, Any]:
-    kind = device_of(read_run(job.config).trainer)
+def _hardware(trainer: TrainerSettings, place: RankInfo) -> dict[str, Any]:
+    kind = device_of(trainer)
     name = torch.cuda.get_device_name() if kind == "cuda" else platform.machine()
     return {"device": kind, "name": name, "devices": place.world, "nodes": place.nodes, "cores": processor_cores()}
-
-
-def _precision(job: RunSpec) -> dict[str, Any]:
-    trainer = read_run(job.config).trainer
-    return choose_precision(trainer.precision, device_of(trainer), job.timings).fact
 
 
 def _versions() -> dict[str, str]:

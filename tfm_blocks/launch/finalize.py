@@ -22,16 +22,15 @@ from tfm_blocks.runs.folder import (
     METRICS,
     STATUS,
     TRANSLATIONS,
-    finite_or_null,
     step_files,
-    write_json,
 )
 from tfm_blocks.runs.losses import write_losses
-from tfm_blocks.runs.metrics import read_rows, summarise, summary_record
+from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
+from tfm_blocks.runs.status import Status, write_status
 from tfm_blocks.runs.translations import TranslatedLine, hash_rows, write_translations
 from tfm_blocks.scoring.corpus import metrics, score
-from tfm_blocks.tracking.loggers import RunLogger
+from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import TrainerSettings
@@ -44,7 +43,11 @@ def final_weights(settings: TrainerSettings, checkpoints: Path) -> Mapping[str, 
 
 
 def finish(
-    job: RunSpec, module: TrainingModule, weights: Mapping[str, Tensor], loggers: list[RunLogger], stopped: str = ""
+    job: RunSpec,
+    module: TrainingModule,
+    weights: Mapping[str, Tensor],
+    loggers: list[LightningLogger],
+    stopped: str = "",
 ) -> None:
     """The weights last of all but the status: a folder with weights is a whole one.
 
@@ -54,27 +57,27 @@ def finish(
     asked = metrics(module.settings.trainer.bleu, tokenised=False)
     references = corpus.text[TARGET]
     translations = score(module.outputs, references, asked) if module.outputs else []
-    record = {
-        "state": "done",
-        **({"reason": f"stopped early: {stopped}"} if stopped else {}),
-        "steps": module.global_step,
-        "seconds": round(module.clock.seconds, 1),
-        "scores": module.latest,
-        "scored_on": split,
-        "exact_match_by_group": _by_group(module.latest, split, corpus.groups),
-        "translation": [asdict(one) for one in translations],
-        "test_set": {"rows": len(corpus), "sha256": hash_rows(corpus.rows(slice(None)), sorted(corpus.columns))},
+    status = Status(
+        "done",
+        f"stopped early: {stopped}" if stopped else "",
+        steps=module.global_step,
+        seconds=round(module.clock.seconds, 1),
+        scores=module.latest,
+        scored_on=split,
+        exact_match_by_group=_by_group(module.latest, split, corpus.groups),
+        translation=[asdict(one) for one in translations],
+        test_set={"rows": len(corpus), "sha256": hash_rows(corpus.rows(slice(None)), sorted(corpus.columns))},
         **_size(module.network.spec),
-        **summary_record(summarise(read_rows(job.folder / METRICS))),
-    }
+        **vars(summarise(read_rows(job.folder / METRICS))),
+    )
     write_weights(job.folder, weights)
     if module.outputs:
         write_translations(job.folder, [TranslatedLine(*one) for one in module.scorer.samples])
     write_losses(job.folder, module.row_losses)
-    write_json(job.folder / STATUS, finite_or_null(record))
+    write_status(job.folder, status)
     for logger in loggers:
         logger.log_weights(job.folder)
-    for line in _summary(job, record):
+    for line in _summary(job, status):
         print(line)
 
 
@@ -94,17 +97,17 @@ def _by_group(latest: Mapping[str, float], split: str, groups: Sequence[str]) ->
     return {group: latest[name] for group, name in names.items() if name in latest}
 
 
-def _summary(job: RunSpec, record: Mapping[str, Any]) -> Iterator[str]:
-    yield f"done: {record['steps']} steps in {record['seconds']:.0f} s"
-    if "reason" in record:
-        yield record["reason"]
-    yield score_news(record["scores"], record["scored_on"])
-    if record["exact_match_by_group"]:
-        yield "exact: " + ", ".join(f"{group} {share:.1%}" for group, share in record["exact_match_by_group"].items())
-    for one in record["translation"]:
+def _summary(job: RunSpec, status: Status) -> Iterator[str]:
+    yield f"done: {status.steps} steps in {status.seconds:.0f} s"
+    if status.reason:
+        yield status.reason
+    yield score_news(dict(status.scores), status.scored_on)
+    if status.exact_match_by_group:
+        yield "exact: " + ", ".join(f"{group} {share:.1%}" for group, share in status.exact_match_by_group.items())
+    for one in status.translation:
         yield f"{one['name']}: {one['value']:.2f} ± {one['interval']:.2f}   {one['signature']}"
     plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])
-    files = [METRICS, STATUS, *([TRANSLATIONS] if record["translation"] else []), LOSSES, f"{CHECKPOINTS}/"]
+    files = [METRICS, STATUS, *([TRANSLATIONS] if status.translation else []), LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"
-    command = "translate" if record["translation"] else "generate"
+    command = "translate" if status.translation else "generate"
     yield f"next: echo 'your text' | tfm {command} {job.folder}{plugins}"

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,41 +15,37 @@ from uuid import uuid4
 import yaml
 from lightning.pytorch import Callback
 
-from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.distributed.cluster import find_place
 from tfm_blocks.distributed.consistency import asked_fingerprint, expect_same, fingerprint
 from tfm_blocks.distributed.processes import spawn_ranks
-from tfm_blocks.distributed.rendezvous import Meeting
+from tfm_blocks.distributed.rendezvous import Json, Meeting
 from tfm_blocks.distributed.signals import StoppedError, end_on_signals
-from tfm_blocks.errors import RunError, TfmError, file_error
-from tfm_blocks.launch.check import check_lengths, with_locations
+from tfm_blocks.errors import TfmError, file_error, print_warnings
+from tfm_blocks.launch.check import CheckedRun, check_lengths, warn_about_warmup, with_locations
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.init_from import starting_weights
 from tfm_blocks.launch.precision import measure_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
 from tfm_blocks.launch.resume import SavedRun, expect_same_text, find_begun
 from tfm_blocks.launch.run_spec import RunSpec
-from tfm_blocks.network.build import check_model, network_without_values
+from tfm_blocks.network.build import count_parameters, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.checkpoints import newest_whole
-from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import (
     CHECKPOINTS,
     CONFIG,
     METRICS,
     RUN,
-    STATUS,
     TOKENIZER,
     claim_folder,
-    hold,
-    overwrite_json,
     settle,
     step_of,
     write_json,
-    write_running,
 )
+from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
+from tfm_blocks.runs.status import Status, read_status_or_empty, write_end, write_status
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import feed_of
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError
@@ -60,8 +55,7 @@ TYPED = ("python", "train.py")
 
 
 def train(
-    composed: Composed,
-    settings: RunSettings,
+    run: CheckedRun,
     root: Path = Path("runs"),
     typed: Sequence[str] = TYPED,
     until: int | None = None,
@@ -73,52 +67,59 @@ def train(
     loss is not finite, PreemptedError where a signal has stopped it; status.json says how it ended. A launcher that
     starts the processes anew goes on with the run that they have begun. After `until` steps it stops as by a signal.
     """
-    meeting = _meet(composed, settings)
-    name, command = str(composed.mapping["name"]), shlex.join(typed)
-    begun = meeting.decide("begun", lambda: find_begun(root, name, meeting.place, command))
-    if begun is None:
-        return _begin(meeting, composed, settings, root, typed, until, callbacks)
-    if begun.status.get("state") == "done":
+    meeting = _meet(run)
+    name, command = str(run.composed.mapping["name"]), shlex.join(typed)
+
+    def find() -> Json:
+        left = find_begun(root, name, meeting.place, command)
+        return left.to_json() if left else None
+
+    found = meeting.decide("begun", find)
+    if found is None:
+        return _begin(meeting, run, root, typed, until, callbacks)
+    begun = SavedRun.from_json(found)
+    if begun.state == "done":
         return begun.folder
-    return _resume(meeting, replace(composed, mapping=begun.config), settings, begun, typed, None, callbacks)
+    return _resume(meeting, run.with_config(begun.config), begun, typed, None, callbacks)
 
 
 def _begin(
     meeting: Meeting,
-    composed: Composed,
-    settings: RunSettings,
+    asked: CheckedRun,
     root: Path,
     typed: Sequence[str],
     until: int | None,
     callbacks: Sequence[Callback],
 ) -> Path:
-    name, vocab = str(composed.mapping["name"]), composed.mapping["vocab"]
-    with with_locations(composed):
-        prepared = meeting.prepare(settings.data, vocab)
+    settings, mapping = asked.settings, asked.composed.mapping
+    if meeting.place.rank == 0:
+        warn_about_warmup(settings)
+        print_warnings(asked.spec.warnings)
+    with with_locations(asked.composed):
+        prepared = meeting.prepare(settings.data, mapping["vocab"])
         if settings.init_from:
             starting_weights(Path(settings.init_from))  # which must be there before anything is started
-    config = {**composed.with_vocab(prepared.tokenizer.size).mapping, "name": name, "plugins": settings.plugins}
-    for key in ("resume", "verify"):
-        config.pop(key, None)
-    network = network_without_values(check_model(config["model"]))
-    check_lengths(network, prepared, settings, composed)
+    run = asked.with_vocab(prepared.tokenizer.size)
+    config = run.composed.mapping | {"plugins": settings.plugins}
+    config = {key: value for key, value in config.items() if key not in ("resume", "verify")}
+    network = network_without_values(run.spec)
+    check_lengths(network, prepared, run)
 
-    def claim() -> RunSpec:
+    def claim() -> Json:
         timings = _measure_precision(meeting, network, prepared, settings)
-        asked = network_without_values(check_model(composed.model)).parameters()
-        count = sum(parameter.numel() for parameter in asked)
-        folder = claim_folder(root, name)
+        folder = claim_folder(root, str(mapping["name"]))
         command = resume_command(typed, folder, settings)
-        started = config, folder, vocab, command, _wandb_id()
-        return RunSpec(*started, until=until, asked_parameters=count, timings=timings)
+        started = config, folder, mapping["vocab"], command, _wandb_id()
+        return RunSpec(*started, until=until, asked_parameters=count_parameters(asked.spec), timings=timings).to_json()
 
-    job = meeting.decide("job", claim)
+    job = RunSpec.from_json(meeting.decide("job", claim))
     with _held(meeting, job.folder), _ends(meeting, job):
         if meeting.place.rank == 0:
-            how = {"commands": [shlex.join(typed)], "launch": meeting.place.launch, "choices": dict(composed.choices)}
+            choices = dict(run.composed.choices)
+            how = {"commands": [shlex.join(typed)], "launch": meeting.place.launch, "choices": choices}
             feed = feed_of(network.spec, prepared, settings.data)
             start_folder(job, prepared, how | {"text": fingerprint(settings.seed, prepared, feed)})
-        _run(meeting, job, prepared, settings, callbacks)
+        _run(meeting, job, run, prepared, callbacks)
     return job.folder
 
 
@@ -129,8 +130,7 @@ def _wandb_id() -> str:
 
 
 def resume(
-    composed: Composed,
-    settings: RunSettings,
+    run: CheckedRun,
     left: SavedRun,
     typed: Sequence[str] = TYPED,
     until: int | None = None,
@@ -140,53 +140,53 @@ def resume(
 
     Raises what `train` raises, and RunError where the text is not what the run was begun with.
     """
-    return _resume(_meet(composed, settings), composed, settings, left, typed, until, callbacks)
+    return _resume(_meet(run), run, left, typed, until, callbacks)
 
 
-def _meet(composed: Composed, settings: RunSettings) -> Meeting:
+def _meet(run: CheckedRun) -> Meeting:
     """All processes of a launcher have read the same command line and the same files. Raises RunError."""
-    place = find_place(settings.trainer, os.environ)
+    place = find_place(run.settings.trainer, os.environ)
     if place.outside:
         end_on_signals(led=True)
     meeting = Meeting(place)
-    found = meeting.gather("asked", asked_fingerprint(composed.mapping))
+    found = meeting.gather("asked", asked_fingerprint(run.composed.mapping))
     meeting.decide("same", lambda: expect_same(found))
     return meeting
 
 
 def _resume(
     meeting: Meeting,
-    composed: Composed,
-    settings: RunSettings,
+    run: CheckedRun,
     left: SavedRun,
     typed: Sequence[str],
     until: int | None,
     callbacks: Sequence[Callback],
 ) -> Path:
+    settings, config = run.settings, run.composed.mapping
     with _held(meeting, left.folder):
-        with with_locations(composed):
+        with with_locations(run.composed):
             prepared = meeting.prepare(settings.data, left.asked_vocab)
 
-        def go_on() -> RunSpec:
+        def go_on() -> Json:
             newest = newest_whole(left.folder / CHECKPOINTS)
             step = newest.step if newest else 0
             left.expect_to_go_on(settings, step)
             path = left.folder / CHECKPOINTS / newest.file if newest else None
             command = resume_command(typed, left.folder, settings)
             started = left.asked_vocab, command, left.wandb_id, path, until, left.asked_parameters
-            network = network_without_values(check_model(composed.mapping["model"]))
+            network = network_without_values(run.spec)
             feed = feed_of(network.spec, prepared, settings.data)
             expect_same_text(left, fingerprint(settings.seed, prepared, feed))
             print(f"resume: {left.folder} after {step} steps")
             timings = left.timings or _measure_precision(meeting, network, prepared, settings)
             prolonged = left.is_prolonged(settings, step)
-            return RunSpec(composed.mapping, left.folder, *started, prolonged=prolonged, timings=timings)
+            return RunSpec(config, left.folder, *started, prolonged=prolonged, timings=timings).to_json()
 
-        job = meeting.decide("job", go_on)
+        job = RunSpec.from_json(meeting.decide("job", go_on))
         with _ends(meeting, job):
             if meeting.place.rank == 0:
                 _go_on_in_folder(job, left, typed)
-            _run(meeting, job, prepared, settings, callbacks)
+            _run(meeting, job, run, prepared, callbacks)
     return left.folder
 
 
@@ -200,18 +200,17 @@ def _measure_precision(
 
 
 def _held(meeting: Meeting, folder: Path) -> AbstractContextManager[None]:
-    return hold(folder) if meeting.place.rank == 0 else nullcontext()
+    """Hold the folder on rank 0. A launcher that restarts a run has ended it before: wait for its heartbeat to stop."""
+    return hold(folder, wait=meeting.place.restarts > 0) if meeting.place.rank == 0 else nullcontext()
 
 
-def _run(
-    meeting: Meeting, job: RunSpec, prepared: Prepared, settings: RunSettings, callbacks: Sequence[Callback]
-) -> None:
-    if not meeting.place.outside and settings.trainer.devices > 1:
-        spawn_ranks(spawned_main, settings.trainer.devices, job, callbacks)
+def _run(meeting: Meeting, job: RunSpec, run: CheckedRun, prepared: Prepared, callbacks: Sequence[Callback]) -> None:
+    if not meeting.place.outside and run.settings.trainer.devices > 1:
+        spawn_ranks(spawned_main, run.settings.trainer.devices, job, callbacks)
         return
-    meeting.join(device_of(settings.trainer))
+    meeting.join(device_of(run.settings.trainer))
     meeting.expect_seen(job.folder)
-    train_rank(meeting.place, job, prepared, callbacks)
+    train_rank(meeting.place, job, run.settings, run.spec, prepared, callbacks)
     meeting.leave()
 
 
@@ -228,12 +227,12 @@ def _ends(meeting: Meeting, job: RunSpec) -> Iterator[None]:
 
     A run that is done stays so, and a signal that comes while its loggers are closed has nothing left to stop.
     """
-    before = _status(job)  # of a part before this one, which was shorter
+    before = read_status_or_empty(job.folder)  # of a part before this one, which was shorter
     try:
         yield
     except BaseException as error:
         agreed = isinstance(error, PreemptedError)
-        if (status := _status(job)) != before and status.get("state") == "done":
+        if (status := read_status_or_empty(job.folder)) != before and status.state == "done":
             if agreed or isinstance(error, StoppedError):
                 return
             raise
@@ -250,20 +249,9 @@ def _ends(meeting: Meeting, job: RunSpec) -> Iterator[None]:
         raise error from None
 
 
-def _status(job: RunSpec) -> dict[str, Any]:
-    """Return the content of status.json, or {} if there is none yet."""
-    with suppress(RunError):
-        return read_json(job.folder / STATUS)
-    return {}
-
-
 def _write_end(job: RunSpec, error: BaseException) -> None:
-    end = {"state": _state(error), "reason": _reason(error), "resume": job.command}
-    try:
-        write_json(job.folder / STATUS, end)
-    except OSError:
-        with suppress(OSError):  # of a disk that cannot be written at all
-            overwrite_json(job.folder / STATUS, end)
+    with suppress(OSError):  # of a disk that cannot be written at all
+        write_end(job.folder, Status(_state(error), _reason(error), job.command))
     if not isinstance(error, (PreemptedError, DivergedError)):
         print(f"resume: {job.command}", file=sys.stderr)
 
@@ -292,7 +280,7 @@ def start_folder(job: RunSpec, prepared: Prepared, record: Mapping[str, Any]) ->
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
     write_json(job.folder / RUN, {"vocab": job.asked_vocab, "wandb_id": job.wandb_id, **record})
-    write_running(job.folder, job.command)
+    write_status(job.folder, Status("running", resume=job.command))
 
 
 def write_config(job: RunSpec) -> None:
@@ -312,4 +300,4 @@ def _go_on_in_folder(job: RunSpec, left: SavedRun, typed: Sequence[str]) -> None
     if job.checkpoint is None:
         for log in (METRICS, SKIPPED):
             (job.folder / log).unlink(missing_ok=True)
-    write_running(job.folder, job.command)
+    write_status(job.folder, Status("running", resume=job.command))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.distributed.signals import StoppedError
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.metric_schema import columns
 from tfm_blocks.runs.folder import METRICS, step_of
 from tfm_blocks.runs.metrics import Row, read_rows
-from tfm_blocks.tracking.loggers import CsvLogger, FaultTolerantLogger, RunLogger, in_a_line
-from tfm_blocks.tracking.metric_schema import columns
+from tfm_blocks.tracking.lightning_loggers import CsvLogger, FaultTolerantLogger, LightningLogger, in_a_line
+from tfm_blocks.tracking.logger import LoggedRun, RunLogger
+from tfm_blocks.tracking.settings import LOGGERS
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.settings import RunSettings
 
@@ -23,7 +26,7 @@ from tfm_blocks.training.settings import RunSettings
 @contextmanager
 def open_loggers(
     job: RunSpec, settings: RunSettings, prepared: Prepared, facts: Mapping[str, Any], losses: Sequence[str]
-) -> Iterator[list[RunLogger]]:
+) -> Iterator[list[LightningLogger]]:
     """metrics.csv, with a column for each of `losses`, and what the settings name; all are told how the run has ended.
 
     When a run goes on, each has all rows up to the checkpoint. Raises ConfigError where one cannot be opened; what goes
@@ -33,7 +36,7 @@ def open_loggers(
     last = step_of(job.checkpoint) if job.checkpoint else 0
     rows = rows_until(path, last)
     groups = dict.fromkeys([*prepared.val.groups, *prepared.last_scored[1].groups])
-    loggers: list[RunLogger] = []
+    loggers: list[LightningLogger] = []
     end = 0, ""
     try:
         for logger in _others(job, settings, facts):
@@ -63,26 +66,15 @@ def _end(error: BaseException) -> tuple[int, str]:
     return 1, f"{type(error).__name__}: {error}"
 
 
-def _others(job: RunSpec, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[RunLogger]:
-    """Each is imported when it is asked for: two of them are extras, and all take a while."""
-    config, asked = logged_config(job.config, str(facts["model"])), settings.logger
-    if wandb := asked.wandb:
-        from tfm_blocks.tracking.wandb_logger import WandbLogger
-
-        told = config | {"facts": dict(facts)}
-        grouped = wandb.model_copy(update={"group": wandb.group or job.config.get("sweep_name")})
-        yield _open("wandb", lambda: WandbLogger(grouped, job.folder, told, job.wandb_id))
-    if asked.tensorboard:
-        from tfm_blocks.tracking.tensorboard_logger import TensorboardLogger
-
-        yield _open("tensorboard", lambda: TensorboardLogger(job.folder, config | {"facts": dict(facts)}))
-    if mlflow := asked.mlflow:
-        from tfm_blocks.tracking.mlflow_logger import MlflowLogger
-
-        yield _open("mlflow", lambda: MlflowLogger(mlflow, job.folder, config, facts, job.wandb_id))
+def _others(job: RunSpec, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[LightningLogger]:
+    run = LoggedRun(job.folder, logged_config(job.config, str(facts["model"])), facts, job.wandb_id)
+    for name, kind in reversed(LOGGERS.items()):  # W&B first, since its page shows why another logger failed
+        own = getattr(settings.logger, name)
+        if own and kind.open:
+            yield _open(name, partial(kind.open, own, run))
 
 
-def _open(name: str, make: Callable[[], RunLogger]) -> RunLogger:
+def _open(name: str, make: Callable[[], RunLogger]) -> LightningLogger:
     """Raises ConfigError."""
     try:
         return FaultTolerantLogger(make())

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from tfm_blocks.compose.request import compose_request
 from tfm_blocks.distributed.signals import StoppedError
 from tfm_blocks.errors import ConfigError, Problem, RunError
-from tfm_blocks.launch.check import checked, checked_to_resume
+from tfm_blocks.launch.check import check_resumed_run, check_run
 from tfm_blocks.launch.isolation import caller_restored, ready_for_processes
 from tfm_blocks.launch.job import resume as resume_run
 from tfm_blocks.launch.job import train as train_run
@@ -89,14 +89,15 @@ def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | No
             composed = request.compose_resumed(left.config, str(left.folder / "config.yaml"), left.text)
         else:
             composed = request.compose()
-    settings = checked_to_resume(composed) if request.resumed else checked(composed)
-    if settings.trainer.devices > 1:
+    run = check_resumed_run(composed) if request.resumed else check_run(composed)
+    several = run.settings.trainer.devices > 1
+    if several:
         _expect_picklable(callbacks)
-    with ready_for_processes() if settings.trainer.devices > 1 else nullcontext():
+    with ready_for_processes() if several else nullcontext():
         if request.resumed:
-            return resume_run(composed, settings, left, typed, callbacks=callbacks)
+            return resume_run(run, left, typed, callbacks=callbacks)
         root = Path("runs") / composed.mapping.get("sweep_name", "")
-        return train_run(composed, settings, root, typed, callbacks=callbacks)
+        return train_run(run, root, typed, callbacks=callbacks)
 
 
 def _expect_callbacks(callbacks: Sequence[object]) -> None:

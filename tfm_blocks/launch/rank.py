@@ -18,6 +18,8 @@ from tfm_blocks.distributed.cluster import RankInfo, torchrun_place
 from tfm_blocks.distributed.consistency import ExpectSameRun, fingerprint
 from tfm_blocks.distributed.rendezvous import backend_of
 from tfm_blocks.distributed.signals import StoppedError, asked_to_stop, signals_blocked, signals_wait
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.facts import keep_facts
 from tfm_blocks.launch.finalize import final_weights, finish
@@ -27,13 +29,14 @@ from tfm_blocks.launch.memory import keep_freed_memory, loaded_objects_kept
 from tfm_blocks.launch.precision import Precision, choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.launch.trainer import OwnSignals, build_trainer, quiet_lightning
-from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.build import build_network, read_model
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.modules import losses_of
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, hold
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
+from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import weights_of
-from tfm_blocks.tracking.loggers import RunLogger
+from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
 from tfm_blocks.training.data import PlannedCorpus, RunData, feed_of
 from tfm_blocks.training.early_stopping import EarlyStopping
@@ -52,7 +55,8 @@ def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ())
         settings = read_run(job.config)
         load_plugins(settings.plugins, warn=lambda text: None)  # the first process printed it
         prepared = prepare(settings.data, job.asked_vocab, tell=lambda text: None)
-        train_rank(torchrun_place(os.environ, "local"), job, prepared, callbacks)
+        spec = read_model(job.config["model"], Sources())
+        train_rank(torchrun_place(os.environ, "local"), job, settings, spec, prepared, callbacks)
     except StoppedError as error:
         raise preempted(error.number, job.command) from None
     except PreemptedError:
@@ -60,7 +64,14 @@ def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ())
             raise
 
 
-def train_rank(place: RankInfo, job: RunSpec, prepared: Prepared, callbacks: Sequence[Callback] = ()) -> None:
+def train_rank(
+    place: RankInfo,
+    job: RunSpec,
+    settings: RunSettings,
+    spec: Spec,
+    prepared: Prepared,
+    callbacks: Sequence[Callback] = (),
+) -> None:
     """Trains, scores the best weights on the test set, else the validation set, and leaves them in the folder.
 
     `callbacks` are those of a caller in Python.
@@ -68,18 +79,17 @@ def train_rank(place: RankInfo, job: RunSpec, prepared: Prepared, callbacks: Seq
     ranks = place.ranks
     quiet_lightning()
     keep_freed_memory()
-    settings = read_run(job.config)
     with (
         hold(job.folder / CHECKPOINTS, wait=True) if ranks.rank == 0 else nullcontext(),
         Heartbeat("building the model", speaks=ranks.rank == 0) as silence,
     ):
-        network = build_network(check_model(job.config["model"]), seed=settings.seed)
+        network = build_network(spec, seed=settings.seed)
         callbacks = [*_configured(settings.callbacks), *callbacks]
         if ranks.rank:
             _fit_and_test(place, job, prepared, settings, network, [], callbacks, silence)
             return
         silence.doing("opening the loggers")
-        facts = keep_facts(job, network, place)
+        facts = keep_facts(job, settings.trainer, network, place)
         with open_loggers(job, settings, prepared, facts, losses_of(network.spec)) as loggers:
             _fit_and_test(place, job, prepared, settings, network, loggers, callbacks, silence)
             silence.doing("closing the loggers")
@@ -91,7 +101,7 @@ def _fit_and_test(
     prepared: Prepared,
     settings: RunSettings,
     network: Network,
-    loggers: list[RunLogger],
+    loggers: list[LightningLogger],
     callbacks: Sequence[Callback],
     silence: Heartbeat,
 ) -> None:
@@ -107,7 +117,8 @@ def _fit_and_test(
         print(peak)
     data = _data(ranks, feed, prepared, settings)
     logs = (job.folder / METRICS, skipped)
-    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, _asked(job, module), job.command)
+    asked = _asked(job, module)
+    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, asked, job.command, job.until)
     common = ExpectSameRun(fingerprint(settings.seed, prepared, feed))
     early = StoppedEarly(callbacks, prolonged=job.prolonged)
     callbacks = [OwnSignals(), checkpoints, common, early, *callbacks]
@@ -178,6 +189,7 @@ def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSe
         ranks=ranks,
         workers=workers,
         pinned=accelerated,
+        even=settings.trainer.strategy == "fsdp2",
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from tfm_blocks.launch.product_timings import PRECISIONS
 from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.facts import changes_of, first_facts, newest_facts
 from tfm_blocks.runs.files import damaged, read_json
-from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, STATUS, expect_folder
+from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, expect_folder
+from tfm_blocks.runs.formats import upgrade_model
 from tfm_blocks.runs.metrics import read_metric_names
+from tfm_blocks.runs.status import read_status
 from tfm_blocks.runs.values import count_at, list_at, mapping_at, text_at, texts_at
 from tfm_blocks.training.schedule import LinearSettings
 from tfm_blocks.training.settings import RunSettings, read_run
@@ -32,7 +35,17 @@ class SavedRun:
     config: dict[str, Any]
     text: str
     record: dict[str, Any]
-    status: dict[str, Any]
+    state: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self) | {"folder": str(self.folder)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> SavedRun:
+        """Return the run whose `to_json` gave these fields."""
+        return cls(**{**fields, "folder": Path(fields["folder"])})
 
     @property
     def asked_vocab(self) -> int:
@@ -61,7 +74,7 @@ class SavedRun:
     @property
     def stopped_early(self) -> bool:
         """Return True if the run is done, but a callback ended it before its last step."""
-        return self.status.get("state") == "done" and "reason" in self.status
+        return self.state == "done" and bool(self.reason)
 
     def is_prolonged(self, settings: RunSettings, step: int) -> bool:
         """Return True if the run trains on after `step`, at which a callback may have stopped it.
@@ -78,13 +91,13 @@ class SavedRun:
     def expect_to_go_on(self, settings: RunSettings, step: int) -> None:
         """Raises ConfigError where there is nothing to do after `step`, or nothing that would end better."""
         steps, schedule = settings.trainer.steps, settings.schedule
-        if self.status.get("state") == "diverged":
-            rule = f"diverged ({self.status.get('reason', '')}), and would do so again: a resumed run repeats its steps"
+        if self.state == "diverged":
+            rule = f"diverged ({self.reason}), and would do so again: a resumed run repeats its steps"
             raise ConfigError(Problem("resume", rule, help="start a new run with a lower learning rate"))
         if self.stopped_early and settings.callbacks.early_stopping.patience and not self._is_longer(settings):
             help = "write a higher callbacks.early_stopping.patience, or null"
-            raise ConfigError(Problem("resume", str(self.status["reason"]), help=help))
-        if steps < step or (steps == step and self.status.get("state") == "done"):
+            raise ConfigError(Problem("resume", self.reason, help=help))
+        if steps < step or (steps == step and self.state == "done"):
             rule = f"is {steps}, and the run has done {step} steps"
             raise ConfigError(
                 Problem("trainer.steps", rule, help=f"train longer: trainer.steps={2 * max(step, steps)}")
@@ -97,14 +110,16 @@ class SavedRun:
 def read_saved_run(run: Path) -> SavedRun:
     """Raises RunError where the folder is damaged, or is none of a training."""
     expect_folder(run)
-    record, status = _read_record(run), read_json(run / STATUS)
+    record, status = _read_record(run), read_status(run)
     text, config = _read_trained_config(run)
-    if config.get("model") != read_json(run / MODEL).get("model"):
+    built = read_json(run / MODEL)
+    config["model"] = upgrade_model({**built, "model": config["model"]})
+    if config["model"] != upgrade_model(built):
         rule = f"has another model than {MODEL}, and the weights are of that one"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
     if (run / METRICS).exists():
         read_metric_names(run / METRICS)
-    return SavedRun(run, config, text, record, status)
+    return SavedRun(run, config, text, record, status.state, status.reason)
 
 
 def find_begun(root: Path, name: str, place: RankInfo, command: str) -> SavedRun | None:

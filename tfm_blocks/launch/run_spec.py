@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +28,14 @@ class RunSpec:
     asked_parameters: int | None = None
     prolonged: bool = False
     timings: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        checkpoint = str(self.checkpoint) if self.checkpoint else None
+        return asdict(self) | {"folder": str(self.folder), "checkpoint": checkpoint}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> RunSpec:
+        """Return the job whose `to_json` gave these fields."""
+        checkpoint = Path(fields["checkpoint"]) if fields["checkpoint"] else None
+        return cls(**{**fields, "folder": Path(fields["folder"]), "checkpoint": checkpoint})

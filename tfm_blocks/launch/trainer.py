@@ -16,7 +16,7 @@ from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.precision import Precision
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.runs.folder import CHECKPOINTS
-from tfm_blocks.tracking.loggers import RunLogger
+from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import BestWeights, LogAttention, ShowProgress
 from tfm_blocks.training.checkpoints import CheckpointFiles
 from tfm_blocks.training.ema import MovingAverage
@@ -47,7 +47,7 @@ def build_trainer(
     job: RunSpec,
     settings: TrainerSettings,
     precision: Precision,
-    loggers: list[RunLogger],
+    loggers: list[LightningLogger],
     callbacks: list[Callback],
     silence: Heartbeat,
 ) -> Trainer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,42 +13,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.distributed.cluster import find_place
 from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.launch.check import CheckedRun
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
 from tfm_blocks.runs.folder import CHECKPOINTS
 from tfm_blocks.training.checkpoints import PreemptedError
-from tfm_blocks.training.settings import RunSettings, read_run
+from tfm_blocks.training.settings import read_run
 
 STEPS = 8
 VALIDATE = 3  # steps: one validation lies before the stop, one after it
 PARTS = ("state_dict", "optimizer_states")
 
 
-def verify_resume(composed: Composed, settings: RunSettings) -> int:
+def verify_resume(run: CheckedRun) -> int:
     """Trains 8 steps twice, once with a stop after 4, and compares weights and the optimizer's state bit by bit.
 
     Nothing is tested, and nothing stays on disk. Returns 0. Raises RunError where something differs.
     """
-    if find_place(settings.trainer, os.environ).outside:
+    if find_place(run.settings.trainer, os.environ).outside:
         rule = "is done by one command, and a launcher has started this process"
         raise ConfigError(Problem("verify", rule, help="leave the launcher out: trainer.devices is taken"))
-    short = _short(composed)
-    settings, until = read_run(short.mapping), min(STEPS, settings.trainer.steps)
+    short, until = _with_values(run, _short(run.composed.mapping)), min(STEPS, run.settings.trainer.steps)
+    name = str(run.composed.mapping["name"])
     with TemporaryDirectory(prefix="tfm-blocks-verify-") as folder:
-        whole, parted = (Path(folder) / name / str(short.mapping["name"]) for name in ("whole", "parted"))
+        whole, parted = (Path(folder) / part / name for part in ("whole", "parted"))
         with _stopped(parted, until // 2):
-            train(short, settings, parted.parent, until=until // 2)
+            train(short, parted.parent, until=until // 2)
         left = read_saved_run(parted)
         chosen = left.record["facts"]["precision"]["name"]  # a second measurement of `auto` could choose the other
-        same = short.with_values({"trainer.precision": chosen})
         with _stopped(whole, until):
-            train(same, read_run(same.mapping), whole.parent, until=until)
+            train(_with_values(short, {"trainer.precision": chosen}), whole.parent, until=until)
         with _stopped(parted, until):
-            resume(replace(short, mapping=left.config), settings, left, until=until)
+            resume(short.with_config(left.config), left, until=until)
         ours, theirs = (_tensors(run) for run in (parted, whole))
     differing = [name for name in theirs if name not in ours or not torch.equal(ours[name], theirs[name])]
     stopped = f"after {until} steps, with a stop after {until // 2}"
@@ -60,10 +59,9 @@ def verify_resume(composed: Composed, settings: RunSettings) -> int:
     return 0
 
 
-def _short(composed: Composed) -> Composed:
-    """The config with the model, the data, the schedule and the devices that it has."""
-    config = composed.mapping
-    values = {
+def _short(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs from the run: no tests, no checkpoints but the last, and few validations."""
+    return {
         "name": config["name"],
         "logger": {"csv": {}},
         "trainer.validate_every": min(VALIDATE, config["trainer"]["validate_every"]),
@@ -71,7 +69,12 @@ def _short(composed: Composed) -> Composed:
         "trainer.checkpoint_every": None,
         "trainer.checkpoint_minutes": None,
     }
-    return composed.with_values(values)
+
+
+def _with_values(run: CheckedRun, values: Mapping[str, Any]) -> CheckedRun:
+    """Return the run with other values of settings, such as `trainer.precision`."""
+    composed = run.composed.with_values(values)
+    return replace(run, composed=composed, settings=read_run(composed.mapping))
 
 
 @contextmanager

@@ -5,10 +5,13 @@ Axes are those of `parts/banded.py`; besides, F first positions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from tfm_blocks.layers.banded import SMALLEST_BLOCK, allowed, round_up, windows
+from tfm_blocks.layers.attention_position import distance
+from tfm_blocks.layers.banded import SMALLEST_BLOCK, allowed, distances, round_up, windows
 from tfm_blocks.layers.dot_product import AttentionMask, weighed_attention
 from tfm_blocks.layers.score_normalizer import ScoreNormalizer
 
@@ -24,6 +27,7 @@ def global_banded_attention(
     causal: bool,
     dropout: float,
     scores: ScoreNormalizer,
+    bias: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """`banded_attention` in which the `first` positions are seen by all, and see all: BHTK, in O(n · (r + first) · d).
 
@@ -35,7 +39,9 @@ def global_banded_attention(
     reach = (r - 1, 0) if causal else (r // 2, (r - 1) // 2)
     block = max(r // 2, SMALLEST_BLOCK)
     blocks = round_up(T, block) // block
-    look = AttentionMask(_seen(keep_BT, block, reach, first, causal)[:, None])
+    near_CW = distances(block, reach, keep_BT)
+    bias_GHCS = bias and _bias(bias, near_CW, blocks, first).repeat(B, 1, 1, 1)
+    look = AttentionMask(_seen(keep_BT, block, reach, first, causal)[:, None], bias=bias_GHCS)
     keys, values = (
         torch.cat((_in_each(one[:, :, :first], blocks), windows(one, block, reach)), 2) for one in (k_BHTK, v_BHTK)
     )
@@ -44,7 +50,8 @@ def global_banded_attention(
     if causal:
         return y_BHTK
     itself_FT = torch.eye(first, T, dtype=torch.bool, device=keep_BT.device)
-    look = AttentionMask((keep_BT[:, None] | itself_FT)[:, None])
+    all_T = torch.arange(T, device=keep_BT.device)
+    look = AttentionMask((keep_BT[:, None] | itself_FT)[:, None], bias=bias and bias(distance(all_T[:first], all_T)))
     y_BHFK = weighed_attention(q_BHTK[:, :, :first], k_BHTK, v_BHTK, look, scores, dropout=dropout)
     return torch.cat((y_BHFK, y_BHTK[:, :, first:]), 2)
 
@@ -52,6 +59,14 @@ def global_banded_attention(
 def _in_each(x_BHFK: Tensor, blocks: int) -> Tensor:
     """The first positions of a sequence beside each of its blocks: x_GHFK."""
     return x_BHFK[:, None].expand(-1, blocks, -1, -1, -1).flatten(0, 1)
+
+
+def _bias(bias: Callable[[Tensor], Tensor], near_CW: Tensor, blocks: int, first: int) -> Tensor:
+    """The bias between each query and the first positions and its window, for the blocks Q of a sequence: QHC(F+W)."""
+    C, device = near_CW.shape[0], near_CW.device
+    far_HNF = bias(distance(torch.arange(blocks * C, device=device), torch.arange(first, device=device)))
+    far_QHCF = torch.unflatten(far_HNF, 1, (blocks, C)).transpose(0, 1)
+    return torch.cat((far_QHCF, bias(near_CW).expand(blocks, -1, -1, -1)), 3)
 
 
 def _seen(keep_BT: Tensor, block: int, reach: tuple[int, int], first: int, causal: bool) -> Tensor:

@@ -22,10 +22,12 @@ class Widths(NamedTuple):
         return self.heads * self.key, self.kv_heads * self.key, self.kv_heads * self.value
 
 
-def widths(D: int, heads: int, kv_heads: int | None = None, d_head: int | None = None) -> Widths:
-    """As many heads of keys and values as of queries, of the width D / heads, where nothing else is said."""
+def widths(
+    D: int, heads: int, kv_heads: int | None = None, d_head: int | None = None, d_value: int | None = None
+) -> Widths:
+    """As many heads of keys and values as of queries, all of the width D / heads, where nothing else is said."""
     width = D // heads if d_head is None else d_head
-    return Widths(heads, heads if kv_heads is None else kv_heads, width, width)
+    return Widths(heads, heads if kv_heads is None else kv_heads, width, width if d_value is None else d_value)
 
 
 def split_heads(x_BTD: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from torch import Tensor, nn
+import torch
+from torch import Generator, Tensor, nn
 
 from tfm_blocks.layers.attention_position import BiasesScores, RotatesHeads, Span, bias_between, distance
 from tfm_blocks.layers.dot_product import AttentionMask, causal_mask, few_queries, weighed_attention
 from tfm_blocks.layers.heads import Widths, merge_heads, one_hot_values, repeat_kv, split_heads, split_widths
 from tfm_blocks.layers.linear import Linear
+from tfm_blocks.layers.qk_norm import QKNormKind, normalise
 from tfm_blocks.layers.score_normalizer import ScoreNormalizer
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.registry.values import Part
+from tfm_blocks.registry.values import Gate, Norm, Part, Position, Rate, Scores
 
 SOFTMAX = Part("softmax")
+Bias = Literal[True, False, "qkv", "out"]
 
 
-def part_of(part: Part, widths: Widths) -> Any:
-    """The module of a position or of scores, for heads of these widths."""
-    known = {**part.arguments, "heads": widths.heads} if "heads" in part.arguments else part.arguments
-    return REGISTRY.make(replace(part, arguments=known), widths.key)
+def part_of(part: Part, *sizes: int, **own: Any) -> Any:
+    """Construct a part of attention. Its arguments of the names in `own` are set to those values."""
+    arguments = REGISTRY.blocks[part.block].arguments
+    known = {name: value for name, value in own.items() if name in arguments}
+    return REGISTRY.make(replace(part, arguments={**part.arguments, **known}), *sizes)
 
 
 class MultiHead(nn.Module):
     """Self-attention, and attention to another sequence where the width `E` of its vectors is given.
 
     Queries, keys and values are made by one map, or by one of queries and one of the others: `qkv`, or `q` and `kv`.
-    The output map has a bias where they do, unless `out_bias` says otherwise.
     A step sees the last `most` positions, or of every so many; all of them where `most` is None. Subclasses override
-    `project`, `queries`, `keys`, `attend`, `shares` or `finish`.
+    `attend` or `shares`, and pass the keyword-only arguments on.
     """
 
     most: int | None = None
@@ -43,13 +46,16 @@ class MultiHead(nn.Module):
         D: int,
         E: int | None,
         widths: Widths,
+        mask: Literal["causal"] | None = None,
+        position: Position | None = None,
         *,
-        mask: str | None,
-        dropout: float,
-        bias: bool = True,
-        out_bias: bool | None = None,
-        position: Part | None = None,
-        scores: Part = SOFTMAX,
+        scores: Scores = SOFTMAX,
+        qk_norm: Norm | None = None,
+        qk_norm_kind: QKNormKind = "head",
+        gate: Gate | None = None,
+        clip_qkv: float | None = None,
+        bias: Bias = True,
+        attention_dropout: Rate = 0.0,
     ) -> None:
         super().__init__()
         if mask and E is not None:
@@ -60,20 +66,45 @@ class MultiHead(nn.Module):
             raise ValueError(f"kv_heads must divide heads, but heads = {widths.heads}, kv_heads = {widths.kv_heads}")
         self.widths = widths
         self.causal = mask == "causal"
-        self.dropout = dropout
-        maps = widths.maps
-        if E is None:
-            self.qkv = Linear(D, sum(maps), parts=maps, bias=bias, depth_scaled=(2,))
-        else:
-            self.q = Linear(D, maps[0], bias=bias)
-            self.kv = Linear(E, maps[1] + maps[2], parts=maps[1:], bias=bias, depth_scaled=(1,))
-        self.out = Linear(
-            widths.heads * widths.value, D, bias=bias if out_bias is None else out_bias, depth_scaled=(0,)
-        )
-        self.position: Any = part_of(position, widths) if position else None
-        self.scores: ScoreNormalizer = part_of(scores, widths)
+        self.dropout = attention_dropout
+        self.clip_qkv = clip_qkv
+        self._make_maps(D, E, bias)
+        self._make_norms(qk_norm, qk_norm_kind)
+        own = {"heads": widths.heads, "bias": bias in (True, "qkv")}
+        self.gate = part_of(gate, D, widths.heads * widths.value, **own) if gate else None
+        self.position: Any = part_of(position, widths.key, heads=widths.heads) if position else None
+        self.scores: ScoreNormalizer = part_of(scores, widths.key, heads=widths.heads)
         self.turns = isinstance(self.position, RotatesHeads)
         self.biases = isinstance(self.position, BiasesScores)
+
+    def _make_maps(self, D: int, E: int | None, bias: Bias) -> None:
+        maps, qkv_bias = self.widths.maps, bias in (True, "qkv")
+        if E is None:
+            self.qkv = Linear(D, sum(maps), parts=maps, bias=qkv_bias, depth_scaled=(2,))
+        else:
+            self.q = Linear(D, maps[0], bias=qkv_bias)
+            self.kv = Linear(E, maps[1] + maps[2], parts=maps[1:], bias=qkv_bias, depth_scaled=(1,))
+        self.out = Linear(self.widths.heads * self.widths.value, D, bias=bias in (True, "out"), depth_scaled=(0,))
+
+    def _make_norms(self, norm: Part | None, kind: QKNormKind) -> None:
+        """Make the norms of queries and keys, and with `head_gains` the gains of each head."""
+        if norm is None and kind != "head":
+            raise ValueError(f"qk_norm_kind is {kind}, but there is no norm: write qk_norm: rmsnorm, or leave it out")
+        self.qk_norm_kind = kind
+        self.q_norm, self.q_gain = self._make_norm(norm, kind, self.widths.heads)
+        self.k_norm, self.k_gain = self._make_norm(norm, kind, self.widths.kv_heads)
+
+    def _make_norm(
+        self, norm: Part | None, kind: QKNormKind, heads: int
+    ) -> tuple[nn.Module | None, nn.Parameter | None]:
+        """The norm of so many heads, and with `head_gains` their gains."""
+        K = self.widths.key
+        gain_HK = nn.Parameter(torch.empty(heads, K)) if kind == "head_gains" else None
+        return REGISTRY.make(norm, heads * K if kind == "joint" else K) if norm else None, gain_HK
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        """The gains start at 1."""
+        nn.init.ones_(self.get_parameter(name))
 
     def forward(
         self,
@@ -114,19 +145,29 @@ class MultiHead(nn.Module):
         return self.attend(q_BHTK, k_BGSK, one_hot_values(k_BGSK), look)
 
     def project(self, map: Linear, x_BND: Tensor) -> Tensor:
-        """Apply a map to queries, keys or values."""
+        """Apply a map to queries, keys or values, and clamp them."""
         y_BND: Tensor = map(x_BND)
-        return y_BND
+        return y_BND if self.clip_qkv is None else y_BND.clamp(-self.clip_qkv, self.clip_qkv)
 
     def queries(self, q_BHTK: Tensor, span_T: Span) -> Tensor:
-        """Queries with their positions, of which there is one for all or one for each."""
-        turned: Tensor = self.position.turn(q_BHTK, span_T.on(q_BHTK.device)) if self.turns else q_BHTK
-        return turned
+        """Queries with their norm and their positions, of which there is one for all or one for each."""
+        return self._normalised_in_order(q_BHTK, self.q_norm, self.q_gain, span_T)
 
     def keys(self, k_BGSK: Tensor, span_S: Span) -> Tensor:
-        """Keys with their positions."""
-        turned: Tensor = self.position.turn(k_BGSK, span_S.on(k_BGSK.device)) if self.turns else k_BGSK
-        return turned
+        """Keys with their norm and their positions."""
+        return self._normalised_in_order(k_BGSK, self.k_norm, self.k_gain, span_S)
+
+    def _normalised_in_order(
+        self, x_BHNK: Tensor, norm: nn.Module | None, gain_HK: Tensor | None, span_N: Span
+    ) -> Tensor:
+        kind = self.qk_norm_kind
+        if norm is not None and kind != "post_position":
+            x_BHNK = normalise(x_BHNK, norm, gain_HK, kind)
+        if self.turns:
+            x_BHNK = self.position.turn(x_BHNK, span_N.on(x_BHNK.device))
+        if norm is not None and kind == "post_position":
+            x_BHNK = normalise(x_BHNK, norm, gain_HK, kind)
+        return x_BHNK
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
         """y_BHTK."""
@@ -134,8 +175,9 @@ class MultiHead(nn.Module):
         return weighed_attention(q_BHTK, k_BGSK, v_BGSK, look, self.scores, dropout=dropout)
 
     def finish(self, y_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
-        """What the heads found, put together."""
-        out_BTD: Tensor = self.out(merge_heads(y_BHTK))
+        """Merge the outputs of the heads, apply the gate and map them to the width of the model."""
+        y_BTX = merge_heads(y_BHTK)
+        out_BTD: Tensor = self.out(y_BTX if self.gate is None else self.gate(x_BTD, y_BTX))
         return out_BTD
 
     def self_heads(self, x_BND: Tensor, span_N: Span) -> tuple[Tensor, Tensor, Tensor]:
@@ -241,14 +283,3 @@ class MultiHead(nn.Module):
             return self.attend(q_BHMK, k_BGSK, v_BGSK, look)
         k_BHSK, v_BHSK = (repeat_kv(one, self.widths.heads) for one in (k_BGSK, v_BGSK))
         return few_queries(q_BHMK, k_BHSK, v_BHSK, look.mask, self.scores.beta)
-
-
-class SelfAttention(MultiHead):
-    """Attention within one sequence."""
-
-    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:  # type: ignore[override]
-        return super().forward(x_BTD, keep_BT=keep_BT, right_padded_T=right_padded_T)
-
-    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:  # type: ignore[override]
-        """How much each head of each position looks at what: w_BHTT, of which each row adds up to 1."""
-        return super().weights(x_BTD, keep_BT=keep_BT, right_padded_T=right_padded_T)

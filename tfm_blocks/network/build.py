@@ -22,9 +22,9 @@ from tfm_blocks.registry.blocks import REGISTRY
 
 
 def check_model(model: Mapping[str, Any], sources: Sources | None = None) -> Spec:
-    """The checked spec of a resolved model mapping. Raises ConfigError; no tensor is allocated."""
+    """Return the checked spec of a resolved model mapping. Raises ConfigError; no tensor is allocated."""
     sources = sources or Sources()
-    spec = check(model, REGISTRY, sources)
+    spec = read_model(model, sources)
     problems = trace(spec, sources)
     if problems:
         raise ConfigError(problems)
@@ -35,6 +35,11 @@ def check_model(model: Mapping[str, Any], sources: Sources | None = None) -> Spe
                 source = by_address[node.tie]
                 _tie(node, source, module_of(node), module_of(source), sources)
     return spec
+
+
+def read_model(model: Mapping[str, Any], sources: Sources) -> Spec:
+    """Return the spec of a model that was traced before. Raises ConfigError."""
+    return check(model, REGISTRY, sources)
 
 
 def build_network(spec: Spec, *, seed: int) -> Network:
@@ -54,6 +59,11 @@ def network_without_values(spec: Spec) -> Network:
     """The network on the meta device: shapes only, tied parameters tied, nothing allocated."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         return _network(spec, 0)
+
+
+def count_parameters(spec: Spec) -> int:
+    """Return the number of parameters; tied and shared ones count once."""
+    return sum(parameter.numel() for parameter in network_without_values(spec).parameters())
 
 
 def _network(spec: Spec, seed: int) -> Network:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from tfm_blocks.language.spec import TARGET, Axis, Input, Node, Spec, names
 from tfm_blocks.layers.add_norm import Branch
 from tfm_blocks.layers.protocols import Bounded
 from tfm_blocks.network.call import Call, Keeps, Values
-from tfm_blocks.network.recompute import calls_by_layer
+from tfm_blocks.network.recompute import Container, LayerCalls, calls_by_layer
 from tfm_blocks.registry.blocks import REGISTRY
 
 
@@ -32,7 +33,8 @@ class Network(nn.ModuleDict):
     The head treats each position by itself; so training can give it only the positions that count.
     `model(src=src_BS, tgt=tgt_BT)` gives logits_BTV; ids are int64, 0 is padding and comes last in a sequence. Where
     padding is something else, `keep={"src": keep_BS}` says which positions are none. With `recomputes` a backward pass
-    through the trunk computes each layer of a stack a second time, and so needs less memory.
+    through the trunk computes each layer of a stack a second time, and so needs less memory. With `by_layer` the trunk
+    runs each layer through its container, whose hooks FSDP uses.
     """
 
     def __init__(self, spec: Spec, modules: Mapping[str, nn.Module]) -> None:
@@ -40,7 +42,7 @@ class Network(nn.ModuleDict):
         for address in sorted(modules, key=lambda address: address.count(".")):  # what holds others comes first
             _place(self, address.split("."), modules[address])
         self.spec = spec
-        self.recomputes = False
+        self.recomputes = self.by_layer = False
         moving = {TARGET, *(node.address for node in spec.nodes if node.sees != "nothing")}
         calls = [Call(node, modules[node.owner], moving) for node in spec.nodes]
         self.calls = calls[: len(calls) - spec.head]
@@ -62,13 +64,20 @@ class Network(nn.ModuleDict):
         """The trunk's output, and by address the losses that blocks give beside theirs: a number, or loss_B."""
         values, keeps = self.begin(inputs, keep)
         losses: Values = {}
-        if self.recomputes and torch.is_grad_enabled():
-            for layer in calls_by_layer(self.calls, self.exit):
-                layer.run(values, keeps, losses)
+        recomputes = self.recomputes and torch.is_grad_enabled()
+        if recomputes or self.by_layer:
+            for layer in self.stack_layers:
+                layer.run(values, keeps, losses, recomputes=recomputes)
             return values[self.exit], losses
         for call in self.calls:
             values[call.address] = call(values, keeps, losses)
         return values[self.exit], losses
+
+    @cached_property
+    def stack_layers(self) -> list[LayerCalls]:
+        """The calls of the trunk, in their order, by layers of stacks."""
+        containers = {name: one for name, one in self.named_modules() if isinstance(one, Container)}
+        return calls_by_layer(self.calls, self.exit, containers)
 
     @property
     def exit(self) -> str:
@@ -148,7 +157,7 @@ def _place(root: nn.Module, address: list[str], module: nn.Module) -> None:
     for part in address[:-1]:
         inner = root._modules.get(part)
         if inner is None:
-            inner = nn.ModuleDict()
+            inner = Container()
             root.add_module(part, inner)
         root = inner
     root._modules.pop(address[-1], None)
@@ -157,4 +166,6 @@ def _place(root: nn.Module, address: list[str], module: nn.Module) -> None:
 
 REGISTRY.reserve(dir(Network))
 REGISTRY.reserve(dir(Branch))
-REGISTRY.reserve(["spec", "recomputes", "calls", "head_calls", "joined", "training", "pre", "block", "post", "last"])
+REGISTRY.reserve(
+    ["spec", "recomputes", "by_layer", "calls", "head_calls", "joined", "training", "pre", "block", "post", "last"]
+)

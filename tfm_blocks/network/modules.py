@@ -21,7 +21,7 @@ def module_of(node: Node) -> nn.Module:
     if node.block is None:
         return _steps(node.post)
     info = REGISTRY.blocks[node.block]
-    block = info.cls(*(node.axes.get(letter) for letter in info.sizes), **node.arguments)
+    block = info.make(*(node.axes.get(letter) for letter in info.sizes), **node.arguments)
     return Branch(_steps(node.pre), block, _steps(node.post))
 
 

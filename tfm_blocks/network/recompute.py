@@ -1,12 +1,15 @@
-"""Layers whose inner values are not kept for the backward pass, which computes them again (Chen et al. 2016)."""
+"""Run a trunk layer by layer: a backward pass may compute a layer again (Chen et al. 2016), or FSDP gather it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from typing import Any
 
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tfm_blocks.network.call import Call, Keeps, Values
@@ -14,21 +17,39 @@ from tfm_blocks.network.call import Call, Keeps, Values
 LAYER = re.compile(r".*?\.\d+(?=\.)")  # the outermost layer of an address: encoder.3 of encoder.3.attn
 
 
+class Container(nn.ModuleDict):
+    """The modules below one address. Hooks on the container of a layer run when the layer runs."""
+
+    def forward(self, compute: Callable[..., Any], *arguments: Any) -> Any:
+        return compute(*arguments)
+
+
 @dataclass(frozen=True)
 class LayerCalls:
-    """Calls in their order. `leaves` are the addresses that others read; `whole` says that it is a layer of a stack."""
+    """Calls in their order. `reads` are the addresses that they read from outside, `leaves` those that others read.
+
+    `container` holds the modules of a layer of a stack. It is None for calls outside of stacks, and for a layer whose
+    modules are in several layers.
+    """
 
     calls: tuple[Call, ...]
+    reads: tuple[str, ...]
     leaves: tuple[str, ...]
     whole: bool
+    container: Container | None
 
-    def run(self, values: Values, keeps: Keeps, losses: Values) -> None:
-        """Adds what it leaves to `values`, and what its blocks lose to `losses`."""
+    def run(self, values: Values, keeps: Keeps, losses: Values, *, recomputes: bool) -> None:
+        """Add the layer's outputs to `values`, and the losses of its blocks to `losses`."""
         if not self.whole:
             for call in self.calls:
                 values[call.address] = call(values, keeps, losses)
             return
-        left, lost = checkpoint(self._compute, dict(values), keeps, use_reentrant=False)
+        compute: Callable[..., Any] = self._compute
+        if recomputes:
+            compute = partial(checkpoint, compute, use_reentrant=False)
+        if self.container is not None:
+            compute = partial(self.container, compute)
+        left, lost = compute({address: values[address] for address in self.reads}, keeps)
         values |= left
         losses |= lost
 
@@ -40,10 +61,24 @@ class LayerCalls:
         return {address: values[address] for address in self.leaves}, losses
 
 
-def calls_by_layer(calls: Sequence[Call], exit: str) -> list[LayerCalls]:
-    """The calls by layers; `exit` is read from outside."""
+def calls_by_layer(calls: Sequence[Call], exit: str, containers: Mapping[str, Container]) -> list[LayerCalls]:
+    """Return the calls by layers; `exit` is read from outside. `containers` are those of the network, by address."""
     groups = [(layer, tuple(group)) for layer, group in groupby(calls, lambda call: _layer(call.address))]
-    return [LayerCalls(group, tuple(_leaves(group, calls, exit)), whole=bool(layer)) for layer, group in groups]
+    return [
+        LayerCalls(group, _reads(group), tuple(_leaves(group, calls, exit)), bool(layer), _container(group, containers))
+        for layer, group in groups
+    ]
+
+
+def _reads(group: Sequence[Call]) -> tuple[str, ...]:
+    own = {call.address for call in group}
+    read = dict.fromkeys(address for call in group for address in (*call.node.read, call.node.residual))
+    return tuple(address for address in read if address not in own)
+
+
+def _container(group: Sequence[Call], containers: Mapping[str, Container]) -> Container | None:
+    owners = {_layer(call.node.owner) for call in group}
+    return containers.get(owners.pop()) if len(owners) == 1 else None
 
 
 def _layer(address: str) -> str:

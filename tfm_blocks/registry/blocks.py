@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 from tfm_blocks.errors import suggest
@@ -15,11 +15,13 @@ from tfm_blocks.registry.values import Kind, Part, convert, kind_of
 GRAMMAR = frozenset(
     ["block", "same", "layer", "repeat", "in", "tie", "args", "add_norm", "at", "before", "after", "parallel", "join"]
 )
-CATEGORIES = ("norm", "activation", "join", "position", "scores", "router")
+CATEGORIES = ("norm", "activation", "join", "position", "scores", "gate", "router")
 REQUIRED = inspect.Parameter.empty
 KEEP, RIGHT_PADDED = "keep_B", "right_padded_"  # before the letter of an axis: parameters of `forward`
 
 Cls = TypeVar("Cls", bound=type)
+Values = Mapping[str, Any]
+Translate = Callable[..., Values]
 Sees = Literal["itself", "past", "all"]
 
 
@@ -45,7 +47,10 @@ class BlockInfo:
     `right_padded` the letters for which `forward` takes whether padding comes last,
     `parameters` the names that `forward` gives to the ports, `tieable` the parameter that `tie` shares. `sees` tells
     what an output position sees of others: a port, or `kv|x` for kv and else x, to 'past', 'all' or the name of the
-    argument that decides. Of other ports it sees its own position.
+    argument that decides. Of other ports it sees its own position. A `weightless` block has no parameters, so it is not
+    shared by the layers that share their weights: each of them has one with its own arguments.
+    `alias_of` names the block that an alias stands for; `translate` returns the constructor's arguments for those of
+    the model file.
     """
 
     name: str
@@ -57,11 +62,30 @@ class BlockInfo:
     right_padded: tuple[str, ...]
     parameters: Mapping[str, str]
     branch: bool
+    weightless: bool
     category: str
     sees: Mapping[str, str]
     where: Mapping[str, str]
     tieable: str | None
     source: str
+    alias_of: str = ""
+    translate: Callable[[Values], Values] = dict
+
+    def make(self, *sizes: Any, **arguments: Any) -> Any:
+        """Construct the module."""
+        return self.cls(*sizes, **self.translate(arguments))
+
+    @property
+    def description(self) -> str:
+        """The docstring of the class; for an alias, the block and the arguments that it stands for."""
+        if not self.alias_of:
+            return inspect.getdoc(self.cls) or ""
+        defaults = {name: "…" if one.required else one.default for name, one in self.arguments.items()}
+        block = REGISTRY.blocks[self.alias_of].arguments
+        written = [
+            f"{name}: {value}" for name, value in self.translate(defaults).items() if _differs(value, block[name])
+        ]
+        return f"Alias of `{self.alias_of}`" + (f" with `{', '.join(written)}`." if written else ".")
 
     def sight(self, port: str, given: Collection[str], arguments: Mapping[str, Any]) -> Sees:
         """What an output position sees of `port`, where the ports `given` are wired; mask=causal is the past."""
@@ -133,7 +157,7 @@ class Registry:
     def make(self, part: Part, *sizes: int) -> Any:
         """The module of a part, with as many of `sizes` as its constructor takes."""
         info = self.blocks[part.block]
-        return info.cls(*sizes[: len(info.sizes)], **part.arguments)
+        return info.make(*sizes[: len(info.sizes)], **part.arguments)
 
 
 REGISTRY = Registry()
@@ -145,6 +169,7 @@ def block(
     *,
     source: str,
     branch: bool = False,
+    weightless: bool = False,
     category: str = "",
     sees: Mapping[str, str] | None = None,
     where: Mapping[str, str] | None = None,
@@ -153,15 +178,18 @@ def block(
     """Registers an `nn.Module` class as the block `name`.
 
     Its positional constructor parameters are letters of the signature, injected as sizes (None where only an absent
-    port would bind them); its keyword-only parameters are the YAML arguments, their annotations the types. The
-    positional parameters of `forward` are called like the ports, with their axes behind: `x_BTD`. Its keyword-only
+    port would bind them); its keyword-only parameters are the YAML arguments, their annotations the types. A
+    constructor that ends in `**options` also has the keyword-only parameters of the base class that it passes them to.
+    The positional parameters of `forward` are called like the ports, with their axes behind: `x_BTD`. Its keyword-only
     `keep_BT` parameters receive the keep mask of axis T, and `right_padded_T` is True if padding comes last on axis T.
     A block that reads other positions of a port has it in `sees`, and `start` and `step` if the output has that axis.
+    A `weightless` block has no parameters; its arguments may name `i` in a layer that shares its weights.
     A rule of `where` may end in `unless ARGUMENT`: where that is set, nothing is asked.
     Raises TypeError at import on a declaration that breaks these rules.
     """
 
     said: dict[str, Any] = {"name": name, "source": source, "branch": branch, "category": category, "tieable": tieable}
+    said |= {"weightless": weightless}
     said |= {"signature": parse_signature(signature), "sees": dict(sees or {}), "where": dict(where or {})}
 
     def register(cls: Cls) -> Cls:
@@ -187,34 +215,101 @@ def _info(cls: type, *, name: str, signature: Signature, **said: Any) -> BlockIn
     )
     _check_names(info)
     _check_sight(info)
-    for argument in arguments.values():
-        if not argument.required:
-            convert(argument.default, argument.kind)
     return info
+
+
+def _differs(value: Any, argument: Argument) -> bool:
+    return bool(value != argument.default) and not (argument.required and value == "…")
 
 
 def _full_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def alias(name: str, *, of: str, takes: Collection[str]) -> Callable[[Translate], Translate]:
+    """Register another name for the block `of`, for models that were written with that name.
+
+    The alias has the arguments `takes` of the block, and the keyword-only parameters of the decorated function, which
+    returns the arguments of the block that they stand for.
+    """
+
+    def register(function: Translate) -> Translate:
+        block, own = REGISTRY.blocks[of], _arguments(name, function)
+
+        def translate(values: Values) -> Values:
+            taken = {key: value for key, value in values.items() if key not in own}
+            return {**taken, **function(**{key: value for key, value in values.items() if key in own})}
+
+        arguments = {**{key: block.arguments[key] for key in takes}, **own}
+        REGISTRY.add(replace(block, name=name, arguments=arguments, alias_of=of, translate=translate))
+        return function
+
+    return register
+
+
 def _constructor(name: str, cls: type) -> tuple[tuple[str, ...], dict[str, Argument]]:
-    owner = next(one for one in cls.__mro__ if "__init__" in vars(one))
-    if owner.__module__ == "torch.nn.modules.module":  # torch's own: the class has no constructor
-        return (), {}
-    init: Any = vars(owner)["__init__"]
-    hints = get_type_hints(init, include_extras=True)
-    sizes: list[str] = []
+    """The letters and the arguments of a class, with the arguments of the bases that it passes `**options` to."""
+    constructors = _constructors(name, cls)
+    arguments: dict[str, Argument] = {}
+    for constructor in constructors:
+        inherited = _arguments(name, constructor)
+        arguments |= {key: inherited[key] for key in inherited if key not in arguments}
+    return tuple(_sizes(name, constructors[0])) if constructors else (), arguments
+
+
+def _constructors(name: str, cls: type) -> list[Any]:
+    """The constructor of a class, and those of its bases up to the first that takes no `**options`; none of torch's."""
+    found: list[Any] = []
+    parameter = None
+    for owner in cls.__mro__:
+        if owner.__module__ == "torch.nn.modules.module":
+            break
+        if "__init__" in vars(owner):
+            found.append(vars(owner)["__init__"])
+            parameter = _any_number(found[-1])
+            if parameter is None or parameter.kind is parameter.VAR_POSITIONAL:
+                break
+    if parameter is not None:
+        rule = "arguments must be named, by the class or by a base class"
+        raise TypeError(f"block {name!r}: the constructor takes *{parameter.name}; {rule}")
+    return found
+
+
+def _any_number(function: Any) -> inspect.Parameter | None:
+    """The parameter `*args` or `**options`."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return next((one for one in _parameters_of(function) if one.kind in kinds), None)
+
+
+def _parameters_of(function: Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+def _sizes(name: str, constructor: Any) -> Iterator[str]:
+    hints = get_type_hints(constructor)
+    for parameter in _parameters_of(constructor)[1:]:
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            _expect_annotation(name, parameter, hints)
+            yield parameter.name
+
+
+def _arguments(name: str, function: Any) -> dict[str, Argument]:
+    """The keyword-only parameters of a function."""
+    hints = get_type_hints(function, include_extras=True)
     arguments = {}
-    for parameter in list(inspect.signature(cls).parameters.values()):
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            raise TypeError(f"block {name!r}: the constructor takes *{parameter.name}; arguments must be named")
-        if parameter.name not in hints:
-            raise TypeError(f"block {name!r}: parameter {parameter.name!r} has no annotation")
+    for parameter in _parameters_of(function):
         if parameter.kind is parameter.KEYWORD_ONLY:
-            arguments[parameter.name] = Argument(parameter.name, kind_of(hints[parameter.name]), parameter.default)
-        else:
-            sizes.append(parameter.name)
-    return tuple(sizes), arguments
+            _expect_annotation(name, parameter, hints)
+            argument = Argument(parameter.name, kind_of(hints[parameter.name]), parameter.default)
+            if not argument.required:
+                convert(argument.default, argument.kind)
+            arguments[argument.name] = argument
+    return arguments
+
+
+def _expect_annotation(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> None:
+    if parameter.name not in hints:
+        raise TypeError(f"block {name!r}: parameter {parameter.name!r} has no annotation")
 
 
 def _letters(cls: type, prefix: str) -> tuple[str, ...]:
@@ -262,6 +357,10 @@ def _check_names(info: BlockInfo) -> None:
     if clashes:
         raise TypeError(
             f"block {info.name!r}: {sorted(clashes)} name two things at once (ports, arguments, grammar words)"
+        )
+    if info.weightless and info.branch:
+        raise TypeError(
+            f"block {info.name!r}: a branch block is not weightless, since the norms around it have weights"
         )
     if unknown:
         raise TypeError(f"block {info.name!r}: {sorted(unknown)} are neither letters of the signature nor arguments")

@@ -49,16 +49,19 @@ Position = Annotated[Part, "position"]
 Scores = Annotated[Part, "scores"]
 """A block of the category `scores`, such as softmax: it makes attention weights of products of queries and keys."""
 
+Gate = Annotated[Part, "gate"]
+"""A block of the category `gate`, such as sigmoid_gate: it multiplies the output of attention heads."""
+
 Router = Annotated[Part, "router"]
 """A block of the category `router`, such as softmax_router: it chooses experts by their logits and weights them."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One of `int float rate bool str list`, names of a Literal, or a category; `optional` where None is allowed."""
+    """One of `int float rate bool str list`, values of a Literal, or a category; `optional` where None is allowed."""
 
     name: str
-    options: tuple[str, ...] = ()
+    options: tuple[str | bool, ...] = ()
     optional: bool = False
     element: Kind | None = None
     category: str = ""
@@ -68,8 +71,13 @@ class Kind:
         """Where a string is arithmetic."""
         return self.name in ("int", "float", "rate")
 
+    @property
+    def written(self) -> list[str]:
+        """The options as YAML writes them."""
+        return [option if isinstance(option, str) else str(option).lower() for option in self.options]
+
     def __str__(self) -> str:
-        shown = " | ".join(self.options) if self.options else self.category or self.name
+        shown = " | ".join(self.written) if self.options else self.category or self.name
         if self.element:
             shown = f"list of {self.element}"
         return f"{shown} | null" if self.optional else shown
@@ -82,7 +90,7 @@ def kind_of(annotation: Any) -> Kind:
         if len(rest) == 1 and len(get_args(annotation)) == 2:
             inner = kind_of(rest[0])
             return Kind(inner.name, inner.options, True, inner.element, inner.category)
-    if get_origin(annotation) is Literal and all(isinstance(option, str) for option in get_args(annotation)):
+    if get_origin(annotation) is Literal and all(isinstance(option, str | bool) for option in get_args(annotation)):
         return Kind("str", get_args(annotation))
     if get_origin(annotation) is list:
         return Kind("list", element=kind_of(get_args(annotation)[0]))
@@ -91,8 +99,8 @@ def kind_of(annotation: Any) -> Kind:
     if annotation in PLAIN:
         return Kind(PLAIN[annotation])
     raise TypeError(
-        f"{annotation!r} is not int, float, bool, str, a Literal of strings, a list of these, a category such as Norm, "
-        "or one of them | None"
+        f"{annotation!r} is not int, float, bool, str, a Literal of strings and bools, a list of these, a category "
+        "such as Norm, or one of them | None"
     )
 
 
@@ -101,9 +109,9 @@ def convert(value: Any, kind: Kind) -> Any:
     if value is None and kind.optional:
         return None
     if kind.options:
-        if value not in kind.options or not isinstance(value, str):
+        if value not in kind.options or not isinstance(value, str | bool):
             null = ", or null" if kind.optional else ""
-            raise ValueError(f"must be one of {', '.join(kind.options)}{null}, but is {shown(value)}")
+            raise ValueError(f"must be one of {', '.join(kind.written)}{null}, but is {shown(value)}")
         return value
     if kind.element and isinstance(value, list):
         return [convert(item, kind.element) for item in value]
@@ -132,7 +140,7 @@ def example(kind: Kind) -> str:
         "part": f"the name of a block of the category {kind.category}, or {{block: NAME}} with its arguments",
     }
     if kind.options:
-        return f"write {' or '.join(kind.options)}{' or null' if kind.optional else ''}"
+        return f"write {' or '.join(kind.written)}{' or null' if kind.optional else ''}"
     return f"write {examples.get(kind.name, 'a list: [a, b]')}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.run_statistics import run_statistics
 from tfm_blocks.runs.record import RunRecord
@@ -20,7 +21,7 @@ from tfm_blocks.scoring.paired_test import (
 )
 from tfm_blocks.scoring.significance import correct, over_seeds
 
-OF_SACREBLEU = ("BLEU", "chrF", "TER")
+OF_SACREBLEU = {score.name for score in FINAL_SCORES if score.kind == "corpus"}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 
 import yaml
@@ -26,7 +25,7 @@ def fields(info: BlockInfo) -> Mapping[str, str]:
 
 
 def _split(info: BlockInfo) -> tuple[str, dict[str, str]]:
-    text = inspect.getdoc(info.cls) or ""
+    text = info.description
     body, _, last = text.rpartition("\n\n")
     if not last.startswith(tuple(f"{name}:" for name in FIELDS)):
         return text, {}
@@ -44,6 +43,8 @@ def facts(info: BlockInfo) -> Iterator[tuple[str, str]]:
     """Yield the other facts of a block, each with its label."""
     if kind := kind_of_block(info):
         yield "kind", kind
+    if info.alias_of:
+        return
     if info.signature.loss:
         yield "second output", "a loss"
     if info.tieable:
@@ -56,7 +57,9 @@ def facts(info: BlockInfo) -> Iterator[tuple[str, str]]:
 
 
 def kind_of_block(info: BlockInfo) -> str:
-    """Return the category of a block, or that add & norm stands around it."""
+    """Return what an alias stands for, the category of a block, or that add & norm stands around it."""
+    if info.alias_of:
+        return f"alias of {info.alias_of}"
     return f"category {info.category}" if info.category else "branch" if info.branch else ""
 
 

@@ -21,6 +21,7 @@ TITLES = {
     "sequence": "Recurrences and convolutions",
     "position-wise": "Feed-forward networks and experts",
     "node": "Embeddings, maps and other nodes",
+    "alias": "Aliases, for models that were written with these names",
 }
 FEWEST = 3  # arguments of another block that are worth a reference in place of rows
 
@@ -29,6 +30,7 @@ def markdown(blocks: Iterable[BlockInfo]) -> str:
     """Return the page: a table of all blocks, then the blocks of each section."""
     found = sorted(blocks, key=lambda info: info.name)
     names = [*TITLES, *sorted({info.category for info in found if info.category})]
+    names.append(names.pop(names.index("alias")))
     sections = {name: [info for info in found if _section(info) == name] for name in names}
     parts = [PAGE, _overview(sections)]
     for name, members in sections.items():
@@ -37,6 +39,8 @@ def markdown(blocks: Iterable[BlockInfo]) -> str:
 
 
 def _section(info: BlockInfo) -> str:
+    if info.alias_of:
+        return "alias"
     if info.category:
         return info.category
     if not info.branch:
@@ -73,7 +77,9 @@ def _entry(info: BlockInfo) -> str:
 
 def _base(info: BlockInfo) -> BlockInfo | None:
     """Return a registered base class, or the first block of the module, with at least FEWEST equal arguments."""
-    blocks = {one.cls: one for one in REGISTRY.blocks.values()}
+    blocks = {one.cls: one for one in REGISTRY.blocks.values() if not one.alias_of}
+    if info.alias_of:
+        return REGISTRY.blocks[info.alias_of]
     bases = [blocks[cls] for cls in info.cls.__mro__[1:] if cls in blocks]
     first = next(one for one in blocks.values() if one.cls.__module__ == info.cls.__module__)
     bases += [first] if first is not info else []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.errors import ConfigError, Problem, suggest
+from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import Factor, Group, find_factors, group_seeds
 from tfm_blocks.runs.record import RunRecord, read_records
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from tfm_blocks.report.baseline_tests import Against
 
 NAMED = 3  # runs that a note names; of more it tells how many
-COMPUTED = ("BLEU", "chrF", "TER")  # each in a way that its signature tells
 SAME_TOKENS = 0.01  # runs whose tokens seen differ by a smaller share have seen as much
 
 
@@ -63,7 +63,7 @@ def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
     """Sentences on what is not comparable, and on what is missing."""
     yield from _unlike(runs, "test set", lambda run: run.test_set, "no scores of theirs can be compared")
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity a token cannot be compared")
-    for name in COMPUTED:
+    for name in (score.name for score in FINAL_SCORES if score.kind == "corpus"):
         yield from _unlike(runs, f"way to compute {name}", _signature_of(name), f"{name} cannot be compared")
     yield from _unlike_tokens(runs)
     yield from _unlike_torch(runs)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, FinalScore, find_key
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
 from tfm_blocks.report.screen import clock
@@ -17,8 +18,9 @@ from tfm_blocks.runs.record import Measured, RunRecord
 if TYPE_CHECKING:
     from tfm_blocks.report.baseline_tests import Against
 
-SCORES = ("exact match", "BLEU", "chrF", "TER")
-BEST = ("val/loss", "val/bleu", "val/exact_match")
+SCORES = {score.name: score for score in FINAL_SCORES}
+WITH_INTERVAL = [score.name for score in FINAL_SCORES if score.kind != "token"]
+WITHOUT_INTERVAL = [score.name for score in FINAL_SCORES if score.kind == "token"]
 
 
 def sheets_of(comparison: Comparison) -> list[Sheet]:
@@ -38,7 +40,7 @@ def sheets_of(comparison: Comparison) -> list[Sheet]:
 def runs_sheet(comparison: Comparison) -> Sheet:
     """A row for each run: what it is, what it took, and its best validations."""
     seeds = len({run.settings.get(SEED) for run in comparison.runs if run.settings}) > 1
-    best = [name for name in BEST if any(name in run.best for run in comparison.runs)]
+    best = [key.name for key in METRIC_KEYS if key.best and any(key.name in run.best for run in comparison.runs)]
     words = ["run", "state", *([SEED] if seeds else []), *(factor.key for factor in comparison.factors)]
     rows = []
     for run in _runs(comparison):
@@ -59,12 +61,12 @@ def scores_sheet(comparison: Comparison) -> Sheet:
             _text(run.name),
             _text(run.scored_on),
             *(_score(run.scores.get(name)) for name in scores),
-            *(_number(run.values.get(name), "{:.4g}") for name in ("loss", "perplexity")),
+            *(_number(run.values.get(name), "{:.4g}") for name in WITHOUT_INTERVAL),
         ]
         for run in _runs(comparison)
         if run.scored_on
     ]
-    return Sheet("scores and their 95 % intervals", ["run", "scored on", *scores, "loss", "perplexity"], rows, 2)
+    return Sheet("scores and their 95 % intervals", ["run", "scored on", *scores, *WITHOUT_INTERVAL], rows, 2)
 
 
 def _runs(comparison: Comparison) -> Iterator[RunRecord]:
@@ -73,24 +75,29 @@ def _runs(comparison: Comparison) -> Iterator[RunRecord]:
 
 
 def _scores(comparison: Comparison) -> list[str]:
-    return [name for name in SCORES if any(name in run.scores for run in comparison.runs)]
+    return [name for name in WITH_INTERVAL if any(name in run.scores for run in comparison.runs)]
 
 
 def seeds_sheet(comparison: Comparison) -> Sheet:
     """A row for each group: means and standard deviations of the runs that count."""
-    scores = _scores(comparison)
-    columns = ["model", "seeds", "best val/loss", *scores, "perplexity"]
+    scores = [SCORES[name] for name in (*_scores(comparison), *WITHOUT_INTERVAL) if SCORES[name].mean]
+    columns = ["model", "seeds", f"best {OBJECTIVE}", *(score.name for score in scores)]
     rows = []
     for group in comparison.groups:
-        losses = [run.best["val/loss"].value for run in group.counted if "val/loss" in run.best]
-        spread = [_spread(losses, "{:.4f}"), *(_spread(group.over_seeds(name), "{:.2f}") for name in scores)]
-        spread.append(
-            _spread([run.values["perplexity"] for run in group.counted if "perplexity" in run.values], "{:.2f}")
-        )
+        best = [run.best[OBJECTIVE].value for run in group.counted if OBJECTIVE in run.best]
+        spread = [_spread(best, find_key(OBJECTIVE).form)]
+        spread += [_spread(_over_seeds(group, score), score.mean) for score in scores]
         done = sum(bool(run.scored_on) for run in group.counted)
         count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
         rows.append([_text(group.label), Cell(count, done), *spread])
     return Sheet("over seeds: mean ± standard deviation", columns, rows, 1)
+
+
+def _over_seeds(group: Group, score: FinalScore) -> list[float]:
+    """Return the values to average: the mean of a score with an interval needs one test set and one method."""
+    if score.kind == "token":
+        return [run.values[score.name] for run in group.counted if score.name in run.values]
+    return group.over_seeds(score.name)
 
 
 def against_sheet(comparison: Comparison, baseline: Group) -> Sheet:
@@ -101,7 +108,7 @@ def against_sheet(comparison: Comparison, baseline: Group) -> Sheet:
 
 
 def _against(one: Against) -> list[Cell]:
-    form = "{:+.4f}" if one.score in ("loss", "perplexity") else "{:+.2f}"
+    form = SCORES[one.score].difference
     return [
         _text(one.group.label),
         _text(one.score),
@@ -140,7 +147,7 @@ def _sizes(run: RunRecord) -> list[Cell]:
     parameters, cost, speed = (run.numbers.get(name) for name in ("parameters", "multiply_adds", "tokens_per_second"))
     seconds = run.numbers.get("seconds")
     time = Cell(show_seconds(seconds), seconds) if seconds is not None else Cell("")
-    return [_number(parameters, "{:,.0f}"), _number(cost, "{:,.0f}"), _number(speed, "{:,.0f}"), time]
+    return [_number(parameters, "{:,.0f}"), _number(cost, "{:,.0f}"), _number(speed, find_key(SPEED).form), time]
 
 
 def _best(run: RunRecord, name: str) -> Cell:

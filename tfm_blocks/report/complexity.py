@@ -31,8 +31,6 @@ _LINEAR = Complexity(f"n * ({CHUNK} + d / heads) * d", f"n / {CHUNK}", f"n / {CH
 
 COMPLEXITY = {
     "attention": _ATTENTION,
-    "normed_attention": _ATTENTION,
-    "gated_attention": _ATTENTION,
     "talking_heads_attention": _ATTENTION,
     "differential_attention": _ATTENTION,
     "restricted_attention": Complexity("n * r * d", "1", "n / r"),
@@ -49,10 +47,11 @@ COMPLEXITY = {
 
 def complexity(node: Node) -> Complexity | None:
     """That of the node's block, where it is known and mixes the positions of one sequence."""
-    if node.block not in COMPLEXITY:
+    if node.block is None:
         return None
-    sequences = {node.axes[one] for one in REGISTRY.blocks[node.block].signature.sequences if node.axes.get(one)}
-    return COMPLEXITY[node.block] if len(sequences) == 1 else None
+    info = REGISTRY.blocks[node.block]
+    sequences = {node.axes[one] for one in info.signature.sequences if node.axes.get(one)}
+    return COMPLEXITY.get(info.alias_of or info.name) if len(sequences) == 1 else None
 
 
 def complexity_sheet(nodes: Iterable[Node]) -> Sheet | None:

@@ -13,13 +13,14 @@ from bokeh.models import ColumnDataSource, HoverTool
 from bokeh.palettes import Category10, Category20
 from bokeh.plotting import figure
 
-from tfm_blocks.runs.metrics import SECONDS, TOKENS, Row
+from tfm_blocks.metric_schema import METRIC_KEYS, SECONDS, TOKENS
+from tfm_blocks.runs.metrics import Row
 
 Floats = npt.NDArray[np.float64]
 
 MOST_POINTS = 500  # of a curve: more than a screen shows, and than a page of ten runs can hold
 AXES = {"steps": "step", "tokens": TOKENS, "seconds": SECONDS}
-CURVES = ("train/loss", "val/loss", "val/bleu", "val/chrf", "val/exact_match", "train/lr")
+CHARTS = sorted((key for key in METRIC_KEYS if key.chart), key=lambda key: key.summary == "last")  # scores first
 STORED = {"steps": "int32", "tokens": "float64", "seconds": "float32", "y": "float32"}  # as short as no eye can tell
 DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
 
@@ -51,7 +52,8 @@ def line_style(group: int, seed: int, groups: int) -> tuple[str, str]:
 
 def charts_of(lines: Sequence[RunLine]) -> list[Chart]:
     """A chart for each key that any of the runs has measured."""
-    return [_chart(name, lines) for name in CURVES if any(name in row for line in lines for row in line.rows)]
+    measured = {name for line in lines for row in line.rows for name in row}
+    return [_chart(key.name, lines) for key in CHARTS if key.name in measured]
 
 
 def _chart(name: str, lines: Sequence[RunLine]) -> Chart:

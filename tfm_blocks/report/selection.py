@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.record import RunRecord
 
@@ -61,4 +62,4 @@ def _spread(runs: Sequence[RunRecord], count: int) -> list[RunRecord]:
 
 
 def _loss(run: RunRecord) -> float:
-    return run.best["val/loss"].value if "val/loss" in run.best else float("inf")
+    return run.best[OBJECTIVE].value if OBJECTIVE in run.best else float("inf")

@@ -13,14 +13,13 @@ from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import (
     CHECKPOINTS,
     MODEL,
-    STATUS,
     TOKENIZER,
     claim_folder,
     expect_folder,
     step_files,
-    write_json,
 )
 from tfm_blocks.runs.model import read_tensors, write_weights
+from tfm_blocks.runs.status import Status, write_status
 
 
 def average(run: Path, last: int) -> Path:
@@ -40,7 +39,7 @@ def average(run: Path, last: int) -> Path:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     write_weights(folder, weights)
-    write_json(folder / STATUS, {"state": "averaged", "of": [f"{run.name}/{path.name}" for path in kept[-last:]]})
+    write_status(folder, Status("averaged", of=[f"{run.name}/{path.name}" for path in kept[-last:]]))
     return folder
 
 

@@ -1,23 +1,17 @@
-"""Names and free places of run folders, and their small JSON files."""
+"""Names and free places of run folders, and how their JSON files are written."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import re
-import socket
-import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.errors import Problem, RunError, cut, printable
-from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.values import count_at, mapping_at, text_at
+from tfm_blocks.errors import Problem, RunError, cut
 
 MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
@@ -31,20 +25,7 @@ LOSSES = "losses.csv"
 SWEEP = "sweep.json"  # in the folder of a sweep: its jobs
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"  # of the checkpoints: the weights of the lowest validation loss
-UNFINISHED = {
-    "running": "its training is still running",
-    "interrupted": "its training was killed",
-    "stopped": "its training was stopped before its end",
-    "preempted": "its training was stopped before its end, and can be resumed",
-    "failed": "its training failed",
-    "diverged": "its training diverged",
-    "done": "the training has finished, but the file is lost",
-    "averaged": "the average was made, but the file is lost",
-    "saved": "the model was saved from Python, but the file is lost",
-}
-TRIES, PAUSE = 100, 0.002  # seconds between two tries to get a lock
 STEP_FILE = re.compile(r"step-[0-9]{1,18}\.safetensors")
-RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a run that diverged would do so again
 
 
 def expect_folder(run: Path) -> None:
@@ -67,31 +48,6 @@ def step_files(checkpoints: Path) -> list[Path]:
     return sorted(path for path in checkpoints.glob("step-*.safetensors") if STEP_FILE.fullmatch(path.name))
 
 
-def expect_finished(run: Path) -> None:
-    """Raises RunError where a run has no weights yet: what became of it, and what can be done.
-
-    A run that was done, and trains for longer, has weights: that they are those of before is told on stderr.
-    """
-    state, reason = state_of(run)
-    became = UNFINISHED.get(state, "the training did not finish") + (f" ({cut(reason)})" if reason else "")
-    if not (run / WEIGHTS).is_file():
-        raise RunError(Problem(str(run), f"has no {WEIGHTS}: {became}", help=_way_out(run, state)))
-    if state in UNFINISHED and state not in ("done", "averaged", "saved"):
-        print(printable(f"warning: {run}: {became}; its weights are those of before"), file=sys.stderr)
-
-
-def state_of(run: Path) -> tuple[str, str]:
-    """The state of a run and its reason, as status.json has them; empty where it does not.
-
-    A run that is "running" without a process is "interrupted".
-    """
-    status = read_or_empty(run / STATUS)
-    state = text_at(status, "state")
-    if state == "running" and not is_held(run):
-        state = "interrupted"
-    return state, text_at(status, "reason")
-
-
 def kept_weights(run: Path, which: str) -> Path:
     """The file of the `last` validation's weights, of the `best`, or of those after a step. Raises RunError."""
     kept = step_files(run / CHECKPOINTS)
@@ -112,22 +68,6 @@ def step_of(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
 
 
-def _way_out(run: Path, state: str) -> str:
-    kept = step_files(run / CHECKPOINTS)
-    ways = {"running": "wait for its end", "done": "restore it"}
-    if state in RESUMABLE:
-        ways[state] = f"{_resume_command(run)} goes on with it"
-    if kept:
-        offer = f"tfm translate {run} --checkpoint last uses its weights after step {step_of(kept[-1]):,}"
-        return f"{ways[state]}, or: {offer}" if state in ways else offer
-    return ways.get(state, "no weights were kept before that: train it again")
-
-
-def _resume_command(run: Path) -> str:
-    """As status.json has it, with the plug-ins; an older version has it only where it could say how it ended."""
-    return text_at(read_or_empty(run / STATUS), "resume") or f"python train.py resume={run}"
-
-
 def claim_folder(root: Path, name: str) -> Path:
     """Makes `root/name`, or the first free of `name-2`, `name-3`, …: no run writes into another's folder."""
     root.mkdir(parents=True, exist_ok=True)
@@ -140,80 +80,6 @@ def claim_folder(root: Path, name: str) -> Path:
             count += 1
         else:
             return folder
-
-
-@contextmanager
-def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Keeps a folder for this process, whose end, however it comes, lets go of it.
-
-    Raises RunError where another process has it, unless it is to `wait` for that one.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if not (_wait_for_lock(descriptor) if wait else _try_lock(descriptor)):
-            rule = "is being trained by another process"
-            raise RunError(Problem(str(folder), rule, help="wait for its end, or stop it"))
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _wait_for_lock(descriptor: int) -> bool:
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return True
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Return True with the lock; `is_held` of another process may have it for a moment, so several times are tried."""
-    for _ in range(TRIES):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(PAUSE)
-        else:
-            return True
-    return False
-
-
-def is_held(folder: Path) -> bool:
-    """Return True if a process trains in the folder. The lock is shared, so that readers do not see each other."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(descriptor)
-
-
-def write_running(folder: Path, command: str) -> None:
-    """status.json of a run that this process trains, and which `command` goes on with should it be killed."""
-    process = {"pid": os.getpid(), "host": socket.gethostname()}
-    write_json(folder / STATUS, {"state": "running", "process": process, "resume": command})
-
-
-def holder_of(folder: Path) -> str:
-    """`4711 on node7`: the process that trains in the folder, as status.json has it.
-
-    Empty where it does not say, as before a resumed run has read its text, or where that process is gone.
-    """
-    status = read_or_empty(folder / STATUS)
-    process = mapping_at(status, "process")
-    pid, host = count_at(process, "pid"), text_at(process, "host")
-    gone = host == socket.gethostname() and not (pid and _lives(pid))
-    return "" if gone or not pid or status.get("state") != "running" else f"{pid} on {cut(host)}"
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

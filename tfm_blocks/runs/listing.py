@@ -5,22 +5,29 @@ from __future__ import annotations
 import csv
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.metric_schema import TEST_KEYS, VAL_KEYS
 from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP, hold, is_held, state_of
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP
+from tfm_blocks.runs.lock import LOCK, expect_free, hold, holder_of
 from tfm_blocks.runs.metrics import numbers_of
+from tfm_blocks.runs.status import read_status_or_empty, state_of
 from tfm_blocks.runs.sweep import WAITING, RecordedJob, is_sweep, read_jobs
-from tfm_blocks.runs.values import count_at, mapping_at, number_at, text_at, texts_at
+from tfm_blocks.runs.values import mapping_at, text_at, texts_at
 
 LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
 DEEPEST = 4  # folders in folders in which runs are sought
 TAIL = 65_536  # bytes at the end of metrics.csv, which hold many rows
-SCORES = ("bleu", "exact_match", "perplexity", "loss")  # the first that was measured says most
+HEADLINES = [
+    key.name
+    for keys in (TEST_KEYS, VAL_KEYS)
+    for key in sorted(keys, key=lambda key: key.headline or 0)
+    if key.headline
+]
 
 
 @dataclass(frozen=True)
@@ -71,12 +78,9 @@ class Member:
         state, reason = state_of(self.folder) if self.begun else ("", "")
         if self.job is None or state in ("done", "running") or (state and self.job.state in (WAITING, "running")):
             return state, reason
-        if self.job.state == "running" and not any(map(is_held, self._folders())):
+        if self.job.state == "running" and not any(map(holder_of, (self.folder.parent, self.folder))):
             return "interrupted", reason
         return self.job.state, self.job.reason or reason
-
-    def _folders(self) -> list[Path]:
-        return [one for one in (self.folder.parent, self.folder) if one.is_dir()]
 
 
 def find_members(root: Path, depth: int = DEEPEST) -> Iterator[Member]:
@@ -99,20 +103,24 @@ def read_entry(folder: Path) -> RunEntry:
 
 
 def expect_deletable(folder: Path) -> None:
-    """Raises RunError where the folder is none of a run or of a sweep, or where a process trains in it."""
+    """Raise RunError if the folder is not of a run or a sweep, or if a live process holds it."""
     if folder.is_symlink() or not (is_run(folder) or is_sweep(folder)):
         raise RunError(Problem(str(folder), "is no run folder, so it stays", help="tfm runs lists what is one"))
     inner = [] if is_run(folder) else [member.folder for member in find_members(folder) if member.begun]
     for one in (folder, *inner):
-        with hold(one):
-            pass
+        expect_free(one)
 
 
 def delete_run(folder: Path) -> None:
-    """Removes a run, or a sweep with all its runs. Raises RunError as `expect_deletable` does."""
+    """Remove a run, or a sweep with all its runs. Raises RunError as `expect_deletable` does."""
     expect_deletable(folder)
     with hold(folder):
-        shutil.rmtree(folder)
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != LOCK:  # NFS would keep a file that is open, and the folder with it
+                entry.unlink()
+    folder.rmdir()
 
 
 def size_of(folder: Path) -> int:
@@ -129,12 +137,12 @@ def _entry(member: Member) -> RunEntry:
     if not member.begun:
         return _waiting(member)
     folder, state = member.folder, member.state()[0]
-    record, status = read_or_empty(folder / RUN), read_or_empty(folder / STATUS)
+    record, status = read_or_empty(folder / RUN), read_status_or_empty(folder)
     row = _last_measured(folder / METRICS)
     chosen = mapping_at(record, "choices")
-    step = count_at(status, "steps") or int(row.get("step", 0))
+    step = status.steps or int(row.get("step", 0))
     model, data, commands = text_at(chosen, "model"), text_at(chosen, "data"), texts_at(record, "commands")
-    return RunEntry(folder, state, model, data, step, _score(status, row), changed_at(folder), commands)
+    return RunEntry(folder, state, model, data, step, _score(status.scores, row), changed_at(folder), commands)
 
 
 def _waiting(member: Member) -> RunEntry:
@@ -182,8 +190,6 @@ def _ends_of(path: Path) -> tuple[str, str]:
         return header.decode("utf-8", "replace"), file.read().decode("utf-8", "replace")
 
 
-def _score(status: dict[str, Any], row: dict[str, float]) -> tuple[str, float] | None:
-    scores = mapping_at(status, "scores")
-    measured = {**row, **{name: number for name in scores if (number := number_at(scores, name)) is not None}}
-    names = (f"{split}/{name}" for split in ("test", "val") for name in SCORES)
-    return next(((name, measured[name]) for name in names if name in measured), None)
+def _score(scores: Mapping[str, float], row: dict[str, float]) -> tuple[str, float] | None:
+    measured = {**row, **scores}
+    return next(((name, measured[name]) for name in HEADLINES if name in measured), None)

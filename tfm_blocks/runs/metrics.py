@@ -8,16 +8,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tfm_blocks.errors import RunError, shown
+from tfm_blocks.metric_schema import IMPROVABLE, SPEED, TOKENS, Key
 from tfm_blocks.runs.files import damaged, read_bytes, read_text
 
-TOKENS = "train/tokens"
-SECONDS = "train/seconds"
-SPEED = "train/tokens_per_second"
-LOWEST = ("val/loss", "val/perplexity")  # of these the lowest value is the best one
-HIGHEST = ("val/bleu", "val/chrf", "val/exact_match", "val/token_accuracy")
 LAST_STEP = 2**31 - 1
 
 Row = Mapping[str, float]
@@ -82,19 +77,13 @@ def summarise(rows: Sequence[Row]) -> Summary:
     """Of all rows of a run."""
     speeds = [row[SPEED] for row in rows if SPEED in row]
     seen = [row[TOKENS] for row in rows if TOKENS in row]
-    found = {name: best for name in (*LOWEST, *HIGHEST) if (best := _best(rows, name))}
+    found = {name: best for name, key in IMPROVABLE.items() if (best := _best(rows, key))}
     return Summary(seen[-1] if seen else None, statistics.median(speeds) if speeds else None, found)
 
 
-def _best(rows: Sequence[Row], name: str) -> Best | None:
-    measured = [(row[name], int(row["step"])) for row in rows if name in row]
+def _best(rows: Sequence[Row], key: Key) -> Best | None:
+    measured = [(row[key.name], int(row["step"])) for row in rows if key.name in row]
     if not measured:
         return None
-    sign = 1 if name in LOWEST else -1
+    sign = 1 if key.summary == "min" else -1
     return Best(*min(measured, key=lambda one: (sign * one[0], one[1])))
-
-
-def summary_record(summary: Summary) -> dict[str, Any]:
-    """As status.json has it."""
-    best = {name: {"value": one.value, "step": one.step} for name, one in summary.best.items()}
-    return {"tokens_seen": summary.tokens_seen, "tokens_per_second": summary.tokens_per_second, "best": best}

@@ -17,9 +17,9 @@ from tfm_blocks.network.build import build_network, check_model, network_without
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.files import damaged, read_json
-from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_finished, expect_folder, kept_weights, settle, write_json
-
-FORMAT = 1
+from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_folder, kept_weights, settle, write_json
+from tfm_blocks.runs.formats import FORMAT, READABLE, upgrade_model
+from tfm_blocks.runs.status import expect_finished
 
 
 def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:
@@ -102,13 +102,14 @@ def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
     expect_folder(folder)
     record = read_json(folder / MODEL)
     where = str(folder / MODEL)
-    if record.get("format") != FORMAT:
-        rule = f"has the format {shown(record.get('format'))}, and this version reads {FORMAT}"
+    if record.get("format") not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        rule = f"has the format {shown(record.get('format'))}, and this version reads {known}"
         raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it, or a newer one"))
     _need(record.get("plugins"), plugins, where)
     load_plugins(plugins)
     try:
-        return check_model(record.get("model") or {})
+        return check_model(upgrade_model(record))
     except ConfigError as error:
         problems = [Problem(where, f"{one.address}: {one.rule}", help=one.help) for one in error.problems]
         raise RunError(problems) from None

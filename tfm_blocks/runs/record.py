@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.runs.config import parse_mapping
 from tfm_blocks.runs.facts import changes_of, first_facts, versions_of
 from tfm_blocks.runs.files import read_or_empty, read_text
-from tfm_blocks.runs.folder import CONFIG, METRICS, RUN, STATUS, expect_folder
+from tfm_blocks.runs.folder import CONFIG, METRICS, RUN, expect_folder
 from tfm_blocks.runs.listing import Member, changed_at, find_members, is_run
-from tfm_blocks.runs.metrics import Best, read_rows, summarise, summary_record
-from tfm_blocks.runs.values import count_at, finite_number, list_at, mapping_at, number_at, text_at
+from tfm_blocks.runs.metrics import Best, read_rows, summarise
+from tfm_blocks.runs.status import Status, read_status_or_empty
+from tfm_blocks.runs.values import count_at, mapping_at, number_at, text_at
 
 Setting = str | int | float | bool | None
 ROOT_KEY = re.compile(r"\n(?=\w)")
@@ -126,10 +128,11 @@ def read_record(member: Member) -> RunRecord:
     if not member.begun:
         return RunRecord(member.folder, member.folder.name, state, reason)
     folder = member.folder
-    status, record = read_or_empty(folder / STATUS), read_or_empty(folder / RUN)
-    if "best" not in status:  # not done, or of an older version
-        status = {**summary_record(summarise(read_rows(folder / METRICS))), **status}
-    split = text_at(status, "scored_on")
+    status, record = read_status_or_empty(folder), read_or_empty(folder / RUN)
+    if status.best is None:  # not done, or of an older version
+        summary = vars(summarise(read_rows(folder / METRICS)))
+        status = replace(status, **{name: getattr(status, name) or value for name, value in summary.items()})
+    split = status.scored_on
     numbers = ("steps", "seconds", "parameters", "multiply_adds", "tokens_seen", "tokens_per_second")
     return RunRecord(
         folder,
@@ -139,12 +142,12 @@ def read_record(member: Member) -> RunRecord:
         text_at(mapping_at(record, "choices"), "model"),
         read_recorded_settings(folder / CONFIG),
         text_at(mapping_at(record, "text"), "vocabulary"),
-        text_at(mapping_at(status, "test_set"), "sha256"),
+        text_at(status.test_set, "sha256"),
         split,
-        {name: number for name in numbers if (number := number_at(status, name)) is not None},
-        _best(mapping_at(status, "best")),
+        {name: number for name in numbers if (number := getattr(status, name)) is not None},
+        status.best or {},
         _scores(status, split),
-        _values(status, split),
+        {n.removeprefix(f"{split}/"): one for n, one in status.scores.items() if n.startswith(f"{split}/")},
         first_facts(record),
         changes_of(record),
         changed_at(folder),
@@ -179,32 +182,17 @@ def _flat(prefix: str, value: Any) -> list[tuple[str, Setting]]:
     return [(prefix, value if plain else str(value))]
 
 
-def _best(listed: Mapping[str, Any]) -> dict[str, Best]:
-    pairs = {
-        name: (number_at(one, "value"), count_at(one, "step")) for name, one in listed.items() if isinstance(one, dict)
-    }
-    return {name: Best(value, step) for name, (value, step) in pairs.items() if value is not None and step is not None}
-
-
-def _values(status: Mapping[str, Any], split: str) -> dict[str, float]:
-    measured = {name: finite_number(one) for name, one in mapping_at(status, "scores").items()}
-    return {
-        name.removeprefix(f"{split}/"): one
-        for name, one in measured.items()
-        if name.startswith(f"{split}/") and one is not None
-    }
-
-
-def _scores(status: Mapping[str, Any], split: str) -> dict[str, Measured]:
-    """The share of exact matches with Wilson's interval, and the scores of the translations as sacreBLEU gave them."""
+def _scores(status: Status, split: str) -> dict[str, Measured]:
+    """Return the fractions with Wilson's interval, and the scores of the translations as sacreBLEU computed them."""
     found = {}
-    share = number_at(mapping_at(status, "scores"), f"{split}/exact_match")
-    rows = count_at(mapping_at(status, "test_set"), "rows")
-    if share is not None and 0 <= share <= 1:
-        low, high = wilson(share, rows) if rows else (math.nan, math.nan)
-        found["exact match"] = Measured(100 * share, 100 * low, 100 * high)
-    for one in list_at(status, "translation"):
-        value, interval = (number_at(one, key) if isinstance(one, dict) else None for key in ("value", "interval"))
+    rows = count_at(status.test_set, "rows")
+    for score in FINAL_SCORES:
+        share = status.scores.get(f"{split}/{score.key}") if score.kind == "fraction" else None
+        if share is not None and 0 <= share <= 1:
+            low, high = wilson(share, rows) if rows else (math.nan, math.nan)
+            found[score.name] = Measured(100 * share, 100 * low, 100 * high)
+    for one in status.translation:
+        value, interval = (number_at(one, key) for key in ("value", "interval"))
         if value is not None and interval is not None:
             signature = text_at(one, "signature")
             found[text_at(one, "name")] = Measured(value, value - interval, value + interval, signature)

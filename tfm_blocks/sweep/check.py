@@ -7,39 +7,33 @@ from dataclasses import dataclass
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.network.build import check_model, network_without_values
-from tfm_blocks.training.settings import RunSettings
+from tfm_blocks.launch.check import CheckedModel
+from tfm_blocks.network.build import count_parameters
 
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """A job by its overrides, with config, settings and number of parameters, or with the problems of its config."""
+    """A job by its overrides: what the check returned and the number of parameters, or the problems of its config."""
 
     overrides: Sequence[str]
-    composed: Composed | None = None
-    settings: RunSettings | None = None
+    checked: CheckedModel | None = None
     parameters: int = 0
     problems: Sequence[Problem] = ()
 
 
 def check_jobs(
-    jobs: Sequence[Sequence[str]],
-    compose: Callable[[list[str]], Composed],
-    check: Callable[[Composed], RunSettings | None],
+    jobs: Sequence[Sequence[str]], compose: Callable[[list[str]], Composed], check: Callable[[Composed], CheckedModel]
 ) -> list[CheckedJob]:
-    """Each job composed and checked. What `compose` and `check` raise as ConfigError is told, nothing is raised."""
-    return [_checked(overrides, compose, check) for overrides in jobs]
+    """Compose and check each job. A ConfigError becomes the problems of its job."""
+    return [_check_job(overrides, compose, check) for overrides in jobs]
 
 
-def _checked(
-    overrides: Sequence[str], compose: Callable[[list[str]], Composed], check: Callable[[Composed], RunSettings | None]
+def _check_job(
+    overrides: Sequence[str], compose: Callable[[list[str]], Composed], check: Callable[[Composed], CheckedModel]
 ) -> CheckedJob:
     try:
-        composed = compose(list(overrides))
-        settings = check(composed)
-        network = network_without_values(check_model(composed.model, composed.sources))
-        parameters = sum(parameter.numel() for parameter in network.parameters())
-        return CheckedJob(overrides, composed, settings, parameters)
+        checked = check(compose(list(overrides)))
+        return CheckedJob(overrides, checked, count_parameters(checked.spec))
     except ConfigError as error:
         return CheckedJob(overrides, problems=error.problems)
 

@@ -14,14 +14,14 @@ from tfm_blocks.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.compose.sweep import SweepRequest
+    from tfm_blocks.launch.check import CheckedRun
     from tfm_blocks.sweep.check import CheckedJob
     from tfm_blocks.sweep.engine import JobSource, Sweep
     from tfm_blocks.sweep.job import SweepJob
     from tfm_blocks.sweep.record import SweepFolder
     from tfm_blocks.sweep.settings import SweepSettings
-    from tfm_blocks.training.settings import RunSettings
 
-Check = Callable[["Composed"], "RunSettings"]
+Check = Callable[["Composed"], "CheckedRun"]
 ROOT = Path("runs")
 PREEMPTED = 75
 
@@ -34,27 +34,24 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
     from tfm_blocks.compose.command_line import job_options
     from tfm_blocks.compose.sweep import read_sweep
     from tfm_blocks.distributed.cluster import refuse_launched_sweep
-    from tfm_blocks.runs.folder import hold
+    from tfm_blocks.runs.lock import hold
     from tfm_blocks.sweep.engine import Sweep
-    from tfm_blocks.sweep.launchers.factory import check_of, open_launcher
-    from tfm_blocks.sweep.launchers.settings import LocalSettings, read_launcher_settings
+    from tfm_blocks.sweep.launcher import read_launcher
     from tfm_blocks.sweep.naming import sweep_name
     from tfm_blocks.sweep.record import claim_sweep, expect_unchanged
     from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
 
     refuse_launched_sweep(os.environ)
     asked = read_sweep(arguments)
-    where = read_launcher_settings(asked.launcher)
-    on_cluster = not isinstance(where, LocalSettings)
-    settings = read_sweep_settings(with_parallel(asked.settings, on_cluster=on_cluster))
-    check = check_of(where)
-    jobs = _jobs(asked, settings, check)
+    chosen = read_launcher(asked.launcher)
+    settings = read_sweep_settings(with_parallel(asked.settings, on_cluster=chosen.kind.on_cluster))
+    jobs = _jobs(asked, settings, chosen.check)
     command = shlex.join([*program, *arguments])
-    launcher = open_launcher(where, parallel=settings.parallel, timeout=settings.timeout)
+    launcher = chosen.open(settings.parallel, settings.timeout)
     name, configs = settings.name or sweep_name(asked.swept), _configs(jobs, settings)
     folder = claim_sweep(ROOT, name, asked.texts, command, [*program, *job_options(arguments)], configs)
     with launcher, hold(folder.path):
-        source = _source(folder, jobs, asked, settings, check)
+        source = _source(folder, jobs, asked, settings, chosen.check)
         expect_unchanged(folder, source.jobs)
         running = Sweep(folder, source, settings, launcher, start)
         queue = f", in {launcher.queue}" if launcher.queue else ""
@@ -108,7 +105,7 @@ def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: S
 
     _expect_same_conf(sample, asked)
     (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.own), check)
-    if found.composed is None:
+    if found.checked is None:
         reason = f"{found.problems[0].address}: {found.problems[0].rule}"
         job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
     else:
@@ -148,13 +145,14 @@ def _checked(overrides: Sequence[list[str]], asked: SweepRequest, check: Check) 
 
 
 def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
+    from tfm_blocks.launch.check import CheckedRun
     from tfm_blocks.sweep.job import SweepJob
 
     names = _names([job.overrides for job in jobs], asked)
     return [
-        SweepJob(name, job.overrides, job.composed, job.settings)
+        SweepJob(name, job.overrides, job.checked.composed, job.checked.settings)
         for name, job in zip(names, jobs, strict=True)
-        if job.composed and job.settings
+        if isinstance(job.checked, CheckedRun)
     ]
 
 

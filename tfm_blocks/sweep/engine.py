@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tfm_blocks.distributed.signals import asked_to_stop, signals_wait
-from tfm_blocks.runs.folder import METRICS, holder_of, is_held
+from tfm_blocks.metric_schema import OBJECTIVE
+from tfm_blocks.runs.folder import METRICS
+from tfm_blocks.runs.lock import holder_of
 from tfm_blocks.sweep.attempt import Attempt
 from tfm_blocks.sweep.job import (
     DONE,
@@ -23,7 +25,7 @@ from tfm_blocks.sweep.job import (
     WORTH_A_RETRY,
     SweepJob,
 )
-from tfm_blocks.sweep.launchers.interface import Launcher, RefusedError, Worker
+from tfm_blocks.sweep.launcher import Launcher, RefusedError, Worker
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.record import SweepFolder, archive_previous, plugins_of, state_before
 from tfm_blocks.sweep.result import JobResult
@@ -62,7 +64,7 @@ class JobSource(Protocol):
 class Grid:
     """Jobs that are known before the first starts."""
 
-    metric = "val/loss"
+    metric = OBJECTIVE
 
     def __init__(self, jobs: list[SweepJob]) -> None:
         self.jobs = jobs
@@ -187,13 +189,13 @@ class Sweep:
     def _next(self) -> SweepJob | None:
         """A job that no other process trains, as those of a sweep do that was killed a moment ago."""
         for job in list(self.again):
-            if not self._is_held(job):
+            if not holder_of(self.folder.run(job)):
                 self.again.remove(job)
                 self.held.pop(job.name, None)
                 return job
             self._wait_for_other(job)
         while new := self.source.next():
-            if not self._is_held(new):
+            if not holder_of(self.folder.run(new)):
                 return new
             self.again.append(new)
             self._wait_for_other(new)
@@ -209,10 +211,6 @@ class Sweep:
             job.state = NOT_STARTED
             self._over(job)
             self._write()
-
-    def _is_held(self, job: SweepJob) -> bool:
-        run = self.folder.run(job)
-        return run.is_dir() and is_held(run)
 
     def _start(self, job: SweepJob) -> None:
         try:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from tfm_blocks.runs.metrics import SPEED, Row, numbers_of
+from tfm_blocks.metric_schema import OBJECTIVE, SPEED
+from tfm_blocks.runs.metrics import Row, numbers_of
 
-SCORE = "val/loss"
 LAST = 4096  # bytes before the offset that tell whether the file is still the one that was read
 
 
@@ -25,7 +25,7 @@ class Progress:
     """
 
     path: Path
-    metric: str = SCORE
+    metric: str = OBJECTIVE
     step: int = 0
     pace: float = math.nan
     best: float = math.nan
@@ -67,8 +67,8 @@ class Progress:
             return
         self.step = int(row["step"])
         self.pace = row.get(SPEED, self.pace)
-        if SCORE in row:
-            self.best = min(row[SCORE], self.best if self.best == self.best else math.inf)
+        if OBJECTIVE in row:
+            self.best = min(row[OBJECTIVE], self.best if self.best == self.best else math.inf)
         if self.metric in row:
             self.scores[self.step] = row[self.metric]
         if self.first is None:

@@ -16,9 +16,10 @@ from tfm_blocks.compose.job_config import job_record
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.folder import RUN, STATUS, SWEEP, write_json
+from tfm_blocks.runs.folder import RUN, SWEEP, write_json
+from tfm_blocks.runs.status import read_status_or_empty
 from tfm_blocks.runs.sweep import job_records
-from tfm_blocks.runs.values import count_at, text_at
+from tfm_blocks.runs.values import count_at
 from tfm_blocks.sweep.job import NOT_OF_THE_RUN, SweepJob
 
 FORMAT = 1
@@ -136,7 +137,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
 def state_before(folder: SweepFolder, job: SweepJob) -> str:
     """How the run of the job ended when it was last trained; empty where it was not begun."""
     run = folder.run(job)
-    return text_at(read_or_empty(run / STATUS), "state") if (run / RUN).is_file() else ""
+    return read_status_or_empty(run).state if (run / RUN).is_file() else ""
 
 
 def archive_previous(folder: SweepFolder, job: SweepJob) -> None:

@@ -7,9 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.folder import STATUS
-from tfm_blocks.runs.values import text_at
+from tfm_blocks.runs.status import read_status_or_empty
 from tfm_blocks.sweep.job import DIVERGED, DONE, ERROR, KILLED, MEMORY, STOPPED, WRONG
 
 TAIL = 65_536  # bytes at the end of a log in which its errors are sought
@@ -45,9 +43,9 @@ def _signal_name(number: int) -> str:
 
 def _told(run: Path, log: Path, begin: int) -> str:
     """What status.json has as the reason, else the last error in the log, else its last line."""
-    status = read_or_empty(run / STATUS)
-    if text_at(status, "state") not in ("running", "done") and (reason := text_at(status, "reason")):
-        return reason
+    status = read_status_or_empty(run)
+    if status.state not in ("running", "done") and status.reason:
+        return status.reason
     lines = [line for line in _end_of(log, begin).splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1].strip()

@@ -8,6 +8,7 @@ from typing import Any
 
 from tfm_blocks.compose.sweep import Choices, OpenKey
 from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.metric_schema import find_key
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.sweep.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, WAITING, SweepJob
 from tfm_blocks.sweep.progress import Progress
@@ -93,7 +94,8 @@ class Study:
         if not any(trial.state == optuna.trial.TrialState.COMPLETE for trial in self.study.trials):
             return f"search: no trial is done{failed}"
         best = self.study.best_trial
-        return f"search: best {self.metric} {best.value:.4f}: {self.jobs[best.number].name}{failed}"
+        value = find_key(self.metric).form.format(best.value)
+        return f"search: best {self.metric} {value}: {self.jobs[best.number].name}{failed}"
 
     def _ask(self) -> Any:
         """A trial with a value for each key; the sampler depends on the seed and on what is known, not on the past of

@@ -10,12 +10,11 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings, read_settings
 from tfm_blocks.errors import shown, suggest
-from tfm_blocks.tracking.metric_schema import METRIC_KEYS
+from tfm_blocks.metric_schema import IMPROVABLE
 
 QUEUED_JOBS = 100  # the default of sweep.parallel on a cluster
 QUEUED_TRIALS = 10  # of a search, which learns only from trials that have ended
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-METRICS = {key.name: key.summary for key in METRIC_KEYS if key.name.startswith("val/") and key.summary != "last"}
 
 
 def seconds(value: object) -> float | None:
@@ -69,14 +68,14 @@ class OptunaSettings(_How):
     @field_validator("metric")
     @classmethod
     def _is_measured(cls, metric: str) -> str:
-        if metric not in METRICS:
-            raise RuleError(f"is {shown(metric)}, which no validation measures", suggest(metric, METRICS))
+        if metric not in IMPROVABLE:
+            raise RuleError(f"is {shown(metric)}, which no validation measures", suggest(metric, IMPROVABLE))
         return metric
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
         """As optuna names it."""
-        return "minimize" if METRICS[self.metric] == "min" else "maximize"
+        return "minimize" if IMPROVABLE[self.metric].summary == "min" else "maximize"
 
 
 SweepSettings = GridSettings | RandomSettings | OptunaSettings

@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.live import Live
 
 from tfm_blocks.errors import printable
+from tfm_blocks.metric_schema import OBJECTIVE, SPEED, find_key
 from tfm_blocks.report.screen import clock, screen
 from tfm_blocks.report.table import Cell, FittedSheet, Sheet, print_sheet
 
 MINUTE = 60.0  # seconds between two lines that only say that all is well
 ORDER = ("running", "waiting", "done")  # failures come first where a terminal is too low for all
+BEST = f"best {OBJECTIVE}"
 AROUND = 8  # lines of a terminal that the table itself takes
 
 
@@ -91,7 +93,7 @@ def is_watched(console: Console) -> bool:
 
 def show_end(rows: Sequence[SweepRow], folder: str) -> None:
     """Print what became of each job, and the log of a job that is not done."""
-    columns = ["job", "state", "steps", "best val/loss", "log"]
+    columns = ["job", "state", "steps", BEST, "log"]
     print_sheet(screen(), Sheet(folder, columns, [_end(row, folder) for row in rows], 2))
     for row in rows:
         if row.state not in ("done", "waiting"):
@@ -102,20 +104,20 @@ def show_end(rows: Sequence[SweepRow], folder: str) -> None:
 
 def _end(row: SweepRow, folder: str) -> list[Cell]:
     log = f"{folder}/{row.log}" if row.log and row.state not in ("done", "waiting") else ""
-    best = Cell(_number(row.best, ".4f"), row.best)
+    best = Cell(_number(row.best, OBJECTIVE), row.best)
     return [Cell(row.name), Cell(row.state), Cell(f"{row.step:,}", row.step), best, Cell(log)]
 
 
 def _sheet(rows: Sequence[SweepRow], lines: int) -> Sheet:
     shown = sorted(rows, key=_rank)[: max(lines, 1)]
-    columns = ["job", "state", "step", "tokens/s", "best val/loss", "left"]
+    columns = ["job", "state", "step", "tokens/s", BEST, "left"]
     return Sheet(_counts(rows), columns, [_row(row) for row in (rows if len(rows) <= lines else shown)], 2)
 
 
 def _row(row: SweepRow) -> list[Cell]:
     step = f"{row.step:,}/{row.steps:,}" if row.state != "waiting" else ""
     waits = f": {row.reason}" if row.state == "waiting" and row.reason else ""
-    numbers = [_number(row.pace, ",.0f"), _number(row.best, ".4f"), _duration(row.left)]
+    numbers = [_number(row.pace, SPEED), _number(row.best, OBJECTIVE), _duration(row.left)]
     values = (row.step, row.pace, row.best, row.left)
     cells = [Cell(text, value) for text, value in zip([step, *numbers], values, strict=True)]
     return [Cell(row.name), Cell(row.state + waits), *cells]
@@ -141,13 +143,13 @@ def _news(row: SweepRow) -> str:
     if row.state != "running":
         return f"{row.name} {row.state}, {row.reason}"
     parts = [f"{row.name} step {row.step:,}/{row.steps:,}"]
-    parts += [f"{row.pace:,.0f} tokens/s"] if row.pace == row.pace else []
-    parts += [f"best val/loss {row.best:.4f}"] if row.best == row.best else []
+    parts += [f"{_number(row.pace, SPEED)} tokens/s"] if row.pace == row.pace else []
+    parts += [f"{BEST} {_number(row.best, OBJECTIVE)}"] if row.best == row.best else []
     return ", ".join(parts + ([f"{_duration(row.left)} left"] if row.left == row.left else []))
 
 
-def _number(value: float, form: str) -> str:
-    return format(value, form) if value == value else ""
+def _number(value: float, metric: str) -> str:
+    return find_key(metric).form.format(value) if value == value else ""
 
 
 def _duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, options,
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Place, Problem, suggest
 from tfm_blocks.language.files import shown_path
-from tfm_blocks.tracking.metric_schema import FACTS, MEDIA, METRIC_KEYS
+from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS, TRAIN_KEYS, VAL_KEYS
 
 GROUP = "dashboard"
 STEP = "step"
@@ -73,16 +73,28 @@ class Panel(Settings):
 
 
 class Dashboard(Settings):
-    """Panels by section, in a workspace called `name`; `group`: settings by whose values runs are put together."""
+    """Panels by section, in a workspace called `name`; `group`: settings by whose values runs are put together.
+
+    rest: the name of a last section with a panel for each metric of training and validation that has no panel yet; the
+    section is left out if each metric has one.
+    """
 
     name: str
     group: list[str] = Field(default_factory=list)
     sections: Annotated[dict[str, Annotated[list[Panel], Field(min_length=1)]], Field(min_length=1)]
+    rest: str | None = None
 
     @field_validator("group")
     @classmethod
     def _are_settings(cls, given: Any, info: ValidationInfo) -> Any:
         return _known(given, info.context or ())
+
+    @property
+    def all_sections(self) -> dict[str, list[Panel]]:
+        """The sections with `rest`."""
+        drawn = {name for panels in self.sections.values() for panel in panels for name in panel.lines or ()}
+        rest = [Panel(lines=[key.name]) for key in (*TRAIN_KEYS, *VAL_KEYS) if key.name not in drawn]
+        return {**self.sections, self.rest: rest} if self.rest and rest else self.sections
 
 
 METRICS = {key.name: key for key in METRIC_KEYS}

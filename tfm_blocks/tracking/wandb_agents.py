@@ -12,7 +12,7 @@ import yaml
 from tfm_blocks.compose.command_line import prepare_arguments
 from tfm_blocks.compose.sweep import Interval, OpenKey, combinations, one_at_a_time, parts_of
 from tfm_blocks.errors import ConfigError, Problem, suggest
-from tfm_blocks.tracking.metric_schema import METRIC_KEYS
+from tfm_blocks.metric_schema import METRIC_KEYS
 
 GOALS = {"min": "minimize", "max": "maximize"}
 DISTRIBUTIONS = {  # W&B's names, by whether orders of magnitude count alike, and whether numbers are whole

@@ -11,8 +11,8 @@ import wandb_workspaces.reports.v2 as panels
 import wandb_workspaces.workspaces as workspaces
 
 from tfm_blocks.errors import Problem, RunError, cut
+from tfm_blocks.metric_schema import Key
 from tfm_blocks.tracking.dashboard import METRICS, STEP, Dashboard, Panel
-from tfm_blocks.tracking.metric_schema import Key
 
 WIDTH, HEIGHT, COLUMNS = 8, 6, 3  # of W&B's grid, which is 24 wide
 
@@ -27,7 +27,7 @@ def workspace(dashboard: Dashboard, project: str, entity: str) -> Any:
             workspaces.Section(
                 name=name, panels=[_placed(one, number) for number, one in enumerate(found)], is_open=True
             )
-            for name, found in dashboard.sections.items()
+            for name, found in dashboard.all_sections.items()
         ],
         settings=workspaces.WorkspaceSettings(x_axis="Step"),
         runset_settings=workspaces.RunsetSettings(groupby=[workspaces.Config(name) for name in dashboard.group]),

@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tfm_blocks.language.spec import TARGET
+from tfm_blocks.metric_schema import METRIC_KEYS, OBJECTIVE, SKIPPED
 from tfm_blocks.network.attention_maps import attention_nodes
 from tfm_blocks.report.attention_page import png
 from tfm_blocks.runs.folder import BEST, step_file, step_files
 from tfm_blocks.runs.model import weights_of, write_tensors
-from tfm_blocks.tracking.loggers import RunLogger
+from tfm_blocks.tracking.logger import RunLogger
 from tfm_blocks.training.fsdp2 import full_tensors
 from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.module import TrainingModule
@@ -42,7 +43,7 @@ class BestWeights(Callback):
         assert isinstance(pl_module, TrainingModule)
         if pl_module.abandoned:
             return
-        loss = pl_module.latest["val/loss"]
+        loss = pl_module.latest[OBJECTIVE]
         best = loss < self.best_loss
         self.best_loss = min(loss, self.best_loss)
         weights = full_tensors(weights_of(pl_module.network))
@@ -174,19 +175,14 @@ def train_news(latest: dict[str, float]) -> str:
     """Loss, learning rate and pace of the last log, or "" before the first."""
     if "train/loss" not in latest:
         return ""
-    loss, rate, pace = (latest[f"train/{name}"] for name in ("loss", "lr", "tokens_per_second"))
-    skipped = int(latest.get("train/skipped", 0))
-    return f"loss {loss:.3f}  lr {rate:.2e}  {pace:,.0f} tokens/s" + (f"  {skipped} skipped" if skipped else "")
+    return "  ".join(_progress({name: value for name, value in latest.items() if name != SKIPPED or value}, "train"))
 
 
 def score_news(latest: dict[str, float], split: str) -> str:
-    forms = {
-        "loss": "loss {:.3f}",
-        "perplexity": "perplexity {:.2f}",
-        "token_accuracy": "tokens {:.1%}",
-        "bleu": "BLEU {:.2f}",
-        "chrf": "chrF {:.2f}",
-        "exact_match": "exact {:.1%}",
-    }
-    found = [form.format(latest[f"{split}/{name}"]) for name, form in forms.items() if f"{split}/{name}" in latest]
-    return f"{split}: " + ", ".join(found)
+    """Return the scores of a split in a line."""
+    return f"{split}: " + ", ".join(_progress(latest, split))
+
+
+def _progress(latest: dict[str, float], split: str) -> list[str]:
+    keys = (key for key in METRIC_KEYS if key.progress and key.name.startswith(f"{split}/"))
+    return [key.progress.format(latest[key.name]) for key in keys if key.name in latest]

@@ -19,6 +19,8 @@ from tfm_blocks.runs.checkpoints import read_checkpoint, write_checkpoint
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import TrainerSettings
 
+AGREE_EVERY = 0.5  # seconds between two agreements of the ranks, as steps of the last interval took them
+
 
 class PreemptedError(TfmError):
     """A signal has asked the run to end, and all that it has done is kept; `help` is the command to go on."""
@@ -64,21 +66,30 @@ class CheckpointFiles(CheckpointIO):
 class Checkpoints(Callback):
     """Between two steps, after the validation of the first, all ranks agree whether to write one, and whether to end.
 
-    `asked` gives the number of a signal that has come to this rank, or 0; `command` is what goes on with the run;
-    `logs` are files that grow with the steps.
+    They agree about every half second, because an exchange at every step would slow short steps down, and always after
+    the step `until`. `asked` gives the number of a signal that has come to this rank, or 0; `command` is what goes on
+    with the run; `logs` are files that grow with the steps.
     """
 
     def __init__(
-        self, folder: Path, logs: Sequence[Path], settings: TrainerSettings, asked: Callable[[], int], command: str
+        self,
+        folder: Path,
+        logs: Sequence[Path],
+        settings: TrainerSettings,
+        asked: Callable[[], int],
+        command: str,
+        until: int | None = None,
     ) -> None:
         self.folder, self.logs, self.settings, self.asked, self.command = folder, logs, settings, asked, command
+        self.until = until
         self.written = -1
         self.owed = False  # a validation that a signal has cut short, and that the run has yet to do
         self._group: Any = None  # of processors, which accelerators do not talk in
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.written = trainer.global_step
-        self._last = time.monotonic()
+        self._last = self._agreed = time.monotonic()
+        self._agreed_step = self._next = trainer.global_step
         if trainer.world_size > 1:
             self._group = torch.distributed.new_group(backend="gloo")
 
@@ -86,7 +97,7 @@ class Checkpoints(Callback):
         if self.owed:
             self._validate(trainer)
         every, step = self.settings.checkpoint_every, trainer.global_step
-        number, timely = self._agree(trainer)
+        number, timely = self._agree(trainer) if self._must_agree(trainer) else (0, False)
         if number or timely or (every and step % every == 0):
             self._write(trainer)
         if number:
@@ -108,15 +119,28 @@ class Checkpoints(Callback):
         if number:
             raise preempted(number, self.command)
 
+    def _must_agree(self, trainer: Trainer) -> bool:
+        """Return True if the ranks agree before the next step. The answer is the same on every rank."""
+        assert isinstance(trainer.lightning_module, TrainingModule)
+        stopping = trainer.lightning_module.abandoned or trainer.global_step == self.until
+        return trainer.world_size == 1 or stopping or trainer.global_step >= self._next
+
     def _agree(self, trainer: Trainer) -> tuple[int, bool]:
-        """The signal of any rank, and whether the clock of any says that it is time. No device is waited for."""
-        minutes = self.settings.checkpoint_minutes
-        timely = bool(minutes) and time.monotonic() - self._last >= 60 * (minutes or 0)
-        both = torch.tensor([self.asked(), timely])
+        """Return the signal of any rank, and True if the clock of any rank says that a checkpoint is due.
+
+        The slowest rank's seconds per step decide at which step the ranks agree next. No device is waited for.
+        """
+        now, minutes = time.monotonic(), self.settings.checkpoint_minutes
+        timely = bool(minutes) and now - self._last >= 60 * (minutes or 0)
+        steps = trainer.global_step - self._agreed_step
+        pace = (now - self._agreed) / steps if steps else AGREE_EVERY
+        exchanged = torch.tensor([self.asked(), timely, pace], dtype=torch.float64)
         if trainer.world_size > 1:
-            torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=self._group)
-        number, due = both.tolist()
-        return number, bool(due)
+            torch.distributed.all_reduce(exchanged, torch.distributed.ReduceOp.MAX, group=self._group)
+        number, due, pace = exchanged.tolist()
+        self._agreed, self._agreed_step = now, trainer.global_step
+        self._next = trainer.global_step + max(1, int(AGREE_EVERY / pace))
+        return int(number), bool(due)
 
     def _write(self, trainer: Trainer) -> None:
         if trainer.global_step != self.written or not trainer.global_step:

@@ -95,11 +95,14 @@ class TrainStream(IterableDataset[StepBatches]):
     """Step `start` of the run and all that follow.
 
     `cursor` is that of an epoch no later than that step's: the plans of those before it are not made again. Each of
-    several workers of a loader, which takes from them in turn, gives its part of the steps.
+    several workers of a loader, which takes from them in turn, gives its part of the steps. With `even` all ranks get
+    the same number of micro-batches of a step, some of which predict nothing.
     """
 
-    def __init__(self, feed: PlannedCorpus, *, seed: int, start: int, ranks: Ranks, cursor: Cursor = Cursor()) -> None:
-        self.feed, self.seed, self.start, self.ranks, self.cursor = feed, seed, start, ranks, cursor
+    def __init__(
+        self, feed: PlannedCorpus, *, seed: int, start: int, ranks: Ranks, cursor: Cursor = Cursor(), even: bool = False
+    ) -> None:
+        self.feed, self.seed, self.start, self.ranks, self.cursor, self.even = feed, seed, start, ranks, cursor, even
 
     def __iter__(self) -> Iterator[StepBatches]:
         worker, workers = _worker()
@@ -113,7 +116,12 @@ class TrainStream(IterableDataset[StepBatches]):
             begun += len(plan)
 
     def _step(self, step: PlanStep, cursor: Cursor) -> StepBatches:
-        return StepBatches(step.tokens, self.feed.batches(step, self.ranks), cursor, step.rows_N.tolist())
+        batches = self.feed.batches(step, self.ranks)
+        if self.even:
+            world = self.ranks.world
+            missing = max(len(step.share(rank, world)) for rank in range(world)) - len(batches)
+            batches += missing * [self.feed.layout.batch(self.feed.corpus, step.rows_N[:1], empty=True)]
+        return StepBatches(step.tokens, batches, cursor, step.rows_N.tolist())
 
 
 class EvalStream(IterableDataset[Batch]):
@@ -151,7 +159,7 @@ class RunData(LightningDataModule):
     """Loaders over what was prepared; the test's is over the validation set where there is no test set.
 
     Training goes on at the trainer's step: a resumed run repeats nothing. `workers` are processes that make batches
-    ahead of their use; `pinned` batches go to an accelerator while it computes.
+    ahead of their use; `pinned` batches go to an accelerator while it computes. `even` is that of TrainStream.
     """
 
     def __init__(
@@ -164,8 +172,10 @@ class RunData(LightningDataModule):
         ranks: Ranks,
         workers: int = 0,
         pinned: bool = False,
+        even: bool = False,
     ) -> None:
         super().__init__()
+        self.even = even
         self.prepared, self.layout, self.settings, self.seed, self.ranks = prepared, layout, settings, seed, ranks
         self.cursor = Cursor()
         self._options: dict[str, Any] = {"batch_size": None, "num_workers": workers, "pin_memory": pinned}
@@ -190,7 +200,12 @@ class RunData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[StepBatches]:
         start = self.trainer.global_step if self.trainer else 0
         stream = TrainStream(
-            self._feed(self.prepared.train), seed=self.seed, start=start, ranks=self.ranks, cursor=self.cursor
+            self._feed(self.prepared.train),
+            seed=self.seed,
+            start=start,
+            ranks=self.ranks,
+            cursor=self.cursor,
+            even=self.even,
         )
         return TimedLoader(stream, **self._options)
 

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.tracking.metric_schema import find_key
+from tfm_blocks.metric_schema import find_key
 from tfm_blocks.training.module import TrainingModule
 
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-import torch.distributed
 from torch import nn
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.language.spec import TARGET
+from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.metrics import ExactMatch, LengthRatio, RowLosses, TokenScores, text_scores
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
@@ -86,6 +86,5 @@ class Scorer(nn.Module):
         world = self.ranks.world
         if world == 1:
             return mine
-        parts: list[list[str]] = [[] for _ in range(world)]
-        torch.distributed.all_gather_object(parts, mine)
+        parts = gather_json(mine)
         return [parts[place % world][place // world] for place in range(count)]

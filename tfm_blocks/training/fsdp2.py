@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -9,6 +10,7 @@ from typing import Any, TypeVar, cast
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
@@ -35,12 +37,36 @@ def fill_shares(network: Network, tensors: Mapping[str, Tensor]) -> None:
     fill(network, {name: _share_of(tensors[name].to(one.device), one) for name, one in own.items()})
 
 
-class FSDP2Strategy(ModelParallelStrategy):
-    """Each process keeps a share of every weight, of its gradient and of the optimizer's state.
+def units_of(network: Network) -> list[nn.Module]:
+    """Return the containers of the layers of stacks whose parameters nothing outside of the container uses."""
+    users: defaultdict[nn.Parameter, set[nn.Module | None]] = defaultdict(set)
+    for layer in network.stack_layers:
+        for call in layer.calls:
+            for parameter in call.module.parameters():
+                users[parameter].add(layer.container)
+    for parameter in network.head_parameters():
+        users[parameter].add(None)
+    containers = dict.fromkeys(layer.container for layer in network.stack_layers if layer.container is not None)
+    return [one for one in containers if all(users[parameter] == {one} for parameter in one.parameters())]
 
-    The whole weights are there from the first forward of a step to the backward of its last micro-batch, and during a
-    validation: between those the processes, which differ in how many micro-batches they have, need not wait for each
-    other. Checkpoints hold whole tensors, in the format of every other run.
+
+def shard(network: Network, mesh: DeviceMesh) -> None:
+    """Shard each layer of a stack, and then the rest of the network. Do nothing if that is done."""
+    if isinstance(network, FSDPModule):
+        return
+    for unit in (*units_of(network), network):
+        fully_shard(unit, mesh=mesh)
+    register_fsdp_forward_method(network, "trunk_with_losses")
+    network.by_layer = True
+
+
+class FSDP2Strategy(ModelParallelStrategy):
+    """Each process keeps a shard of every weight, of its gradient and of the optimizer's state.
+
+    In a step a layer of a stack is gathered while it computes, forward and again backward, and everything outside of
+    stacks from the first forward to the backward. So all processes have the same number of micro-batches. A validation
+    gathers all weights, because the processes differ in their batches. Checkpoints hold whole tensors, in the format of
+    every other run.
     """
 
     def __init__(self, world: int) -> None:
@@ -54,23 +80,10 @@ class FSDP2Strategy(ModelParallelStrategy):
     def network(self) -> Network:
         return cast(Network, cast(Any, self.lightning_module).network)
 
-    def shard(self, network: Network) -> None:
-        """Shares out the network; its trunk then gathers it. Does nothing where that is done."""
-        if not isinstance(network, FSDPModule):
-            fully_shard(network, mesh=self.device_mesh["data_parallel"], reshard_after_forward=False)
-            register_fsdp_forward_method(network, "trunk_with_losses")
-
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Inside, gradients stay where they are, and the weights stay whole."""
-        network = cast(FSDPModule, self.network)
-        self._exchange(network, False)
+        """Exchange gradients after every micro-batch: no process has room for those of the whole network."""
         yield
-        self._exchange(network, True)
-
-    def _exchange(self, network: FSDPModule, now: bool) -> None:
-        network.set_requires_gradient_sync(now)
-        network.set_reshard_after_backward(now)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         assert self.lightning_module is not None
@@ -108,16 +121,18 @@ class WholeWhileScored(Callback):
     """Keeps the weights whole while a network that is shared out is validated or tested."""
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _each(pl_module, "unshard")
+        for unit in _sharded(pl_module):
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.unshard()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _each(pl_module, "reshard")
+        for unit in _sharded(pl_module):
+            unit.set_reshard_after_forward(not isinstance(unit, Network), recurse=False)
+            unit.reshard()
 
     on_test_start = on_validation_start
     on_test_end = on_validation_end
 
 
-def _each(module: nn.Module, what: str) -> None:
-    for one in module.modules():
-        if isinstance(one, FSDPModule):
-            getattr(one, what)()
+def _sharded(module: nn.Module) -> list[FSDPModule]:
+    return [one for one in module.modules() if isinstance(one, FSDPModule)]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import EpochPlan, Ranks
@@ -19,6 +20,7 @@ from tfm_blocks.data.settings import LmSettings
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.data import PlannedCorpus
+from tfm_blocks.training.fsdp2 import units_of
 from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -31,21 +33,21 @@ MARGIN = 0.9  # of it: memory that was taken and given back has gaps
 class Copies:
     """The memory that a rank needs besides the weights and gradients of a step, in copies of all weights.
 
-    `held` exist during the whole step, `exchanged` only after the last backward pass, when the activations are freed.
+    With `by_layer` the gradients of a layer of a stack exist only until they are exchanged.
     """
 
     held: float
-    exchanged: int = 0
+    by_layer: bool = False
 
 
 def copies_of(settings: TrainerSettings, world: int) -> Copies:
     """Return the copies that `trainer.strategy` needs in a world of this many ranks.
 
     Both strategies hold Adam's two moments. DDP also holds a buffer to exchange gradients. FSDP2 holds a shard of the
-    moments, the weights and the gradients, and exchanges gradients through a buffer that it frees after each step.
+    moments, the weights and the gradients. All weights, which the trial has, it needs for a validation.
     """
     if world > 1 and settings.strategy == "fsdp2":
-        return Copies(4 / world, exchanged=1)
+        return Copies(4 / world, by_layer=True)
     return Copies(2 + (world > 1) + bool(settings.ema))
 
 
@@ -100,20 +102,39 @@ class MemoryCheck:
     def _try(self, batches: Iterable[Batch]) -> None:
         network = deepcopy(self.network).to(self.device)
         own = next(self.network.parameters()).device == self.device  # the run's weights are there beside the trial's
-        held = _copies(network, max(0, self.copies.held - own))
-        for one in network.parameters():
-            one.grad = torch.zeros_like(one)
+        held = _copies(network.parameters(), max(0, self.copies.held - own))
+        layers = [list(unit.parameters()) for unit in units_of(network)] if self.copies.by_layer else []
+        held += _copies(max(layers, key=_bytes, default=[]), 2)  # gradients that are exchanged, and their buffer
+        kept = _keep_gradients(network, set(chain.from_iterable(layers)))
         for batch in batches:
             with self.precision, torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
                 loss, _ = Objective(network, self.smoothing).loss(batch.to(self.device))
                 loss.backward()  # type: ignore[no-untyped-call]
-        exchanged = _copies(network, self.copies.exchanged)
+        exchanged = _copies(kept, self.copies.by_layer)
         del held, exchanged
 
 
-def _copies(network: Network, count: float) -> list[Tensor]:
-    """Allocate memory for `count` copies of all weights."""
-    return [one.new_zeros(math.ceil(count * one.numel())) for one in network.parameters()]
+def _copies(parameters: Iterable[Tensor], count: float) -> list[Tensor]:
+    """Allocate memory for `count` copies of the parameters."""
+    return [one.new_zeros(math.ceil(count * one.numel())) for one in parameters]
+
+
+def _bytes(parameters: Iterable[Tensor]) -> int:
+    return sum(one.nbytes for one in parameters)
+
+
+def _keep_gradients(network: Network, freed: Set[nn.Parameter]) -> list[nn.Parameter]:
+    """Allocate the gradients that micro-batches add to, but for `freed`. Return the parameters that have them."""
+    for one in freed:
+        one.register_post_accumulate_grad_hook(_free_gradient)  # type: ignore[no-untyped-call]
+    kept = [one for one in network.parameters() if one not in freed]
+    for one in kept:
+        one.grad = torch.zeros_like(one)
+    return kept
+
+
+def _free_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 def worst(feed: PlannedCorpus, seed: int, ranks: Ranks) -> Iterator[Batch]:

@@ -19,15 +19,14 @@ from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.modules import losses_of
-from tfm_blocks.runs.metrics import SECONDS, TOKENS
-from tfm_blocks.tracking.loggers import RunLogger
-from tfm_blocks.tracking.metric_schema import find_key
+from tfm_blocks.tracking.logger import RunLogger
 from tfm_blocks.training.clock import Clock
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.evaluation import Scorer
-from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors
+from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors, shard
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.objective import Objective, backward_scale
@@ -75,7 +74,7 @@ class TrainingModule(LightningModule):
         """Before there is an optimizer; at each stage of the trainer again."""
         strategy = self.trainer.strategy
         if isinstance(strategy, FSDP2Strategy):
-            strategy.shard(self.network)
+            shard(self.network, strategy.device_mesh["data_parallel"])
             self.objective.trunk = self.network.trunk_with_losses
 
     def configure_optimizers(self) -> Any:

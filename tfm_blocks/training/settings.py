@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -10,14 +11,12 @@ from pydantic import Field, ValidationInfo, field_validator
 from tfm_blocks.config.settings import Above0, Count, CountOrZero, Fraction, RuleError, Settings, read_settings
 from tfm_blocks.data.settings import DataSettings, LmSettings
 from tfm_blocks.errors import shown, suggest
-from tfm_blocks.tracking.metric_schema import METRIC_KEYS
+from tfm_blocks.metric_schema import IMPROVABLE, OBJECTIVE, find_key
 from tfm_blocks.tracking.settings import LoggerSettings
 from tfm_blocks.training.schedule import ScheduleSettings
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
 AtLeast0 = Annotated[float, Field(ge=0)]
-OF_TOKENS = ("val/loss", "val/perplexity", "val/token_accuracy")  # metrics that need no translations
-OF_A_GROUP = "val/exact_match/"
 
 
 class _AdamNumbers(Settings):
@@ -164,18 +163,18 @@ class EarlyStoppingSettings(Settings):
     improvement does not count.
     """
 
-    monitor: str = "val/loss"
+    monitor: str = OBJECTIVE
     patience: Count | None = None
     min_delta: AtLeast0 = 0.0
 
     @field_validator("monitor")
     @classmethod
     def _has_a_direction(cls, monitor: str) -> str:
-        known = [key.name for key in METRIC_KEYS if key.name.startswith("val/") and key.summary != "last"]
-        if monitor not in known and not monitor.startswith(OF_A_GROUP):
-            rule = f"must be a validation metric that can improve, but is {shown(monitor)}"
-            raise RuleError(rule, suggest(monitor, known))
-        return monitor
+        with suppress(KeyError):
+            if find_key(monitor).name in IMPROVABLE:
+                return monitor
+        rule = f"must be a validation metric that can improve, but is {shown(monitor)}"
+        raise RuleError(rule, suggest(monitor, IMPROVABLE))
 
 
 class CallbackSettings(Settings):
@@ -205,13 +204,13 @@ class RunSettings(Settings):
     @classmethod
     def _monitor_what_is_measured(cls, callbacks: CallbackSettings, info: ValidationInfo) -> CallbackSettings:
         stop, trainer = callbacks.early_stopping, info.data.get("trainer")
-        if stop.patience is None or stop.monitor in OF_TOKENS or trainer is None:
+        if stop.patience is None or not find_key(stop.monitor).translated or trainer is None:
             return callbacks
         reason = "trainer.validate_sentences is 0" if not trainer.validate_sentences else ""
         reason = "plain text is not translated" if isinstance(info.data.get("data"), LmSettings) else reason
         if reason:
             rule = f"early_stopping monitors {stop.monitor}, which is a score of translations, but {reason}"
-            raise RuleError(rule, "write callbacks.early_stopping.monitor=val/loss")
+            raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")
         return callbacks
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.launch.devices import processor_cores
-from tfm_blocks.sweep.launchers.interface import Worker
+from tfm_blocks.sweep.launcher import Worker
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.training.settings import TrainerSettings
 

@@ -16,15 +16,14 @@ import pytest
 from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.distributed import signals
 from tfm_blocks.sweep.job import ERROR, KILLED
-from tfm_blocks.sweep.launchers.interface import Worker
-from tfm_blocks.sweep.launchers.settings import RaySettings, read_launcher_settings
+from tfm_blocks.sweep.launcher import Worker, read_launcher
 from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.training.settings import TrainerSettings
 
 pytest.importorskip("ray")
 import ray
 
-from tfm_blocks.sweep.launchers.ray import RayLauncher
+from tfm_blocks.sweep.launchers.ray import RayLauncher, RaySettings
 
 CONF = {"name": "ray", "address": "local", "cpus": 1, "gpus": None, "memory": None, "resources": {}}
 HAS = {"GPU": 2, "memory": 4 << 30, "licence": 1}  # the cluster, as it says itself
@@ -32,7 +31,7 @@ WAITS = "trap 'sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; 
 
 
 def settings_with(**changes: Any) -> RaySettings:
-    settings = read_launcher_settings(CONF | changes)
+    settings = read_launcher(CONF | changes).settings
     assert isinstance(settings, RaySettings)
     return settings
 

@@ -19,9 +19,8 @@ import pytest
 from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
-from tfm_blocks.sweep.launchers.interface import Launcher, RefusedError, Worker
+from tfm_blocks.sweep.launcher import Launcher, RefusedError, Worker, read_launcher
 from tfm_blocks.sweep.launchers.local import LocalLauncher
-from tfm_blocks.sweep.launchers.settings import SlurmSettings, read_launcher_settings
 from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -37,8 +36,8 @@ Trainer = Callable[..., TrainerSettings]
 
 
 def launcher_with(timeout: float | None = None, **changes: Any) -> slurm.SlurmLauncher:
-    settings = read_launcher_settings(CONF | changes)
-    assert isinstance(settings, SlurmSettings)
+    settings = read_launcher(CONF | changes).settings
+    assert isinstance(settings, slurm.SlurmSettings)
     return slurm.SlurmLauncher(settings, timeout)
 
 

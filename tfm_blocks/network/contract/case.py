@@ -32,6 +32,7 @@ PARTS = {
     "activation": "compute an activation from the vector of each position alone",
     "position": "turn each vector by its own position alone, and let a bias depend on the distance alone",
     "scores": "compute along the last axis, that of the keys, and give a masked key, of the least score, the weight 0",
+    "gate": "compute the factors of each position from the vector of that position alone",
     "router": "compute the scores and weights of the experts from the logits of each position alone",
 }
 

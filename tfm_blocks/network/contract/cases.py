@@ -22,6 +22,7 @@ HOSTS = {
     "activation": "ffn",
     "position": "attention",
     "scores": "attention",
+    "gate": "attention",
     "router": "moe",
 }  # a part is tried inside such a block
 

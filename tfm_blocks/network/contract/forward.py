@@ -26,6 +26,16 @@ def runs_on_the_meta_device(case: Case) -> None:
         raise BreachError(f"{problem.rule} (on the meta device)", META)
 
 
+def has_no_weights_if_weightless(case: Case) -> None:
+    """A block that is declared weightless has no parameters and no buffers that are saved."""
+    names = [name.rpartition("block.")[2] for name in case.network.state_dict()]
+    if case.info.weightless and names:
+        measured = f"declares weightless=True, but has {', '.join(names)}"
+        raise BreachError(
+            measured, "remove weightless=True, since layers that share their weights do not share such a block"
+        )
+
+
 @torch.no_grad()
 def has_the_declared_shape(case: Case) -> None:
     """The output has the axes of the signature, at two lengths."""

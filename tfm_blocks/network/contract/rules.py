@@ -13,6 +13,7 @@ from tfm_blocks.network.contract.decoding import steps_as_it_reads, steps_in_a_s
 from tfm_blocks.network.contract.forward import (
     gives_finite_numbers,
     gives_gradients,
+    has_no_weights_if_weightless,
     has_the_declared_shape,
     keeps_rows_apart,
     repeats_itself,
@@ -37,6 +38,7 @@ BEFORE_A_RUN: Sequence[Rule] = (
 )
 ALL: Sequence[Rule] = (
     runs_on_the_meta_device,
+    has_no_weights_if_weightless,
     has_the_declared_shape,
     starts_from_the_seed,
     *BEFORE_A_RUN,

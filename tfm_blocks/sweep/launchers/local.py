@@ -6,17 +6,27 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import torch
 
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.config.settings import Settings
+from tfm_blocks.launch.check import CheckedRun, check_run
 from tfm_blocks.launch.devices import device_of, processor_cores
 from tfm_blocks.sweep.device_pool import DevicePool
-from tfm_blocks.sweep.launchers.interface import Worker
-from tfm_blocks.sweep.launchers.job_file import kept_alive, left, refuse
-from tfm_blocks.sweep.launchers.remote_runner import Keeper, kill, start_supervised, status_of, stop
+from tfm_blocks.sweep.job_file import kept_alive, left, refuse
+from tfm_blocks.sweep.launcher import LauncherKind, Worker
+from tfm_blocks.sweep.remote_runner import Keeper, kill, start_supervised, status_of, stop
 from tfm_blocks.training.settings import TrainerSettings
 
 PATIENCE = 60.0  # seconds for the end of a step and a checkpoint
+
+
+class LocalSettings(Settings):
+    """Processes of this machine."""
+
+    name: Literal["local"]
 
 
 class LocalLauncher:
@@ -75,3 +85,14 @@ class _LocalWorker:
 
     def wait(self) -> None:
         self.keeper.wait()
+
+
+def _open(settings: LocalSettings, parallel: int, timeout: float | None) -> LocalLauncher:
+    return LocalLauncher(parallel)
+
+
+def _check(settings: LocalSettings, composed: Composed) -> CheckedRun:
+    return check_run(composed)
+
+
+LAUNCHER = LauncherKind(LocalSettings, _open, _check, on_cluster=False)

@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator
+
+from tfm_blocks.config.settings import Count, RuleError
 from tfm_blocks.distributed.signals import take_signals
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.sweep import remote_runner
+from tfm_blocks.sweep.cluster_settings import ClusterSettings
 from tfm_blocks.sweep.device_pool import VISIBLE, clean
 from tfm_blocks.sweep.job import ERROR, KILLED
-from tfm_blocks.sweep.launchers import remote_runner
-from tfm_blocks.sweep.launchers.interface import Worker
-from tfm_blocks.sweep.launchers.job_file import errand_of, left, refuse
-from tfm_blocks.sweep.launchers.settings import RaySettings
+from tfm_blocks.sweep.job_file import errand_of, left, refuse
+from tfm_blocks.sweep.launcher import LauncherKind, Worker, check_on_one_node
 from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -31,6 +34,26 @@ PATIENCE = 60.0  # seconds for the end of a step and a checkpoint
 AT_ONCE = 10.0  # seconds for an actor to end all processes of its job before it is ended itself
 CALLS = 3  # of an actor at a time: one waits for the end of the job
 OF_A_NODE = frozenset({VISIBLE, "HOSTNAME", "TMPDIR"})  # in the environment: what this machine's has to say to no other
+
+
+def _amounts(mapping: dict[str, Any]) -> dict[str, Any]:
+    for key, value in mapping.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            rule = f"must say how much of each, but {key} is {shown(value)}"
+            raise RuleError(rule, f"write launcher.resources.{key}=1")
+    return mapping
+
+
+class RaySettings(ClusterSettings):
+    """Ray. address: that of a cluster, auto, or local for one of this machine and this command.
+
+    cpus: cores for each device of a job. resources: of the cluster's own, how much each job takes.
+    """
+
+    name: Literal["ray"]
+    address: str
+    cpus: Count
+    resources: Annotated[dict[str, Any], AfterValidator(_amounts)]
 
 
 class RayLauncher:
@@ -130,3 +153,10 @@ def _is_there(answer: Any) -> bool:
 def _last_line(error: object) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
+
+
+def _open(settings: RaySettings, parallel: int, timeout: float | None) -> RayLauncher:
+    return RayLauncher(settings)
+
+
+LAUNCHER = LauncherKind(RaySettings, _open, check_on_one_node)

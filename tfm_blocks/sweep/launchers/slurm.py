@@ -13,14 +13,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from tfm_blocks.errors import ConfigError, Problem
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.config.settings import Count, RuleError
+from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.launch.check import CheckedRun, check_remote_run
+from tfm_blocks.sweep.cluster_settings import ClusterSettings
 from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
-from tfm_blocks.sweep.launchers.interface import RefusedError, Worker
-from tfm_blocks.sweep.launchers.job_file import JobFile, left, refuse, write_errand
-from tfm_blocks.sweep.launchers.settings import SlurmSettings
+from tfm_blocks.sweep.job_file import JobFile, left, refuse, write_errand
+from tfm_blocks.sweep.launcher import LauncherKind, RefusedError, Worker, check_on_one_node
 from tfm_blocks.sweep.result import JobResult
+from tfm_blocks.sweep.settings import seconds
 from tfm_blocks.training.settings import TrainerSettings
 
 try:
@@ -38,6 +44,39 @@ YEAR = 365 * 24 * 60  # minutes
 PREEMPTED = 75
 TIME_IS_OVER = "SIGUSR2"  # submitit asks Slurm for this signal before the end of a job's time
 STATES = {"OUT_OF_MEMORY": MEMORY, "TIMEOUT": TIMED_OUT, "DEADLINE": TIMED_OUT}
+
+
+def _given_seconds(value: object) -> float:
+    found = seconds(value)
+    if found is None:
+        raise RuleError("must be a duration, but is null", "write 90s or 5m")
+    return found
+
+
+def _options(mapping: dict[str, Any]) -> dict[str, Any]:
+    for key, value in mapping.items():
+        if not isinstance(value, (str, int, float)) or value is False:
+            rule = f"must give each option text, a number or true, but {key} is {shown(value)}"
+            raise RuleError(rule, "write launcher.sbatch.constraint=a100, or launcher.sbatch.exclusive=true")
+    return mapping
+
+
+class SlurmSettings(ClusterSettings):
+    """Slurm, through submitit. cpus: cores for each device of a job. sbatch: further options of that command.
+
+    cluster: local: submitit's processes on this machine. grace: seconds before the end of its time at which a job is
+    asked to stop. setup: lines of shell that come before a job.
+    """
+
+    name: Literal["slurm"]
+    cluster: Literal["slurm", "local"]
+    partition: str | None
+    account: str | None
+    qos: str | None
+    cpus: Count | None
+    grace: Annotated[float, Field(le=65535), BeforeValidator(_given_seconds, json_schema_input_type=str)]
+    setup: list[str]
+    sbatch: Annotated[dict[str, Any], AfterValidator(_options)]
 
 
 class Queue(Protocol):
@@ -309,3 +348,14 @@ def _ask(*command: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def _open(settings: SlurmSettings, parallel: int, timeout: float | None) -> SlurmLauncher:
+    return SlurmLauncher(settings, timeout)
+
+
+def _check(settings: SlurmSettings, composed: Composed) -> CheckedRun:
+    return check_on_one_node(settings, composed) if settings.cluster == "local" else check_remote_run(composed)
+
+
+LAUNCHER = LauncherKind(SlurmSettings, _open, _check)

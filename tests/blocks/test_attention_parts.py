@@ -1,0 +1,218 @@
+"""The parts and arguments of attention combine, in windows too: against loops in float64, and token by token."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+import tfm_blocks.blocks  # noqa: F401
+from tests.blocks.test_attention import keep
+from tests.blocks.test_attention_kinds import filled
+from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.contract import decoding
+from tfm_blocks.network.contract.cases import cases_of
+from tfm_blocks.registry.blocks import REGISTRY
+
+D, H, R, FIRST, N, SHORT = 16, 4, 5, 2, 66, 9  # a window of R is computed in blocks of N
+WINDOWS = {
+    "attention": {},
+    "restricted_attention": {"r": R},
+    "dilated_attention": {"r": R, "dilation": 2},
+    "restricted_global_attention": {"r": R, "first": FIRST},
+}
+FACTORS = {
+    "block": list(WINDOWS),
+    "mask": [None, "causal"],
+    "qk_norm_kind": [None, "head", "head_gains", "joint", "post_position"],
+    "gate": [None, "sigmoid_gate", "headwise_gate"],
+    "clip_qkv": [None, 0.5],
+    "bias": [True, False, "qkv", "out"],
+    "scores": ["softmax", "softcap", "sink"],
+    "position": [None, "rotary", "alibi"],
+    "kv_heads": [None, 2],
+    "d_value": [None, 3],
+}
+
+
+def pairs_of(row):
+    return set(itertools.combinations(row.items(), 2))
+
+
+def pairwise():
+    """Rows in which every two values of two factors meet."""
+    draw = random.Random(0)
+    missing = {
+        pair
+        for (a, first), (b, second) in itertools.combinations(FACTORS.items(), 2)
+        for pair in itertools.product([(a, one) for one in first], [(b, one) for one in second])
+    }
+    rows = []
+    while missing:
+        drawn = ({name: draw.choice(values) for name, values in FACTORS.items()} for _ in range(100))
+        rows.append(max(drawn, key=lambda row: len(pairs_of(row) & missing)))
+        missing -= pairs_of(rows[-1])
+    return rows
+
+
+def written(row):
+    """The arguments of a row as a model file has them."""
+    arguments = {key: value for key, value in row.items() if value is not None and key != "block"}
+    norm = {"qk_norm": "rmsnorm"} if row["qk_norm_kind"] else {}
+    kind = {} if row["qk_norm_kind"] else {"qk_norm_kind": "head"}
+    heads = {
+        key: {"block": row[key], "heads": H}
+        for key, names in (("gate", ["headwise_gate"]), ("scores", ["sink"]), ("position", ["alibi"]))
+        if row[key] in names
+    }
+    capped = {"scores": {"block": "softcap", "cap": 0.7}} if row["scores"] == "softcap" else {}
+    return {**arguments, **norm, **kind, **heads, **capped, **WINDOWS[row["block"]], "heads": H}
+
+
+ROWS = pairwise()
+rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(str(value) for value in row.values()))
+
+
+def sees(row, i, length):
+    """The positions that position i sees."""
+    causal, block = row["mask"] == "causal", row["block"]
+    apart = 2 if block == "dilated_attention" else 1
+    before, after = (R - 1, 0) if causal else (R // 2, (R - 1) // 2)
+    near = {i + apart * step for step in range(-before, after + 1)} if block != "attention" else set(range(length))
+    if block == "restricted_global_attention":
+        near |= set(range(FIRST)) | (set(range(length)) if i < FIRST else set())
+    return sorted(j for j in near if 0 <= j < length and not (causal and j > i))
+
+
+def rms(x, gain=1.0):
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * gain
+
+
+def rotated(x_HK, position):
+    K = x_HK.shape[1]
+    angle_I = position * (1.0 / 10000.0 ** (torch.arange(0, K, 2, dtype=torch.float32) / K))  # rotary's are float32 too
+    cos, sin = angle_I.cos().double(), angle_I.sin().double()
+    a, b = x_HK.chunk(2, 1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), 1)
+
+
+def normalised(x_HK, row, position, gain, gain_HK):
+    kind = row["qk_norm_kind"]
+    if kind == "joint":
+        x_HK = rms(x_HK.flatten(), gain).view_as(x_HK)
+    elif kind in ("head", "head_gains"):
+        x_HK = rms(x_HK, gain) * (gain_HK if kind == "head_gains" else 1.0)
+    x_HK = rotated(x_HK, position) if row["position"] == "rotary" else x_HK
+    return rms(x_HK, gain) if kind == "post_position" else x_HK
+
+
+def gated(y_HV, x_D, row, state):
+    if row["gate"] is None:
+        return y_HV
+    factor = torch.sigmoid(state["gate.weight"] @ x_D + state.get("gate.bias", 0.0))
+    return y_HV * (factor[:, None] if row["gate"] == "headwise_gate" else factor.view_as(y_HV))
+
+
+def heads_of(x_D, row, state, position):
+    """Queries, keys and values of one position, each head of queries with its own keys and values."""
+    G, K = row["kv_heads"] or H, D // H
+    V = row["d_value"] or K
+    qkv = state["qkv.weight"] @ x_D + state.get("qkv.bias", 0.0)
+    qkv = qkv.clamp(-row["clip_qkv"], row["clip_qkv"]) if row["clip_qkv"] else qkv
+    q, k, v = qkv.split((H * K, G * K, G * V))
+    gains = ((state.get(f"{one}_norm.weight", 1.0), state.get(f"{one}_gain", 1.0)) for one in "qk")
+    q_HK, k_GK = (normalised(one.view(-1, K), row, position, *gain) for one, gain in zip((q, k), gains, strict=True))
+    return q_HK, *(one.repeat_interleave(H // G, 0) for one in (k_GK, v.view(G, V)))
+
+
+def looped(row, state, x_ND):
+    """The block for one sequence without padding, position by position."""
+    made = [heads_of(x_D, row, state, position) for position, x_D in enumerate(x_ND)]
+    q_NHK, k_NHK, v_NHV = (torch.stack(one) for one in zip(*made, strict=True))
+    slope_H = torch.tensor([2.0 ** (-8 * (h + 1) / H) for h in range(H)]).double()
+    outputs = []
+    for i, x_D in enumerate(x_ND):
+        seen = sees(row, i, len(x_ND))
+        scores = (q_NHK[i] * k_NHK[seen]).sum(2) / math.sqrt(D // H)
+        scores = 0.7 * torch.tanh(scores / 0.7) if row["scores"] == "softcap" else scores
+        if row["position"] == "alibi":
+            scores = scores - (i - torch.tensor(seen)).abs()[:, None] * slope_H
+        sink = state["scores.weight"].exp() if row["scores"] == "sink" else 0.0
+        weights = scores.exp() / (scores.exp().sum(0) + sink)
+        y_HV = (weights[..., None] * v_NHV[seen]).sum(0)
+        y = gated(y_HV, x_D, row, state).flatten()
+        outputs.append(state["out.weight"] @ y + state.get("out.bias", 0.0))
+    return torch.stack(outputs)
+
+
+def alone(row):
+    """The block of a row, in float64, with parameters that all have an effect."""
+    graph = {"node": {"block": row["block"], "in": "x", **written(row)}}
+    network = build_network(check_model({"inputs": {"x": f"B N {D}"}, "graph": graph}), seed=1)
+    return filled(network.double()).eval().get_submodule("node.block")
+
+
+@rows
+@torch.no_grad()
+def test_every_two_features_of_attention_combine_as_a_loop_says(row):
+    own, x_BND, keep_BN = alone(row), torch.randn(2, N, D, dtype=torch.float64), keep([N, SHORT], N)
+    state, found_BND = own.state_dict(), own(x_BND, keep_BT=keep_BN)
+    for found_ND, x_ND, length in zip(found_BND, x_BND, (N, SHORT), strict=True):
+        torch.testing.assert_close(found_ND[:length], looped(row, state, x_ND[:length]), rtol=0, atol=1e-10)
+
+
+@rows
+@torch.no_grad()
+def test_steps_give_what_the_whole_sequence_gives_with_every_two_features(row):
+    near = {"r": 3} if row["block"] != "attention" else {}
+    case = next(cases_of(REGISTRY.blocks[row["block"]], {**written(row), **near, "mask": "causal", "D": D}))
+    assert case.decoder is not None
+    decoding.steps_as_it_reads(case)
+    decoding.steps_in_a_search(case)
+
+
+EXTENDED = {
+    "talking_heads_attention": 4,
+    "differential_attention": 2,  # with two maps a head
+    "relative_attention": 4,
+    "prefix_attention": 4,
+}
+FEATURES = {
+    "d_value": 3,
+    "qk_norm": "rmsnorm",
+    "gate": {"block": "headwise_gate", "heads": H},
+    "clip_qkv": 0.5,
+    "bias": "qkv",
+    "scores": {"block": "sink", "heads": H},
+}
+
+
+@pytest.mark.parametrize(("name", "heads"), EXTENDED.items())
+@torch.no_grad()
+def test_other_kinds_of_attention_decode_with_these_features(name, heads):
+    given = {"heads": heads, "kv_heads": 2, "d_head": 4, "D": D, **FEATURES}
+    order = {} if name == "prefix_attention" else {"mask": "causal", "position": "rotary"}
+    case = next(cases_of(REGISTRY.blocks[name], {**given, **order}))
+    assert case.decoder is not None
+    decoding.steps_as_it_reads(case)
+    decoding.steps_in_a_search(case)
+
+
+@pytest.mark.parametrize(("name", "heads"), list(EXTENDED.items())[:3])
+@torch.no_grad()
+def test_heads_that_share_keys_and_values_equal_heads_with_copies_of_them(name, heads):
+    def made(**arguments):
+        node = {"block": name, "in": "x", "heads": heads, "d_head": 4, "position": "rotary", **FEATURES, **arguments}
+        network = build_network(check_model({"inputs": {"x": f"B N {D}"}, "graph": {"node": node}}), seed=1)
+        return filled(network.double()).eval().get_submodule("node.block")
+
+    shared, copied = made(kv_heads=2), made()
+    state = shared.state_dict()
+    for which in ("qkv.weight", "qkv.bias"):
+        q, k, v = state[which].split(shared.qkv.parts)
+        k, v = (one.unflatten(0, (2, -1)).repeat_interleave(H // 2, 0).flatten(0, 1) for one in (k, v))
+        state[which] = torch.cat((q, k, v))
+    copied.load_state_dict(state)
+    x_BND, keep_BN = torch.randn(2, 9, D, dtype=torch.float64), keep([9, 5], 9)
+    torch.testing.assert_close(shared(x_BND, keep_BT=keep_BN), copied(x_BND, keep_BT=keep_BN), rtol=0, atol=1e-10)

@@ -1,0 +1,194 @@
+"""A folder has one holder, and every process on every host sees it without taking the lock."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from tfm_blocks.errors import RunError
+from tfm_blocks.runs import lock
+from tfm_blocks.runs.lock import LIMIT, LOCK, Holder, hold, holder_of
+
+SINCE = "2026-11-23T13:15:30+00:00"
+HOLDS = """
+import os, sys, time
+from pathlib import Path
+from tfm_blocks.runs.lock import hold
+with hold(Path(sys.argv[1])):
+    if len(sys.argv) == 2 or not os.fork():
+        print(os.getpid(), flush=True)
+    time.sleep(600)
+"""
+READS = """
+import sys
+from pathlib import Path
+from tfm_blocks.runs.lock import holder_of
+print("ready", flush=True)
+while True:
+    holder_of(Path(sys.argv[1]))
+"""
+
+
+def leave_heartbeat(folder, age, **changes):
+    """Write the heartbeat of a process on another host, touched `age` seconds ago."""
+    record = {"host": "node7", "namespace": "pid:[1]", "pid": 4711, "start": "1", "since": SINCE} | changes
+    (folder / LOCK).write_text(json.dumps(record))
+    os.utime(folder / LOCK, (time.time() - age,) * 2)
+
+
+@contextmanager
+def holder_process(folder, *more):
+    """Hold the folder by another process; yields it and the pid that it prints, which may be that of its child."""
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(folder), *more], stdout=subprocess.PIPE) as process:
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_a_process_that_holds_a_folder_is_named_and_keeps_others_out(tmp_path):
+    assert holder_of(tmp_path) is None and holder_of(tmp_path / "missing") is None
+    with holder_process(tmp_path) as (process, _):
+        assert str(holder_of(tmp_path)) == f"{process.pid} on {socket.gethostname()}"
+        with (
+            pytest.raises(RunError, match=rf"trained by another process: {process.pid} on .*, since 2"),
+            hold(tmp_path),
+        ):
+            pass
+
+
+def test_a_folder_is_held_once_in_a_process_and_free_and_clean_afterwards(tmp_path):
+    with hold(tmp_path):
+        assert holder_of(tmp_path).pid == os.getpid()
+        with pytest.raises(RunError, match="is being trained by another process"), hold(tmp_path):
+            pass
+        assert holder_of(tmp_path).pid == os.getpid(), "the second try changed nothing"
+    assert holder_of(tmp_path) is None and list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_free_at_once_when_its_process_is_killed(tmp_path):
+    with holder_process(tmp_path) as (process, _):
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        assert holder_of(tmp_path) is None and (tmp_path / LOCK).exists()
+        with hold(tmp_path):
+            assert holder_of(tmp_path).pid == os.getpid()
+
+
+def test_a_child_that_was_forked_by_a_killed_process_does_not_keep_the_lock(tmp_path):
+    with holder_process(tmp_path, "fork") as (process, child):
+        process.kill()
+        process.wait()
+        try:
+            os.kill(child, 0)  # it lives
+            with hold(tmp_path):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_reader_that_looks_all_the_time_keeps_nobody_from_starting(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", READS, tmp_path], stdout=subprocess.PIPE) as reader:
+        reader.stdout.readline()
+        try:
+            for _ in range(300):
+                with hold(tmp_path):
+                    pass
+        finally:
+            reader.kill()
+
+
+def test_a_reader_takes_no_lock(tmp_path, monkeypatch):
+    leave_heartbeat(tmp_path, 0)
+    monkeypatch.setattr(fcntl, "flock", lambda *_: pytest.fail("a reader locked the file"))
+    assert holder_of(tmp_path)
+
+
+@pytest.mark.parametrize(("age", "is_held"), [(0, True), (LIMIT - 20, True), (LIMIT + 1, False), (-3600, True)])
+def test_a_process_of_another_host_is_live_while_its_heartbeat_is_fresh(tmp_path, age, is_held):
+    leave_heartbeat(tmp_path, age)
+    if not is_held:
+        assert holder_of(tmp_path) is None
+        with hold(tmp_path):
+            pass
+        return
+    assert holder_of(tmp_path) == Holder(4711, "node7", SINCE, is_local=False)
+    with pytest.raises(RunError) as caught, hold(tmp_path):
+        pass
+    for text in ("4711 on node7", SINCE, f"wait {LIMIT:.0f} s", str(tmp_path / LOCK)):
+        assert text in str(caught.value)
+    assert json.loads((tmp_path / LOCK).read_text())["host"] == "node7", "the refusal changed nothing"
+
+
+def test_a_pid_that_another_process_has_now_holds_nothing(tmp_path):
+    with hold(tmp_path):
+        own = json.loads((tmp_path / LOCK).read_text())
+    leave_heartbeat(tmp_path, 0, **own)
+    assert holder_of(tmp_path)
+    leave_heartbeat(tmp_path, 0, **own | {"start": str(int(own["start"]) - 1)})
+    assert holder_of(tmp_path) is None
+    leave_heartbeat(tmp_path, 0, **own | {"start": "1", "namespace": "pid:[1]"})
+    assert holder_of(tmp_path), "the pid of another container says nothing here"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x", "host": 3}', '{"pid": 1}', '{"pid": 1e30, "host": "a"}'])
+def test_a_damaged_heartbeat_is_no_holder_and_is_replaced(tmp_path, text):
+    (tmp_path / LOCK).write_text(text)
+    assert holder_of(tmp_path) is None
+    with hold(tmp_path):
+        assert holder_of(tmp_path).pid == os.getpid()
+
+
+def test_a_holder_that_deletes_the_lock_of_a_crashed_host_gets_a_lock_that_the_other_does_not_release(tmp_path):
+    with hold(tmp_path):
+        (tmp_path / LOCK).unlink()
+        with hold(tmp_path):
+            kept = (tmp_path / LOCK).read_text()
+    assert json.loads(kept)["pid"] == os.getpid() and not (tmp_path / LOCK).exists()
+
+
+def test_the_heartbeat_is_touched_while_the_folder_is_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT", 0.01)
+    with hold(tmp_path):
+        os.utime(tmp_path / LOCK, (0, 0))
+        while not (tmp_path / LOCK).stat().st_mtime:
+            time.sleep(0.01)
+    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+
+
+def test_who_waits_gets_the_folder_when_the_other_leaves_it(tmp_path, capsys):
+    with holder_process(tmp_path) as (process, _):
+        threading.Timer(0.5, process.kill).start()
+        with hold(tmp_path, wait=True):
+            assert holder_of(tmp_path).pid == os.getpid()
+        assert f"waiting for another process ({process.pid} on " in capsys.readouterr().err
+
+
+def test_without_locks_of_the_file_system_the_heartbeat_keeps_others_out(tmp_path, monkeypatch):
+    """NFS without its lock daemon and Lustre without `-o flock` answer so; no file system of a test does."""
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with hold(tmp_path):
+        with pytest.raises(RunError, match="is being trained by another process"), hold(tmp_path):
+            pass
+        assert holder_of(tmp_path).pid == os.getpid()
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path):
+    (tmp_path / "other").write_text("kept")
+    (tmp_path / LOCK).symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"), hold(tmp_path):
+        pass
+    assert (tmp_path / "other").read_text() == "kept"

@@ -1,0 +1,84 @@
+"""The launcher that a config names, and its settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfm_blocks.compose.folders import CONF, options
+from tfm_blocks.compose.sweep import read_sweep
+from tfm_blocks.config.implementations import names_of
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.sweep.launcher import PACKAGE, ChosenLauncher, read_launcher
+
+pytest.importorskip("ray")
+pytest.importorskip("submitit")
+from tfm_blocks.sweep.launchers.ray import RaySettings
+from tfm_blocks.sweep.launchers.slurm import SlurmSettings
+
+
+def chosen(*overrides: str) -> ChosenLauncher:
+    """As the command line and conf/ make it."""
+    return read_launcher(read_sweep(["-m", *overrides]).launcher)
+
+
+def test_every_launcher_has_a_module_and_a_config_file() -> None:
+    assert set(names_of(PACKAGE)) == options("launcher", [CONF]).keys()
+
+
+def test_a_name_that_no_module_has_is_refused_with_the_names_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"launcher\.name: must be one of local, ray, slurm, but is 'os'"):
+        read_launcher({"name": "os"})
+
+
+def test_options_that_only_the_cluster_knows_need_no_plus() -> None:
+    slurm = chosen("launcher=slurm", "launcher.sbatch.constraint=a100", "launcher.sbatch.mail-type=END").settings
+    assert isinstance(slurm, SlurmSettings)
+    assert slurm.sbatch == {"constraint": "a100", "mail-type": "END"} and slurm.grace == 120
+    ray = chosen("launcher=ray", "launcher.resources.a100=0.5", "launcher.memory=2GB").settings
+    assert isinstance(ray, RaySettings)
+    assert (ray.resources, ray.memory) == ({"a100": 0.5}, 2 * 1024**3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["launcher=slurm", "launcher.memory=32"], "launcher.memory: must be a size of memory, but is 32"),
+        (["launcher=slurm", "launcher.grace=null"], "launcher.grace: must be a duration, but is null"),
+        (["launcher=slurm", "launcher.cluster=pbs"], "launcher.cluster: must be one of slurm, local"),
+        (["launcher=slurm", "launcher.setup=x"], "launcher.setup: must be a list"),
+        (["launcher=slurm", "launcher.sbatch.requeue=false"], "launcher.sbatch: must give each option text"),
+        (["launcher=slurm", "launcher.cpus=0"], "launcher.cpus: must be at least 1"),
+        (["launcher=ray", "launcher.resources.a100=one"], "launcher.resources: must say how much of each, but a100"),
+        (["launcher=ray", "launcher.address=null"], "launcher.address: must be a str"),
+        (["launcher=slurm,ray"], "launcher=slurm,ray names several values"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_key(overrides: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        chosen(*overrides)
+    assert told in str(caught.value)
+
+
+def test_a_sweep_is_the_same_wherever_it_runs() -> None:
+    texts = [read_sweep(["-m", "seed=1,2", *more]).texts for more in ([], ["launcher=slurm", "launcher.qos=high"])]
+    assert texts[0] == texts[1] == ("seed=1,2",)
+
+
+def test_devices_are_those_of_the_node_and_not_of_the_machine_that_submits(small: Any) -> None:
+    many = small("trainer.devices=64", "trainer.accelerator=cuda")
+    with pytest.raises(ConfigError, match="trainer"):
+        chosen().check(many)
+    for launcher in (["launcher=slurm"], ["launcher=ray"]):
+        found = chosen(*launcher)
+        assert isinstance(found.settings, (SlurmSettings, RaySettings))
+        assert found.settings.gpus_of(found.check(many).settings.trainer) == 64
+
+
+def test_several_nodes_are_for_slurm_alone(small: Any) -> None:
+    two = small("trainer.num_nodes=2")
+    assert chosen("launcher=slurm").check(two).settings.trainer.num_nodes == 2
+    for launcher in (["launcher=ray"], ["launcher=slurm", "launcher.cluster=local"]):
+        with pytest.raises(ConfigError, match=r"trainer\.num_nodes: is 2, and this launcher runs each job on one"):
+            chosen(*launcher).check(two)

@@ -1,0 +1,123 @@
+"""An errand is done once, told in text, and ends with the process that does it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sweep.test_supervisor import LIMIT
+from tfm_blocks.sweep.job_file import JobFile, write_errand
+
+COUNTS = "trap 'echo stop; sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
+Do = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def do(tmp_path: Path) -> Iterator[Do]:
+    """Starts what a cluster would start for an errand."""
+    started = []
+
+    def start(errand: JobFile, **environment: str) -> subprocess.Popen[str]:
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(errand.command, env={**os.environ, **environment}, cwd="/", **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def errand_of(folder: Path, script: str) -> JobFile:
+    return write_errand("heads-2", ["bash", "-c", script], folder / "heads-2.log")
+
+
+def wait_for(done: Callable[[], object]) -> None:
+    begun = time.monotonic()
+    while not done():
+        assert time.monotonic() < begun + LIMIT
+        time.sleep(0.05)
+
+
+def said(folder: Path) -> str:
+    log = folder / "heads-2.log"
+    return log.read_text() if log.exists() else ""
+
+
+def test_what_becomes_of_an_errand_is_told_in_text_and_its_output_is_at_the_end_of_the_log(
+    tmp_path: Path, do: Do
+) -> None:
+    (tmp_path / "heads-2.log").write_text("before\n")
+    errand = errand_of(tmp_path, "pwd; echo to you >&2; exit 3")
+    assert (errand.begun, errand.ended, errand.begin) == ({}, {}, len("before\n"))
+    assert do(errand, SLURM_JOB_ID="77").wait(LIMIT) == 3
+    assert said(tmp_path) == f"before\n{Path.cwd()}\nto you\n"
+    assert errand.begun["host"] and errand.waits_in == ("", "77")
+    assert errand.ended == {"status": 3, "signal": ""}
+    assert {path.suffix for path in errand.path.parent.iterdir()} == {".json", ".begun", ".ended"}
+
+
+def test_an_errand_that_another_has_taken_the_place_of_is_not_done(tmp_path: Path, do: Do) -> None:
+    before = errand_of(tmp_path, "echo once")
+    errand_of(tmp_path, "echo again")
+    process = do(before)
+    assert "there is nothing to do" in process.communicate(timeout=LIMIT)[0] and process.returncode == 0
+    assert said(tmp_path) == "" and not before.begun
+
+
+def test_however_many_signals_come_the_job_is_asked_to_stop_once(tmp_path: Path, do: Do) -> None:
+    errand = errand_of(tmp_path, COUNTS)
+    process = do(errand)
+    wait_for(lambda: "ready" in said(tmp_path))
+    process.send_signal(signal.SIGUSR2)
+    wait_for(lambda: "stop" in said(tmp_path))
+    process.terminate()
+    assert process.wait(LIMIT) == 75
+    assert said(tmp_path) == "ready\nstop\n"
+    assert errand.ended == {"status": 75, "signal": "SIGUSR2"}
+
+
+def test_a_job_that_a_signal_has_ended_says_which(tmp_path: Path, do: Do) -> None:
+    errand = errand_of(tmp_path, "kill -9 $$")
+    assert do(errand).wait(LIMIT) == 137
+    assert errand.ended["status"] == 137
+
+
+def test_the_job_ends_with_the_process_that_does_its_errand(tmp_path: Path, do: Do) -> None:
+    errand = errand_of(tmp_path, "echo $$; while true; do sleep 0.05; done")
+    process = do(errand)
+    wait_for(lambda: said(tmp_path))
+    process.kill()
+    wait_for(lambda: not Path("/proc", said(tmp_path).strip()).exists())
+    assert not errand.ended, "nobody was left to tell"
+
+
+def test_of_several_tasks_the_first_alone_writes_down_what_becomes_of_them(tmp_path: Path, do: Do) -> None:
+    errand = errand_of(tmp_path, "echo $SLURM_PROCID")
+    second = do(errand, SLURM_PROCID="1")
+    assert second.communicate(timeout=LIMIT)[0] == "1\n"
+    assert (said(tmp_path), errand.begun, errand.ended) == ("", {}, {})
+
+
+def test_a_job_has_the_environment_of_its_node_without_what_a_launcher_has_said_of_the_sweep(
+    tmp_path: Path, do: Do, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "of-the-sweep")
+    errand = errand_of(tmp_path, "echo $OF_THE_NODE $WANDB_RUN_ID $PYTHONUNBUFFERED")
+    assert do(errand, OF_THE_NODE="here").wait(LIMIT) == 0
+    assert said(tmp_path) == "here 1\n"
+
+
+def test_what_a_node_reads_and_writes_is_plain_text(tmp_path: Path, do: Do) -> None:
+    errand = errand_of(tmp_path, "true")
+    do(errand).wait(LIMIT)
+    for path in errand.path.parent.iterdir():
+        assert json.loads(path.read_text())

@@ -1,0 +1,99 @@
+"""Everything that shows a metric reads the table of metrics."""
+
+from pathlib import Path
+
+import pytest
+
+from tfm_blocks import metric_schema
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.metric_schema import (
+    FACTS,
+    FINAL_SCORES,
+    MEDIA,
+    METRIC_KEYS,
+    TRAIN_KEYS,
+    Key,
+    columns,
+    find_key,
+    markdown,
+)
+from tfm_blocks.runs.metrics import summarise
+from tfm_blocks.scoring.measures import MEASURES
+from tfm_blocks.sweep.settings import OptunaSettings
+from tfm_blocks.tracking.dashboard import read_dashboard
+from tfm_blocks.training.callbacks import score_news, train_news
+from tfm_blocks.training.settings import EarlyStoppingSettings
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_page_of_logged_keys_is_made_from_the_table() -> None:
+    assert (DOCS / "logged-keys.md").read_text("utf-8") == markdown() + "\n"
+
+
+def test_progress_lines_have_the_texts_of_the_table() -> None:
+    latest = {key.name: 0.5 for key in METRIC_KEYS}
+    assert train_news(latest) == "loss 0.500  lr 5.00e-01  0 tokens/s  0 skipped"
+    assert train_news(latest | {"train/skipped": 0.0}) == "loss 0.500  lr 5.00e-01  0 tokens/s"
+    assert score_news({"val/loss": 1.0, "val/length_ratio": 1.0, "val/exact_match": 0.25}, "val") == (
+        "val: loss 1.000, exact 25.0%"
+    )
+
+
+def test_the_best_value_follows_the_direction_of_the_table() -> None:
+    rows = [{"step": step, "val/chrf": value, "val/loss": value} for step, value in ((1, 2.0), (2, 3.0), (3, 1.0))]
+    assert {name: (best.value, best.step) for name, best in summarise(rows).best.items()} == {
+        "val/chrf": (3.0, 2),
+        "val/loss": (1.0, 3),
+    }
+
+
+def test_every_score_of_finished_models_has_a_formula() -> None:
+    assert [score.name for score in FINAL_SCORES] == list(MEASURES)
+
+
+@pytest.mark.parametrize("key", metric_schema.VAL_KEYS, ids=lambda key: str(key.name))
+def test_what_can_improve_can_be_monitored_and_searched_for(key: Key) -> None:
+    how = {
+        "name": None,
+        "parallel": 1,
+        "timeout": None,
+        "retries": 0,
+        "trials": 1,
+        "seed": 0,
+        "startup": 0,
+        "halving": None,
+    }
+    search = {"method": "optuna", **how, "metric": key.name}
+    if key.summary == "last":
+        with pytest.raises(ValueError, match="must be a validation metric that can improve"):
+            EarlyStoppingSettings(monitor=key.name)
+        with pytest.raises(ValueError, match="which no validation measures"):
+            OptunaSettings.model_validate(search)
+    else:
+        assert EarlyStoppingSettings(monitor=key.name).monitor == key.name
+        expected = "maximize" if key.summary == "max" else "minimize"
+        assert OptunaSettings.model_validate(search).direction == expected
+
+
+def test_a_metric_without_a_panel_is_in_the_last_section_of_the_training_dashboard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dashboard = read_dashboard("training", [CONF])
+    assert dashboard.all_sections == dashboard.sections
+    monkeypatch.setattr("tfm_blocks.tracking.dashboard.TRAIN_KEYS", (*TRAIN_KEYS, Key("train/new", "as a test")))
+    monkeypatch.setattr("tfm_blocks.tracking.dashboard.METRICS", {"train/new": Key("train/new", "as a test")})
+    (panel,) = dashboard.all_sections["More"]
+    assert panel.lines == ["train/new"]
+
+
+def test_the_page_on_tracking_has_every_medium_and_fact() -> None:
+    rows = [*((one.name, one.what) for one in MEDIA), *((f"facts.{one.name}", one.what) for one in FACTS)]
+    text = "\n".join(f"| `{name}` | {what} |" for name, what in rows)
+    assert f"\n{text}\n\n" in (DOCS / "tracking.md").read_text("utf-8")
+
+
+def test_every_column_is_of_one_key() -> None:
+    names = columns(["encoder.0.ffn"], ["de", "en"])
+    assert len(names) == len(set(names))
+    assert {find_key(name).name for name in names} == {key.name for key in METRIC_KEYS}

@@ -1,0 +1,207 @@
+"""Lock of a folder, and the heartbeat that shows its holder to other processes and hosts.
+
+A holder locks `lock.json`, writes into it who it is, and touches it every BEAT seconds. A reader takes no lock: it
+reads the file (docs/decisions/22-a-lock-has-a-heartbeat.md).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tfm_blocks.errors import Problem, RunError, cut, printable
+from tfm_blocks.runs.files import read_or_empty
+from tfm_blocks.runs.values import count_at, text_at
+
+LOCK = "lock.json"
+BEAT = 15.0  # seconds between two touches of the file
+LIMIT = 120.0  # seconds without a touch after which a holder on another host counts as dead
+LOOK = 0.1  # seconds between two tries to get a lock
+WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})  # file systems where the heartbeat decides
+_held: set[int] = set()  # descriptors of this process
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The live process that holds a folder. `is_local`: its pid means the same process here."""
+
+    pid: int
+    host: str
+    since: str
+    is_local: bool
+
+    def __str__(self) -> str:
+        return printable(f"{self.pid} on {cut(self.host)}")
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Return the live process that holds the folder, or None.
+
+    A process of this host is live if it exists, and one of another host if its heartbeat is younger than LIMIT.
+    """
+    record = read_or_empty(folder / LOCK)
+    pid, host = count_at(record, "pid"), text_at(record, "host")
+    if not pid or not host:
+        return None
+    start = text_at(record, "start")
+    is_local = bool(start) and (host, text_at(record, "namespace")) == (socket.gethostname(), _namespace())
+    is_live = start == _start_of(pid) if is_local else _age(folder / LOCK) < LIMIT
+    return Holder(pid, host, text_at(record, "since"), is_local) if is_live else None
+
+
+def expect_free(folder: Path) -> None:
+    """Raise RunError if a live process holds the folder."""
+    if holder_of(folder):
+        raise _refusal(folder)
+
+
+@contextmanager
+def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the folder; the OS releases the lock when the process exits.
+
+    If another process holds it, wait for that process, or raise RunError. Raises OSError.
+    """
+    descriptor = _acquire(folder, wait)
+    _held.add(descriptor)
+    over = threading.Event()
+    thread = threading.Thread(target=_beat, args=(descriptor, over), name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        _release(folder / LOCK, descriptor)
+
+
+def _acquire(folder: Path, wait: bool) -> int:
+    descriptor = _try(folder)
+    if descriptor is None and wait:
+        print(f"waiting for another process ({holder_of(folder) or 'unknown'}) to leave {folder}", file=sys.stderr)
+    while descriptor is None:
+        if not wait:
+            raise _refusal(folder)
+        time.sleep(LOOK)
+        descriptor = _try(folder)
+    return descriptor
+
+
+def _try(folder: Path) -> int | None:
+    """Return the descriptor of the locked file, or None if another process holds the folder."""
+    while True:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        locked = False
+        try:
+            if not _lock(descriptor):
+                return None
+            if not _is_file_at(folder / LOCK, descriptor):  # its holder removed it after it was opened
+                continue
+            if holder_of(folder):
+                return None
+            _write_holder(descriptor)
+            locked = True
+            return descriptor
+        finally:
+            if not locked:
+                os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+    return True
+
+
+def _write_holder(descriptor: int) -> None:
+    record = {
+        "host": socket.gethostname(),
+        "namespace": _namespace(),
+        "pid": os.getpid(),
+        "start": _start_of(os.getpid()),
+        "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    with suppress(OSError):  # of a full disk: the lock holds all the same
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(record).encode(), 0)
+        os.fsync(descriptor)  # else NFS shows the content to other hosts when the file is closed
+
+
+def _beat(descriptor: int, over: threading.Event) -> None:
+    while not over.wait(BEAT):
+        with suppress(OSError):
+            os.utime(descriptor)  # needs no room on the disk; NFS takes the time from the server
+
+
+def _release(path: Path, descriptor: int) -> None:
+    with suppress(OSError):
+        if _is_file_at(path, descriptor):
+            path.unlink()
+    _held.discard(descriptor)
+    os.close(descriptor)
+
+
+def _is_file_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _close_inherited() -> None:
+    """Close the descriptors of the parent, which a forked child, such as a loader worker, would keep locked."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+def _refusal(folder: Path) -> RunError:
+    holder = holder_of(folder)
+    rule = "is being trained by another process"
+    if holder:
+        rule += f": {holder}, since {cut(holder.since)}"
+    help = "wait for its end, or stop it"
+    if holder is None or not holder.is_local:
+        help += f"; if its host crashed, wait {LIMIT:.0f} s, then delete {folder / LOCK} if it still counts as running"
+    return RunError(Problem(str(folder), rule, help=help))
+
+
+def _start_of(pid: int) -> str:
+    """Return the start time of a process in clock ticks since boot; "" if it does not exist, or without /proc."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()
+        return fields[19] if fields[0] not in ("Z", "X") else ""  # a zombie has ended
+    return ""
+
+
+def _namespace() -> str:
+    """Return the namespace of pids: those of a container differ from those of its host."""
+    with suppress(OSError):
+        return str(Path("/proc/self/ns/pid").readlink())
+    return ""
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since the last touch, by the clock of this host."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return LIMIT

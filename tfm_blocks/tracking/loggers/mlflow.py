@@ -1,0 +1,110 @@
+"""MLflow, through Lightning's own logger."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import yaml
+from PIL import Image
+
+from tfm_blocks.config.settings import Settings
+from tfm_blocks.metric_schema import IN_EVERY_ROW
+from tfm_blocks.tracking.logger import LoggedRun, LoggerKind, RunLogger, TranslationSample
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+LOCAL = "sqlite:///mlflow.db"  # where `mlflow ui` looks
+TAG = "tfm_blocks_run"
+LONGEST_TAG = 5000
+ASKED = {  # where the environment does not say otherwise
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # which take 15 s; its own seven would hold up a step for four minutes
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a run's last line says what to type next
+}
+STATES = {0: "FINISHED", 75: "KILLED"}  # by exit status; any other is FAILED
+
+
+class MlflowSettings(Settings):
+    """MLflow. uri: the server or database; null: MLFLOW_TRACKING_URI, else mlflow.db in the current folder."""
+
+    experiment: str
+    uri: str | None
+
+
+class MlflowLogger(RunLogger):
+    """One run of MLflow's for one run of ours, found again by `id`; no value of a step is there twice.
+
+    The config is its parameters, which MLflow never changes; `facts` are tags.
+    """
+
+    name = "MLflow"
+    shows_pictures = True
+
+    def __init__(self, settings: MlflowSettings, run: LoggedRun) -> None:
+        from lightning.pytorch.loggers import MLFlowLogger
+
+        for noisy in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool", "lightning.pytorch.loggers.mlflow"):
+            logging.getLogger(noisy).setLevel(
+                logging.CRITICAL
+            )  # an error is told by who catches it, without its traceback
+        for name, value in ASKED.items():
+            os.environ.setdefault(name, value)
+        uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or LOCAL
+        begun = _run_of(uri, settings.experiment, run.id)
+        self.inner = MLFlowLogger(settings.experiment, run.folder.name, uri, tags={TAG: run.id}, run_id=begun)
+        self.run_id = str(self.inner.run_id)
+        self.client: MlflowClient = self.inner.experiment
+        if begun:
+            self.client.update_run(begun, "RUNNING")
+        else:
+            self.inner.log_hyperparams(dict(run.config))
+        for name, value in run.facts.items():
+            text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).strip("\n.")
+            self.client.set_tag(self.run_id, name, text[:LONGEST_TAG])
+        self._steps: dict[str, set[int]] = {}
+        print(f"MLflow: run {self.run_id} of {settings.experiment}")
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        new = {name: value for name, value in metrics.items() if step not in self._logged(name)}
+        if new.keys() - IN_EVERY_ROW:
+            self.inner.log_metrics(new, step)
+            for name in new:
+                self._steps[name].add(step or 0)
+
+    def _logged(self, name: str) -> set[int]:
+        """The steps of a metric that are logged, those of a part of the run before this one too."""
+        if name not in self._steps:
+            self._steps[name] = {one.step for one in self.client.get_metric_history(self.run_id, name)}
+        return self._steps[name]
+
+    def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
+        lines = ["source\toutput\treference", *("\t".join(sample) for sample in samples)]
+        self.client.log_text(self.run_id, "\n".join(lines) + "\n", f"samples/{split}/step-{step:08d}.tsv")
+
+    def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
+        for name, picture in pictures.items():
+            image = Image.open(BytesIO(picture)).convert("RGB")
+            self.client.log_image(self.run_id, image, f"{name}/step-{step:08d}.png")
+
+    def close(self, exit_code: int, reason: str) -> None:
+        if exit_code:
+            self.client.set_tag(self.run_id, "reason", reason[:LONGEST_TAG])
+        self.inner.finalize(STATES.get(exit_code, "FAILED"))
+
+
+def _run_of(uri: str, experiment: str, id: str) -> str | None:
+    """The run that a part of ours before this one has begun."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    known = client.get_experiment_by_name(experiment)
+    found = client.search_runs([known.experiment_id], f"tags.{TAG} = '{id}'") if known else []
+    return str(found[0].info.run_id) if found else None
+
+
+LOGGER = LoggerKind(MlflowSettings, MlflowLogger, extra="mlflow")

@@ -1,0 +1,25 @@
+"""Gather a value from every rank as JSON; torch's `all_gather_object` would unpickle it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import all_gather, get_backend, get_world_size
+
+
+def gather_json(value: Any) -> list[Any]:
+    """Return the JSON value of each rank, by rank. All ranks must call it."""
+    device = "cuda" if get_backend() == "nccl" else "cpu"
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+    sizes = [int(size) for size in _gather(torch.tensor([len(own)], device=device))]
+    texts = _gather(torch.nn.functional.pad(own, (0, max(sizes) - len(own))))
+    return [json.loads(bytes(text[:size].tolist())) for text, size in zip(texts, sizes, strict=True)]
+
+
+def _gather(own: Tensor) -> list[Tensor]:
+    parts = [torch.empty_like(own) for _ in range(get_world_size())]
+    all_gather(parts, own)
+    return parts
