@@ -26,7 +26,9 @@ from tfm_blocks.cli import main
 ROOT = Path(__file__).parent.parent
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.is_file()]
 COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
-LONG = {"comparing", "running", "runs", "sweeps", "tracking", "translating"}  # pages that train for more than a minute
+LONG = {  # pages that train for more than a minute
+    "architecture", "comparing", "dates", "language-model", "own-blocks", "running", "runs", "sweep", "sweeps", "tracking", "translating",
+}  # fmt: skip
 DEFAULT = {"README", "contributing", "models"}  # the other pages run in CI: pytest -m grid
 LANGUAGES = ("bash", "python", "yaml", "text")
 HEADER = "# @package _global_\n"

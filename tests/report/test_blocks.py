@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from torch import nn
 
 import tfm_blocks.blocks  # noqa: F401  registers them
+from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY, block
-from tfm_blocks.report.blocks import markdown, show_block
+from tfm_blocks.report.block_facts import example
+from tfm_blocks.report.block_page import markdown
+from tfm_blocks.report.blocks import show_block
 
 PAGE = Path(__file__).parents[2] / "docs" / "blocks.md"
 
@@ -15,6 +19,46 @@ PAGE = Path(__file__).parents[2] / "docs" / "blocks.md"
 def test_the_page_of_blocks_is_the_registry():
     shipped = [info for info in REGISTRY.blocks.values() if info.cls.__module__.startswith("tfm_blocks.")]
     assert PAGE.read_text("utf-8") == markdown(shipped), "tfm blocks --markdown > docs/blocks.md"
+
+
+SHIPPED = [name for name, info in REGISTRY.blocks.items() if info.cls.__module__.startswith("tfm_blocks.")]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_example_of_a_block_is_part_of_a_model(name):
+    text = example(REGISTRY.blocks[name])
+    for node in ("NODE", "OTHER", "encoder.*"):
+        text = text.replace(node, "emb")
+    written = yaml.safe_load(f"{{{text}}}")
+    node = written.get("node") or ({"block": "ffn"} if "args" in written else written)
+    model = {
+        "inputs": {"src": "B S"},
+        "args": {"d_model": 16, "d_ff": 16, "heads": 2, "vocab": 30, **written.get("args", {})},
+        "add_norm": "none" if name == "concat" else "post",
+        "graph": {
+            "emb": {"block": "embedding", "in": "src"},
+            "here": {**node, **({"in": "src"} if name == "embedding" else {})},
+            "logits": {"block": "linear", "d_out": 30},
+        },
+    }
+    if name == "embedding":
+        del model["graph"]["emb"]
+    assert check_model(model).nodes
+
+
+def test_a_block_is_listed_under_its_usual_name_with_its_cost():
+    page = PAGE.read_text("utf-8")
+    assert "| [rotary](#rotary) | RoPE, rotary position embedding |" in page
+    assert "| [gated_ffn](#gated_ffn) | SwiGLU" in page
+    assert "- cost of n positions: n · r · d multiply-adds" in page
+
+
+def test_arguments_and_rules_of_another_block_stand_there_alone():
+    own = markdown([REGISTRY.blocks["gated_moe"]])
+    assert "It has these arguments of [moe](#moe): `" in own
+    assert "| experts |" not in own
+    assert "top_k <= experts" not in own
+    assert "| experts | int | required |" in markdown([REGISTRY.blocks["moe"]])
 
 
 @pytest.fixture
@@ -50,8 +94,10 @@ def test_a_block_is_shown_with_all_that_is_declared_of_it(balanced, capsys):
 
 def test_a_block_has_a_section_with_its_arguments(balanced):
     page = markdown([balanced])
-    assert "| [balanced](#balanced) | `x: B T D -> B T D, loss` |" in page
+    assert "| [balanced](#balanced) |" in page
+    assert "### balanced\n\n`x: B T D -> B T D, loss`" in page
     assert "- second output: a loss" in page
+    assert "- rule: parts >= 1: there is a part" in page
     assert "| parts | int | required |\n| bias | bool \\| null | null |" in page
 
 

@@ -44,6 +44,10 @@ class Attention(MultiHead):
 
     Maps: `clip_qkv` clamps queries, keys and values to ± its value (MosaicML 2023, MPT; Groeneveld et al. 2024, OLMo).
     `bias` is for all maps, for those to queries, keys and values (`qkv`, Bai et al. 2023, Qwen) or the last (`out`).
+
+    Also known as: multi-head attention, MHA; grouped-query attention, GQA (`kv_heads` below `heads`); multi-query
+    attention, MQA (`kv_heads: 1`); QK-norm (`qk_norm`); cross-attention (`kv`).
+    Use: the attention of the paper and, with its parts, of most current models.
     """
 
     def __init__(

@@ -26,6 +26,10 @@ class Convolution(SlidingKernel):
 
     Each W_j is a full D × D map. j goes from -(kernel_size // 2) to (kernel_size - 1) // 2; with `mask: causal` from
     1 - kernel_size to 0. Before the first position, after the last and where there is padding, x is 0.
+
+    Also known as: 1D convolution, temporal convolution.
+    Use: `model=conv`; positions see few neighbours, so stack layers or set `dilation`.
+    Example: kernel_size: 3
     """
 
     def __init__(

@@ -42,6 +42,9 @@ class GatedDeltaRule(Recurrence):
     length 1. β = `beta_max` · σ(W_β x), α = exp(-exp(a) softplus(W_α x + b)) for each head. The output is
     (rmsnorm(y) ⊙ silu(x W_g)) W_o. With `beta_max: 2` the transition of the memory can have negative eigenvalues, which
     tracking a state needs (Grazzi et al. 2024). Training reads 64 positions at once, decoding carries S.
+
+    Also known as: Gated DeltaNet, linear attention with a delta rule.
+    Use: long sequences at linear cost, as in Qwen3-Next.
     """
 
     def __init__(self, D: int, *, heads: int, kernel_size: int = 4, eps: float = 1e-6, beta_max: float = 1.0) -> None:

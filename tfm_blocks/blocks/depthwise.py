@@ -26,6 +26,10 @@ class DepthwiseConvolution(SlidingKernel):
 
     A position sees `kernel_size` neighbours, itself included: kernel_size // 2 before and the rest after, or with
     `mask: causal` all of them before. What lies beyond the ends, and padding, is 0. Cost O(n·kernel_size·d).
+
+    Also known as: short convolution, depthwise separable convolution.
+    Use: local order beside attention or a recurrence.
+    Example: kernel_size: 3
     """
 
     def __init__(self, D: int, *, kernel_size: int, mask: Literal["causal"] | None = None, bias: bool = True) -> None:

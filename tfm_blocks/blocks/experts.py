@@ -213,6 +213,11 @@ class MixtureOfExperts(Mixture):
     Every position also goes through `shared` experts, which are one feed-forward network of `shared` times the width.
     The maps have no biases. No position is dropped. The loss is `balance` times E Σ f_e P_e, with f_e the fraction of
     the choices that fell on expert e and P_e its mean probability, a number for each sequence, without its padding.
+
+    Also known as: mixture of experts, MoE, sparse MoE.
+    Use: more parameters at the arithmetic of `top_k` experts.
+    Cost: 2 · top_k · d · d_ff multiply-adds for each position, and the same for each shared expert.
+    Example: experts: 8
     """
 
     def __init__(self, D: int, *, shared: int = 0, activation: Activation = RELU, **options: Any) -> None:
@@ -223,7 +228,13 @@ class MixtureOfExperts(Mixture):
     "gated_moe", SIGNATURE, branch=True, where=RULES, source="Jiang et al. 2024 (Mixtral), section 2.1; Dai et al. 2024"
 )
 class GatedMixtureOfExperts(Mixture):
-    """As `moe`, with experts that are gated as `gated_ffn` is: x_BTD -> x_BTD, loss_B."""
+    """As `moe`, with experts that are gated as `gated_ffn` is: x_BTD -> x_BTD, loss_B.
+
+    Also known as: sparse MoE with SwiGLU experts.
+    Use: Mixtral, DeepSeek-V2 and V3, OLMoE.
+    Cost: 3 · top_k · d · d_ff multiply-adds for each position, and the same for each shared expert.
+    Example: experts: 8
+    """
 
     def __init__(self, D: int, *, shared: int = 0, **options: Any) -> None:
         super().__init__(D, GatedExperts, GatedFeedForward, shared, **options)
@@ -237,7 +248,12 @@ class GatedMixtureOfExperts(Mixture):
     source="Qwen Team 2024 (Qwen1.5-MoE), the shared expert of the published code",
 )
 class SharedGateMixtureOfExperts(Mixture):
-    """As `gated_moe`, with the output of the shared experts multiplied by σ(w · x): x_BTD -> x_BTD, loss_B."""
+    """As `gated_moe`, with the output of the shared experts multiplied by σ(w · x): x_BTD -> x_BTD, loss_B.
+
+    Use: weights of Qwen2-MoE.
+    Cost: as `gated_moe`, and d multiply-adds for the gate.
+    Example: experts: 8
+    """
 
     def __init__(self, D: int, *, shared: int = 1, **options: Any) -> None:
         super().__init__(D, GatedExperts, SharedExpert, shared, **options)
@@ -255,6 +271,10 @@ class ClampedMixtureOfExperts(Mixture):
 
     An expert is (f(min(x W1 + b1, l)) ⊙ (clamp(x V + c, -l, l) + 1)) W2 + b2, where l is `limit`. There is no shared
     expert. The router has biases too.
+
+    Use: weights of gpt-oss.
+    Cost: as `gated_moe`.
+    Example: experts: 8
     """
 
     def __init__(

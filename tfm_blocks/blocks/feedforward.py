@@ -22,7 +22,12 @@ WIDTH = {"d_ff >= 1": "the inner width is at least 1"}
     source="Vaswani et al. 2017, section 3.3",
 )
 class FeedForward(nn.Module):
-    """f(x W1 + b1) W2 + b2: x_BTD -> x_BTD through the inner width F = `d_ff`; f is the activation."""
+    """f(x W1 + b1) W2 + b2: x_BTD -> x_BTD through the inner width F = `d_ff`; f is the activation.
+
+    Also known as: MLP, position-wise feed-forward network, FFN.
+    Use: the feed-forward network of the paper.
+    Cost: 2 · d · d_ff multiply-adds for each position.
+    """
 
     def __init__(
         self, D: int, *, d_ff: int, activation: Activation = RELU, activation_dropout: Rate = 0.0, bias: bool = True
@@ -52,6 +57,10 @@ class GatedFeedForward(nn.Module):
     The activation f names the member of the family: sigmoid is GLU, relu ReGLU, gelu GEGLU, silu SwiGLU. W1 and V are
     the halves of one map, in this order. There are three maps where `ffn` has two: two thirds of its `d_ff` give as
     many weights.
+
+    Also known as: SwiGLU (`activation: silu`), GEGLU (`gelu`), ReGLU (`relu`), GLU (`sigmoid`).
+    Use: Llama, T5 v1.1 and most decoders since. With two thirds of `d_ff` it has as many parameters as `ffn`.
+    Cost: 3 · d · d_ff multiply-adds for each position.
     """
 
     def __init__(

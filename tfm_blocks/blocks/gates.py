@@ -17,6 +17,9 @@ class SigmoidGate(Linear):
 
     As the `gate` of an attention, y is the output of all heads and x what the attention reads. Attention sets `bias`:
     the gate has a bias if the maps to queries, keys and values have one.
+
+    Also known as: gated attention.
+    Use: attention with `gate: sigmoid_gate`, as in Qwen3-Next.
     """
 
     def __init__(self, D: int, E: int, *, bias: bool = True) -> None:

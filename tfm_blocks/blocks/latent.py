@@ -46,6 +46,10 @@ class LatentAttention(nn.Module):
     softmax(β q k^T) v with β = 1/√(d_head + d_turned), unless `scores` says otherwise. A step remembers c and p, and
     multiplies queries and what they find by U instead of all keys and values. The norm is RMSNorm with `eps`. No map
     has a bias.
+
+    Also known as: MLA, multi-head latent attention.
+    Use: small caches: decoding keeps one latent vector for each position.
+    Example: d_latent: 128, d_head: 64, d_turned: 32, d_value: 64
     """
 
     def __init__(
@@ -164,6 +168,10 @@ class LatentQueryAttention(LatentAttention):
     """`latent_attention` whose queries are made of a latent vector too: x_BTD -> x_BTD.
 
     It is norm(W x) of the width `d_query`.
+
+    Also known as: MLA with compressed queries.
+    Use: weights of DeepSeek-V2 and V3.
+    Example: d_latent: 128, d_query: 192, d_head: 64, d_turned: 32, d_value: 64
     """
 
     def __init__(self, D: int, *, d_query: int, eps: float = 1e-6, **options: Any) -> None:

@@ -26,6 +26,8 @@ class TalkingHeadsAttention(Attention):
     """M₂ softmax(M₁ q k^T / √K) v, where M₁ and M₂ mix heads: x_BTD, kv_BSE -> x_BTD.
 
     Both mixes start as the identity and a little noise, N(0, 0.02²). Its weights are those before M₂.
+
+    Use: heads that exchange scores and weights.
     """
 
     def __init__(self, D: int, E: int | None, *, heads: int, **options: Any) -> None:
@@ -77,6 +79,9 @@ class DifferentialAttention(SelfAttention):
     The map of values makes 2H parts of width K; the value of head h joins the parts h and H + h.
     λ = exp(a·b) - exp(c·d) + s with s = `lambda_start` and vectors that start from N(0, 0.1²). Its weights are those of
     2H maps: the first of all heads, then the second of all.
+
+    Also known as: Differential Transformer, DIFF attention.
+    Use: heads that subtract common noise.
     """
 
     def __init__(self, D: int, *, heads: int, lambda_start: float = 0.8, eps: float = 1e-5, **options: Any) -> None:

@@ -13,7 +13,11 @@ from tfm_blocks.registry.values import Rate
 
 @block("sum", "xs[]: B N D -> B N D", category="join", source="He et al. 2016, equation 1, with any number of branches")
 class Sum(nn.Module):
-    """x1 + x2 + …: several x_BND -> x_BND."""
+    """x1 + x2 + …: several x_BND -> x_BND.
+
+    Also known as: residual sum.
+    Use: parallel branches, as in GPT-J and PaLM.
+    """
 
     def forward(self, xs: list[Tensor]) -> Tensor:
         out_BND = xs[0]
@@ -24,7 +28,11 @@ class Sum(nn.Module):
 
 @block("mean", "xs[M]: B N D -> B N D", category="join", source="Huang et al. 2017, section 3, snapshot ensembles")
 class Mean(Sum):
-    """(x1 + x2 + …) / M: M tensors x_BND -> x_BND."""
+    """(x1 + x2 + …) / M: M tensors x_BND -> x_BND.
+
+    Also known as: average of branches.
+    Use: branches of equal weight.
+    """
 
     def forward(self, xs: list[Tensor]) -> Tensor:
         return super().forward(xs) / len(xs)
@@ -32,7 +40,11 @@ class Mean(Sum):
 
 @block("concat", "xs[]: B N D+ -> B N D+", category="join", source="Huang et al. 2017 (DenseNet), section 3")
 class Concat(nn.Module):
-    """[x1; x2; …] along the width: several x_BND -> x_BND whose width is the sum of theirs."""
+    """[x1; x2; …] along the width: several x_BND -> x_BND whose width is the sum of theirs.
+
+    Also known as: concatenation of channels.
+    Use: skip connections, as in a U-Net.
+    """
 
     def forward(self, xs: list[Tensor]) -> Tensor:
         return torch.cat(xs, 2)
@@ -40,7 +52,11 @@ class Concat(nn.Module):
 
 @block("concat_sequence", "xs[]: B N+ D -> B N+ D", source="Raffel et al. 2020, section 3.2.1, sequences end to end")
 class ConcatSequence(nn.Module):
-    """The positions of x1, then those of x2, …: several x_BND -> x_BND on an axis of its own with their masks."""
+    """The positions of x1, then those of x2, …: several x_BND -> x_BND on an axis of its own with their masks.
+
+    Also known as: concatenation of sequences.
+    Use: several sources in one cross-attention.
+    """
 
     def forward(self, xs: list[Tensor]) -> Tensor:
         return torch.cat(xs, 1)
@@ -48,7 +64,12 @@ class ConcatSequence(nn.Module):
 
 @block("weighted_sum", "xs[M]: B N D -> B N D", source="Peters et al. 2018, equation 1")
 class WeightedSum(nn.Module):
-    """gain · Σ softmax(w)_m x_m: M tensors x_BND -> x_BND. The weights start equal, the gain at 1."""
+    """gain · Σ softmax(w)_m x_m: M tensors x_BND -> x_BND. The weights start equal, the gain at 1.
+
+    Also known as: scalar mix, ELMo mix.
+    Use: a decoder that reads all encoder layers, as `model=transparent`.
+    Example: in: encoder.*
+    """
 
     def __init__(self, M: int) -> None:
         super().__init__()
@@ -70,7 +91,11 @@ class WeightedSum(nn.Module):
     source="Jacobs et al. 1991, gating network, here linear and at each position",
 )
 class Gate(nn.Module):
-    """Σ softmax(W x + b)_m y_m at each position: x_BND and M tensors y_BNE -> y_BNE. x is what the branches read."""
+    """Σ softmax(W x + b)_m y_m at each position: x_BND and M tensors y_BNE -> y_BNE. x is what the branches read.
+
+    Also known as: gated mixture of branches.
+    Use: branches whose weights depend on the position.
+    """
 
     def __init__(self, D: int, M: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -88,7 +113,13 @@ class Gate(nn.Module):
     source="Vaswani et al. 2017, section 3.4, a learned linear transformation",
 )
 class LinearBlock(Linear):
-    """x W^T + b: x_BND -> y_BN(d_out)."""
+    """x W^T + b: x_BND -> y_BN(d_out).
+
+    Also known as: dense layer, projection.
+    Use: inputs of vectors, and changes of width.
+    Cost: d · d_out multiply-adds for each position.
+    Example: d_out: 512
+    """
 
     def __init__(self, D: int, *, d_out: int, bias: bool = True) -> None:
         super().__init__(D, d_out, bias=bias)
@@ -99,7 +130,10 @@ class LinearBlock(Linear):
 
 @block("dropout", "x: B N D -> B N D", source="Srivastava et al. 2014, section 4")
 class DropoutBlock(Dropout):
-    """In training each number is 0 with probability `dropout`, and the others are divided by 1 - dropout."""
+    """In training each number is 0 with probability `dropout`, and the others are divided by 1 - dropout.
+
+    Use: dropout at a place of your own; add & norm has its own.
+    """
 
     def __init__(self, *, dropout: Rate = 0.0) -> None:
         super().__init__(dropout)

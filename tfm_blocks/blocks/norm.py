@@ -22,7 +22,11 @@ LENGTH = {"eps > 0": "a vector of zeros is divided by eps"}
     source="Ba et al. 2016, equation 4",
 )
 class LayerNorm(nn.LayerNorm):
-    """(x - mean) / √(variance + eps) · gain + bias, over the width: x_BTD -> x_BTD. Gains start at 1, biases at 0."""
+    """(x - mean) / √(variance + eps) · gain + bias, over the width: x_BTD -> x_BTD. Gains start at 1, biases at 0.
+
+    Also known as: LayerNorm, layer normalisation.
+    Use: the norm of the paper.
+    """
 
     def __init__(self, D: int, *, eps: float = 1e-5, bias: bool = True) -> None:
         super().__init__(D, eps=eps, bias=bias)
@@ -42,7 +46,11 @@ class LayerNorm(nn.LayerNorm):
     source="Groeneveld et al. 2024 (OLMo), section 2.1, non-parametric layer norm",
 )
 class PlainLayerNorm(nn.Module):
-    """(x - mean) / √(variance + eps), over the width: x_BTD -> x_BTD, without parameters."""
+    """(x - mean) / √(variance + eps), over the width: x_BTD -> x_BTD, without parameters.
+
+    Also known as: non-parametric LayerNorm.
+    Use: weights of OLMo.
+    """
 
     def __init__(self, *, eps: float = 1e-5) -> None:
         super().__init__()
@@ -60,7 +68,11 @@ class PlainLayerNorm(nn.Module):
     source="Zhang and Sennrich 2019, equation 4",
 )
 class RMSNorm(nn.RMSNorm):
-    """x / √(mean of x² + eps) · gain, over the width: x_BTD -> x_BTD. Gains start at 1."""
+    """x / √(mean of x² + eps) · gain, over the width: x_BTD -> x_BTD. Gains start at 1.
+
+    Also known as: RMSNorm, root mean square norm.
+    Use: Llama, T5 and most decoders since; it subtracts no mean and has no bias.
+    """
 
     def __init__(self, D: int, *, eps: float = 1e-6) -> None:
         super().__init__(D, eps=eps)
@@ -88,6 +100,9 @@ class UnitOffsetRMSNorm(nn.Module):
     """x / √(mean of x² + eps) · (1 + gain), over the width: x_BTD -> x_BTD.
 
     Gains start at 0, so that weight decay draws the factor to 1.
+
+    Also known as: zero-centred RMSNorm.
+    Use: weights of Gemma.
     """
 
     def __init__(self, D: int, *, eps: float = 1e-6) -> None:
@@ -110,7 +125,10 @@ class UnitOffsetRMSNorm(nn.Module):
     source="Tucci, Bayesuvius, chapter on transformers, add & normalize",
 )
 class L2Norm(nn.Module):
-    """x / max(‖x‖₂, eps), over the width: x_BTD -> x_BTD of length 1, without parameters."""
+    """x / max(‖x‖₂, eps), over the width: x_BTD -> x_BTD of length 1, without parameters.
+
+    Use: models that follow Bayesuvius: docs/notation.md.
+    """
 
     def __init__(self, *, eps: float = 1e-12) -> None:
         super().__init__()
@@ -128,7 +146,10 @@ class L2Norm(nn.Module):
     source="Tucci, Bayesuvius, chapter on transformers, add & normalize with the mean subtracted",
 )
 class CentredL2Norm(L2Norm):
-    """(x - mean) / max(‖x - mean‖₂, eps), over the width: x_BTD -> x_BTD of mean 0 and length 1, without parameters."""
+    """(x - mean) / max(‖x - mean‖₂, eps), over the width: x_BTD -> x_BTD of mean 0 and length 1, without parameters.
+
+    Use: models that follow Bayesuvius: docs/notation.md.
+    """
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return super().forward(x_BTD - x_BTD.mean(-1, keepdim=True))
@@ -142,7 +163,11 @@ class CentredL2Norm(L2Norm):
     source="Nguyen and Salazar 2019, ScaleNorm",
 )
 class ScaleNorm(nn.Module):
-    """gain · x / max(‖x‖₂, eps), over the width: x_BTD -> x_BTD, with one gain in all. It starts at √D."""
+    """gain · x / max(‖x‖₂, eps), over the width: x_BTD -> x_BTD, with one gain in all. It starts at √D.
+
+    Also known as: ScaleNorm.
+    Use: a norm with a single gain.
+    """
 
     def __init__(self, D: int, *, eps: float = 1e-5) -> None:
         super().__init__()
@@ -168,6 +193,9 @@ class DynamicTanh(nn.Module):
     """gain · tanh(α x) + bias, in the place of a norm: x_BTD -> x_BTD, with one α in all.
 
     α starts at `alpha`, gains at 1, biases at 0.
+
+    Also known as: DyT, dynamic tanh.
+    Use: models without statistics over the width.
     """
 
     def __init__(self, D: int, *, alpha: float = 0.5, bias: bool = True) -> None:

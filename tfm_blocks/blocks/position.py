@@ -56,6 +56,9 @@ class Sinusoidal(AddedPosition):
 
     With `layout: halves` all sines come first, then all cosines, as in the paper's own code. As the `position` of an
     attention it is added to queries and keys only, each as wide as all their heads; there is no dropout on it there.
+
+    Also known as: sine-cosine positional encoding.
+    Use: the positions of the paper: a node after the embedding, or a position of attention.
     """
 
     def __init__(self, D: int, *, layout: Literal["pairs", "halves"] = "pairs", dropout: Rate = 0.0) -> None:
@@ -98,6 +101,8 @@ class FairseqSinusoidal(Sinusoidal):
     """`sinusoidal` in halves with the frequencies 10000^(-i/(D/2 - 1)): x_BND -> x_BND. Positions count from `offset`.
 
     The last frequency is 1/10000. M2M100 and NLLB have this block; there `offset` is the id of padding plus 1.
+
+    Use: weights of fairseq, Marian and M2M100.
     """
 
     def __init__(self, D: int, *, offset: int = 2, dropout: Rate = 0.0) -> None:
@@ -142,7 +147,12 @@ class Timestep(Sinusoidal):
     where={"max_length >= 1": "the table has at least one position"},
 )
 class LearnedPosition(AddedPosition):
-    """A learned vector for each of `max_length` positions. A longer sequence raises ValueError."""
+    """A learned vector for each of `max_length` positions. A longer sequence raises ValueError.
+
+    Also known as: learned absolute positions.
+    Use: BERT, GPT-2 and BART; no sequence can be longer than `max_length`.
+    Example: max_length: 512
+    """
 
     def __init__(self, D: int, *, max_length: int = 1024, dropout: Rate = 0.0) -> None:
         super().__init__(dropout)
@@ -161,7 +171,11 @@ class LearnedPosition(AddedPosition):
 
 @block("none", "x: B N D -> B N D", source="Haviv et al. 2022: a causal decoder learns the order by itself")
 class NoPosition(nn.Module):
-    """x, with the dropout that position blocks have: x_BND -> x_BND."""
+    """x, with the dropout that position blocks have: x_BND -> x_BND.
+
+    Also known as: identity.
+    Use: a child file that removes the position block of its parent.
+    """
 
     def __init__(self, *, dropout: Rate = 0.0) -> None:
         super().__init__()

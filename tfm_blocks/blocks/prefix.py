@@ -30,6 +30,9 @@ class PrefixAttention(MultiHead):
     softmax(q [k of the prefix; k of the past]^T / √K) [v of the prefix; v of the past]: one map makes the keys and
     values of both. The prefix is as long as prefix_BSD, without its padding; its own positions see each other where
     they are computed, as in an encoder.
+
+    Also known as: prefix language model, PrefixLM.
+    Use: a decoder that continues a sequence that is read from both sides.
     """
 
     def __init__(

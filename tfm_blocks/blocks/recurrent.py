@@ -76,6 +76,9 @@ class RNN(Recurrent):
     """h_t = tanh(W x_t + b + U h_{t-1} + c): x_BTD -> h_BTD.
 
     Without a mask two layers of half the width read the sequence from either end, and their states stand side by side.
+
+    Also known as: Elman network, simple recurrent network.
+    Use: comparisons with attention.
     """
 
     gates = 1
@@ -91,6 +94,9 @@ class GRU(Recurrent):
     The gates r and z are sigmoids of maps of x_t and h_{t-1}. As in torch, r falls on the map of h_{t-1}, not on
     h_{t-1} itself. Without a mask two layers of half the width read the sequence from either end, and their states
     stand side by side.
+
+    Also known as: gated recurrent unit.
+    Use: a recurrence without a separate memory cell.
     """
 
     gates = 3
@@ -111,6 +117,9 @@ class LSTM(Recurrent):
 
     The gates i, f and o are sigmoids of maps of x_t and h_{t-1}. Without a mask two layers of half the width read the
     sequence from either end, and their states stand side by side.
+
+    Also known as: long short-term memory.
+    Use: the recurrence of models before attention; `model=recurrent`.
     """
 
     gates = 4

@@ -32,6 +32,10 @@ class RestrictedAttention(SelfAttention):
 
     Half of them lie on either side, r // 2 before and (r - 1) // 2 after; with `mask: causal` all r - 1 lie before. Its
     parameters are those of `attention`, so that weights can be taken over, and so are its other arguments.
+
+    Also known as: sliding-window attention, local attention, windowed attention.
+    Use: long sequences; layers of Gemma 2 and 3 and Mistral, with `mask: causal`.
+    Example: r: 64
     """
 
     def __init__(self, D: int, *, r: int, **options: Any) -> None:
@@ -89,6 +93,10 @@ class DilatedAttention(RestrictedAttention):
 
     Its r neighbours, itself included, lie `dilation` apart: r // 2 before and (r - 1) // 2 after, or with
     `mask: causal` all r - 1 before.
+
+    Also known as: dilated sliding window, strided attention.
+    Use: a longer reach at the cost of `restricted_attention`.
+    Example: r: 64
     """
 
     def __init__(self, D: int, *, dilation: int = 2, **options: Any) -> None:

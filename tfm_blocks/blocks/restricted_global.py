@@ -28,6 +28,10 @@ class RestrictedGlobalAttention(RestrictedAttention):
 
     Cost O(n·(r + first)·d). With `mask: causal` every position sees those of the first that came before it, and they
     see no more than their own past.
+
+    Also known as: Longformer attention, global tokens.
+    Use: long sequences whose first positions summarise the rest.
+    Example: r: 64
     """
 
     def __init__(self, D: int, *, first: int = 1, **options: Any) -> None:

@@ -33,6 +33,9 @@ class Retention(Recurrence):
     q and k turn with their position as in rotary embeddings. Head h forgets at its own rate, γ = 1 - 2^(-5-h), and its
     outputs are normalised to mean 0 and variance 1. Training reads 64 positions at once, y = (q k^T ⊙ γ^distance) v,
     and carries S, so that the cost grows with the length and not with its square; decoding carries S alone.
+
+    Also known as: RetNet, multi-scale retention.
+    Use: long sequences at linear cost; decoding keeps a state of fixed size.
     """
 
     def __init__(self, D: int, *, heads: int, eps: float = 1e-5) -> None:

@@ -33,6 +33,9 @@ class Rotary(nn.Module):
     As the `position` of an attention it acts on each head of queries and keys, of which the first R = `share` · K
     numbers turn; as a node on the width: x_BND -> x_BND. The two numbers of a pair are R / 2 apart, as in Llama, or
     with `layout: pairs` neighbours, as in the paper. A `factor` above 1 is for sequences longer than those trained on.
+
+    Also known as: RoPE, rotary position embedding.
+    Use: the usual choice of decoders since Llama; in self-attention only.
     """
 
     gain = 1.0  # of what is turned
@@ -106,6 +109,10 @@ class Yarn(Rotary):
     `fast` times keep their pace, and those between are mixed. The first and the last pair of this range are rounded
     outwards to whole pairs unless `truncate` is false. What is turned is multiplied by `attention_factor`, which is
     0.1 ln(factor) + 1 unless given. x_BND -> x_BND.
+
+    Also known as: YaRN.
+    Use: a rotary model on longer sequences than it was trained on.
+    Example: trained_length: 4096
     """
 
     def __init__(
@@ -158,6 +165,9 @@ class Llama3Rotary(Rotary):
 
     Those that turn more than `fast` times keep their pace, and those between are mixed by how often they turn.
     x_BND -> x_BND.
+
+    Also known as: RoPE scaling of Llama 3.1.
+    Use: weights of Llama 3.1 and later.
     """
 
     def __init__(
@@ -200,6 +210,10 @@ class LongRotary(Rotary):
     `factors` has one number for each pair, or one for all. What is turned is multiplied by `attention_factor`, which is
     √(1 + ln(factor) / ln(trained_length)) unless given, for sequences `factor` times longer than `trained_length`.
     Published models have two lists: write the short one for sequences up to the trained length, else the long one.
+
+    Also known as: LongRoPE.
+    Use: weights of Phi-3 with long context.
+    Example: factors: [2.0], trained_length: 4096
     """
 
     def __init__(

@@ -28,6 +28,9 @@ class SoftmaxRouter(Routing):
 
     With `groups` and `top_groups`, only experts of the groups with the largest p are candidates. The weights of the
     chosen experts are multiplied by `routed_scale`. As a node it is the softmax over the width.
+
+    Also known as: top-k gating.
+    Use: Mixtral and most mixtures of experts.
     """
 
     def __init__(self, E: int, *, groups: int = 1, top_groups: int = 1, routed_scale: float = 1.0) -> None:
@@ -44,7 +47,10 @@ class SoftmaxRouter(Routing):
     source="OpenAI 2025 (gpt-oss), section 2.2",
 )
 class BiasedSoftmaxRouter(Routing):
-    """p = softmax(z + b) with a learned bias b of each expert, which starts at 0: z_BTE -> p_BTE."""
+    """p = softmax(z + b) with a learned bias b of each expert, which starts at 0: z_BTE -> p_BTE.
+
+    Use: weights of gpt-oss.
+    """
 
     def __init__(self, E: int) -> None:
         super().__init__(E, 1, 1, 1.0)
@@ -71,6 +77,8 @@ class SigmoidRouter(Routing):
     the expert less 1 / E. So each step of the optimizer makes busy experts less likely. With `balance: 0` b is
     constant. The score of a group is the sum of its two best s + b; otherwise `groups`, `top_groups` and
     `routed_scale` are as in `softmax_router`. As a node it gives s + b.
+
+    Use: DeepSeek-V3.
     """
 
     leaders = 2

@@ -22,6 +22,9 @@ class Alibi(ScoreBias):
     Where H is no power of 2, the slopes of the next lower power come first, then every second of the next higher. As
     the `position` of an attention it takes the number of heads from there; as a node, for `score_bias`, it gives
     bias_HNN of all pairs of positions of x_BND, whatever x holds.
+
+    Also known as: ALiBi, attention with linear biases.
+    Use: sequences longer than those of training.
     """
 
     def __init__(self, *, heads: int) -> None:
@@ -58,6 +61,9 @@ class RelativeBias(ScoreBias):
     with `score_bias`: one table for all. As the `position` of an attention each has a table of its own. Half of the
     `buckets` are for keys after the query; with `direction: past` all are for keys before it, as a decoder needs. Half
     of one side's hold a single distance, the others ranges that grow up to `max_distance`. The numbers start at 0.
+
+    Also known as: relative position bias of T5.
+    Use: T5 and its successors; one node can serve all layers by `score_bias`.
     """
 
     def __init__(

@@ -22,6 +22,8 @@ class Softmax(ScoreNormalizer):
     """softmax(β s); `beta` is 1/√(width of a head) unless given.
 
     As a node it is the softmax over the width D, where β is 1/√D: x_BTD -> x_BTD.
+
+    Use: the scores of the paper.
     """
 
     def __init__(self, D: int, *, beta: float | None = None) -> None:
@@ -42,6 +44,9 @@ class Softcap(Softmax):
     """softmax(cap · tanh(β s / cap)), so that no score passes `cap`; `beta` is 1/√(width of a head) unless given.
 
     As a node it acts on the width D, where β is 1/√D: x_BTD -> x_BTD.
+
+    Also known as: logit soft-capping.
+    Use: weights of Gemma 2.
     """
 
     fused = False
@@ -70,6 +75,9 @@ class Sink(ScoreNormalizer):
 
     `beta` is 1/√(width of a head) unless given. Attention sets `heads` to its own. As a node it acts on each of
     `heads` parts of the width D, where β is 1/√D: x_BTD -> x_BTD. b starts at 0.
+
+    Also known as: attention sink, softmax with a learned offset.
+    Use: weights of gpt-oss; a head can attend to nothing.
     """
 
     fused = False

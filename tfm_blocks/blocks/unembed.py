@@ -17,7 +17,12 @@ from tfm_blocks.registry.blocks import block
     where={"vocab >= 1": "there is at least one token"},
 )
 class Unembed(Linear):
-    """x W^T: x_BND -> logits_BNV. With `tie`, W is the embedding's matrix; with `out_bias` a token has a bias too."""
+    """x W^T: x_BND -> logits_BNV. With `tie`, W is the embedding's matrix; with `out_bias` a token has a bias too.
+
+    Also known as: LM head, output projection, classifier.
+    Use: the last node; `tie` shares the matrix of the embedding.
+    Cost: d · vocab multiply-adds for each position.
+    """
 
     def __init__(self, D: int, *, vocab: int, out_bias: bool = False) -> None:
         super().__init__(D, vocab, bias=out_bias)
@@ -33,7 +38,11 @@ class Unembed(Linear):
     source="Gemma Team 2024 (Gemma 2), section 2, logit soft-capping",
 )
 class TanhCap(nn.Module):
-    """cap · tanh(x / cap), so that no logit passes `cap`: x_BND -> x_BND."""
+    """cap · tanh(x / cap), so that no logit passes `cap`: x_BND -> x_BND.
+
+    Also known as: final logit soft-capping.
+    Use: weights of Gemma 2.
+    """
 
     def __init__(self, *, cap: float = 30.0) -> None:
         super().__init__()

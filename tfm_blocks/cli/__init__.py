@@ -20,7 +20,7 @@ DATA = ("data", "json", "csv", "markdown")  # what a command is set to when it p
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one command; leaves with 0, with 2 for a wrong config, with 1 for any other mistake of the user's."""
     if "_ARGCOMPLETE" in os.environ:
-        completion.complete(_parser())
+        completion.complete(command_parser())
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["train"]:  # its options are Hydra's
         command = [sys.executable, "-m", "tfm_blocks", "train"]
@@ -42,7 +42,7 @@ def _run(argv: Sequence[str]) -> int | None:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Overrides may stand before and after options."""
-    parser = _parser()
+    parser = command_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and not (hasattr(arguments, "overrides") and all("=" in text and text[0] != "-" for text in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -51,7 +51,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("tfm", description="Train models, look at them, check them, and use them.")
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

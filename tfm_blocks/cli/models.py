@@ -176,7 +176,8 @@ def _blocks(arguments: argparse.Namespace) -> int:
     import tfm_blocks.blocks  # noqa: F401  registers them
     from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
-    from tfm_blocks.report.blocks import markdown, show_block, show_blocks
+    from tfm_blocks.report.block_page import markdown
+    from tfm_blocks.report.blocks import show_block, show_blocks
 
     if arguments.test:
         return test_blocks(arguments)

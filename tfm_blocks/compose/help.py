@@ -105,7 +105,7 @@ def _lines(
         comment = comments.get(here, Comment())
         yield from (f"{indent}# {line}" for line in comment.above)
         spread = isinstance(value, dict) and _is_spread(value, here, comments)
-        text = f"{indent}{name}:" + ("" if spread else f" {cut(_flow(value))}")
+        text = f"{indent}{name}:" + ("" if spread else f" {cut(flow(value))}")
         yield f"{text:<{COLUMN}}   # {comment.beside}" if comment.beside else text
         if spread:
             yield from _lines(value, here, comments)
@@ -114,10 +114,10 @@ def _lines(
 def _is_spread(mapping: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[tuple[str, ...], Comment]) -> bool:
     """On lines of its own: a mapping whose keys have comments, or that is too long for one line."""
     commented = any(comments.get((*path, str(name)), Comment()) != Comment() for name in mapping)
-    return bool(mapping) and (len(path) == 1 or commented or len(_flow(mapping)) > LONGEST_VALUE)
+    return bool(mapping) and (len(path) == 1 or commented or len(flow(mapping)) > LONGEST_VALUE)
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     """The value as YAML on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=sys.maxsize)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -59,11 +59,15 @@ def complexity_sheet(nodes: Iterable[Node]) -> Sheet | None:
     columns = ["node", "block", "multiply-adds a layer", "sequential", "longest path"]
     known = [(node, found) for node in nodes if (found := complexity(node))]
     rows = [
-        [Cell(text) for text in (node.address, node.block or "", *map(_short, (one.layer, one.sequential, one.path)))]
+        [
+            Cell(text)
+            for text in (node.address, node.block or "", *map(shortened, (one.layer, one.sequential, one.path)))
+        ]
         for node, one in known
     ]
     return Sheet("of n positions, each of width d", columns, rows, 5) if rows else None
 
 
-def _short(formula: str) -> str:
+def shortened(formula: str) -> str:
+    """Return a formula as people write it."""
     return formula.replace("n * n", "n²").replace("d * d", "d²").replace("*", "·")

@@ -24,7 +24,7 @@ def _bytes(value: object) -> int | None:
     return int(found[1]) * BYTES[found[2]]
 
 
-MemorySize = Annotated[int | None, BeforeValidator(_bytes)]
+MemorySize = Annotated[int | None, BeforeValidator(_bytes, json_schema_input_type=str | None)]
 
 
 class ClusterSettings(Settings):

@@ -27,7 +27,7 @@ def seconds(value: object) -> float | None:
     return float(found[1]) * SECONDS[found[2]]
 
 
-Duration = Annotated[float | None, BeforeValidator(seconds)]
+Duration = Annotated[float | None, BeforeValidator(seconds, json_schema_input_type=str | None)]
 
 
 class _How(Settings):

@@ -100,10 +100,10 @@ def _axes(info: BlockInfo, port: Port, number: int, arguments: Arguments, given:
 
 def _guessed(info: BlockInfo, given: Arguments) -> dict[str, Any]:
     required = [one for one in info.arguments.values() if one.required and one.name not in given]
-    return {one.name: _guess(info, one) for one in required}
+    return {one.name: guess(info, one) for one in required}
 
 
-def _guess(info: BlockInfo, argument: Argument) -> Any:
+def guess(info: BlockInfo, argument: Argument) -> Any:
     """A value for a required argument. Raises ConfigError if there is no telling."""
     kind = argument.kind
     options = kind.options or (REGISTRY.members(kind.category) if kind.category else ())

@@ -74,7 +74,7 @@ class SlurmSettings(ClusterSettings):
     account: str | None
     qos: str | None
     cpus: Count | None
-    grace: Annotated[float, BeforeValidator(_given_seconds), Field(le=65535)]
+    grace: Annotated[float, Field(le=65535), BeforeValidator(_given_seconds, json_schema_input_type=str)]
     setup: list[str]
     sbatch: Annotated[dict[str, Any], AfterValidator(_options)]
 

@@ -1,0 +1,201 @@
+"""Write docs/reference/commands.md and docs/reference/config.md: python docs/generate.py."""
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter
+
+from tfm_blocks.cli import command_parser
+from tfm_blocks.compose.comments import Comment, comments_of
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.help import TEXT, flow
+from tfm_blocks.config.implementations import implementation, names_of
+from tfm_blocks.errors import cut
+from tfm_blocks.sweep.launcher import PACKAGE
+from tfm_blocks.sweep.settings import SweepSettings
+from tfm_blocks.training.settings import RunSettings
+
+FOLDER = Path(__file__).parent / "reference"
+COMMANDS = """\
+# Commands
+
+This page lists every command with its arguments. It is made by `python docs/generate.py`.
+The pages under How-to show the commands at work.
+
+## tfm train
+
+`tfm train [GROUP=NAME]... [KEY=VALUE]...` trains a run. `python train.py` is the same command in a checkout.
+`--help` also lists all [config keys](config.md) with the values that the rest of the command line gives them.
+
+"""
+CONFIG = """\
+# Config keys
+
+This page lists the keys of a run's config with types, defaults and meanings. It is made by `python docs/generate.py`.
+`GROUP=NAME` chooses a file of a group, such as `data=text`. `KEY=VALUE` sets a key, such as `trainer.steps=2000`.
+`python train.py --help` lists the keys with the values that a command line gives them.
+The keys below `model` are in [language.md](../language.md) and [blocks.md](../blocks.md).
+
+"""
+GROUPS = ("data", "optimizer", "schedule", "trainer", "logger", "sweep", "launcher")
+PRESETS = ("experiment", "debug")  # their files set keys of other groups
+Schema = Mapping[str, Any]
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of each page."""
+    texts = {"commands.md": COMMANDS + "\n\n".join(_commands()), "config.md": CONFIG + "\n\n".join(_config())}
+    return {FOLDER / name: f"{text}\n" for name, text in texts.items()}
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([text.replace("|", "\\|") for text in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
+
+
+def _commands() -> Iterator[str]:
+    options = TEXT.partition("\nOptions\n")[2].partition("\n\n")[0].replace("{{", "{").replace("}}", "}")
+    pairs = (line.strip().partition("  ") for line in options.splitlines())
+    yield _table(["argument", "meaning"], [(f"`{names}`", text.strip()) for names, _, text in pairs])
+    yield from _subcommands(command_parser(), "tfm")
+
+
+def _subcommands(parser: argparse.ArgumentParser, prefix: str) -> Iterator[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                if command.description:  # not train, whose options are Hydra's
+                    yield f"## {prefix} {name}"
+                    yield f"{command.description[0].upper()}{command.description[1:]}."
+                    yield from [table] if (table := _arguments(command)) else []
+                    yield from _subcommands(command, f"{prefix} {name}")
+
+
+def _arguments(parser: argparse.ArgumentParser) -> str:
+    rows = []
+    for action in parser._actions:
+        if action.help != argparse.SUPPRESS and not isinstance(
+            action, argparse._HelpAction | argparse._SubParsersAction
+        ):
+            value = str(action.metavar or "|".join(map(str, action.choices or [action.dest.upper()])))
+            names = " ".join([", ".join(action.option_strings), "" if action.nargs == 0 else value]).strip()
+            rows.append((f"`{names}`", (action.help or "") % vars(action)))
+    return _table(["argument", "meaning"], rows) if rows else ""
+
+
+def _config() -> Iterator[str]:
+    yield "## Top level"
+    yield _keys(CONF / "train.yaml", SCHEMA)
+    for group in GROUPS:
+        yield f"## {group}"
+        for path in _files(group):
+            yield f"### {group}={path.stem}"
+            yield from _about(path)
+            yield from _inherited(path, group)
+            yield _keys(path, SCHEMA["properties"][group])
+    yield "## Presets"
+    yield "These files set keys of other groups. Each file lists its values with reasons."
+    for path in [path for group in PRESETS for path in _files(group)]:
+        name = path.relative_to(CONF)
+        yield f"### {name.parent}={path.stem}"
+        yield from _about(path)
+        yield f"File: [conf/{name}](../../conf/{name})"
+
+
+def _files(group: str) -> list[Path]:
+    return sorted((CONF / group).glob("*.yaml"))
+
+
+def _about(path: Path) -> Iterator[str]:
+    """Yield the comment that a file begins with."""
+    if lines := comments_of(path.read_text("utf-8"))[()].above:
+        yield "\n".join(lines)
+
+
+def _inherited(path: Path, group: str) -> Iterator[str]:
+    """Yield a sentence that names the files whose keys a file also has."""
+    defaults = yaml.safe_load(path.read_text("utf-8")).get("defaults", [])
+    if parents := [f"`{group}={name}`" for name in defaults if name != "_self_"]:
+        yield f"It also has the keys of {' and '.join(parents)}."
+
+
+def _keys(path: Path, schema: Schema) -> str:
+    """Return the table of the keys of a file."""
+    text = path.read_text("utf-8")
+    mapping = {key: value for key, value in yaml.safe_load(text).items() if key not in ("defaults", "hydra")}
+    rows = list(_rows(mapping, (), schema, comments_of(text)))
+    return _table(["key", "default", "type", "meaning"], rows)
+
+
+def _rows(
+    mapping: Schema, path: tuple[str, ...], schema: Schema, comments: Mapping[tuple[str, ...], Comment]
+) -> Iterator[tuple[str, ...]]:
+    properties = _properties(schema, mapping)
+    for name, value in mapping.items():
+        own, comment = properties.get(name, {}), comments.get((*path, name), Comment())
+        if isinstance(value, dict) and _properties(own, value):
+            yield from _rows(value, (*path, name), own, comments)
+        elif "const" not in own:
+            default = "required" if value == "???" else f"`{cut(flow(value))}`"
+            meaning = " ".join([*comment.above, comment.beside]).strip()
+            yield f"`{'.'.join((*path, name))}`", default, _type(_resolved(own)), meaning
+
+
+def _properties(schema: Schema, mapping: Schema) -> Schema:
+    """Return the properties of a schema; of a union, those of the member that a file's constants choose."""
+    members = [_resolved(one) for one in schema.get("oneOf", schema.get("anyOf", [schema]))]
+    found = [one["properties"] for one in members if "properties" in one]
+    fitting = (
+        one for one in found if all(mapping.get(key) == own["const"] for key, own in one.items() if "const" in own)
+    )
+    return next(fitting, {})
+
+
+def _resolved(schema: Schema) -> Schema:
+    name = schema.get("$ref", "").removeprefix("#/$defs/")
+    resolved: Schema = SCHEMA["$defs"][name] if name else schema
+    return resolved
+
+
+def _type(schema: Schema) -> str:
+    """Return a type with its bounds, such as `int ≥ 1 or null`."""
+    if "anyOf" in schema:
+        return " or ".join(_type(_resolved(one)) for one in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+    names = {
+        "integer": "int",
+        "number": "float",
+        "boolean": "bool",
+        "string": "text",
+        "array": "list",
+        "object": "mapping",
+    }
+    bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    kind = schema.get("type", "")
+    limits = ", ".join(f"{sign} {schema[name]:g}" for name, sign in bounds.items() if name in schema)
+    return f"{names.get(kind, kind)} {limits}".strip()
+
+
+def _schema() -> Schema:
+    """Return the JSON schema of all settings of a run and a sweep, without the model."""
+    launchers = [implementation(PACKAGE, name, "LAUNCHER").settings for name in names_of(PACKAGE)]
+    whole = RunSettings.model_json_schema()
+    for name, settings in (("sweep", SweepSettings), ("launcher", reduce(or_, launchers))):
+        group = TypeAdapter(settings).json_schema()
+        whole["$defs"] |= group.pop("$defs")
+        whole["properties"][name] = group
+    return whole
+
+
+SCHEMA = _schema()
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for page, text in pages().items():
+        page.write_text(text, "utf-8")

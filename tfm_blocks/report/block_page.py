@@ -1,0 +1,104 @@
+"""docs/blocks.md: every block by category."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
+from tfm_blocks.report.block_facts import default_of, description, example, facts, fields, type_of
+
+PAGE = """\
+# The blocks
+
+This page lists every block that a model file can name, by category. `tfm blocks --markdown` makes it from the registry.
+`tfm blocks NAME` prints one block. [language.md](language.md#inputs-and-axes) explains the axes.
+
+Attention, recurrences, convolutions and feed-forward networks are branches: [add & norm](language.md#add--norm)
+surrounds them. A value of a category, such as `norm`, stands in an argument of another block or in `args`.
+In examples, `node` is a name of yours, and `args` below `model` give the width, the heads and the vocabulary."""
+TITLES = {
+    "attention": "Attention",
+    "sequence": "Recurrences and convolutions",
+    "position-wise": "Feed-forward networks and experts",
+    "node": "Embeddings, maps and other nodes",
+    "alias": "Aliases, for models that were written with these names",
+}
+FEWEST = 3  # arguments of another block that are worth a reference in place of rows
+
+
+def markdown(blocks: Iterable[BlockInfo]) -> str:
+    """Return the page: a table of all blocks, then the blocks of each section."""
+    found = sorted(blocks, key=lambda info: info.name)
+    names = [*TITLES, *sorted({info.category for info in found if info.category})]
+    names.append(names.pop(names.index("alias")))
+    sections = {name: [info for info in found if _section(info) == name] for name in names}
+    parts = [PAGE, _overview(sections)]
+    for name, members in sections.items():
+        parts += [f"## {_title(name)}", *map(_entry, members)] if members else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(info: BlockInfo) -> str:
+    if info.alias_of:
+        return "alias"
+    if info.category:
+        return info.category
+    if not info.branch:
+        return "node"
+    return "attention" if hasattr(info.cls, "weights") else "sequence" if info.sees else "position-wise"
+
+
+def _title(name: str) -> str:
+    return TITLES.get(name, f"Category {name}")
+
+
+def _overview(sections: dict[str, list[BlockInfo]]) -> str:
+    rows = [
+        f"| {_title(name)} | [{info.name}](#{info.name}) | {fields(info).get('Also known as', '').rstrip('.')} |"
+        for name, members in sections.items()
+        for info in members
+    ]
+    return "\n".join(["| category | block | also known as |", "|---|---|---|", *rows])
+
+
+def _entry(info: BlockInfo) -> str:
+    base = _base(info)
+    rules = [f"- rule: {rule}: {text}" for rule, text in info.where.items() if not base or rule not in base.where]
+    lines = [*(f"- {label}: {text}" for label, text in facts(info)), *rules]
+    parts = [
+        f"### {info.name}",
+        f"`{info.signature.text}`",
+        description(info),
+        f"    {example(info)}",
+        "\n".join(lines),
+    ]
+    return "\n\n".join(part for part in (*parts, *_arguments(info, base)) if part)
+
+
+def _base(info: BlockInfo) -> BlockInfo | None:
+    """Return a registered base class, or the first block of the module, with at least FEWEST equal arguments."""
+    blocks = {one.cls: one for one in REGISTRY.blocks.values() if not one.alias_of}
+    if info.alias_of:
+        return REGISTRY.blocks[info.alias_of]
+    bases = [blocks[cls] for cls in info.cls.__mro__[1:] if cls in blocks]
+    first = next(one for one in blocks.values() if one.cls.__module__ == info.cls.__module__)
+    bases += [first] if first is not info else []
+    return next((base for base in bases if len(_shared(info, base)) >= FEWEST), None)
+
+
+def _shared(info: BlockInfo, base: BlockInfo | None) -> list[str]:
+    return [name for name, one in info.arguments.items() if base and base.arguments.get(name) == one]
+
+
+def _arguments(info: BlockInfo, base: BlockInfo | None) -> Iterator[str]:
+    inherited = _shared(info, base)
+    if base:
+        names = ", ".join(f"`{name}`" for name in inherited)
+        yield f"It has these arguments of [{base.name}](#{base.name}): {names}."
+    rows = [
+        f"| {one.name} | {type_of(one).replace('|', chr(92) + '|')} | {default_of(one)} |"
+        for one in info.arguments.values()
+        if one.name not in inherited
+    ]
+    if rows:
+        yield "\n".join(["| argument | type | default |", "|---|---|---|", *rows])
