@@ -109,12 +109,19 @@ def read_saved_run(run: Path) -> SavedRun:
     expect_folder(run)
     record, status = _read_record(run), read_json(run / STATUS)
     text, config = _read_trained_config(run)
-    if config.get("model") != read_json(run / MODEL).get("model"):
+    if _with_text_keys(config.get("model")) != read_json(run / MODEL).get("model"):
         rule = f"has another model than {MODEL}, and the weights are of that one"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
     if (run / METRICS).exists():
         read_metric_names(run / METRICS)
     return SavedRun(run, config, text, record, status)
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return the value with its keys as JSON has them: the key of `at: {0: …}` is 0 in YAML and "0" in model.json."""
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(inner) for key, inner in value.items()}
+    return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
 def find_begun(root: Path, name: str, place: RankInfo, command: str) -> SavedRun | None:
