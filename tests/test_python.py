@@ -92,6 +92,19 @@ def test_a_script_without_a_guard_trains_on_two_devices(folder: Path) -> None:
     assert "cluster: local, rank 0 of 2" in done.stdout and done.stdout.count("folder: runs/two\n") == 1
 
 
+def test_a_script_without_a_guard_trains_once_with_loader_workers(folder: Path) -> None:
+    """Its processes end with the run, because they would ignore the signals of the script's own forkserver pools."""
+    done = script(
+        "print('script')\nimport tfm_blocks as tfm\nfrom multiprocessing import forkserver\n"
+        f"tfm.train('tiny', name='loaded', overrides={[*RUN, 'trainer.workers=2']})\n"
+        "print('fork server:', forkserver._forkserver._forkserver_pid, forkserver._forkserver._preload_modules)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (folder / "runs").iterdir()] == ["loaded"]
+    assert done.stdout.splitlines().count("script") == 1
+    assert done.stdout.splitlines()[-1] == "fork server: None ['__main__']"
+
+
 def traces() -> dict[str, Any]:
     """Global state that a run uses."""
     names = ("lightning", "lightning.pytorch", "lightning.fabric", "torch.distributed.elastic")

@@ -1,5 +1,7 @@
 """Encoded corpora hold what was written."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,17 @@ def test_every_pair_comes_back_in_order_as_ids_and_as_text(tmp_path, tokenizer):
         )
     assert list(zip(corpus.text["src"], corpus.text["tgt"], strict=True)) == PAIRS
     assert corpus.text["src"][-2:] == [src for src, _ in PAIRS[-2:]]
+
+
+def test_a_pickled_corpus_opens_its_folder_again(tmp_path, tokenizer):
+    rows = [("two dogs " * 10, "zwei hunde " * 10)] * 5000
+    write_corpus(tmp_path, COLUMNS, rows, tokenizer, max_length=None)
+    corpus = Corpus(tmp_path, tokenizer, ["group"])
+    pickled = pickle.dumps(corpus)
+    assert len(pickled) < (tmp_path / "ids.bin").stat().st_size / 10
+    copy = pickle.loads(pickled)
+    assert copy.ids("tgt", 4999).tolist() == corpus.ids("tgt", 4999).tolist()
+    assert copy.text["src"][4999] == rows[4999][0] and copy.groups == ["group"]
 
 
 def test_blank_and_long_pairs_are_skipped_and_counted(tmp_path, tokenizer):

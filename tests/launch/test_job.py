@@ -158,14 +158,24 @@ def test_devices_and_the_cap_on_a_batch_do_not_change_the_weights(
         assert [float(value or 0) for value in one] == pytest.approx([float(value or 0) for value in other], abs=1e-5)
 
 
+SCALARS = ["model=rezero", "++model.graph.decoder.layer.cross.kv={block: weighted_sum, in: encoder.*}"]
+
+
 @pytest.mark.grid
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["trainer.precision=fp32"],
+        pytest.param(["trainer.precision=bf16"], marks=pytest.mark.slow),
+        pytest.param(SCALARS, marks=pytest.mark.slow, id="scalar parameters"),
+    ],
+)
 def test_what_is_shared_out_becomes_the_weights_of_ddp_and_checkpoints_of_the_same_format(
-    small: Callable[..., Composed], tmp_path: Path, precision: str
+    small: Callable[..., Composed], tmp_path: Path, options: list[str]
 ) -> None:
     for strategy in ("ddp", "fsdp2"):
         overrides = ["trainer.devices=2", "trainer.clip=0.5", "data.batch_tokens=300", *STEADY]
-        run(small(f"trainer.strategy={strategy}", f"trainer.precision={precision}", *overrides), tmp_path)
+        run(small(f"trainer.strategy={strategy}", *overrides, *options), tmp_path)
     one, other = (weights(tmp_path / name) for name in ("run", "run-2"))
     assert one.keys() == other.keys()
     for name in one:

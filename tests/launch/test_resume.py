@@ -187,6 +187,16 @@ def test_a_run_that_is_stopped_after_each_of_thirty_steps_ends_as_one_that_is_no
     expect_same(tmp_path / "run", tmp_path / "run-2")
 
 
+def test_a_model_with_numbers_as_keys_resumes(small: Small, tmp_path: Path) -> None:
+    """YAML keeps the layer number of `at` as a number, and model.json has it as text."""
+    model = "++model.graph.encoder.at={0: {ffn: {d_ff: 64}}}"
+    begin(small(*stopping(1000), model), tmp_path)
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(5), model), tmp_path)
+    assert to_the_end(tmp_path / "run-2") == [5]
+    expect_same(tmp_path / "run", tmp_path / "run-2")
+
+
 def test_two_processes_of_which_one_gets_the_signal_agree_on_a_step_and_resume_exactly(
     small: Small, tmp_path: Path
 ) -> None:

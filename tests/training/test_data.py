@@ -14,7 +14,9 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import Batch, Sides
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.training.data import EvalStream, PlannedCorpus, StepBatches, TimedLoader, TrainStream
+from tfm_blocks.distributed.workers import worker_options
+from tfm_blocks.training.data import EvalStream, PlannedCorpus, StepBatches, TrainStream
+from tfm_blocks.training.data_module import TimedLoader
 from tfm_blocks.training.settings import read_run
 
 
@@ -82,12 +84,13 @@ def test_a_run_that_goes_on_makes_no_plan_of_a_past_epoch(
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_give_the_steps_in_their_order(read: tuple[PlannedCorpus, PlannedCorpus], workers: int) -> None:
     alone = stream(read, 2, Ranks(), 7)
-    loader = TimedLoader(TrainStream(read[0], seed=5, start=2, ranks=Ranks()), batch_size=None, num_workers=workers)
+    options = worker_options(workers)
+    loader = TimedLoader(TrainStream(read[0], seed=5, start=2, ranks=Ranks()), batch_size=None, **options)
     found = list(islice(loader, 7))
     assert [step.rows for step in found] == [step.rows for step in alone]
     assert [step.cursor for step in found] == [step.cursor for step in alone]
     assert all(step.waited > 0 for step in found)
-    held_out = DataLoader(EvalStream(read[1], Ranks()), batch_size=None, num_workers=workers)
+    held_out = DataLoader(EvalStream(read[1], Ranks()), batch_size=None, **options)
     expected = [batch.labels_BT.tolist() for batch in EvalStream(read[1], Ranks())]
     assert [batch.labels_BT.tolist() for batch in held_out] == expected
 

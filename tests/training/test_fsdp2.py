@@ -48,6 +48,8 @@ MODELS = {
     "prenorm": [f"{side}.{layer}" for side in ("encoder", "decoder") for layer in range(3)],
     "decoder_only": [f"decoder.{layer}" for layer in range(3)],
     "universal": ["encoder.0", "decoder.0"],
+    "rezero": [f"{side}.{layer}" for side in ("encoder", "decoder") for layer in range(3)],
+    "transparent": [f"{side}.{layer}" for side in ("encoder", "decoder") for layer in range(3)],
 }
 
 

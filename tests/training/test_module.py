@@ -26,7 +26,8 @@ from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.tracking.lightning_loggers import CsvLogger
-from tfm_blocks.training.data import PlannedCorpus, RunData, TrainStream
+from tfm_blocks.training.data import PlannedCorpus, TrainStream
+from tfm_blocks.training.data_module import RunData
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError, NonFiniteSteps
 from tfm_blocks.training.settings import read_run

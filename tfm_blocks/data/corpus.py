@@ -27,6 +27,7 @@ class Corpus:
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = ()) -> None:
         about = json.loads((folder / "about.json").read_text())
+        self._opened_with = folder, tokenizer, groups
         self.columns: tuple[str, ...] = tuple(about["columns"])
         self.lengths_NC = np.fromfile(folder / "lengths.bin", dtype=np.int32).reshape(-1, len(self.columns))
         self._bounds = np.concatenate(([0], np.cumsum(self.lengths_NC, dtype=np.int64)))
@@ -38,6 +39,10 @@ class Corpus:
             column: Decoded(len(self), self._reader(column), tokenizer) for column in self.columns
         }
         self.groups = groups
+
+    def __reduce__(self) -> tuple[type[Corpus], tuple[Path, Tokenizer, Sequence[str]]]:
+        """Pickle the folder instead of its content: another process maps the same files."""
+        return Corpus, self._opened_with
 
     def __len__(self) -> int:
         return len(self.lengths_NC)

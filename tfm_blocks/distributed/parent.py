@@ -9,11 +9,11 @@ import time
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 
-GRACE = 8.0  # seconds for the end of a step and its checkpoint; workers of a loader need 5 more to notice
+GRACE = 8.0  # seconds for the end of a step and its checkpoint
 
 
-def end_with_parent() -> None:
-    """Stop this process when its parent dies, and kill it GRACE seconds later. Raises SystemExit if the parent is dead.
+def end_with_parent(grace: float = GRACE) -> None:
+    """Stop this process when its parent dies, and kill it `grace` seconds later. Raises SystemExit if it is dead.
 
     torch requests SIGINT for the death of the parent (PR_SET_PDEATHSIG). That is not enough: a parent that died while
     this process imported modules sends nothing, and a process that has done its work ignores SIGINT. It would wait
@@ -23,11 +23,11 @@ def end_with_parent() -> None:
     assert parent is not None
     if not parent.is_alive():
         raise SystemExit(1)
-    threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+    threading.Thread(target=_follow, args=(parent.sentinel, grace), daemon=True).start()
 
 
-def _follow(sentinel: int) -> None:
+def _follow(sentinel: int, grace: float) -> None:
     wait([sentinel])
     os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(GRACE)
+    time.sleep(grace)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import ModuleType
 
 import torch
 
+from tfm_blocks.distributed.main_module import main_hidden
 from tfm_blocks.distributed.signals import own_handlers
+from tfm_blocks.distributed.workers import fork_server_restored
 from tfm_blocks.launch.memory import limit_primitive_caches, return_freed_memory
 
 LOGGERS = (
@@ -28,8 +28,8 @@ LOGGERS = (
 def caller_restored() -> Iterator[None]:
     """Restore what a run sets for its whole process.
 
-    These are handlers of signals, the environment, logging levels, warning filters, random generators, and how the C
-    library treats freed memory.
+    These are handlers of signals, the environment, logging levels, warning filters, random generators, the fork server
+    of multiprocessing, and how the C library treats freed memory.
     """
     with ExitStack() as stack:
         stack.callback(return_freed_memory)
@@ -38,6 +38,7 @@ def caller_restored() -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         stack.enter_context(_same_environment())
         stack.enter_context(_same_levels())
+        stack.enter_context(fork_server_restored())
         stack.enter_context(own_handlers())
         yield
 
@@ -65,14 +66,7 @@ def _same_levels() -> Iterator[None]:
 
 @contextmanager
 def ready_for_processes() -> Iterator[None]:
-    """Limit the caches of new processes, and keep them from running the caller's script.
-
-    A spawned process imports the script of its parent, which would train again unless all of it stood below
-    `if __name__ == "__main__"`. Nothing in the processes of a run is defined there, so it is hidden.
-    """
+    """Limit the caches of new processes, and keep them from importing the caller's script."""
     limit_primitive_caches()
-    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
+    with main_hidden():
         yield
-    finally:
-        sys.modules["__main__"] = main

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 import torch
@@ -17,7 +16,8 @@ from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.distributed.cluster import RankInfo, torchrun_place
 from tfm_blocks.distributed.consistency import ExpectSameRun, fingerprint
 from tfm_blocks.distributed.rendezvous import backend_of
-from tfm_blocks.distributed.signals import StoppedError, asked_to_stop, signals_blocked, signals_wait
+from tfm_blocks.distributed.signals import StoppedError, asked_to_stop, signals_wait
+from tfm_blocks.distributed.workers import worker_options
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.devices import device_of
@@ -38,7 +38,8 @@ from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
-from tfm_blocks.training.data import PlannedCorpus, RunData, feed_of
+from tfm_blocks.training.data import PlannedCorpus, feed_of
+from tfm_blocks.training.data_module import RunData
 from tfm_blocks.training.early_stopping import EarlyStopping
 from tfm_blocks.training.fsdp2 import fill_shares, full_tensors
 from tfm_blocks.training.heartbeat import Heartbeat
@@ -111,11 +112,11 @@ def _fit_and_test(
     skipped = job.folder / SKIPPED
     count = NonFiniteSteps(None if ranks.rank else skipped, prepared.train, settings.trainer.patience_nan)
     module = TrainingModule(network, prepared, settings, ranks, count, asked_to_stop)
+    data = _data(ranks, feed, prepared, settings)  # its fork server starts during the memory check
     silence.doing("trying the memory")
     peak = memory_trial(place, module, feed, precision).run(settings.seed)
     if ranks.rank == 0:
         print(peak)
-    data = _data(ranks, feed, prepared, settings)
     logs = (job.folder / METRICS, skipped)
     asked = _asked(job, module)
     checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, asked, job.command, job.until)
@@ -178,17 +179,13 @@ def memory_trial(place: RankInfo, module: TrainingModule, feed: PlannedCorpus, p
 def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSettings) -> RunData:
     accelerated = device_of(settings.trainer) == "cuda"
     workers = settings.trainer.workers if settings.trainer.workers is not None else 2 * accelerated
-    if workers:
-        with signals_blocked():
-            resource_tracker.ensure_running()
     return RunData(
         prepared,
         feed.layout,
         settings.data,
         seed=settings.seed,
         ranks=ranks,
-        workers=workers,
-        pinned=accelerated,
+        loading={"pin_memory": accelerated, **worker_options(workers)},
         even=settings.trainer.strategy == "fsdp2",
     )
 

@@ -114,12 +114,19 @@ def read_saved_run(run: Path) -> SavedRun:
     text, config = _read_trained_config(run)
     built = read_json(run / MODEL)
     config["model"] = upgrade_model({**built, "model": config["model"]})
-    if config["model"] != upgrade_model(built):
+    if _with_text_keys(config["model"]) != upgrade_model(built):
         rule = f"has another model than {MODEL}, and the weights are of that one"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
     if (run / METRICS).exists():
         read_metric_names(run / METRICS)
     return SavedRun(run, config, text, record, status.state, status.reason)
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return the value with its keys as JSON has them: the key of `at: {0: …}` is 0 in YAML and "0" in model.json."""
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(inner) for key, inner in value.items()}
+    return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
 def find_begun(root: Path, name: str, place: RankInfo, command: str) -> SavedRun | None:

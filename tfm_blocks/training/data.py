@@ -1,17 +1,15 @@
-"""The planned steps of all epochs as one endless stream, and the fixed batches of the validation and test sets."""
+"""The planned steps of all epochs as one endless stream, and the fixed batches of the validation and test sets.
+
+Loader workers import this module, so it does not import Lightning.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
-from typing import Any
 
-from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import PAD, Batch, Layout, Rows, layout_of
@@ -142,85 +140,3 @@ def _worker() -> tuple[int, int]:
     """Which of how many of a loader's workers this process is."""
     info = get_worker_info()
     return (info.id, info.num_workers) if info else (0, 1)
-
-
-class TimedLoader(DataLoader[StepBatches]):
-    """A loader that tells each step how long it was waited for."""
-
-    def __iter__(self) -> Iterator[StepBatches]:  # type: ignore[override]
-        rest = super().__iter__()
-        while True:
-            begun = time.perf_counter()
-            step = next(rest)
-            yield replace(step, waited=time.perf_counter() - begun)
-
-
-class RunData(LightningDataModule):
-    """Loaders over what was prepared; the test's is over the validation set where there is no test set.
-
-    Training goes on at the trainer's step: a resumed run repeats nothing. `workers` are processes that make batches
-    ahead of their use; `pinned` batches go to an accelerator while it computes. `even` is that of TrainStream.
-    """
-
-    def __init__(
-        self,
-        prepared: Prepared,
-        layout: Layout,
-        settings: DataSettings,
-        *,
-        seed: int,
-        ranks: Ranks,
-        workers: int = 0,
-        pinned: bool = False,
-        even: bool = False,
-    ) -> None:
-        super().__init__()
-        self.even = even
-        self.prepared, self.layout, self.settings, self.seed, self.ranks = prepared, layout, settings, seed, ranks
-        self.cursor = Cursor()
-        self._options: dict[str, Any] = {"batch_size": None, "num_workers": workers, "pin_memory": pinned}
-        self._options |= {"worker_init_fn": _leave_signals_to_the_parent}
-        if workers:
-            os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # a warning at each fork; workers only read ids
-            self._options["multiprocessing_context"] = "fork"  # a rank was spawned, and so would be its workers
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Notes where training reads."""
-        if isinstance(batch, StepBatches):
-            self.cursor = batch.cursor
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return asdict(self.cursor)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.cursor = Cursor(**state_dict)
-
-    def train_dataloader(self) -> DataLoader[StepBatches]:
-        start = self.trainer.global_step if self.trainer else 0
-        stream = TrainStream(
-            self._feed(self.prepared.train),
-            seed=self.seed,
-            start=start,
-            ranks=self.ranks,
-            cursor=self.cursor,
-            even=self.even,
-        )
-        return TimedLoader(stream, **self._options)
-
-    def val_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(EvalStream(self._feed(self.prepared.val), self.ranks), **self._options)
-
-    def test_dataloader(self) -> DataLoader[Batch]:
-        _, corpus = self.prepared.last_scored
-        return DataLoader(EvalStream(self._feed(corpus), self.ranks), **self._options)
-
-    def _feed(self, corpus: Corpus) -> PlannedCorpus:
-        return PlannedCorpus(corpus, self.layout, self.settings)
-
-
-def _leave_signals_to_the_parent(worker: int) -> None:
-    """A signal to all processes of a run stops none that makes batches: the run ends them when it has agreed."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)

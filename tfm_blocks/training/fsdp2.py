@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.model import fill, weights_of
+from tfm_blocks.training.replicated import replicate_scalars
 
 Tree = TypeVar("Tree")
 
@@ -54,14 +55,15 @@ def shard(network: Network, mesh: DeviceMesh) -> None:
     """Shard each layer of a stack, and then the rest of the network. Do nothing if that is done."""
     if isinstance(network, FSDPModule):
         return
+    scalars = replicate_scalars(network, mesh)
     for unit in (*units_of(network), network):
-        fully_shard(unit, mesh=mesh)
+        fully_shard(unit, mesh=mesh, ignored_params=scalars)
     register_fsdp_forward_method(network, "trunk_with_losses")
     network.by_layer = True
 
 
 class FSDP2Strategy(ModelParallelStrategy):
-    """Each process keeps a shard of every weight, of its gradient and of the optimizer's state.
+    """Each process keeps a shard of every weight but scalars, of its gradient and of the optimizer's state.
 
     In a step a layer of a stack is gathered while it computes, forward and again backward, and everything outside of
     stacks from the first forward to the backward. So all processes have the same number of micro-batches. A validation

@@ -1,0 +1,90 @@
+"""The loaders of a run, as Lightning's trainer takes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from types import MappingProxyType
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.layout import Batch, Layout
+from tfm_blocks.data.plan import Ranks
+from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.data.settings import DataSettings
+from tfm_blocks.training.data import Cursor, EvalStream, PlannedCorpus, StepBatches, TrainStream
+
+
+class TimedLoader(DataLoader[StepBatches]):
+    """A loader that tells each step how long it was waited for."""
+
+    def __iter__(self) -> Iterator[StepBatches]:  # type: ignore[override]
+        rest = super().__iter__()
+        while True:
+            begun = time.perf_counter()
+            step = next(rest)
+            yield replace(step, waited=time.perf_counter() - begun)
+
+
+class RunData(LightningDataModule):
+    """Loaders over what was prepared; the test's is over the validation set where there is no test set.
+
+    Training goes on at the trainer's step: a resumed run repeats nothing. `loading` are options of torch's DataLoader:
+    its workers, and whether it pins memory. `even` is that of TrainStream.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        layout: Layout,
+        settings: DataSettings,
+        *,
+        seed: int,
+        ranks: Ranks,
+        loading: Mapping[str, Any] = MappingProxyType({}),
+        even: bool = False,
+    ) -> None:
+        super().__init__()
+        self.even = even
+        self.prepared, self.layout, self.settings, self.seed, self.ranks = prepared, layout, settings, seed, ranks
+        self.cursor = Cursor()
+        self._options = {"batch_size": None, **loading}
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Notes where training reads."""
+        if isinstance(batch, StepBatches):
+            self.cursor = batch.cursor
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self.cursor)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.cursor = Cursor(**state_dict)
+
+    def train_dataloader(self) -> DataLoader[StepBatches]:
+        start = self.trainer.global_step if self.trainer else 0
+        stream = TrainStream(
+            self._feed(self.prepared.train),
+            seed=self.seed,
+            start=start,
+            ranks=self.ranks,
+            cursor=self.cursor,
+            even=self.even,
+        )
+        return TimedLoader(stream, **self._options)
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        return DataLoader(EvalStream(self._feed(self.prepared.val), self.ranks), **self._options)
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        _, corpus = self.prepared.last_scored
+        return DataLoader(EvalStream(self._feed(corpus), self.ranks), **self._options)
+
+    def _feed(self, corpus: Corpus) -> PlannedCorpus:
+        return PlannedCorpus(corpus, self.layout, self.settings)
