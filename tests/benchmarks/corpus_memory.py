@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tfm_blocks.data.layout import Sides
 from tfm_blocks.data.plan import epoch_plan
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.settings import Columns, TextSettings

@@ -16,6 +16,7 @@ from tests.training.test_module import feed_of, make
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.runs.losses import read_losses

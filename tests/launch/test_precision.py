@@ -12,6 +12,7 @@ from tests.launch.test_resume import begin, go_on, handlers, stopping  # noqa: F
 from tests.training.test_module import feed_of, make
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.precision import BF16_PROCESSORS, choose_precision
 from tfm_blocks.launch.product_timings import PRECISIONS, TOKENS, Product, products_of, time_products

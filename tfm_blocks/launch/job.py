@@ -100,14 +100,15 @@ def _begin(
         if settings.init_from:
             starting_weights(Path(settings.init_from))  # which must be there before anything is started
     run = asked.with_vocab(prepared.tokenizer.size)
-    config = run.composed.mapping | {"plugins": settings.plugins}
+    name = str(mapping["name"])
+    config = run.composed.mapping | {"name": name, "plugins": settings.plugins}
     config = {key: value for key, value in config.items() if key not in ("resume", "verify")}
     network = network_without_values(run.spec)
     check_lengths(network, prepared, run)
 
     def claim() -> Json:
         timings = _measure_precision(meeting, network, prepared, settings)
-        folder = claim_folder(root, str(mapping["name"]))
+        folder = claim_folder(root, name)
         command = resume_command(typed, folder, settings)
         started = config, folder, mapping["vocab"], command, _wandb_id()
         return RunSpec(*started, until=until, asked_parameters=count_parameters(asked.spec), timings=timings).to_json()
