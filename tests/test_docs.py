@@ -196,8 +196,11 @@ def is_output(text, output):
     wanted, real = (
         "".join(" ".join(line.split()) + "\n" for line in each.splitlines() if line.strip()) for each in (text, output)
     )
-    pattern = re.escape(wanted).replace(r"…\
-", "…\n")
+    pattern = re.escape(wanted).replace(
+        r"…\
+",
+        "…\n",
+    )
     pattern = re.sub(r"(?m)^…\\?\n", r"(?:.*\\n)*?", pattern).replace("…", ".*")
     return re.fullmatch(pattern, real) is not None
 
