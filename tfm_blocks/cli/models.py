@@ -193,12 +193,11 @@ def _blocks(arguments: argparse.Namespace) -> int:
 
 def _schema(arguments: argparse.Namespace) -> None:
     import tfm_blocks.blocks  # noqa: F401  registers them
-    from tfm_blocks.language.schema import schema
     from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
 
     load_plugins(arguments.plugins)
-    text = json.dumps(schema(REGISTRY), indent=1, ensure_ascii=False)
+    text = json.dumps(build_schema(REGISTRY), indent=1, ensure_ascii=False)
     if arguments.path:
         arguments.path.write_text(f"{text}\n", "utf-8")
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tfm_blocks.compose.comments import Comment, comments_of
 from tfm_blocks.compose.folders import config_folders, options, root_keys
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.files import read_model_file, shown_path
+from tfm_blocks.language.files import display_path, read_model_file
 
 EDITORS = "yaml-language-server:"  # how a comment begins that is not for people
 
@@ -33,7 +33,7 @@ def _entry(name: str, path: Path) -> Entry:
     try:
         file = read_model_file(path, root_keys())
     except ConfigError as error:
-        return Entry(name, (), (), f"wrong: {error.problems[0].rule}", shown_path(path))
+        return Entry(name, (), (), f"wrong: {error.problems[0].rule}", display_path(path))
     knobs = tuple(f"{key}={value}" for key, value in file.mapping.items() if key not in ("defaults", "model"))
     return Entry(name, file.parents, knobs, _about(file.text), file.shown)
 

@@ -28,7 +28,7 @@ from tfm_blocks.compose.folders import (
 from tfm_blocks.compose.overrides import first_of_sweep, parse_overrides, reason_of, refuse_sweeps, values
 from tfm_blocks.config.foreign_keys import advice
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
-from tfm_blocks.language.chain import model_chain
+from tfm_blocks.language.chain import read_model_chain
 
 LONG = {
     "-c": "--cfg", "-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-h": "--help",
@@ -95,7 +95,7 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     chosen = _choices(overrides, folders)
     models = _models(chosen, folders)
     for model in models:
-        model_chain(model, [path / "model" for path in folders], root_keys())
+        read_model_chain(model, [path / "model" for path in folders], root_keys())
     if overrides:
         for model in models:
             _composes(overrides, {group: names[0] for group, names in chosen.items()} | {"model": model}, line.own)

@@ -19,7 +19,7 @@ from tfm_blocks.compose.folders import (
     root_keys,
 )
 from tfm_blocks.compose.model_keys import model_keys, names_for
-from tfm_blocks.language.chain import merged, model_chain
+from tfm_blocks.language.chain import merge_chain, read_model_chain
 
 
 def complete_override(prefix: str, overrides: Sequence[str], own: Path | None) -> list[str]:
@@ -77,7 +77,7 @@ def _model(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
     """The files of the chosen model on top of each other; of several models the first's."""
     choice = _chosen(read_yaml(CONF / "train.yaml")["defaults"], overrides)["model"]
     name = options_in(choice.partition(",")[0] if not choice.startswith("[") else choice)[0]
-    return merged(model_chain(name, [folder / "model" for folder in folders], root_keys()))
+    return merge_chain(read_model_chain(name, [folder / "model" for folder in folders], root_keys()))
 
 
 def _chosen(defaults: Iterable[Any], overrides: Sequence[str]) -> dict[str, str]:

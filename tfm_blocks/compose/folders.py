@@ -9,7 +9,7 @@ from typing import Any, cast
 import yaml
 
 from tfm_blocks.errors import ConfigError, Place, Problem
-from tfm_blocks.language.files import HEADER, shown_path, yaml_help
+from tfm_blocks.language.files import HEADER, display_path, suggest_yaml_fix
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
 OF_A_SWEEP = frozenset({"sweep", "launcher"})  # groups that say how and where jobs are run, and nothing of a run
@@ -30,7 +30,7 @@ def config_folders(own: Path | None) -> list[Path]:
         raise ConfigError(
             [
                 Problem(
-                    "--config-dir", rule.format(f"conf/{path.relative_to(own)}"), Place(shown_path(path)), help=help
+                    "--config-dir", rule.format(f"conf/{path.relative_to(own)}"), Place(display_path(path)), help=help
                 )
                 for path in taken
             ]
@@ -82,26 +82,26 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mapping = yaml.safe_load(text) or {}
     except UnicodeDecodeError:
         raise ConfigError(
-            Problem(path.stem, "is not UTF-8 text", Place(shown_path(path)), help="save it as UTF-8")
+            Problem(path.stem, "is not UTF-8 text", Place(display_path(path)), help="save it as UTF-8")
         ) from None
     except ValueError as error:  # more digits than Python reads, a date that is none
         rule = f"has a value that cannot be read: {error}"
-        raise ConfigError(Problem(path.stem, rule, Place(shown_path(path)), help="write a smaller one")) from None
+        raise ConfigError(Problem(path.stem, rule, Place(display_path(path)), help="write a smaller one")) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else None
         rule = f"is not YAML: {getattr(error, 'problem', error)}"
-        place, help = Place(shown_path(path), line), yaml_help(text, line or 0)
+        place, help = Place(display_path(path), line), suggest_yaml_fix(text, line or 0)
         raise ConfigError(Problem(path.stem, rule, place, help=help)) from None
     if not isinstance(mapping, dict):
         raise ConfigError(
-            Problem(path.stem, "must be a mapping of settings", Place(shown_path(path)), help="write key: value")
+            Problem(path.stem, "must be a mapping of settings", Place(display_path(path)), help="write key: value")
         )
     defaults = mapping.get("defaults", [])
     if not isinstance(defaults, list) or not all(isinstance(entry, (str, dict)) for entry in defaults):
         rule = "must be a list of names and of group: name"
         raise ConfigError(
-            Problem("defaults", rule, Place(shown_path(path)), help="defaults: [{override /model: base}]")
+            Problem("defaults", rule, Place(display_path(path)), help="defaults: [{override /model: base}]")
         )
     return cast(dict[str, Any], mapping)
 
@@ -111,8 +111,8 @@ def read_experiment(path: Path) -> dict[str, Any]:
     mapping = read_yaml(path)
     if HEADER not in path.read_text("utf-8")[:512].splitlines():
         rule = f"lacks its first line, so that what it sets would go below the key {path.parent.name}"
-        raise ConfigError(Problem(path.stem, rule, Place(shown_path(path)), help=f"begin the file with {HEADER}"))
+        raise ConfigError(Problem(path.stem, rule, Place(display_path(path)), help=f"begin the file with {HEADER}"))
     if "hydra" in mapping:
         rule = "sets hydra, but an experiment says what a run is, not how it is started"
-        raise ConfigError(Problem(path.stem, rule, Place(shown_path(path)), help="write hydra.… on the command line"))
+        raise ConfigError(Problem(path.stem, rule, Place(display_path(path)), help="write hydra.… on the command line"))
     return mapping

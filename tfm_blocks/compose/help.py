@@ -16,8 +16,8 @@ from tfm_blocks.compose.comments import Comment, comments_of, lay_over
 from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, config_folders, group_files, merge_order, options, root_keys
 from tfm_blocks.compose.overrides import first_of_sweep, parse_overrides
 from tfm_blocks.errors import LONGEST_VALUE, cut
-from tfm_blocks.language.chain import model_chain
-from tfm_blocks.language.files import shown_path
+from tfm_blocks.language.chain import read_model_chain
+from tfm_blocks.language.files import display_path
 
 COLUMN = 30  # where comments begin, at least
 HELP = frozenset({"--help", "-h"})
@@ -64,7 +64,7 @@ def help_text(arguments: Sequence[str], program: str) -> str:
     groups = [f"  {name}: {', '.join(found)}" for name, found in known.items() if found]
     comments = _comments(config.hydra.runtime.choices, folders)
     keys = {key: value for key, value in _plain(config).items() if key != "hydra"}
-    files = [f"  {shown_path(path)}" for path, _ in _files(config.hydra.runtime.choices, folders)]
+    files = [f"  {display_path(path)}" for path, _ in _files(config.hydra.runtime.choices, folders)]
     return TEXT.format(
         program=program,
         groups="\n".join(groups),
@@ -85,7 +85,7 @@ def _comments(choices: Mapping[str, str], folders: list[Path]) -> dict[tuple[str
 def _files(choices: Mapping[str, str], folders: list[Path]) -> Iterator[tuple[Path, str]]:
     """Those that the config is made of, and the group below whose key each sets something; \"\" for all keys."""
     yield CONF / "train.yaml", ""
-    for file in model_chain(choices["model"], [folder / "model" for folder in folders], root_keys()):
+    for file in read_model_chain(choices["model"], [folder / "model" for folder in folders], root_keys()):
         yield Path(file.shown), "model"
     for group in merge_order(choices.keys() - {"model"}):
         for path in group_files(group, choices[group], folders):

@@ -14,7 +14,7 @@ from tfm_blocks.compose.folders import config_folders, root_keys
 from tfm_blocks.compose.overrides import parse_overrides, reason_of, refuse_sweeps
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, suggest
-from tfm_blocks.language.chain import model_chain
+from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.sources import Sources
 
 
@@ -23,7 +23,7 @@ def compose_model(model: str, overrides: Sequence[str] = (), conf: Path | None =
 
     `conf` is a further folder with a `model/` in it. Raises ConfigError.
     """
-    chain = model_chain(model, [folder / "model" for folder in config_folders(conf)], root_keys())
+    chain = read_model_chain(model, [folder / "model" for folder in config_folders(conf)], root_keys())
     files = [{key: value for key, value in file.mapping.items() if key != "defaults"} for file in chain]
     merged = cast(DictConfig, OmegaConf.merge(*files))
     parsed = parse_overrides(overrides)

@@ -12,7 +12,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 from tfm_blocks.compose.overrides import reason_of
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.files import ModelFile
-from tfm_blocks.language.sources import Sources, knobs_read
+from tfm_blocks.language.sources import Sources, find_knobs
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def _unread_knobs(raw: dict[str, Any], sources: Sources, chain: Sequence[ModelFi
     rewired = any(path[0] == "model" for path in sources.overrides)
     unread = [
         key
-        for key in sorted(knobs - knobs_read(raw))
-        if (key,) in sources.overrides or (sources.set_here((key,)) and not rewired)
+        for key in sorted(knobs - find_knobs(raw))
+        if (key,) in sources.overrides or (sources.is_set_by_user((key,)) and not rewired)
     ]
     if unread:
         raise ConfigError(

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from tfm_blocks.compose.folders import GLOBAL_GROUPS, OF_A_SWEEP, group_files, merge_order, root_keys
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
-from tfm_blocks.language.chain import model_chain
-from tfm_blocks.language.files import ModelFile, shown_path
+from tfm_blocks.language.chain import read_model_chain
+from tfm_blocks.language.files import ModelFile, display_path
 from tfm_blocks.language.sources import Sources
 
 LONGEST_NAME = 100
@@ -48,7 +48,7 @@ def compose_run(config: DictConfig) -> Composed:
     hydra = HydraConfig.get()
     choices = {str(group): str(choice) for group, choice in hydra.runtime.choices.items() if choice}
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
-    chain = model_chain(choices["model"], [folder / "model" for folder in folders], root_keys())
+    chain = read_model_chain(choices["model"], [folder / "model" for folder in folders], root_keys())
     overrides = task_overrides()
     sources = chain_sources(chain, [text for text in overrides if text.partition("=")[0] not in choices])
     for group in merge_order(choices.keys() - {"model"}):
@@ -146,7 +146,7 @@ def _add_group(group: str, choice: str, folders: list[Path], sources: Sources) -
     """The places of an option's values; those of what it inherits first."""
     experiment = group in GLOBAL_GROUPS
     for path in group_files(group, choice, folders):
-        sources.add_file(shown_path(path), path.read_text("utf-8"), () if experiment else (group,), chosen=experiment)
+        sources.add_file(display_path(path), path.read_text("utf-8"), () if experiment else (group,), chosen=experiment)
 
 
 def task_overrides() -> list[str]:

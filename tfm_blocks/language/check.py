@@ -1,4 +1,4 @@
-"""The passes in order; each reports all of its problems together before the next begins."""
+"""Run the passes of the checker. Each pass reports all its problems; the next pass runs only if there are none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfm_blocks.registry.blocks import Registry
 
 
 def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None = None) -> Spec:
-    """The spec of a resolved mapping {inputs, args, add_norm, graph}; ConfigError with all problems of a pass."""
+    """Check a resolved mapping {inputs, args, add_norm, graph}. Raises ConfigError with all problems of a pass."""
     sources = sources or Sources()
     reader = Reader(registry, sources)
     tree = reader.model(model)
@@ -27,15 +27,15 @@ def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None 
     expander.model(tree)
     _raise(expander.problems)
     inputs = with_masks(tree.inputs)
-    shaper = ShapeInference(registry, sources, inputs)
-    shaped = shaper.nodes(expander.nodes.values())
-    shaper.layers(expander.layers)
-    _raise(shaper.problems)
-    sight = Visibility(registry, sources, inputs)
-    nodes = sight.nodes(shaped)
-    _raise(sight.problems)
-    placed = with_depths(nodes, expander.stacks)
-    return Spec(inputs, placed, model, sight.head(nodes), tuple(expander.warnings))
+    inference = ShapeInference(registry, sources, inputs)
+    shaped = inference.nodes(expander.nodes.values())
+    inference.layers(expander.layers)
+    _raise(inference.problems)
+    visibility = Visibility(registry, sources, inputs)
+    nodes = visibility.nodes(shaped)
+    _raise(visibility.problems)
+    scaled = with_depths(nodes, expander.stacks)
+    return Spec(inputs, scaled, model, visibility.head(nodes), tuple(expander.warnings))
 
 
 def _raise(problems: Sequence[Problem]) -> None:

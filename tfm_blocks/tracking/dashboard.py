@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, options, read_yaml
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Place, Problem, suggest
-from tfm_blocks.language.files import shown_path
+from tfm_blocks.language.files import display_path
 from tfm_blocks.tracking.metric_schema import FACTS, MEDIA, METRIC_KEYS
 
 GROUP = "dashboard"
@@ -138,7 +138,7 @@ def read_dashboard(name: str, folders: list[Path]) -> Dashboard:
     try:
         return read_settings(Dashboard, read_yaml(known[name]), settings)
     except ConfigError as error:
-        place = Place(shown_path(known[name]))
+        place = Place(display_path(known[name]))
         raise ConfigError(
             [Problem(f"{GROUP}.{name}.{one.address}", one.rule, place, help=one.help) for one in error.problems]
         ) from None
