@@ -79,7 +79,7 @@ def test_a_run_records_and_errors_repeat_the_command_line_as_it_was_typed(tmp_pa
     assert record["commands"] == [shlex.join(["python", "train.py", *typed, *small])]
     command = [sys.executable, ROOT / "train.py", "resume=runs/x", "data.train={src: b}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert "error: data.train: a resumed run keeps what it was begun with: data.train={src: b}" in done.stderr
+    assert "error: data.train: a resumed run keeps its original value: data.train={src: b}" in done.stderr
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_both_commands_refuse_a_sweep_to_print_with_a_sentence(start, tmp_path):
     command = [sys.executable, *start, "-m", "heads=2,4", "--cfg", "job"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith(
-        "error: command line: --cfg and --multirun do not go together"
+        "error: command line: --cfg and --multirun exclude each other"
     )
 
 

@@ -1,4 +1,4 @@
-"""What people who know other toolkits type, and what it is called here."""
+"""Names of settings in other toolkits, and the corresponding settings of tfm-blocks."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ ADVICE = {word: advice for advice, words in CALLED_HERE.items() for word in word
 
 
 def advice(key: str) -> str:
-    """What to type instead of the unknown `key`, by its last part; empty where nothing is known."""
+    """Return the advice for the unknown `key` by its last part, or "" if there is none."""
     return ADVICE.get(key.rpartition(".")[2], "")

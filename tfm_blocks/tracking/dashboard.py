@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, options, read_yaml
+from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, list_options, read_yaml
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Place, Problem, suggest
 from tfm_blocks.language.files import display_path
@@ -102,7 +102,7 @@ def settings_logged(folders: list[Path]) -> set[str]:
     for key, value in read_yaml(CONF / "train.yaml").items():
         if key not in NOT_LOGGED:
             found |= set(_addresses(value, key)) if isinstance(value, dict) else {key}
-    for path in options("model", folders).values():
+    for path in list_options("model", folders).values():
         found |= read_yaml(path).keys() - {"defaults", "model"}
     for group in {path.name for path in CONF.iterdir() if path.is_dir()} - {
         "model",
@@ -110,7 +110,7 @@ def settings_logged(folders: list[Path]) -> set[str]:
         *GLOBAL_GROUPS,
         *OF_A_SWEEP,
     }:
-        for path in options(group, folders).values():
+        for path in list_options(group, folders).values():
             found |= set(_addresses(read_yaml(path), group))
     return found
 
@@ -126,7 +126,7 @@ def _addresses(mapping: Mapping[str, Any], around: str) -> Iterable[str]:
 
 def dashboards(folders: list[Path]) -> dict[str, Path]:
     """The files by name."""
-    return options(GROUP, folders)
+    return list_options(GROUP, folders)
 
 
 def read_dashboard(name: str, folders: list[Path]) -> Dashboard:

@@ -42,7 +42,7 @@ def test_options_that_only_the_cluster_knows_need_no_plus() -> None:
         (["launcher=slurm", "launcher.cpus=0"], "launcher.cpus: must be at least 1"),
         (["launcher=ray", "launcher.resources.a100=one"], "launcher.resources: must say how much of each, but a100"),
         (["launcher=ray", "launcher.address=null"], "launcher.address: must be a str"),
-        (["launcher=slurm,ray"], "launcher=slurm,ray names several values"),
+        (["launcher=slurm,ray"], "launcher=slurm,ray has several values"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_key(overrides: list[str], told: str) -> None:
