@@ -4,6 +4,7 @@ import pytest
 
 from tests.language.test_expand import spec_of
 from tests.language.test_read import only, problems
+from tfm_blocks.language.spec import format_shape
 
 
 def test_heads_that_do_not_divide_the_width_are_told_with_origin_and_way_out():

@@ -193,6 +193,7 @@ def _blocks(arguments: argparse.Namespace) -> int:
 
 def _schema(arguments: argparse.Namespace) -> None:
     import tfm_blocks.blocks  # noqa: F401  registers them
+    from tfm_blocks.language.schema import build_schema
     from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
 
