@@ -86,14 +86,14 @@ def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
     if kind in UNKNOWN_KEY:
         return _unknown_key(cls, error["loc"])
     keys, annotation = _follow(cls, error["loc"])
-    address, broken = ".".join(keys), context.get("error")
-    if isinstance(broken, RuleError):
-        return Problem(address, str(broken), help=broken.help)
+    address, error_raised = ".".join(keys), context.get("error")
+    if isinstance(error_raised, RuleError):
+        return Problem(address, str(error_raised), help=error_raised.help)
     if kind == "literal_error":
-        return _no_choice(address, error["input"], _names(annotation))
+        return _invalid_choice(address, error["input"], _names(annotation))
     if kind.startswith("union_tag"):
         tag = context["discriminator"].strip("'")
-        return _no_choice(f"{address}.{tag}", context.get("tag"), _tags(annotation))
+        return _invalid_choice(f"{address}.{tag}", context.get("tag"), _tags(annotation))
     if kind not in WORDINGS:
         return Problem(address, error["msg"])
     or_null = " or null" if type(None) in get_args(annotation) else ""
@@ -102,14 +102,14 @@ def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
 
 
 def _unknown_key(cls: type[Settings], location: Sequence[str | int]) -> Problem:
-    *around, key = location
-    keys, annotation = _follow(cls, around)
+    *parents, key = location
+    keys, annotation = _follow(cls, parents)
     address = ".".join([*keys, str(key)])
     known = [name for member in _members(annotation) for name in _fields(member)]
     return Problem(address, "no such setting", help=advice(address) or suggest(str(key), known) or "leave it out")
 
 
-def _no_choice(address: str, value: object, options: Sequence[str]) -> Problem:
+def _invalid_choice(address: str, value: object, options: Sequence[str]) -> Problem:
     rule = "is missing" if value is None else f"must be one of {', '.join(options)}, but is {_shown(value)}"
     return Problem(address, rule, help=suggest(str(value), options))
 

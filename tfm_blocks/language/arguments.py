@@ -70,7 +70,7 @@ class Args:
         ):
             self.used.add(norm.path)
             try:
-                values = self.part(norm, "norm").arguments
+                values = self.read_part(norm, "norm").arguments
                 written = {name: values[name] for name in norm.value if name != "block"} | dict(written)
             except ArgumentError as error:
                 problems.append(error)
@@ -100,16 +100,16 @@ class Args:
     def convert(self, raw: RawValue, kind: Kind) -> Any:
         """Evaluate arithmetic and convert the value to its kind. Raises ArgumentError."""
         if kind.category and raw.value is not None:
-            return self.part(raw, kind.category)
+            return self.read_part(raw, kind.category)
         value = raw.value
         try:
             if kind.numeric and (isinstance(value, str) or type(value) is int):
-                value = self.number(value)
+                value = self.evaluate(value)
             return convert(value, kind)
         except ValueError as error:
             raise ArgumentError(raw.path, f"{raw.path[-1]} {error}", example(kind)) from None
 
-    def part(self, raw: RawValue, category: str) -> Part:
+    def read_part(self, raw: RawValue, category: str) -> Part:
         """Read the value of a category: a name, or {block: NAME} with arguments. Raises ArgumentError."""
         mapping = raw.value if isinstance(raw.value, Mapping) else {"block": raw.value}
         name, known = mapping.get("block"), self.registry.members(category)
@@ -127,11 +127,11 @@ class Args:
             raise problems[0]
         return Part(name, values)
 
-    def number(self, value: str | int) -> Number:
+    def evaluate(self, value: str | int) -> Number:
         """Evaluate arithmetic. Raises ValueError with a sentence that continues the argument's name."""
-        return self._number(value, ())
+        return self._evaluate(value, ())
 
-    def _number(self, value: str | int | float, open_names: tuple[str, ...]) -> Number:
+    def _evaluate(self, value: str | int | float, open_names: tuple[str, ...]) -> Number:
         def lookup(name: str) -> Number:
             if name in self.index:
                 return self.index[name]
@@ -142,7 +142,7 @@ class Args:
                 raise ValueError(f"needs the unknown arg {name!r}{self._unknown(name)}")
             if isinstance(raw.value, bool) or not isinstance(raw.value, (int, float, str)):
                 raise ValueError(f"counts with {name}, which is {shown(raw.value)} and not a number")
-            return self._number(raw.value, (*open_names, name))
+            return self._evaluate(raw.value, (*open_names, name))
 
         return evaluate(value, lookup)
 

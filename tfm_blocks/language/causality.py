@@ -24,7 +24,7 @@ class Visibility:
         self.inputs = inputs
         self.problems: list[Problem] = []
 
-    def nodes(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+    def infer(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
         """Return the nodes with `sees` set. If there is a target, the sink must be position-wise and causal."""
         seen = {TARGET: "past"}
         checked = tuple(self._node(node, seen) for node in nodes)
@@ -32,7 +32,7 @@ class Visibility:
             self._check_target(self.target, checked)
         return checked
 
-    def head(self, nodes: Sequence[Node]) -> int:
+    def count_head(self, nodes: Sequence[Node]) -> int:
         """Count the nodes at the end that treat each position separately and read only the node before."""
         count = 0
         for node in reversed(nodes):

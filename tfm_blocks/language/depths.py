@@ -19,13 +19,15 @@ class Constants(NamedTuple):
     beta: float
 
 
-def with_depths(nodes: Sequence[Node], stacks: Mapping[str, int]) -> tuple[Node, ...]:
+def set_depths(nodes: Sequence[Node], stacks: Mapping[str, int]) -> tuple[Node, ...]:
     """Set the constants of the nodes that use the preset `deepnorm`."""
     decoding = {node.stack for node in nodes if node.sees != "nothing"}
     decoder = sum(count for address, count in stacks.items() if address in decoding)
     encoder = sum(stacks.values()) - decoder
     return tuple(
-        _deep(node, deepnorm_constants(encoder, decoder, decoding=_is_decoding(node, decoding))) if node.deep else node
+        _set_constants(node, deepnorm_constants(encoder, decoder, decoding=_is_decoding(node, decoding)))
+        if node.deep
+        else node
         for node in nodes
     )
 
@@ -45,6 +47,6 @@ def deepnorm_constants(encoder: int, decoder: int, *, decoding: bool) -> Constan
     return Constants(0.81 * (encoder**4 * decoder) ** (1 / 16), 0.87 * (encoder**4 * decoder) ** (-1 / 16))
 
 
-def _deep(node: Node, constants: Constants) -> Node:
+def _set_constants(node: Node, constants: Constants) -> Node:
     post = tuple(replace(step, value=constants.alpha) if step.kind == "add" else step for step in node.post)
     return replace(node, post=post, shrink=constants.beta)

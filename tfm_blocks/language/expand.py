@@ -71,15 +71,15 @@ class Expander:
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
 
-    def model(self, tree: ModelTree) -> None:
+    def expand_model(self, tree: ModelTree) -> None:
         """Expand the whole model; the last node of the graph is the sink."""
         args = Args(self.registry).inner(tree.args, MODEL)
         scope = Scope({tensor.name: NamedOutput(tensor.name) for tensor in tree.inputs})
-        outer = Context(scope, args, self.add_norm(tree.add_norm, MODEL, AddNorm()))
+        outer = Context(scope, args, self.resolve_add_norm(tree.add_norm, MODEL, AddNorm()))
         try:
-            sink = self.graph(tree.graph, outer)
+            sink = self.expand_graph(tree.graph, outer)
         except TooLargeError:
-            self.problem((*MODEL, "graph"), f"expands to more than {MOST_NODES} nodes", "repeat fewer layers")
+            self.report((*MODEL, "graph"), f"expands to more than {MOST_NODES} nodes", "repeat fewer layers")
             return
         if not self.problems:
             self.problems += find_unread(tree, self.nodes, sink, self.sources)
@@ -87,16 +87,16 @@ class Expander:
             self.problems += find_unused(tree, args.used, self.nodes, self.sources)
         self.warnings += find_mixed_reach(args.changed, self.registry, self.sources)
 
-    def graph(self, graph: Sequence[Tree], outer: Context) -> str:
+    def expand_graph(self, graph: Sequence[Tree], outer: Context) -> str:
         """Expand the nodes in order and return the address of the last output."""
         scope = Scope({}, outer.scope)
         before = outer.entry
         for tree in graph:
-            scope.names[tree.name] = self.node(tree, replace(outer, scope=scope, entry=before))
+            scope.names[tree.name] = self.expand_node(tree, replace(outer, scope=scope, entry=before))
             before = scope.names[tree.name].output
         return before
 
-    def node(self, tree: Tree, outer: Context) -> NamedOutput:
+    def expand_node(self, tree: Tree, outer: Context) -> NamedOutput:
         """Expand a node at its address within `outer`."""
         if len(self.nodes) > MOST_NODES:
             raise TooLargeError
@@ -114,7 +114,7 @@ class Expander:
                 return NamedOutput(expand_parallel(self, tree, context))
         raise AssertionError(tree)
 
-    def entry_of(self, tree: Tree, context: Context) -> str:
+    def resolve_entry(self, tree: Tree, context: Context) -> str:
         """Return the address that a layer or a parallel reads."""
         return self._addresses(tree, "in", Port("in", ()), context)[0]
 
@@ -124,7 +124,7 @@ class Expander:
         if key not in tree.reads:
             if not context.entry:
                 known = context.scope.known()
-                self.problem(
+                self.report(
                     tree.path,
                     "the first node has no earlier node to read",
                     f"in: {known[0]}" if known else "name an input under model.inputs",
@@ -133,26 +133,26 @@ class Expander:
         addresses = [address for item in tree.reads[key] for address in self.resolve(item, path, context)]
         if len(addresses) > 1 and not port.many:
             rule = f"{port.name} reads one tensor, but has {len(addresses)}: {', '.join(addresses[:3])}, …"
-            self.problem(path, rule, "combine them: {block: weighted_sum, in: …}")
+            self.report(path, rule, "combine them: {block: weighted_sum, in: …}")
         return tuple(addresses) or (context.entry or NOTHING,)
 
     def resolve(self, item: Reference | BlockTree, path: Path, context: Context) -> list[str]:
         """Resolve a reference or an inline node to addresses; return [] if it is invalid."""
         if isinstance(item, BlockTree):
-            return [self.node(item, context).output]
+            return [self.expand_node(item, context).output]
         try:
             seen = context.scope.find(item.name)
             if not item.layer:
                 return [seen.output]
             numbers = replace(context.args, index=context.index or {})
-            return [self._layer_output(seen, layer) for layer in referenced_layers(item, seen, numbers.number)]
+            return [self._layer_output(seen, layer) for layer in referenced_layers(item, seen, numbers.evaluate)]
         except ValueError as error:
             help = (
                 error.help
                 if isinstance(error, UnknownNameError)
                 else "encoder.0 is the first layer, encoder.-1 the last"
             )
-            self.problem(path, str(error), help)
+            self.report(path, str(error), help)
             return []
 
     def _layer_output(self, seen: NamedOutput, layer: int) -> str:
@@ -167,8 +167,8 @@ class Expander:
     def _block(self, tree: BlockTree, context: Context) -> Node:
         info = tree.info
         context = context.unshared() if info.weightless else context
-        reads = self.ports(tree, info, context)
-        add_norm = self.add_norm(tree.add_norm, tree.path, context.add_norm if info.branch else AddNorm())
+        reads = self.resolve_ports(tree, info, context)
+        add_norm = self.resolve_add_norm(tree.add_norm, tree.path, context.add_norm if info.branch else AddNorm())
         return Node(
             context.address,
             tree.path,
@@ -176,15 +176,15 @@ class Expander:
             info.name,
             reads,
             residual=next(iter(reads.values()))[0],
-            arguments=self.arguments(info, tree.arguments, tree.path, context.args),
-            pre=self.steps(add_norm.pre, tree.path, context.args),
-            post=self.steps(add_norm.post, tree.path, context.args),
+            arguments=self.resolve_arguments(info, tree.arguments, tree.path, context.args),
+            pre=self.resolve_steps(add_norm.pre, tree.path, context.args),
+            post=self.resolve_steps(add_norm.post, tree.path, context.args),
             tie=self._tie(tree, context) if context.owner == context.address else None,
             stack=context.stack,
             deep=add_norm.deep,
         )
 
-    def ports(self, tree: Tree, info: BlockInfo, context: Context) -> dict[str, tuple[str, ...]]:
+    def resolve_ports(self, tree: Tree, info: BlockInfo, context: Context) -> dict[str, tuple[str, ...]]:
         """Return the addresses that every port reads, in the order of the signature."""
         first, *others = info.signature.ports
         reads = {first.name: self._addresses(tree, "in", first, context)}
@@ -192,7 +192,7 @@ class Expander:
             if port.name in tree.reads:
                 reads[port.name] = self._addresses(tree, port.name, port, context)
             elif not port.optional:
-                self.problem(tree.path, f"{info.name} needs the input {port.name}", f"{port.name}: a node or an input")
+                self.report(tree.path, f"{info.name} needs the input {port.name}", f"{port.name}: a node or an input")
         return reads
 
     def _tie(self, tree: BlockTree, context: Context) -> str | None:
@@ -204,43 +204,43 @@ class Expander:
         if addresses and not (node and node.block and self.registry.blocks[node.block].tieable):
             tieable = [name for name, info in self.registry.blocks.items() if info.tieable]
             rule = f"{str(tree.tie)!r} has no parameter that can be tied"
-            self.problem(path, rule, f"tie to a node of the block {' or '.join(tieable)}")
+            self.report(path, rule, f"tie to a node of the block {' or '.join(tieable)}")
         return node.owner if node else None
 
-    def arguments(self, info: BlockInfo, written: Mapping[str, Any], path: Path, args: Args) -> dict[str, Any]:
+    def resolve_arguments(self, info: BlockInfo, written: Mapping[str, Any], path: Path, args: Args) -> dict[str, Any]:
         """Resolve the arguments of a block."""
         problems: list[ArgumentError] = []
         values = args.resolve_node(info, written, path, problems)
         for error in problems:
-            self.problem(error.path, str(error), error.help)
+            self.report(error.path, str(error), error.help)
         return values
 
-    def value(self, raw: RawValue, args: Args, kind: Any) -> Any:
+    def resolve_value(self, raw: RawValue, args: Args, kind: Any) -> Any:
         """Convert a single value; return None if it is invalid."""
         try:
             return args.convert(raw, kind)
         except ArgumentError as error:
-            self.problem(error.path, str(error), error.help)
+            self.report(error.path, str(error), error.help)
             return None
 
-    def steps(self, written: Sequence[Any], path: Path, args: Args) -> tuple[Step, ...]:
+    def resolve_steps(self, written: Sequence[Any], path: Path, args: Args) -> tuple[Step, ...]:
         """Evaluate the numbers of add & norm operations."""
         problems: list[ArgumentError] = []
         steps = read_steps(written, path, args, problems)
         for error in problems:
-            self.problem(error.path, str(error), error.help)
+            self.report(error.path, str(error), error.help)
         return steps
 
-    def add_norm(self, value: Any, path: Path, inherited: AddNorm) -> AddNorm:
+    def resolve_add_norm(self, value: Any, path: Path, inherited: AddNorm) -> AddNorm:
         """Apply the key `add_norm` to the inherited value."""
         try:
             return inherited if value is None else read_add_norm(value, inherited, (*path, "add_norm"))
         except ValueError as error:
             rule = f"add_norm {error}" if not isinstance(value, str) else str(error)
-            self.problem((*path, "add_norm"), rule, "add_norm: post, or {pre: [norm], post: [dropout, add]}")
+            self.report((*path, "add_norm"), rule, "add_norm: post, or {pre: [norm], post: [dropout, add]}")
             return inherited
 
-    def problem(self, path: Path, rule: str, help: str) -> None:
+    def report(self, path: Path, rule: str, help: str) -> None:
         """Add a problem unless it was reported before."""
         problem = self.sources.problem(path, rule, help=help)
         if problem not in self.problems:

@@ -21,7 +21,7 @@ def read_axes(text: Any) -> Shape:
     return shape if right else ()
 
 
-def with_masks(inputs: Sequence[Input]) -> tuple[Input, ...]:
+def assign_masks(inputs: Sequence[Input]) -> tuple[Input, ...]:
     """Attach to each sequence axis the input that defines its padding.
 
     This is the first input of token ids with that axis, otherwise the first input with it.

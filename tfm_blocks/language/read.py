@@ -31,7 +31,7 @@ class Reader:
         self.problems: list[Problem] = []
         self.inputs: set[str] = set()
 
-    def model(self, mapping: Any) -> ModelTree:
+    def read_model(self, mapping: Any) -> ModelTree:
         """Build the tree; it is valid only if there are no problems."""
         keys = self._mapping(mapping, MODEL)
         self._unknown(keys, MODEL, ("inputs", "args", "add_norm", "graph"))
@@ -46,13 +46,13 @@ class Reader:
                 "use one letter in all, such as B",
             )
         args = self._args(keys, MODEL)
-        graph = self.graph(keys.get("graph", {}), (*MODEL, "graph"))
+        graph = self.read_graph(keys.get("graph", {}), (*MODEL, "graph"))
         for name, part in (("inputs", inputs), ("graph", graph)):
             if not part and not self.problems:
                 self._problem((*MODEL, name), "is missing or empty", "see the example of tfm show base")
         return ModelTree(inputs, args, keys.get("add_norm", "none"), graph)
 
-    def graph(self, mapping: Any, path: Path) -> tuple[Tree, ...]:
+    def read_graph(self, mapping: Any, path: Path) -> tuple[Tree, ...]:
         """Return the nodes of a graph in execution order."""
         written: dict[str, dict[str, Any]] = {}
         nodes: dict[str, Tree] = {}
@@ -159,7 +159,7 @@ class Reader:
         return LayerTree(name, path, entry, repeat, share, join, args, keys.get("add_norm"), graph, changed)
 
     def _inner(self, mapping: Any, path: Path) -> tuple[Tree, ...]:
-        graph = self.graph(mapping, path)
+        graph = self.read_graph(mapping, path)
         if not graph and isinstance(mapping, Mapping):
             self._problem(path, "has no nodes", "write at least one: ffn: {block: ffn}")
         return graph

@@ -39,7 +39,9 @@ def expand_layers(expander: Expander, tree: LayerTree, context: Context) -> Name
 
         def copies(inside: Context) -> list[str]:
             return [
-                expander.graph(graph, replace(copy, add_norm=inside.add_norm, scope=inside.scope, entry=inside.entry))
+                expander.expand_graph(
+                    graph, replace(copy, add_norm=inside.add_norm, scope=inside.scope, entry=inside.entry)
+                )
                 for graph, copy in zip(graphs, side_by_side, strict=True)
             ]
 
@@ -48,22 +50,22 @@ def expand_layers(expander: Expander, tree: LayerTree, context: Context) -> Name
 
 
 def _stack(expander: Expander, tree: LayerTree, context: Context, count: int) -> NamedOutput:
-    add_norm = expander.add_norm(tree.add_norm, tree.path, context.add_norm)
-    entry = expander.entry_of(tree, context)
+    add_norm = expander.resolve_add_norm(tree.add_norm, tree.path, context.add_norm)
+    entry = expander.resolve_entry(tree, context)
     if not context.stack:
         expander.stacks[context.address] = count
     exits = []
     for index in range(count):
         scope = Scope({ENTRY: NamedOutput(entry)}, context.scope, tree.name)
         inside = replace(_layer(tree, context, index, count), scope=scope, add_norm=add_norm, entry=entry)
-        exit = expander.graph(_graph(expander, tree, index, count), inside)
+        exit = expander.expand_graph(_graph(expander, tree, index, count), inside)
         expander.layers.append(ExpandedLayer(tree.path, entry, exit, count))
         exits.append(exit)
         entry = exit
     if not add_norm.last or context.stack:
         return NamedOutput(entry, layers=tuple(exits))
     last = context.within("last")
-    steps = expander.steps(add_norm.last, tree.path, context.args.inner(tree.args, tree.path))
+    steps = expander.resolve_steps(add_norm.last, tree.path, context.args.inner(tree.args, tree.path))
     expander.nodes[last.address] = Node(
         last.address, tree.path, last.owner, None, {"x": (entry,)}, entry, post=steps, stack=context.address
     )
@@ -80,14 +82,14 @@ def _layer(tree: LayerTree, context: Context, index: int, count: int) -> Context
 
 def _count(expander: Expander, tree: LayerTree, context: Context) -> int:
     path = (*tree.path, "repeat")
-    count = expander.value(RawValue(tree.repeat, path), context.args, Kind("int"))
+    count = expander.resolve_value(RawValue(tree.repeat, path), context.args, Kind("int"))
     if count is not None and not 1 <= count <= MOST_REPEATS:
-        expander.problem(path, f"repeat must be between 1 and {MOST_REPEATS}, but is {count}", "write repeat: 6")
+        expander.report(path, f"repeat must be between 1 and {MOST_REPEATS}, but is {count}", "write repeat: 6")
         return 1
     for index in tree.changed:
         if not -(count or 1) <= index < (count or 1):
             rule = f"there is no layer {index}: the layers are 0 to {(count or 1) - 1}"
-            expander.problem((*tree.path, "at", str(index)), rule, "-1 is always the last")
+            expander.report((*tree.path, "at", str(index)), rule, "-1 is always the last")
     return count or 1
 
 
@@ -96,7 +98,7 @@ def _graph(expander: Expander, tree: LayerTree, index: int, count: int) -> Seque
     keys = [key for key in tree.changed if key in (index, index - count)]
     if len(keys) > 1:
         rule = f"names the layer {index} of {count} twice: {' and '.join(map(shown, keys))}"
-        expander.problem((*tree.path, "at"), rule, "write the changes of a layer in one place")
+        expander.report((*tree.path, "at"), rule, "write the changes of a layer in one place")
     return tree.changed[keys[0]] if keys else tree.graph
 
 
@@ -107,7 +109,7 @@ def expand_parallel(expander: Expander, tree: ParallelTree, context: Context) ->
         inside = replace(inside, scope=Scope({}, inside.scope))
         outputs = []
         for branch in tree.graph:
-            inside.scope.names[branch.name] = expander.node(branch, inside)
+            inside.scope.names[branch.name] = expander.expand_node(branch, inside)
             outputs.append(inside.scope.names[branch.name].output)
         return outputs
 
@@ -122,12 +124,12 @@ def _joined(
     branches: Callable[[Context], list[str]],
 ) -> str:
     """Expand the branches and their join as one branch of add & norm; inside, add & norm is off until it is set."""
-    add_norm = expander.add_norm(tree.add_norm, tree.path, context.add_norm)
-    residual = entry = expander.entry_of(tree, context)
+    add_norm = expander.resolve_add_norm(tree.add_norm, tree.path, context.add_norm)
+    residual = entry = expander.resolve_entry(tree, context)
     context = replace(context, args=context.args.inner(tree.args, tree.path))
     if add_norm.pre:
         before = context.within("pre")
-        steps = expander.steps(add_norm.pre, tree.path, context.args)
+        steps = expander.resolve_steps(add_norm.pre, tree.path, context.args)
         expander.nodes[before.address] = Node(
             before.address, tree.path, before.owner, None, {"x": (entry,)}, entry, post=steps, stack=context.stack
         )
@@ -144,8 +146,8 @@ def _joined(
         join.info.name,
         reads,
         residual,
-        arguments=expander.arguments(join.info, join.arguments, join.path, context.args),
-        post=expander.steps(add_norm.post, tree.path, context.args),
+        arguments=expander.resolve_arguments(join.info, join.arguments, join.path, context.args),
+        post=expander.resolve_steps(add_norm.post, tree.path, context.args),
         stack=context.stack,
         deep=add_norm.deep,
     )

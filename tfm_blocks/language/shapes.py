@@ -37,7 +37,7 @@ class ShapeInference:
             if tensor.tokens:
                 self.ids.add(tensor.name)
 
-    def nodes(self, nodes: Iterable[Node]) -> list[Node]:
+    def infer(self, nodes: Iterable[Node]) -> list[Node]:
         """Return the nodes with `axes`, `shape` and the widths of their add & norm set."""
         shaped = []
         for node in nodes:
@@ -52,7 +52,7 @@ class ShapeInference:
                     shaped.append(known)
         return shaped
 
-    def layers(self, layers: Iterable[ExpandedLayer]) -> None:
+    def check_layers(self, layers: Iterable[ExpandedLayer]) -> None:
         """Check that repeated layers keep the shape."""
         for layer in layers:
             entry, exit = self.shapes.get(layer.entry), self.shapes.get(layer.exit)
@@ -73,10 +73,10 @@ class ShapeInference:
         axes = self._bind(node, info)
         if self._breaks_rules(find_broken_rules(node, info, {**axes, **node.arguments}, self.sources)):
             return None
-        self._fits_owner(node, info, axes)
+        self._check_owner(node, info, axes)
         self.axes[node.address] = axes
         shape = tuple(axes[axis] if is_letter(axis) else int(node.arguments[axis]) for axis in info.signature.output)
-        self._residual(node, shape)
+        self._check_residual(node, shape)
         pre, post = self._steps(node.pre, entry, node.entry), self._steps(node.post, shape, node.address)
         inferred = replace(node, axes=axes, shape=shape, pre=pre, post=post)
         return None if self._breaks_rules(find_broken_part_rules(inferred, self.registry, self.sources)) else inferred
@@ -87,7 +87,7 @@ class ShapeInference:
             self._problem(problem)
         return bool(broken)
 
-    def _residual(self, node: Node, shape: Shape) -> None:
+    def _check_residual(self, node: Node, shape: Shape) -> None:
         entry = self.shapes[node.residual]
         if any(step.kind == "add" for step in node.post) and shape != entry:
             shapes = f"its output {format_shape(shape)} cannot be added to its input {format_shape(entry)}"
@@ -120,17 +120,17 @@ class ShapeInference:
         parts: dict[str, list[Size]] = {}
         for address in node.reads[port.name]:
             shape = self.shapes[address]
-            self._fits(info, port, address)
+            self._check_tensor(info, port, address)
             for index, (axis, actual) in enumerate(zip(port.axes, shape, strict=True)):
                 if is_letter(axis):
-                    self._fits_letter(info, axis, actual, first=index == 0, address=address)
+                    self._check_axis(info, axis, actual, first=index == 0, address=address)
                 if axis in port.sums:
                     parts.setdefault(axis, []).append(actual)
                     continue
                 expected = axes.setdefault(axis, actual) if is_letter(axis) else node.arguments[axis]
                 if expected != actual:
                     by = f" by {bound_by[axis]}" if axis in bound_by else ""
-                    rule = f"{axis} is {expected}{by}, but {actual} where {self._known(address)}"
+                    rule = f"{axis} is {expected}{by}, but {actual} where {self._describe(address)}"
                     raise ShapeError(rule, _other_size(expected, actual))
                 bound_by.setdefault(axis, address)
         for axis, sizes in parts.items():
@@ -138,20 +138,20 @@ class ShapeInference:
         if port.count:
             axes[port.count] = len(node.reads[port.name])
 
-    def _fits(self, info: BlockInfo, port: Port, address: str) -> None:
+    def _check_tensor(self, info: BlockInfo, port: Port, address: str) -> None:
         """Check the number of axes of the tensor at `address`, and whether it holds token ids or vectors."""
         if port.ids != (address in self.ids):
             expected = "token ids" if port.ids else "vectors"
             help = "read an input of token ids" if port.ids else "read them through an embedding"
-            raise ShapeError(f"{port.name} of {info.name} reads {expected}, but {self._known(address)}", help)
+            raise ShapeError(f"{port.name} of {info.name} reads {expected}, but {self._describe(address)}", help)
         if len(self.shapes[address]) != len(port.axes):
             expected = f"{len(port.axes)} axes ({' '.join(port.axes)})"
             raise ShapeError(
-                f"{port.name} of {info.name} has {expected}, but {self._known(address)}",
+                f"{port.name} of {info.name} has {expected}, but {self._describe(address)}",
                 f"see tfm blocks {info.name}",
             )
 
-    def _fits_letter(self, info: BlockInfo, letter: str, actual: Size, *, first: bool, address: str) -> None:
+    def _check_axis(self, info: BlockInfo, letter: str, actual: Size, *, first: bool, address: str) -> None:
         """Check the kind of an axis: the batch is first, a mask needs a sequence, and a width must be a number.
 
         A sequence bound to a width would let positions see each other unchecked.
@@ -164,10 +164,10 @@ class ShapeInference:
             "a width": isinstance(actual, int),
         }
         if not fits[kind]:
-            rule = f"{letter} of {info.name} is {kind}, but has {actual} where {self._known(address)}"
+            rule = f"{letter} of {info.name} is {kind}, but has {actual} where {self._describe(address)}"
             raise ShapeError(rule, "in B N D, B is the batch, N a sequence, and D the width of its vectors")
 
-    def _fits_owner(self, node: Node, info: BlockInfo, axes: Mapping[str, Size]) -> None:
+    def _check_owner(self, node: Node, info: BlockInfo, axes: Mapping[str, Size]) -> None:
         """Check that a node has the widths of the weights that it shares."""
         owner = self.axes.get(node.owner, axes)
         for letter in info.sizes:
@@ -176,7 +176,7 @@ class ShapeInference:
                 help = "give both the same widths, or use a block with its own weights"
                 raise ShapeError(f"the module of {node.owner} does not fit: {widths}", help)
 
-    def _known(self, address: str) -> str:
+    def _describe(self, address: str) -> str:
         kind = " of token ids" if address in self.ids else ""
         return f"{address} is {format_shape(self.shapes[address])}{kind}"
 

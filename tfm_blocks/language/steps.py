@@ -32,7 +32,7 @@ def _read(written: WrittenStep, path: Path, args: Args) -> Step:
         rate = args.find("dropout")
         return Step("dropout", args.convert(rate, Kind("rate")) if rate else 0.0)
     if written.kind == "norm":
-        part = args.part(args.find("norm") or RawValue("layernorm", path), "norm")
+        part = args.read_part(args.find("norm") or RawValue("layernorm", path), "norm")
         return Step("norm", block=part.block, arguments=part.arguments)
     if written.kind == "add" and written.value is None:
         return Step("add", 1.0)
