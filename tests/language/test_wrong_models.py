@@ -153,7 +153,7 @@ WRONG = {
     "at of one layer from both ends": (
         "{graph: {encoder: {at: {0: {ffn: null}, -4: {attn: null}}}}}",
         "model.graph.encoder.at",
-        "names the layer 0 of 4 twice: 0 and -4",
+        "lists layer 0 of 4 twice: 0 and -4",
     ),
     "at that is no mapping": (
         "{graph: {encoder: {at: {0: ffn}}}}",
@@ -583,12 +583,12 @@ WRONG = {
     "branches of two widths": (
         "{graph: {both: {join: sum, parallel: {a: {block: ffn}, b: {block: linear, d_out: 64}}, before: encoder}}}",
         "model.graph.both",
-        "D is 128 by both.a, but 64 where both.b is B S 64",
+        "D is 128 in both.a, but 64 in both.b (B S 64)",
     ),
     "sequences of two axes": (
         "{graph: {both: {block: sum, in: [encoder, tgt_emb], before: tgt_pos}}}",
         "model.graph.both",
-        "N is S by encoder.3.ffn, but T where tgt_emb is B T 128",
+        "N is S in encoder.3.ffn, but T in tgt_emb (B T 128)",
     ),
     "the target end to end with a source": (
         "{graph: {both: {block: concat_sequence, in: [encoder, tgt_emb], before: tgt_pos}}}",

@@ -23,7 +23,7 @@ def config_folders(config_dir: Path | None) -> list[Path]:
         return [CONF]
     if not config_dir.is_dir():
         raise ConfigError(
-            Problem("--config-dir", f"there is no folder {config_dir}", help="name one with a model/ in it")
+            Problem("--config-dir", f"there is no folder {config_dir}", help="name a folder that contains model/")
         )
     taken = sorted(
         path
@@ -95,7 +95,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:  # an integer with too many digits, or an invalid date
         rule = f"has a value that cannot be read: {error}"
-        raise ConfigError(Problem(path.stem, rule, Place(display_path(path)), help="write a smaller one")) from None
+        raise ConfigError(Problem(path.stem, rule, Place(display_path(path)), help="write a smaller value")) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else None

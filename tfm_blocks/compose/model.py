@@ -48,4 +48,6 @@ def _apply(override: Override, merged: DictConfig, sources: Sources) -> None:
     try:
         OmegaConf.update(merged, override.key_or_group, override.value(), merge=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(sources.problem(path, error_reason(error), help="write what the file has there")) from None
+        raise ConfigError(
+            sources.problem(path, error_reason(error), help="use the type of value that the file has")
+        ) from None

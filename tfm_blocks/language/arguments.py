@@ -141,7 +141,7 @@ class Args:
             if raw is None:
                 raise ValueError(f"needs the unknown arg {name!r}{self._unknown(name)}")
             if isinstance(raw.value, bool) or not isinstance(raw.value, (int, float, str)):
-                raise ValueError(f"counts with {name}, which is {shown(raw.value)} and not a number")
+                raise ValueError(f"uses {name}, which is {shown(raw.value)} and not a number")
             return self._evaluate(raw.value, (*open_names, name))
 
         return evaluate(value, lookup)

@@ -60,7 +60,9 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
         raise _refuse(file, f"has a value that cannot be read: {error}", help="put it in quotes") from None
     for number, line in enumerate(text.splitlines(), 1):
         if _DIRECTIVE.match(line) and line != HEADER:
-            raise _refuse(file, f"has the directive {shown(line.strip())}", number, f"the only one is {HEADER}")
+            raise _refuse(
+                file, f"has the directive {shown(line.strip())}", number, f"the only allowed directive is {HEADER}"
+            )
     if HEADER not in text[:512].splitlines():
         raise _refuse(file, "lacks the required first line", help=f"begin the file with {HEADER}")
     if not isinstance(mapping, dict):

@@ -97,7 +97,7 @@ def _graph(expander: Expander, tree: LayerTree, index: int, count: int) -> Seque
     """Return the graph of a layer, with the changes of `at`."""
     keys = [key for key in tree.changed if key in (index, index - count)]
     if len(keys) > 1:
-        rule = f"names the layer {index} of {count} twice: {' and '.join(map(shown, keys))}"
+        rule = f"lists layer {index} of {count} twice: {' and '.join(map(shown, keys))}"
         expander.report((*tree.path, "at"), rule, "write the changes of a layer in one place")
     return tree.changed[keys[0]] if keys else tree.graph
 

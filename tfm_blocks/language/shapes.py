@@ -129,8 +129,8 @@ class ShapeInference:
                     continue
                 expected = axes.setdefault(axis, actual) if is_letter(axis) else node.arguments[axis]
                 if expected != actual:
-                    by = f" by {bound_by[axis]}" if axis in bound_by else ""
-                    rule = f"{axis} is {expected}{by}, but {actual} where {self._describe(address)}"
+                    by = f" in {bound_by[axis]}" if axis in bound_by else ""
+                    rule = f"{axis} is {expected}{by}, but {actual} in {self._tensor(address)}"
                     raise ShapeError(rule, _other_size(expected, actual))
                 bound_by.setdefault(axis, address)
         for axis, sizes in parts.items():
@@ -164,7 +164,7 @@ class ShapeInference:
             "a width": isinstance(actual, int),
         }
         if not fits[kind]:
-            rule = f"{letter} of {info.name} is {kind}, but has {actual} where {self._describe(address)}"
+            rule = f"{letter} of {info.name} is {kind}, but has {actual} in {self._tensor(address)}"
             raise ShapeError(rule, "in B N D, B is the batch, N a sequence, and D the width of its vectors")
 
     def _check_owner(self, node: Node, info: BlockInfo, axes: Mapping[str, Size]) -> None:
@@ -179,6 +179,9 @@ class ShapeInference:
     def _describe(self, address: str) -> str:
         kind = " of token ids" if address in self.ids else ""
         return f"{address} is {format_shape(self.shapes[address])}{kind}"
+
+    def _tensor(self, address: str) -> str:
+        return f"{address} ({format_shape(self.shapes[address])})"
 
     def _problem(self, problem: Problem) -> None:
         if (problem.address, problem.place) not in {(known.address, known.place) for known in self.problems}:

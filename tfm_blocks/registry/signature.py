@@ -92,7 +92,7 @@ def _parse_port(part: str, text: str) -> Port:
     axes = match["axes"].split()
     sums = frozenset(axis.removesuffix("+") for axis in axes if axis.endswith("+"))
     if sums and not match["many"]:
-        raise TypeError(f"signature {text!r}: only a port of several tensors, 'names[]', has axes that add up")
+        raise TypeError(f"signature {text!r}: only a port of several tensors, 'names[]', can have axes that add up")
     return Port(
         name=match["name"],
         axes=tuple(axis.removesuffix("+") for axis in axes),
