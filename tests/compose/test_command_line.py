@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
         (["--resolve"], "add --cfg job"),
         (["--shell-completion"], "--shell-completion: needs install, uninstall or query, and a shell, but has nothing"),
         (["-sc", "query=tcsh"], "and a shell, but has query=tcsh"),
-        (["-sc", "query=bash"], "sets COMP_LINE, and it is not set"),
+        (["-sc", "query=bash"], "sets COMP_LINE, which is not set"),
         (["-m", "-sc", "install=bash"], "--multirun and --shell-completion exclude each other"),
         (["--hydra-help", "data.first=nan"], "--hydra-help: takes no settings: data.first=nan"),
         (["heads=2", "heads=4"], "heads: is set twice: heads=2 and heads=4"),
