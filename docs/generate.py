@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from tfm_blocks.cli import command_parser
-from tfm_blocks.compose.comments import Comment, comments_of
+from tfm_blocks.compose.comments import Comment, read_comments
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.help import TEXT, flow
 from tfm_blocks.config.implementations import implementation, names_of
@@ -113,7 +113,7 @@ def _files(group: str) -> list[Path]:
 
 def _about(path: Path) -> Iterator[str]:
     """Yield the comment that a file begins with."""
-    if lines := comments_of(path.read_text("utf-8"))[()].above:
+    if lines := read_comments(path.read_text("utf-8"))[()].above:
         yield "\n".join(lines)
 
 
@@ -128,7 +128,7 @@ def _keys(path: Path, schema: Schema) -> str:
     """Return the table of the keys of a file."""
     text = path.read_text("utf-8")
     mapping = {key: value for key, value in yaml.safe_load(text).items() if key not in ("defaults", "hydra")}
-    rows = list(_rows(mapping, (), schema, comments_of(text)))
+    rows = list(_rows(mapping, (), schema, read_comments(text)))
     return _table(["key", "default", "type", "meaning"], rows)
 
 

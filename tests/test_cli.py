@@ -202,7 +202,7 @@ def test_models_lists_those_of_ones_own_folder_too_with_what_their_files_say(tmp
         ["heads=2"],
         "two [b]heads",
     )
-    assert found["wrong"]["about"].startswith("wrong: ")
+    assert found["wrong"]["about"].startswith("invalid: ")
     assert all(one["about"] for one in found.values()) and "figure 1" in found["base"]["about"]
     main(["models", "--config-dir", str(tmp_path)])
     assert "two [b]heads" in capsys.readouterr().out
@@ -215,14 +215,14 @@ def told_to(command, terminal, monkeypatch):
     """What a command prints to a terminal or to a pipe, both of which take nothing but UTF-8."""
     read, write = pty.openpty() if terminal else os.pipe()
     with ThreadPoolExecutor() as reader:
-        said = reader.submit(lambda: b"".join(parts_of(read)))
+        said = reader.submit(lambda: b"".join(parse_parts(read)))
         with os.fdopen(write, "w", encoding="utf-8") as out:
             monkeypatch.setattr(sys, "stdout", out)
             main(command)
         return said.result().decode()
 
 
-def parts_of(descriptor):
+def parse_parts(descriptor):
     with os.fdopen(descriptor, "rb", buffering=0) as file, contextlib.suppress(OSError):  # a terminal's end is an error
         while part := file.read(1 << 16):
             yield part

@@ -75,7 +75,7 @@ def test_a_run_records_and_errors_repeat_the_command_line_as_it_was_typed(tmp_pa
     record = json.loads((tmp_path / "runs" / "x" / "run.json").read_text())
     assert record["commands"] == [shlex.join(["python", "train.py", *typed, *small])]
     done = run_python([ROOT / "train.py", "resume=runs/x", "data.train={src: b}"], tmp_path)
-    assert "error: data.train: a resumed run keeps what it was begun with: data.train={src: b}" in done.stderr
+    assert "error: data.train: a resumed run keeps its original value: data.train={src: b}" in done.stderr
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_both_commands_refuse_a_sweep_to_print_with_a_sentence(start, tmp_path):
     command = [sys.executable, *start, "-m", "heads=2,4", "--cfg", "job"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith(
-        "error: command line: --cfg and --multirun do not go together"
+        "error: command line: --cfg and --multirun exclude each other"
     )
 
 

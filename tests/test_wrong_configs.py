@@ -41,7 +41,7 @@ WRONG = {
         "width",
     ),
     "two forms on a node": (["model.graph.encoder.same=src_emb"], "exactly one of block, same, layer", "base.yaml:17:5", "same: null"),
-    "missing input": (["model.graph.src_emb.in=null"], "src_emb: the first node has nothing before it", "base.yaml:15:5", "in: src"),
+    "missing input": (["model.graph.src_emb.in=null"], "src_emb: the first node has no earlier node", "base.yaml:15:5", "in: src"),
     "added key": (["+steps=3"], "steps: no such key", "+steps=3", "one of: callbacks"),
     "name that is no folder": (["name=../mine"], "name: must be a folder's name", "name=../mine", "write name="),
     "sizes beyond all memory": (["d_model=1099511627776"], "encoder.layer.attn", "base.yaml:20:9", "Storage size"),
@@ -53,7 +53,7 @@ WRONG = {
         "base.yaml:16",
         "raise its max_length",
     ),
-    "interpolation to nothing": (["heads=${haeds}"], "leads nowhere: there is no key 'haeds'", "tiny.yaml:6:1", "did you mean heads?"),
+    "interpolation to nothing": (["heads=${haeds}"], "cannot be resolved: there is no key 'haeds'", "tiny.yaml:6:1", "did you mean heads?"),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Compose, train, compare and use Transformers that are written as small YAML graphs of blocks."""
+"""Compose, train, compare and use Transformers that are defined as small YAML graphs of blocks."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __version__ = "0.1.0"
 
 
 def build(model: str, *, seed: int = 1, plugins: Sequence[str] = (), **knobs: Any) -> Network:
-    """Build the network of a model with its starting weights.
+    """Build the network of a model with its initial weights.
 
     Args:
         model: A name under conf/model/, or a path to a YAML file.
         seed: The same seed gives the same weights.
         plugins: Names of Python modules that register blocks of your own.
-        knobs: Values for root keys of the model, such as `heads=8` or `vocab=37000`.
+        knobs: Values of root keys of the model, such as `heads=8` or `vocab=37000`.
 
     Returns:
         An `nn.Module`: `network(src=src_BS, tgt=tgt_BT)` returns logits_BTV. Ids are int64, 0 is padding.
 
     Raises:
-        ConfigError: The model, a knob, or a plug-in is wrong.
+        ConfigError: The model, a knob, or a plug-in is invalid.
     """
     from tfm_blocks.compose.model import compose_model
     from tfm_blocks.network.build import build_network, check_model
@@ -65,20 +65,20 @@ def train(
 
     Args:
         model: A name under conf/model/, or a path FOLDER/model/NAME.yaml.
-            None: the model of the experiment, else the default.
+            Default: the model of the experiment, or else of conf/train.yaml.
         overrides: `KEY=VALUE` as on the command line, such as `"trainer.steps=20"`.
-        callbacks: Lightning callbacks. They are not recorded: pass them again to resume the run.
+        callbacks: Lightning callbacks. They are not recorded, so pass them again to resume the run.
         plugins: Names of Python modules that register blocks of your own.
-        config_dir: A folder with config files of your own, as `--config-dir`.
+        config_dir: A folder with your own config files, like `--config-dir`.
         knobs: Root keys and groups of the config, such as `layers=2`, `seed=2`, `data="text"` or `name="mine"`.
 
     Returns:
         The folder of the finished run, with its scores.
 
     Raises:
-        ConfigError: The config is wrong; nothing was started.
+        ConfigError: The config is invalid; nothing was started.
         DataError: The text cannot be used.
-        RunError: A run folder is damaged, or memory does not suffice.
+        RunError: A run folder is damaged, or memory is insufficient.
         DivergedError: The loss or its gradient was not finite too often.
         PreemptedError: A signal stopped the run after a checkpoint; `resume=FOLDER` resumes it.
     """
@@ -95,16 +95,16 @@ def save(network: Network, folder: str | Path, *, tokenizer: Tokenizer) -> Path:
     `tfm.load`, `tfm translate`, `tfm evaluate` and `init_from=FOLDER` read it.
 
     Args:
-        network: A network from `tfm.build`, or that of a translator from `tfm.load`.
+        network: A network from `tfm.build`, or the network of a translator from `tfm.load`.
         folder: A folder that does not exist yet.
-        tokenizer: The tokenizer of the ids that the network was trained on.
+        tokenizer: The tokenizer that the network was trained with.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigError: The sizes of the tokenizer and of the model's vocabulary differ, or a block of the model is defined
-            in a script, which nothing can import.
+        ConfigError: The tokenizer and the model differ in vocabulary size, or a block of the model is defined in a
+            script, which cannot be imported.
         RunError: The folder exists, a weight is not finite, or the disk is full.
     """
     from tfm_blocks.translation.save import save_network
@@ -118,10 +118,10 @@ def load(
     """Load the translator of a run folder.
 
     Args:
-        run: The folder that training or `save` wrote.
-        device: Where to compute: `cpu`, `cuda`, `cuda:1`, or `auto`: CUDA if there is a device, else the CPU.
-        plugins: The modules with the model's own blocks. A run folder never imports them by itself.
-        checkpoint: The weights of a validation in place of the finished ones, also of an unfinished run: `"last"`,
+        run: A folder written by training or by `save`.
+        device: `cpu`, `cuda`, `cuda:1`, or `auto`, which is CUDA if available and else the CPU.
+        plugins: The modules with the model's own blocks. Loading a run folder never imports them by itself.
+        checkpoint: A saved validation to load instead of the final weights, also of an unfinished run: `"last"`,
             `"best"` or the number of a step.
 
     Returns:
@@ -147,10 +147,10 @@ LAZY = {
     "Tokenizer": "tfm_blocks.data.tokenizer",
 }  # classes of modules that import torch or tokenizers, which takes seconds
 
-if not TYPE_CHECKING:  # a type checker would take any name of the package for granted
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name of the package
 
     def __getattr__(name: str) -> Any:
-        """Import a class when it is used first."""
+        """Import a class on first use."""
         if name not in LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(LAZY[name]), name)

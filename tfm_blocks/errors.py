@@ -1,4 +1,4 @@
-"""What a user reads when something is wrong: an address, a place, the rule, the value and a way out."""
+"""Errors for users: the address, the file and line, the rule, the value and a fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format, surrogate, line and paragraph separator
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write, which names no file
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # errors of writes, which do not name a file
 LONGEST_VALUE = 80
 LONGEST_LINE = 160
 LONGEST_TEXT = 600
@@ -19,7 +19,7 @@ LONGEST_MESSAGE = 2000
 
 
 def cut(text: str, length: int = LONGEST_VALUE) -> str:
-    """The text, of at most `length` characters: an ellipsis stands for what is left out before its end."""
+    """Shorten text to at most `length` characters, with an ellipsis before its end."""
     if len(text) <= length:
         return text
     begin = length * 2 // 3
@@ -27,7 +27,7 @@ def cut(text: str, length: int = LONGEST_VALUE) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as messages show it: as Python writes it, of at most 80 characters."""
+    """Format a value for messages: its repr, cut to 80 characters."""
     try:
         return cut(repr(value))
     except ValueError:  # Python refuses to write integers of thousands of digits
@@ -35,9 +35,9 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with control and format characters as escapes, such as `\\x1b`; line breaks and tabs stay.
+    """Escape control and format characters, such as `\\x1b`, except line breaks and tabs.
 
-    Otherwise a name in a folder could move the cursor, change colours or the title, or reverse the order of letters.
+    Otherwise a file name could move the cursor, change colours or the title, or reverse the order of letters.
     """
     return "".join(map(_escaped, text)) if not text.isascii() or not text.isprintable() else text
 
@@ -50,7 +50,7 @@ def _escaped(letter: str) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """A spot in a file. `line` and `column` count from 1; `text` is that line, stripped."""
+    """A location in a file. `line` and `column` count from 1; `text` is the stripped line."""
 
     file: str
     line: int | None = None
@@ -64,9 +64,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: `address` says where in the config, `rule` is a sentence that holds the rule and the value.
+    """An error or a warning: the `address` of the config key, and the `rule`, a sentence that includes the value.
 
-    A warning stops nothing.
+    `origin` describes what set the value, and `help` is a fix. A warning does not stop the run.
     """
 
     address: str
@@ -96,7 +96,7 @@ def print_warnings(warnings: Iterable[Problem]) -> None:
 
 
 class TfmError(Exception):
-    """A mistake of the user's, told in full. The commands print it without a traceback and leave with `exit_status`."""
+    """Base of errors for users. Commands print it without a traceback and exit with `exit_status`."""
 
     exit_status = 1
 
@@ -106,7 +106,7 @@ class TfmError(Exception):
 
 
 def _message(problems: Sequence[Problem]) -> str:
-    """The problems that fit into 2,000 characters, at least one of them, and how many more there are."""
+    """Join the problems that fit into 2,000 characters, at least one, and count the others."""
     lines: list[str] = []
     for number, problem in enumerate(problems):
         lines.append(str(problem))
@@ -116,13 +116,13 @@ def _message(problems: Sequence[Problem]) -> str:
 
 
 class ConfigError(TfmError):
-    """The config is wrong; nothing was started."""
+    """The config is invalid; nothing was started."""
 
     exit_status = 2
 
 
 class DataError(TfmError):
-    """A text file cannot be used as it is."""
+    """A text file cannot be used."""
 
 
 class RunError(TfmError):
@@ -130,7 +130,7 @@ class RunError(TfmError):
 
 
 def file_error(error: OSError, place: str) -> RunError | None:
-    """Return the sentence for an error of the file system, at `place` if it names no file; None for any other error."""
+    """Convert an error of the file system, located at `place` if it names no file; return None for other errors."""
     if isinstance(error, BrokenPipeError) or not (error.errno in FULL or (error.errno and error.filename)):
         return None
     help = "make room on the disk" if error.errno in FULL else "check the path and its permissions"
@@ -138,10 +138,10 @@ def file_error(error: OSError, place: str) -> RunError | None:
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """`did you mean heads?` where an option is near, then the options themselves (the first twenty)."""
+    """Return `did you mean heads?` if an option is similar, followed by the first twenty options."""
     known = sorted(set(options))
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    near.sort(key=lambda one: one[:1] != name[:1])  # people seldom mistype the first letter
+    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    matches.sort(key=lambda option: option[:1] != name[:1])  # typing errors rarely affect the first letter
     listed = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = f"did you mean {matches[0]}? " if matches else ""
     return f"{hint}one of: {listed}" if known else hint.strip()

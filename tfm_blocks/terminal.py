@@ -7,15 +7,15 @@ from io import TextIOWrapper
 
 
 def escape_unknown_letters() -> None:
-    """Make stdout print a letter that its encoding lacks as an escape, such as `\\u2192`, as stderr always does.
+    """Make stdout escape characters that its encoding lacks, such as `\\u2192`, as stderr does.
 
-    UTF-8 lacks lone surrogates, which files of a run folder and names of files may hold.
+    UTF-8 cannot encode lone surrogates, which file names and files of a run folder may contain.
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def write_utf8() -> None:
-    """Make stdout UTF-8 whatever the locale, because what is printed are data that other programs read."""
+    """Make stdout UTF-8 in every locale, because other programs read the output."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -31,24 +31,24 @@ ROOT = Path(__file__).parents[2]
         (["heads"], "write key=value"),
         (["-m", "hydra/sweeper=basic"], "tfm-blocks runs sweeps itself"),
         (["hydra.mode=MULTIRUN"], "tfm-blocks runs sweeps itself"),
-        (["model=null"], "a run cannot do without"),
-        (["~model"], "a run cannot do without"),
-        (["-m", "logger=csv,null"], "a run cannot do without"),
+        (["model=null"], "a run needs this group"),
+        (["~model"], "a run needs this group"),
+        (["-m", "logger=csv,null"], "a run needs this group"),
         (["logger=[csv,wanbd]"], "did you mean wandb?"),
-        (["model=[base,tiny]"], "is one at a time"),
+        (["model=[base,tiny]"], "takes a single option"),
         (["debug=fats"], "did you mean fast?"),
         (["model=a/mine.yaml"], "--config-dir FOLDER model=mine"),
         (["hydra.foo=3"], "Could not override 'hydra.foo'"),
         (["--config-name", "other"], "one main config"),
         (["--config-dir", "/nowhere"], "there is no folder /nowhere"),
-        (["-m", "heads=2,4", "--cfg", "job"], "--cfg and --multirun do not go together"),
-        (["-c", "job", "--info"], "--cfg and --info do not go together"),
+        (["-m", "heads=2,4", "--cfg", "job"], "--cfg and --multirun exclude each other"),
+        (["-c", "job", "--info"], "--cfg and --info exclude each other"),
         (["model.graph=[1]"], "override model.graph=[1]: a list and a mapping cannot be merged".replace("[", r"\[")),
         (["--resolve"], "add --cfg job"),
         (["--shell-completion"], "--shell-completion: needs install, uninstall or query, and a shell, but has nothing"),
         (["-sc", "query=tcsh"], "and a shell, but has query=tcsh"),
-        (["-sc", "query=bash"], "sets COMP_LINE, and it is not set"),
-        (["-m", "-sc", "install=bash"], "--multirun and --shell-completion do not go together"),
+        (["-sc", "query=bash"], "sets COMP_LINE, which is not set"),
+        (["-m", "-sc", "install=bash"], "--multirun and --shell-completion exclude each other"),
         (["--hydra-help", "data.first=nan"], "--hydra-help: takes no settings: data.first=nan"),
         (["heads=2", "heads=4"], "heads: is set twice: heads=2 and heads=4"),
         (["model.add_norm=pre", "++model.add_norm=post"], "is set twice"),
@@ -70,7 +70,7 @@ def test_a_wrong_command_line_is_told_before_hydra_reads_it(arguments, told):
 
 
 def test_a_pattern_that_means_no_option_is_refused():
-    with pytest.raises(ConfigError, match=r"model: none of its options is meant by model=glob\(zz\*\)"):
+    with pytest.raises(ConfigError, match=r"model: no option matches model=glob\(zz\*\)"):
         prepare_arguments(["-m", "model=glob(zz*)"])
 
 

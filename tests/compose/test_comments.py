@@ -1,6 +1,6 @@
 """Comments of YAML files."""
 
-from tfm_blocks.compose.comments import Comment, comments_of, lay_over
+from tfm_blocks.compose.comments import Comment, merge_comments, read_comments
 
 TEXT = """\
 # @package _global_
@@ -18,7 +18,7 @@ third:  # beside a block
 
 
 def test_comments_are_found_above_beside_and_on_top():
-    assert comments_of(TEXT, ("group",)) == {
+    assert read_comments(TEXT, ("group",)) == {
         ("group",): Comment(("about the file", "in two lines")),
         ("group", "first"): Comment((), "beside # it"),
         ("group", "second"): Comment(("above",), "beside a mapping"),
@@ -31,13 +31,13 @@ def test_comments_are_found_above_beside_and_on_top():
 
 
 def test_a_file_without_keys_has_the_comment_it_begins_with():
-    assert comments_of("# nothing\n") == {(): Comment(("nothing",))}
-    assert comments_of("# nothing\n{}\n") == {(): Comment(("nothing",))}
+    assert read_comments("# nothing\n") == {(): Comment(("nothing",))}
+    assert read_comments("# nothing\n{}\n") == {(): Comment(("nothing",))}
 
 
 def test_a_file_that_says_nothing_leaves_the_comment_of_what_it_inherits():
     below = {("a",): Comment(("above",), "beside"), ("b",): Comment((), "kept")}
-    assert lay_over(below, {("a",): Comment((), "better"), ("b",): Comment()}) == {
+    assert merge_comments(below, {("a",): Comment((), "better"), ("b",): Comment()}) == {
         ("a",): Comment(("above",), "better"),
         ("b",): Comment((), "kept"),
     }

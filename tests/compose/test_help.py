@@ -21,7 +21,7 @@ def test_help_names_the_options_the_groups_and_every_key_with_its_value(tmp_path
 
 def test_help_names_the_files_of_the_config_in_the_order_in_which_they_are_laid_over_each_other(tmp_path):
     text = help_text(["--help", "model=prenorm", "experiment=multi30k", "debug=fast", "data.dir=x"], "tfm train")
-    files = text.partition("Made of, in this order\n")[2].partition("\n\nKeys")[0].split()
+    files = text.partition("Files, in merge order\n")[2].partition("\n\nKeys")[0].split()
     names = [file.removesuffix(".yaml").partition("conf/")[2] for file in files]
     assert names[:3] == ["train", "model/base", "model/prenorm"]
     assert names[-2:] == ["experiment/multi30k", "debug/fast"]

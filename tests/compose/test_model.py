@@ -7,10 +7,10 @@ from omegaconf import OmegaConf
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.chain import models_in
+from tfm_blocks.language.chain import list_models
 
 
-@pytest.mark.parametrize("model", models_in([CONF / "model"]))
+@pytest.mark.parametrize("model", list_models([CONF / "model"]))
 def test_our_merge_of_a_model_equals_hydras(model):
     with initialize_config_dir(str(CONF), version_base=None):
         hydras = OmegaConf.to_container(compose("train", [f"model={model}"]), resolve=True)

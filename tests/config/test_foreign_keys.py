@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.config.foreign_keys import CALLED_HERE, advice
+from tfm_blocks.config.foreign_keys import FOREIGN_NAMES, advice
 
 
-@pytest.mark.parametrize("sentence", CALLED_HERE)
+@pytest.mark.parametrize("sentence", FOREIGN_NAMES)
 def test_advice_names_keys_that_there_are(small: Callable[..., Composed], sentence: str) -> None:
     configs = [small("schedule=noam", "schedule.warmup=2").mapping, small("schedule=linear").mapping]
     named = re.findall(r"\b(data|schedule|trainer)\.(\w+)", sentence)

@@ -67,7 +67,7 @@ def test_args_that_refer_to_each_other_in_a_circle_are_told():
         ("model.graph.encoder.layer.attn.heads=d_model/32", "heads must be an int, but is 4.0: write 4, or //"),
         ("model.graph.encoder.layer.attn.heads=d_model//0", "heads divides by zero"),
         ("model.graph.encoder.layer.attn.mask=casual", "mask must be one of causal"),
-        ("model.graph.encoder.repeat=1001", "repeat is between 1 and 1000"),
+        ("model.graph.encoder.repeat=1001", "repeat must be between 1 and 1000"),
         ("model.graph.encoder.layer.ffn.d_ff=1099511627777", "d_ff integers go up to 2^40"),
     ],
 )
@@ -89,7 +89,7 @@ def test_same_calls_the_module_of_an_earlier_block_and_owns_nothing():
 
 
 def test_same_of_a_stack_is_refused():
-    assert "is no block" in problems(["model.graph.tgt_pos={block: null, same: encoder}"])[0].rule
+    assert "is not a block" in problems(["model.graph.tgt_pos={block: null, same: encoder}"])[0].rule
 
 
 def test_an_expansion_of_more_than_10000_nodes_is_stopped():

@@ -4,7 +4,7 @@ import pytest
 
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.ordering import place
+from tfm_blocks.language.ordering import order_nodes
 from tfm_blocks.network.build import check_model
 
 
@@ -84,12 +84,12 @@ def test_nodes_that_are_placed_beside_each_other_alone_are_refused():
     layer = "model.graph.encoder.layer"
     problem = only([f"{layer}.a={{block: ffn, before: b}}", f"{layer}.b={{block: ffn, after: a}}"])
     assert problem.address == "model.graph.encoder.layer.a.before"
-    assert problem.rule == "a and b are placed beside each other, and none beside another node"
+    assert problem.rule == "a and b are placed only relative to each other"
 
 
 def test_thousands_of_nodes_can_be_placed_each_beside_the_next():
     found = {f"n{number}": {"after": f"n{number + 1}"} for number in range(5000)} | {"n5000": {}}
-    assert place(found, (), lambda *problem: pytest.fail(str(problem))) == list(found)[::-1]
+    assert order_nodes(found, (), lambda *problem: pytest.fail(str(problem))) == list(found)[::-1]
 
 
 def test_before_and_after_on_one_node_is_an_error():
@@ -102,11 +102,11 @@ def test_before_an_unknown_node_lists_the_nodes_beside_it():
 
 @pytest.mark.parametrize("name", ["train", "half", "keys", "trunk", "spec"])
 def test_a_name_that_modules_use_themselves_is_refused(name):
-    assert "modules use themselves" in only([f"model.graph.{name}={{block: unembed}}"]).rule
+    assert "attribute name of modules" in only([f"model.graph.{name}={{block: unembed}}"]).rule
 
 
 def test_a_node_cannot_be_called_like_an_input():
-    assert "is an input already" in only(["model.graph.src={block: ffn}"]).rule
+    assert "is already an input" in only(["model.graph.src={block: ffn}"]).rule
 
 
 def test_axes_that_are_no_axes_are_refused():

@@ -82,7 +82,7 @@ def test_a_reference_is_written_as_it_is_read(text):
     "value", ["", "encoder.", "a.b", "encoder.1.2", "encoder.00", "encoder.(", "1a", "a b", 3, None]
 )
 def test_what_is_no_reference_is_refused(value):
-    with pytest.raises(ValueError, match="names an input or an earlier node"):
+    with pytest.raises(ValueError, match="must name an input, an earlier node"):
         read_reference(value)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from tests.network.examples import ALL, name
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.language.references import read_reference
-from tfm_blocks.language.schema import REFERENCE, schema
+from tfm_blocks.language.schema import REFERENCE, build_schema
 from tfm_blocks.registry.blocks import REGISTRY, Registry, block
 from tfm_blocks.registry.values import Rate
 
@@ -35,7 +35,7 @@ def places(text, found=None):
 
 def test_the_schema_in_conf_is_the_registry():
     """Plug-ins that other tests have loaded aside."""
-    shipped = schema(
+    shipped = build_schema(
         Registry({name: info for name, info in REGISTRY.blocks.items() if info.shipped}, REGISTRY.reserved)
     )
     Draft202012Validator.check_schema(shipped)
@@ -121,7 +121,7 @@ def sifted():
         def forward(self, x_BTD, also=None):
             return x_BTD
 
-    yield schema(REGISTRY)
+    yield build_schema(REGISTRY)
     del REGISTRY.blocks["sifted"]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.language.test_expand import spec_of
 from tests.language.test_read import only, problems
-from tfm_blocks.language.spec import show
+from tfm_blocks.language.spec import format_shape
 
 
 def test_heads_that_do_not_divide_the_width_are_told_with_origin_and_way_out():
@@ -27,7 +27,7 @@ def test_a_shape_clash_in_a_residual_names_both_shapes():
 
 def test_a_repeated_layer_that_changes_the_width_is_refused():
     problem = only(["model.graph.encoder.layer.out={block: unembed, vocab: 64}"])
-    assert problem.rule == "a repeated layer keeps the shape, but this makes B S 64 of B S 128"
+    assert problem.rule == "a repeated layer must keep the shape, but this turns B S 128 into B S 64"
 
 
 def test_vectors_where_ids_belong_are_told_with_both_shapes():
@@ -37,8 +37,8 @@ def test_vectors_where_ids_belong_are_told_with_both_shapes():
 
 def test_widths_follow_from_what_a_node_reads():
     spec = spec_of(["layers=1", "d_model=64"])
-    assert {show(node.shape) for node in spec.nodes if node.address.startswith("decoder")} == {"B T 64"}
-    assert show(spec.sink.shape) == "B T 10000"
+    assert {format_shape(node.shape) for node in spec.nodes if node.address.startswith("decoder")} == {"B T 64"}
+    assert format_shape(spec.sink.shape) == "B T 10000"
 
 
 def test_same_at_another_width_is_refused():
@@ -61,7 +61,7 @@ def test_a_mask_on_cross_attention_is_refused():
 
 @pytest.mark.parametrize("override", ["model.graph.logits=null"])
 def test_a_graph_that_does_not_end_position_by_position_is_refused(override):
-    assert "each position of tgt by itself" in only([override]).rule
+    assert "each position of tgt separately" in only([override]).rule
 
 
 def test_tying_matrices_of_two_sizes_is_refused():

@@ -43,7 +43,7 @@ WRONG = {
     "misspelt preset": (
         "{add_norm: pst}",
         "model.add_norm",
-        "'pst' is no preset of add & norm; did you mean post? one of: branch, deepnorm, layerscale, none, post, pre, rezero, sandwich",
+        "'pst' is not an add & norm preset; did you mean post? one of: branch, deepnorm, layerscale, none, post, pre, rezero, sandwich",
     ),
     "misspelt norm": (
         "{args: {norm: rmsnrom}}",
@@ -73,12 +73,12 @@ WRONG = {
     "two forms": (
         "{graph: {encoder: {same: src_emb}}}",
         "model.graph.encoder",
-        "a node has exactly one of block, same, layer, parallel, but this has same and layer",
+        "a node must have exactly one of block, same, layer, parallel, but this has same and layer",
     ),
     "no form": (
         "{graph: {encoder: {layer: {more: {heads: 4}}}}}",
         "model.graph.encoder.layer.more",
-        "a node has exactly one of block, same, layer, parallel, but this has none of them",
+        "a node must have exactly one of block, same, layer, parallel, but this has none of them",
     ),
     "a node that is text": (
         "{graph: {encoder: {layer: {attn: attention}}}}",
@@ -108,12 +108,12 @@ WRONG = {
     "a parallel without a join": (
         "{graph: {both: {parallel: {a: {block: ffn}, b: {block: ffn}}, before: tgt_emb}, encoder: null}}",
         "model.graph.both",
-        "parallel needs join, which makes one output of its branches",
+        "parallel needs join, which combines its branches",
     ),
     "copies that share their weights": (
         "{graph: {encoder: {repeat: {times: 2, share: true}, join: sum}}}",
         "model.graph.encoder.join",
-        "join puts copies side by side, and copies that share their weights would all be the same",
+        "join combines parallel copies, and copies that share their weights are identical",
     ),
     "share that is neither true nor false": (
         "{graph: {encoder: {repeat: {times: 2, share: 1}}}}",
@@ -128,7 +128,7 @@ WRONG = {
     "repeat of nothing": (
         "{graph: {encoder: {repeat: 0}}}",
         "model.graph.encoder.repeat",
-        "repeat is between 1 and 1000, but is 0",
+        "repeat must be between 1 and 1000, but is 0",
     ),
     "repeat of text": (
         "{graph: {encoder: {repeat: six}}}",
@@ -138,7 +138,7 @@ WRONG = {
     "at in a layer that shares": (
         "{graph: {encoder: {repeat: {times: 4, share: true}, at: {0: {ffn: null}}}}}",
         "model.graph.encoder.at",
-        "changes single layers, but with share: true all of them are one",
+        "changes single layers, but with share: true all layers are identical",
     ),
     "at of a layer that is not there": (
         "{graph: {encoder: {at: {9: {ffn: null}}}}}",
@@ -148,12 +148,12 @@ WRONG = {
     "at of no index": (
         "{graph: {encoder: {at: {first: {ffn: null}}}}}",
         "model.graph.encoder.at.first",
-        "'first' is no index of a layer",
+        "'first' is not the index of a layer",
     ),
     "at of one layer from both ends": (
         "{graph: {encoder: {at: {0: {ffn: null}, -4: {attn: null}}}}}",
         "model.graph.encoder.at",
-        "names the layer 0 of 4 twice: 0 and -4",
+        "lists layer 0 of 4 twice: 0 and -4",
     ),
     "at that is no mapping": (
         "{graph: {encoder: {at: {0: ffn}}}}",
@@ -173,67 +173,67 @@ WRONG = {
     "an arg called i": (
         "{args: {i: 4}}",
         "model.args.i",
-        "i is the index of the layers in arithmetic",
+        "i is the index of layers in arithmetic",
     ),
     "an arg called n": (
         "{graph: {encoder: {args: {n: 4}}}}",
         "model.graph.encoder.args.n",
-        "n is the number of the layers in arithmetic",
+        "n is the number of layers in arithmetic",
     ),
     "a node called like a method": (
         "{graph: {train: {block: ffn, before: encoder}}}",
         "model.graph.train",
-        "'train' is a name that modules use themselves",
+        "'train' is an attribute name of modules",
     ),
     "a node called like a class": (
         "{graph: {__class__: {block: ffn, before: encoder}}}",
         "model.graph.__class__",
-        "'__class__' is a name that modules use themselves",
+        "'__class__' is an attribute name of modules",
     ),
     "a node called like an attribute": (
         "{graph: {_modules: {block: ffn, before: encoder}}}",
         "model.graph._modules",
-        "'_modules' is a name that modules use themselves",
+        "'_modules' is an attribute name of modules",
     ),
     "a node called like a word": (
         "{graph: {entry: {block: ffn, before: encoder}}}",
         "model.graph.entry",
-        "'entry' is a word of the language",
+        "'entry' is a reserved word",
     ),
     "a node called like an input": (
         "{graph: {src: {block: ffn, before: encoder}}}",
         "model.graph.src",
-        "src is an input already",
+        "src is already an input",
     ),
     "a node with a space": (
         "{graph: {my ffn: {block: ffn, before: encoder}}}",
         "model.graph.my ffn",
-        "a name is made of letters, digits and _, and 'my ffn' is not",
+        "a name consists of letters, digits and _, but is 'my ffn'",
     ),
     "an input called like a word": (
         "{inputs: {entry: B P}}",
         "model.inputs.entry",
-        "'entry' is a word of the language",
+        "'entry' is a reserved word",
     ),
     "an input that masks are given by": (
         "{inputs: {keep: B P}}",
         "model.inputs.keep",
-        "'keep' is a word of the language",
+        "'keep' is a reserved word",
     ),
     "axes in lower case": (
         "{inputs: {src: b s}}",
         "model.inputs.src",
-        "the axes are upper-case letters and widths, the batch first, but are 'b s'",
+        "the axes must be upper-case letters and widths, batch first, but are 'b s'",
     ),
     "axes that repeat": (
         "{inputs: {src: B B}}",
         "model.inputs.src",
-        "the axes are upper-case letters and widths, the batch first, but are 'B B'",
+        "the axes must be upper-case letters and widths, batch first, but are 'B B'",
     ),
     "one axis": (
         "{inputs: {src: B}}",
         "model.inputs.src",
-        "the axes are upper-case letters and widths, the batch first, but are 'B'",
+        "the axes must be upper-case letters and widths, batch first, but are 'B'",
     ),
     "inputs of two batches": (
         "{inputs: {src: A S}}",
@@ -248,12 +248,12 @@ WRONG = {
     "an input on the axis of the target": (
         "{inputs: {src: B T}}",
         "model.inputs.src",
-        "lies on the axis of tgt, of which every token but the first is predicted",
+        "uses the axis of tgt, whose tokens are predicted",
     ),
     "a target of vectors": (
         "{inputs: {tgt: B T 8}, graph: {tgt_emb: {same: null, block: linear, d_out: 128}}}",
         "model.inputs.tgt",
-        "tgt is predicted token by token, so it holds token ids",
+        "tgt is predicted token by token, so it must hold token ids",
     ),
     "a reference to nothing": (
         "{graph: {decoder: {layer: {cross: {kv: encodr}}}}}",
@@ -268,12 +268,12 @@ WRONG = {
     "a reference to the stack that the node is in": (
         "{graph: {decoder: {layer: {cross: {kv: decoder.(i-1)}}}}}",
         "model.graph.decoder.layer.cross.kv",
-        "'decoder' is what this node is a part of, and has no output before its end",
+        "'decoder' contains this node, so its output does not exist yet",
     ),
     "a reference that is a number": (
         "{graph: {decoder: {layer: {cross: {kv: 3}}}}}",
         "model.graph.decoder.layer.cross.kv",
-        "names an input or an earlier node, or a layer of a stack (encoder.0), but is 3",
+        "must name an input, an earlier node, or a layer of a stack (encoder.0), but is 3",
     ),
     "a reference to a layer that is not there": (
         "{graph: {decoder: {layer: {cross: {kv: encoder.9}}}}}",
@@ -283,7 +283,7 @@ WRONG = {
     "a reference to a layer of a block": (
         "{graph: {decoder: {layer: {cross: {kv: src_emb.0}}}}}",
         "model.graph.decoder.layer.cross.kv",
-        "src_emb has no layers: only a stack, a layer with repeat, is read by src_emb.0",
+        "src_emb has no layers: src_emb.0 needs a stack, which is a layer with repeat",
     ),
     "a reference by a fraction": (
         "{graph: {decoder: {layer: {cross: {kv: encoder.(i/2)}}}}}",
@@ -293,12 +293,12 @@ WRONG = {
     "a reference with a leading zero": (
         "{graph: {decoder: {layer: {cross: {kv: encoder.00}}}}}",
         "model.graph.decoder.layer.cross.kv",
-        "names an input or an earlier node, or a layer of a stack (encoder.0), but is 'encoder.00'",
+        "must name an input, an earlier node, or a layer of a stack (encoder.0), but is 'encoder.00'",
     ),
     "all layers where one is read": (
         "{graph: {decoder: {layer: {cross: {kv: encoder.*}}}}}",
         "model.graph.decoder.layer.cross.kv",
-        "kv reads one tensor, but is 4: encoder.0.ffn, encoder.1.ffn, encoder.2.ffn, …",
+        "kv reads one tensor, but has 4: encoder.0.ffn, encoder.1.ffn, encoder.2.ffn, …",
     ),
     "a list where one is read": (
         "{graph: {decoder: {layer: {cross: {kv: [encoder, src_emb]}}}}}",
@@ -313,37 +313,37 @@ WRONG = {
     "an inline stack": (
         "{graph: {decoder: {layer: {cross: {kv: {layer: {f: {block: ffn}}}}}}}}",
         "model.graph.decoder.layer.cross.kv",
-        "an inline node is a block: {block: NAME, in: …}",
+        "an inline node must be a block: {block: NAME, in: …}",
     ),
     "an inline node that is placed": (
         "{graph: {decoder: {layer: {cross: {kv: {block: ffn, in: encoder, before: ffn}}}}}}",
         "model.graph.decoder.layer.cross.kv",
-        "an inline node is a block: {block: NAME, in: …}",
+        "an inline node must be a block: {block: NAME, in: …}",
     ),
     "before and after": (
         "{graph: {encoder: {layer: {more: {block: ffn, before: attn, after: ffn}}}}}",
         "model.graph.encoder.layer.more",
-        "has both before and after: one of them places it",
+        "has both before and after, which exclude each other",
     ),
     "before what is not there": (
         "{graph: {encoder: {layer: {more: {block: ffn, before: atn}}}}}",
         "model.graph.encoder.layer.more.before",
-        "there is no node 'atn' beside it",
+        "there is no node 'atn' in this graph",
     ),
     "before a list": (
         "{graph: {encoder: {layer: {more: {block: ffn, before: [attn]}}}}}",
         "model.graph.encoder.layer.more.before",
-        "there is no node ['attn'] beside it",
+        "there is no node ['attn'] in this graph",
     ),
     "after itself": (
         "{graph: {encoder: {layer: {more: {block: ffn, after: more}}}}}",
         "model.graph.encoder.layer.more.after",
-        "there is no node 'more' beside it",
+        "there is no node 'more' in this graph",
     ),
     "same of a stack": (
         "{graph: {tgt_pos: {block: null, same: encoder}}}",
         "model.graph.tgt_pos.same",
-        "'encoder' is no block: same calls the module of an earlier block again",
+        "'encoder' is not a block: same calls the module of an earlier block again",
     ),
     "same of a stack whose last node has that name": (
         "{graph: {tgt_pos: {block: null, same: ffn}}}",
@@ -383,7 +383,7 @@ WRONG = {
     "nothing to read": (
         "{graph: {src_emb: {in: null}}}",
         "model.graph.src_emb",
-        "the first node has nothing before it to read",
+        "the first node has no earlier node to read",
     ),
     "a missing argument": (
         "{args: {d_ff: null}}",
@@ -403,7 +403,7 @@ WRONG = {
     "a division of heads": (
         "{args: {heads: d_model/32}}",
         "model.args.heads",
-        "heads must be an int, but is 4.0: write 4, or // where it is a division",
+        "heads must be an int, but is 4.0: write 4, or // for a division",
     ),
     "heads that do not divide": (
         "{args: {heads: 7}}",
@@ -483,7 +483,7 @@ WRONG = {
     "a mask that is missing": (
         "{graph: {decoder: {layer: {self: {mask: null}}}}}",
         "model.graph.decoder.layer.self",
-        "here an output position sees later target tokens, so that the model would copy instead of predict",
+        "an output position sees later target tokens, so the model would copy instead of predict",
     ),
     "an eps below 0": (
         "{args: {norm: {block: layernorm, eps: -1}}}",
@@ -553,12 +553,12 @@ WRONG = {
     "a residual of another width": (
         "{graph: {encoder: {layer: {out: {block: unembed, vocab: 64, add_norm: post}}}}}",
         "model.graph.encoder.layer.out",
-        "its output B S 64 cannot be added to its input B S 128: a residual keeps the shape",
+        "its output B S 64 cannot be added to its input B S 128: a residual must keep the shape",
     ),
     "a stack that changes the width": (
         "{graph: {encoder: {layer: {out: {block: linear, d_out: 64}}}}}",
         "model.graph.encoder",
-        "a repeated layer keeps the shape, but this makes B S 64 of B S 128",
+        "a repeated layer must keep the shape, but this turns B S 128 into B S 64",
     ),
     "ids where vectors belong": (
         "{graph: {src_pos: {in: src}, src_emb: null, tgt_emb: {same: null, block: embedding}, logits: {tie: null}}}",
@@ -578,22 +578,22 @@ WRONG = {
     "add & norm of ids": (
         "{graph: {src_emb: {add_norm: post}}}",
         "model.graph.src_emb",
-        "its output B S 128 cannot be added to its input B S: a residual keeps the shape",
+        "its output B S 128 cannot be added to its input B S: a residual must keep the shape",
     ),
     "branches of two widths": (
         "{graph: {both: {join: sum, parallel: {a: {block: ffn}, b: {block: linear, d_out: 64}}, before: encoder}}}",
         "model.graph.both",
-        "D is 128 by both.a, but 64 where both.b is B S 64",
+        "D is 128 in both.a, but 64 in both.b (B S 64)",
     ),
     "sequences of two axes": (
         "{graph: {both: {block: sum, in: [encoder, tgt_emb], before: tgt_pos}}}",
         "model.graph.both",
-        "N is S by encoder.3.ffn, but T where tgt_emb is B T 128",
+        "N is S in encoder.3.ffn, but T in tgt_emb (B T 128)",
     ),
     "the target end to end with a source": (
         "{graph: {both: {block: concat_sequence, in: [encoder, tgt_emb], before: tgt_pos}}}",
         "model.graph.both",
-        "lays tgt end to end with another sequence, which cannot be decoded token by token",
+        "concatenates tgt with another sequence, which cannot be decoded token by token",
     ),
     "a gate of what it does not read": (
         "{graph: {encoder: {layer: {ffn: {block: gate, ys: [attn, src_emb, tgt]}}}}}",
@@ -603,12 +603,12 @@ WRONG = {
     "no head": (
         "{graph: {logits: null}}",
         "model.graph.decoder.layer.ffn",
-        "the last node must treat each position of tgt by itself, without add & norm",
+        "the last node must treat each position of tgt separately, without add & norm",
     ),
     "attention at the end": (
         "{graph: {logits: {block: attention, mask: causal, vocab: null, tie: null}}}",
         "model.graph.logits",
-        "the last node must treat each position of tgt by itself, without add & norm",
+        "the last node must treat each position of tgt separately, without add & norm",
     ),
     "a null arg": (
         "{args: {vocab: null}}",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tfm_blocks.compose.command_line import prepare_arguments
-from tfm_blocks.compose.folders import CONF, options
+from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.compose.sweep import compose_job
 from tfm_blocks.launch.check import check_run
 
 
-@pytest.mark.parametrize("name", options("experiment", [CONF]))
+@pytest.mark.parametrize("name", list_options("experiment", [CONF]))
 @pytest.mark.parametrize("debug", ["null", pytest.param("fast", marks=pytest.mark.grid)])
 def test_an_experiment_is_right_and_debug_shortens_it(name: str, debug: str) -> None:
     asked = [f"experiment={name}", "data.dir=x", f"debug={debug}", "trainer.accelerator=cpu"]

@@ -278,9 +278,9 @@ def test_a_run_that_is_done_can_train_for_longer(small: Small, tmp_path: Path) -
 
 
 REFUSED = [
-    (["heads=4"], "heads", "keeps what it was begun with: heads=4"),
-    (["model=base"], "model", "keeps what it was begun with: model=base"),
-    (["data.train=50"], "data.train", "keeps what it was begun with: data.train=50"),
+    (["heads=4"], "heads", "keeps its original value: heads=4"),
+    (["model=base"], "model", "keeps its original value: model=base"),
+    (["data.train=50"], "data.train", "keeps its original value: data.train=50"),
     (["seed=2", "optimizer=adamw"], "optimizer", "seed=2"),
     (["trainer.steps=4"], "trainer.steps", "is 4, and the run has done 6 steps"),
     (["seed=1"], "trainer.steps", "is 6, and the run has done 6 steps"),

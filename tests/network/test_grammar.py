@@ -193,12 +193,12 @@ def test_two_inputs_on_one_axis_are_summed_and_the_first_says_what_is_padding():
 
 def test_a_sequence_is_not_read_as_a_width():
     """As a width it would be seen whole at every position, unnoticed by the pass on causality."""
-    with pytest.raises(ConfigError, match="D of relu is a width, but has Q where img is B P Q"):
+    with pytest.raises(ConfigError, match=r"D of relu is a width, but has Q in img \(B P Q\)"):
         network({"img": "B P Q"}, {"relu": {"block": "relu", "in": "img"}})
 
 
 def test_a_sequence_of_a_fixed_length_has_no_mask_so_attention_refuses_it():
-    with pytest.raises(ConfigError, match="T of attention is a sequence, but has 49 where img is B 49 8"):
+    with pytest.raises(ConfigError, match=r"T of attention is a sequence, but has 49 in img \(B 49 8\)"):
         network({"img": "B 49 8"}, {"attn": {"block": "attention", "in": "img"}})
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.network.small import network
-from tfm_blocks.language.depths import constants
+from tfm_blocks.language.depths import deepnorm_constants
 
 B, N, D = 3, 5, 8
 
@@ -121,7 +121,7 @@ def test_the_activation_of_the_args_is_that_of_the_feed_forward_network():
     ],
 )
 def test_deepnorms_constants_are_those_of_the_papers_table(encoder, decoder, decoding, alpha, beta):
-    assert constants(encoder, decoder, decoding=decoding) == pytest.approx((alpha, beta), rel=1e-3)
+    assert deepnorm_constants(encoder, decoder, decoding=decoding) == pytest.approx((alpha, beta), rel=1e-3)
 
 
 SELF, CROSS, FFN = ({"block": "attention", "mask": "causal"}, {"block": "attention", "kv": "encoder"}, {"block": "ffn"})

@@ -68,7 +68,7 @@ class Clashing(Fine):
         (Anything, "x: B T D -> B T D", {}, "must be named"),
         (InAnyNumber, "x: B T D -> B T D", {}, "must be named"),
         (Complex, "x: B T D -> B T D", {}, "is not int, float"),
-        (Clashing, "x: B T D -> B T D", {}, "two things at once"),
+        (Clashing, "x: B T D -> B T D", {}, "are used twice"),
         (Fine, "x: B T D -> B T E", {}, "nothing binds the output letter E"),
         (Fine, "x: B T -> B T", {}, "neither letters"),
         (Fine, "x: B T D", {}, "no output"),
@@ -85,7 +85,7 @@ def test_a_broken_declaration_fails_at_import(cls, signature, options, rule):
 
 
 def test_a_name_taken_by_another_class_fails_at_import():
-    with pytest.raises(TypeError, match="registered already"):
+    with pytest.raises(TypeError, match="already registered"):
         block("attention", "x: B T D -> B T D", source="none")(Fine)
 
 
@@ -102,7 +102,7 @@ def test_a_class_called_like_a_built_in_ones_does_not_take_its_place():
             return x_BTD
 
     Attention.__qualname__ = "Attention"
-    with pytest.raises(TypeError, match=r"'attention' is registered already, by tfm_blocks.blocks.attention.Attention"):
+    with pytest.raises(TypeError, match=r"'attention' is already registered by tfm_blocks.blocks.attention.Attention"):
         block("attention", "x: B T D -> B T D", source="none")(Attention)
 
 
@@ -129,7 +129,7 @@ class Pooling(nn.Module):
 
 def test_a_sequence_that_is_not_in_the_output_needs_sees():
     signature = "x: B T D, kv: B S E -> B T D"
-    with pytest.raises(TypeError, match="the output has no axis S, so sees must say what it sees of kv"):
+    with pytest.raises(TypeError, match="the output has no axis S, so sees must list kv"):
         declared(Pooling, signature)
     declared(Pooling, signature, sees={"kv": "all"})
 
@@ -139,7 +139,7 @@ def test_ids_are_a_sequence_too():
         def forward(self, x_BTD, ids_BS):
             return x_BTD + ids_BS.sum()
 
-    with pytest.raises(TypeError, match="the output has no axis S, so sees must say what it sees of ids"):
+    with pytest.raises(TypeError, match="the output has no axis S, so sees must list ids"):
         declared(Looking, "x: B T D, ids: ids B S -> B T D")
 
 

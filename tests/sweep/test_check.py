@@ -6,14 +6,14 @@ import pytest
 
 from tests.preloaded import run_python
 from tfm_blocks.cli import main
-from tfm_blocks.compose.sweep import combinations, parts_of, read_sweep
+from tfm_blocks.compose.sweep import combinations, parse_parts, read_sweep
 from tfm_blocks.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_jobs_are_every_combination_in_hydras_order():
-    jobs = combinations(parts_of(["heads=2,4", "seed=1", "model.add_norm=pre,post"], None))
+    jobs = combinations(parse_parts(["heads=2,4", "seed=1", "model.add_norm=pre,post"], None))
     assert jobs == [
         [f"heads={heads}", "seed=1", f"model.add_norm={add_norm}"] for heads in (2, 4) for add_norm in ("pre", "post")
     ]
@@ -26,7 +26,7 @@ def test_a_pattern_stands_for_the_options_of_its_group():
 
 def test_an_interval_has_no_list_of_jobs():
     with pytest.raises(ConfigError, match=r"schedule\.scale: is an interval from 0\.1 to 2"):
-        combinations(parts_of(["schedule.scale=interval(0.1,2)"], None))
+        combinations(parse_parts(["schedule.scale=interval(0.1,2)"], None))
 
 
 def test_check_tells_the_parameters_of_each_job_and_what_to_leave_out(capsys):

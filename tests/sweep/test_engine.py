@@ -233,16 +233,16 @@ def test_a_config_that_has_changed_is_refused_with_what_has_and_another_name_beg
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["-m", "name=x", "heads=2,4"], "name: is of a single run"),
-        (["-m", "resume=runs/x"], "resume: is of a single run"),
-        (["sweep.parallel=2"], "sweep.parallel: says how a sweep is run, and this is a single run"),
-        (["-m", "heads=2,4", "sweep.parallel=1,2"], "sweep.parallel: sweep.parallel=1,2 names several values"),
+        (["-m", "name=x", "heads=2,4"], "name: belongs to a single run"),
+        (["-m", "resume=runs/x"], "resume: belongs to a single run"),
+        (["sweep.parallel=2"], "sweep.parallel: configures a sweep, but this is a single run"),
+        (["-m", "heads=2,4", "sweep.parallel=1,2"], "sweep.parallel: sweep.parallel=1,2 has several values"),
         (["-m", "heads=2,4", "sweep.timeout=90"], "sweep.timeout: must be a duration, but is 90"),
         (["-m", "heads=2,4", "sweep.name=a/b"], "sweep.name: must be a folder's name"),
         (["-m", "heads=interval(1,4)"], "heads: is an interval from 1 to 4"),
-        (["-m", "sweep=optuna", "dropout=tag(log,interval(0,1))"], "dropout: counts orders of magnitude"),
+        (["-m", "sweep=optuna", "dropout=tag(log,interval(0,1))"], "dropout: has a log scale"),
         (["-m", "heads=2,4", "launcher=slurm", "launcher.memory=32"], "launcher.memory: must be a size of memory"),
-        (["launcher=slurm"], "launcher: says how a sweep is run, and this is a single run"),
+        (["launcher=slurm"], "launcher: configures a sweep, but this is a single run"),
     ],
 )  # fmt: skip
 def test_a_wrong_sweep_is_told_before_anything_is_started(arguments: list[str], told: str, tmp_path: Path) -> None:

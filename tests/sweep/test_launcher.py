@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfm_blocks.compose.folders import CONF, options
+from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.compose.sweep import read_sweep
 from tfm_blocks.config.implementations import names_of
 from tfm_blocks.errors import ConfigError
@@ -24,7 +24,7 @@ def chosen(*overrides: str) -> ChosenLauncher:
 
 
 def test_every_launcher_has_a_module_and_a_config_file() -> None:
-    assert set(names_of(PACKAGE)) == options("launcher", [CONF]).keys()
+    assert set(names_of(PACKAGE)) == list_options("launcher", [CONF]).keys()
 
 
 def test_a_name_that_no_module_has_is_refused_with_the_names_that_exist() -> None:
@@ -52,7 +52,7 @@ def test_options_that_only_the_cluster_knows_need_no_plus() -> None:
         (["launcher=slurm", "launcher.cpus=0"], "launcher.cpus: must be at least 1"),
         (["launcher=ray", "launcher.resources.a100=one"], "launcher.resources: must say how much of each, but a100"),
         (["launcher=ray", "launcher.address=null"], "launcher.address: must be a str"),
-        (["launcher=slurm,ray"], "launcher=slurm,ray names several values"),
+        (["launcher=slurm,ray"], "launcher=slurm,ray has several values"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_key(overrides: list[str], told: str) -> None:

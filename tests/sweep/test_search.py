@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.sweep import parts_of
+from tfm_blocks.compose.sweep import parse_parts
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED, STOPPED, WRONG, SweepJob
@@ -47,7 +47,7 @@ def start(small: Callable[..., Composed], tmp_path: Path) -> Start:
         (tmp_path / folder).mkdir(exist_ok=True)
         known = SweepFolder(tmp_path / folder, [], "", [], {})
         read = read_sweep_settings(SETTINGS | OPTUNA | settings)
-        return Study(known, parts_of(SPACE, None), read, make)
+        return Study(known, parse_parts(SPACE, None), read, make)
 
     return search
 
@@ -73,7 +73,7 @@ def work(search: Study, jobs: int) -> list[list[str]]:
 
 
 def test_values_are_of_the_space_in_hydras_syntax(start: Start) -> None:
-    for job in [*work(start("one"), 12), *draw_jobs(parts_of(SPACE, None), 12, 1)]:
+    for job in [*work(start("one"), 12), *draw_jobs(parse_parts(SPACE, None), 12, 1)]:
         scale, heads, seed, layers, d_ff = (text.partition("=")[2] for text in job)
         assert 0.01 <= float(scale) <= 10 and heads in "24" and seed == "7" and layers in "135"
         assert 8 <= int(d_ff) <= 64
@@ -142,10 +142,10 @@ def test_a_metric_that_is_better_when_it_is_larger_is_maximised(start: Start) ->
 
 
 def test_random_jobs_are_no_two_alike_and_of_more_trials_the_first_are_the_same() -> None:
-    space = parts_of(["heads=2,4", "seed=range(1,4)"], None)
+    space = parse_parts(["heads=2,4", "seed=range(1,4)"], None)
     assert len(draw_jobs(space, 50, 1)) == 6
-    few, many = draw_jobs(parts_of(SPACE, None), 5, 3), draw_jobs(parts_of(SPACE, None), 9, 3)
-    assert many[:5] == few and draw_jobs(parts_of(SPACE, None), 5, 4) != few
+    few, many = draw_jobs(parse_parts(SPACE, None), 5, 3), draw_jobs(parse_parts(SPACE, None), 9, 3)
+    assert many[:5] == few and draw_jobs(parse_parts(SPACE, None), 5, 4) != few
 
 
 # In the place of a training, in the sweep's folder: 000 measures 1 and goes on until 001 has been ended, which measures 2
@@ -168,7 +168,7 @@ def test_a_trial_that_others_leave_behind_is_ended_with_a_checkpoint_and_never_g
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     composed, asked = small(), ["schedule.scale=interval(1,2)"]
-    parts = parts_of(asked, None)
+    parts = parse_parts(asked, None)
     settings = read_sweep_settings(SETTINGS | OPTUNA | {"trials": 2, "parallel": 2})
     (tmp_path / "trains.sh").write_text(TRAINS)
     for _ in ("trained", "asked for again"):

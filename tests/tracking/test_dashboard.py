@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.preloaded import run_python
-from tfm_blocks.compose.folders import CONF, options, read_yaml
+from tfm_blocks.compose.folders import CONF, list_options, read_yaml
 from tfm_blocks.compose.sweep import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.loggers import logged_config
@@ -97,8 +97,8 @@ def test_a_panel_of_what_no_run_logs_is_refused_with_its_file(tmp_path: Path, pa
 
 def test_settings_that_a_panel_can_show_are_those_that_some_run_logs_and_no_others() -> None:
     """Of runs that together have each option of each group, and each knob of a model."""
-    models = options("model", [CONF])
-    groups = [options(group, [CONF]) for group in GROUPS]
+    models = list_options("model", [CONF])
+    groups = [list_options(group, [CONF]) for group in GROUPS]
     logged = {f"facts.{one.name}" for one in FACTS}
     for names in zip_longest(*groups):
         chosen = [f"{group}={name}" for group, name in zip(GROUPS, names, strict=True) if name]

@@ -3,14 +3,14 @@
 import subprocess
 import sys
 
-from tfm_blocks.compose.folders import CONF, options
+from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.tracking.settings import LOGGERS
 
 LIBRARIES = ("lightning", "wandb", "mlflow", "tensorboard")
 
 
 def test_every_logger_has_a_module_and_a_config_file() -> None:
-    assert LOGGERS.keys() == options("logger", [CONF]).keys()
+    assert LOGGERS.keys() == list_options("logger", [CONF]).keys()
 
 
 def test_settings_of_loggers_are_read_without_their_libraries() -> None:

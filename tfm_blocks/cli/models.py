@@ -78,7 +78,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _check_several(arguments: argparse.Namespace) -> None:
     from tfm_blocks.compose.model import compose_model
-    from tfm_blocks.compose.sweep import combinations, parts_of
+    from tfm_blocks.compose.sweep import combinations, parse_parts
     from tfm_blocks.launch.check import CheckedModel
     from tfm_blocks.network.build import check_model
     from tfm_blocks.registry.plugins import load_plugins
@@ -86,7 +86,7 @@ def _check_several(arguments: argparse.Namespace) -> None:
     from tfm_blocks.sweep.check import check_jobs, refuse_wrong
 
     load_plugins(arguments.plugins)
-    jobs = combinations(parts_of([f"model={arguments.model}", *arguments.overrides], arguments.config_dir))
+    jobs = combinations(parse_parts([f"model={arguments.model}", *arguments.overrides], arguments.config_dir))
 
     def compose(job: list[str]) -> Composed:
         return compose_model(job[0].partition("=")[2], job[1:], arguments.config_dir)
@@ -194,12 +194,12 @@ def _blocks(arguments: argparse.Namespace) -> int:
 
 def _schema(arguments: argparse.Namespace) -> None:
     import tfm_blocks.blocks  # noqa: F401  registers them
-    from tfm_blocks.language.schema import schema
+    from tfm_blocks.language.schema import build_schema
     from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
 
     load_plugins(arguments.plugins)
-    text = json.dumps(schema(REGISTRY), indent=1, ensure_ascii=False)
+    text = json.dumps(build_schema(REGISTRY), indent=1, ensure_ascii=False)
     if arguments.path:
         arguments.path.write_text(f"{text}\n", "utf-8")
     else:

@@ -88,13 +88,13 @@ def _train_new(run: CheckedRun, typed: Sequence[str]) -> int:
 
 def _train_here(config: Any, typed: Sequence[str]) -> int:
     """Train a new run or resume one. Modules that take seconds to import are imported after the check."""
-    from tfm_blocks.compose.run import compose_resumed, compose_run, is_to_verify, resumed_run
+    from tfm_blocks.compose.run import compose_resumed, compose_run, read_resume_folder, should_verify
     from tfm_blocks.launch.check import check_resumed_run, check_run
 
-    folder = resumed_run(config)
+    folder = read_resume_folder(config)
     if folder is None:
         run = check_run(compose_run(config))
-        if not is_to_verify(config):
+        if not should_verify(config):
             return _train_new(run, typed)
         from tfm_blocks.launch.verify import verify_resume
 

@@ -1,1 +1,1 @@
-"""The one place that turns conf/ and overrides into plain mappings; hydra and omegaconf stay behind this door."""
+"""Compose conf/ and overrides into plain mappings. No other package imports hydra or omegaconf."""

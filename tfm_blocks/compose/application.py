@@ -1,4 +1,4 @@
-"""Hydra as an application: it composes the config of each run that a command line asks for."""
+"""Run Hydra as an application, which composes the config of each run of a command line."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tfm_blocks.compose.folders import CONF
 
 
 def run_hydra(arguments: Sequence[str], job: Callable[[DictConfig], None]) -> None:
-    """Calls `job` with each config, or prints what an option such as --cfg asks for. Hydra reads sys.argv."""
+    """Call `job` with each config, or print the output of an option such as --cfg. Hydra reads sys.argv."""
     sys.argv[1:] = arguments
     main = hydra.main(version_base=None, config_path=str(CONF.resolve()), config_name="train")(job)
     if PRINTING.isdisjoint(split_arguments(arguments).flags):
         main()
         return
-    output = io.StringIO()  # a write that failed inside Hydra, as in `--cfg all | head`, would be a traceback
+    output = io.StringIO()  # a failed write inside Hydra, as in `--cfg all | head`, would print a traceback
     try:
         with contextlib.redirect_stdout(output):
             main()

@@ -1,4 +1,4 @@
-"""The comments of YAML files, by the path of the key that they are about."""
+"""Read the comments of YAML files, by the path of the key that they describe."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import yaml
 
 from tfm_blocks.language.spec import Path
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one is not in every build of PyYAML
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # not every build of PyYAML has the fast loader
 _BESIDE = re.compile(r":?\s*#\s*(.*)")
 _ABOVE = re.compile(r"\s*#(?!\s*@)\s?(.*)")
 
 
 @dataclass(frozen=True)
 class Comment:
-    """The lines above a key, and what stands behind its value."""
+    """The comment lines above a key, and the comment after its value."""
 
     above: tuple[str, ...] = ()
     beside: str = ""
 
 
-def comments_of(text: str, prefix: Path = ()) -> dict[Path, Comment]:
-    """The comments of a file whose keys are below `prefix`; what the file begins with is about `prefix` itself."""
+def read_comments(text: str, prefix: Path = ()) -> dict[Path, Comment]:
+    """Return the comments of a file whose keys are below `prefix`; the header of the file describes `prefix` itself."""
     lines = text.splitlines()
     root = yaml.compose(text, Loader=LOADER)
-    found = dict(_walk(root, prefix, lines)) if isinstance(root, yaml.MappingNode) else {}
+    comments = dict(_walk(root, prefix, lines)) if isinstance(root, yaml.MappingNode) else {}
     header = list(takewhile(lambda line: line.startswith("#"), lines))
     about_file = Comment(tuple(match[1] for line in header if (match := _ABOVE.fullmatch(line))))
-    if found and root and root.start_mark.line == len(header):
-        first = next(iter(found))
-        found[first] = Comment((), found[first].beside)
-    return {prefix: about_file} | found
+    if comments and root and root.start_mark.line == len(header):
+        first = next(iter(comments))
+        comments[first] = Comment((), comments[first].beside)
+    return {prefix: about_file} | comments
 
 
 def _walk(node: yaml.MappingNode, prefix: Path, lines: list[str]) -> Iterator[tuple[Path, Comment]]:
@@ -50,15 +50,15 @@ def _walk(node: yaml.MappingNode, prefix: Path, lines: list[str]) -> Iterator[tu
 
 
 def _above(lines: list[str], line: int) -> tuple[str, ...]:
-    found: list[str] = []
+    comment: list[str] = []
     while line and (match := _ABOVE.fullmatch(lines[line - 1])):
-        found.insert(0, match[1])
+        comment.insert(0, match[1])
         line -= 1
-    return tuple(found)
+    return tuple(comment)
 
 
-def lay_over(below: Mapping[Path, Comment], over: Mapping[Path, Comment]) -> dict[Path, Comment]:
-    """The comments of a file on top of those of what it inherits, which stay where it says nothing."""
+def merge_comments(below: Mapping[Path, Comment], over: Mapping[Path, Comment]) -> dict[Path, Comment]:
+    """Merge the comments of a file over those of its parents, which stay if the file has none for a key."""
     silent = Comment()
     return {
         path: Comment(

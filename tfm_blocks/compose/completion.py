@@ -1,5 +1,6 @@
-"""What a shell may offer after a part of an override: groups, their options, keys, and names that a key of a model may
-have. Files are read as plain YAML.
+"""Shell completion of overrides: groups, their options, keys, and names for keys of a model.
+
+Files are read as plain YAML.
 """
 
 from __future__ import annotations
@@ -13,36 +14,36 @@ from tfm_blocks.compose.folders import (
     GLOBAL_GROUPS,
     config_folders,
     group_files,
-    options,
-    options_in,
+    list_options,
     read_yaml,
     root_keys,
+    split_choice,
 )
-from tfm_blocks.compose.model_keys import model_keys, names_for
-from tfm_blocks.language.chain import merged, model_chain
+from tfm_blocks.compose.model_keys import list_model_keys, list_names
+from tfm_blocks.language.chain import merge_chain, read_model_chain
 
 
-def complete_override(prefix: str, overrides: Sequence[str], own: Path | None) -> list[str]:
-    """Whole words that begin with `prefix`; `overrides` stand elsewhere on the line, `own` is that of --config-dir."""
-    folders = config_folders(own)
+def complete_override(prefix: str, overrides: Sequence[str], config_dir: Path | None) -> list[str]:
+    """Return the completions of `prefix`; `overrides` are the other words of the command line."""
+    folders = config_folders(config_dir)
     name, equals, value = prefix.partition("=")
     if not equals:
         return _keys(prefix, overrides, folders)
     done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # of a sweep a,b or a list [a,b]
-    known = [*options(name, folders), *(["null"] if name in GLOBAL_GROUPS else [])]
-    known = known or names_for(name, _model(overrides, folders))
-    return [f"{name}={done}{one}" for one in known if one.startswith(value.removeprefix(done))]
+    known = [*list_options(name, folders), *(["null"] if name in GLOBAL_GROUPS else [])]
+    known = known or list_names(name, _model(overrides, folders))
+    return [f"{name}={done}{option}" for option in known if option.startswith(value.removeprefix(done))]
 
 
-def complete_model(prefix: str, own: Path | None) -> list[str]:
-    """Names of models."""
-    return [name for name in options("model", config_folders(own)) if name.startswith(prefix)]
+def complete_model(prefix: str, config_dir: Path | None) -> list[str]:
+    """Return the names of models that begin with `prefix`."""
+    return [name for name in list_options("model", config_folders(config_dir)) if name.startswith(prefix)]
 
 
 def _keys(prefix: str, overrides: Sequence[str], folders: list[Path]) -> list[str]:
-    """Keys up to their next dot, or whole where they have only one beginning."""
+    """Return keys up to their next dot, or whole keys if they share one beginning."""
     if prefix.startswith("model."):
-        return _up_to_dots(prefix, model_keys(_model(overrides, folders)))
+        return _up_to_dots(prefix, list_model_keys(_model(overrides, folders)))
     groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - {"dashboard"}
     return _up_to_dots(prefix, {*_addresses(_config(overrides, folders)), *groups})
 
@@ -56,7 +57,7 @@ def _up_to_dots(prefix: str, written: Iterable[str]) -> list[str]:
 
 
 def _config(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
-    """The keys of a run with these choices, as far as its files name them."""
+    """Return the keys of a run with these choices, as listed in its files."""
     config = read_yaml(CONF / "train.yaml")
     chosen = _chosen(config.pop("defaults"), overrides)
     config.pop("hydra")
@@ -74,14 +75,14 @@ def _config(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
 
 
 def _model(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
-    """The files of the chosen model on top of each other; of several models the first's."""
+    """Merge the files of the chosen model; of several models, the first."""
     choice = _chosen(read_yaml(CONF / "train.yaml")["defaults"], overrides)["model"]
-    name = options_in(choice.partition(",")[0] if not choice.startswith("[") else choice)[0]
-    return merged(model_chain(name, [folder / "model" for folder in folders], root_keys()))
+    name = split_choice(choice.partition(",")[0] if not choice.startswith("[") else choice)[0]
+    return merge_chain(read_model_chain(name, [folder / "model" for folder in folders], root_keys()))
 
 
 def _chosen(defaults: Iterable[Any], overrides: Sequence[str]) -> dict[str, str]:
-    """What train.yaml, or else an override, chooses of each group."""
+    """Return the option of each group, from an override or else from train.yaml."""
     pairs = [pair for entry in defaults if isinstance(entry, dict) for pair in entry.items()]
     chosen = {group: str(choice) for group, choice in pairs if not group.startswith("override")}
     return chosen | {name: value for name, _, value in (text.partition("=") for text in overrides) if name in chosen}

@@ -1,4 +1,4 @@
-"""The folders with groups of settings: conf/, and the one that --config-dir names."""
+"""The folders with config groups: conf/ and the folder of --config-dir."""
 
 from __future__ import annotations
 
@@ -9,33 +9,42 @@ from typing import Any, cast
 import yaml
 
 from tfm_blocks.errors import ConfigError, Place, Problem
-from tfm_blocks.language.files import HEADER, shown_path, yaml_help
+from tfm_blocks.language.files import HEADER, display_path, suggest_yaml_fix
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
-OF_A_SWEEP = frozenset({"sweep", "launcher"})  # groups that say how and where jobs are run, and nothing of a run
+OF_A_SWEEP = frozenset({"sweep", "launcher"})  # groups that define how and where jobs run, and do not affect a run
 PACKAGE = Path(__file__).parent.parent
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 
-def config_folders(own: Path | None) -> list[Path]:
-    """conf/, then `own`. Raises ConfigError where `own` is no folder, or has a file that one of ours would hide."""
-    if own is None or own.resolve() == CONF.resolve():
+def config_folders(config_dir: Path | None) -> list[Path]:
+    """Return conf/ and `config_dir`. Raises ConfigError if it is not a folder, or if conf/ would hide its files."""
+    if config_dir is None or config_dir.resolve() == CONF.resolve():
         return [CONF]
-    if not own.is_dir():
-        raise ConfigError(Problem("--config-dir", f"there is no folder {own}", help="name one with a model/ in it"))
-    taken = sorted(path for path in [*own.glob("*.yaml"), *own.glob("*/*.yaml")] if _is_ours(path.relative_to(own)))
+    if not config_dir.is_dir():
+        raise ConfigError(
+            Problem("--config-dir", f"there is no folder {config_dir}", help="name a folder that contains model/")
+        )
+    taken = sorted(
+        path
+        for path in [*config_dir.glob("*.yaml"), *config_dir.glob("*/*.yaml")]
+        if _is_ours(path.relative_to(config_dir))
+    )
     if taken:
-        rule = "has the name of one of ours, and {} would be read instead"
+        rule = "has the name of a built-in file, and {} would be read instead"
         help = "give it another name"
         raise ConfigError(
             [
                 Problem(
-                    "--config-dir", rule.format(f"conf/{path.relative_to(own)}"), Place(shown_path(path)), help=help
+                    "--config-dir",
+                    rule.format(f"conf/{path.relative_to(config_dir)}"),
+                    Place(display_path(path)),
+                    help=help,
                 )
                 for path in taken
             ]
         )
-    return [CONF, own]
+    return [CONF, config_dir]
 
 
 def _is_ours(path: Path) -> bool:
@@ -43,30 +52,30 @@ def _is_ours(path: Path) -> bool:
 
 
 def root_keys() -> set[str]:
-    """The keys of train.yaml and its groups, which no knob of a model may take."""
+    """Return the keys of train.yaml and its groups, which no knob of a model may use."""
     groups = {folder.name for folder in CONF.iterdir() if folder.is_dir()} - {"model"}
     return groups | set(read_yaml(CONF / "train.yaml")) - {"defaults"}
 
 
-def options(group: str, folders: list[Path]) -> dict[str, Path]:
-    """The files of a group by name."""
+def list_options(group: str, folders: list[Path]) -> dict[str, Path]:
+    """Return the files of a group by name."""
     return {path.stem: path for folder in folders for path in sorted((folder / group).glob("*.yaml"))}
 
 
 def merge_order(groups: Iterable[str]) -> list[str]:
-    """As their files are laid over each other: debug last, the experiment before it."""
+    """Sort groups in merge order: debug last, the experiment before it."""
     return sorted(groups, key=lambda group: (group == "debug", group in GLOBAL_GROUPS, group))
 
 
-def options_in(choice: str) -> list[str]:
-    """The options of one choice: of `[csv,wandb]` both."""
+def split_choice(choice: str) -> list[str]:
+    """Return the options of a choice, such as both of `[csv,wandb]`."""
     return [part.strip(" \"'") for part in choice.removeprefix("[").removesuffix("]").split(",")]
 
 
 def group_files(group: str, choice: str | None, folders: list[Path]) -> list[Path]:
-    """The files of the options, each after those that it inherits; none where the group is one of Hydra's own."""
-    known = options(group, folders)
-    names = options_in(choice) if choice else []
+    """Return the files of the options, each after its parents; [] for Hydra's own groups."""
+    known = list_options(group, folders)
+    names = split_choice(choice) if choice else []
     return [file for name in names if name in known for file in _inherited(group, known[name], folders)]
 
 
@@ -76,43 +85,43 @@ def _inherited(group: str, path: Path, folders: list[Path]) -> list[Path]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A file of settings as a plain mapping. Raises ConfigError where it is none."""
+    """Read a config file as a plain mapping. Raises ConfigError if it is not a mapping."""
     try:
         text = path.read_text("utf-8")
         mapping = yaml.safe_load(text) or {}
     except UnicodeDecodeError:
         raise ConfigError(
-            Problem(path.stem, "is not UTF-8 text", Place(shown_path(path)), help="save it as UTF-8")
+            Problem(path.stem, "is not UTF-8 text", Place(display_path(path)), help="save it as UTF-8")
         ) from None
-    except ValueError as error:  # more digits than Python reads, a date that is none
+    except ValueError as error:  # an integer with too many digits, or an invalid date
         rule = f"has a value that cannot be read: {error}"
-        raise ConfigError(Problem(path.stem, rule, Place(shown_path(path)), help="write a smaller one")) from None
+        raise ConfigError(Problem(path.stem, rule, Place(display_path(path)), help="write a smaller value")) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else None
         rule = f"is not YAML: {getattr(error, 'problem', error)}"
-        place, help = Place(shown_path(path), line), yaml_help(text, line or 0)
+        place, help = Place(display_path(path), line), suggest_yaml_fix(text, line or 0)
         raise ConfigError(Problem(path.stem, rule, place, help=help)) from None
     if not isinstance(mapping, dict):
         raise ConfigError(
-            Problem(path.stem, "must be a mapping of settings", Place(shown_path(path)), help="write key: value")
+            Problem(path.stem, "must be a mapping of settings", Place(display_path(path)), help="write key: value")
         )
     defaults = mapping.get("defaults", [])
     if not isinstance(defaults, list) or not all(isinstance(entry, (str, dict)) for entry in defaults):
-        rule = "must be a list of names and of group: name"
+        rule = "must be a list of entries NAME or GROUP: NAME"
         raise ConfigError(
-            Problem("defaults", rule, Place(shown_path(path)), help="defaults: [{override /model: base}]")
+            Problem("defaults", rule, Place(display_path(path)), help="defaults: [{override /model: base}]")
         )
     return cast(dict[str, Any], mapping)
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """A file of a group of EVERYWHERE. Raises ConfigError where it could not set what it says."""
+    """Read a file of a group of GLOBAL_GROUPS. Raises ConfigError if its settings would have no effect."""
     mapping = read_yaml(path)
     if HEADER not in path.read_text("utf-8")[:512].splitlines():
-        rule = f"lacks its first line, so that what it sets would go below the key {path.parent.name}"
-        raise ConfigError(Problem(path.stem, rule, Place(shown_path(path)), help=f"begin the file with {HEADER}"))
+        rule = f"lacks the required first line, so its settings would go below the key {path.parent.name}"
+        raise ConfigError(Problem(path.stem, rule, Place(display_path(path)), help=f"begin the file with {HEADER}"))
     if "hydra" in mapping:
-        rule = "sets hydra, but an experiment says what a run is, not how it is started"
-        raise ConfigError(Problem(path.stem, rule, Place(shown_path(path)), help="write hydra.… on the command line"))
+        rule = "sets hydra, but an experiment defines a run, not how it is started"
+        raise ConfigError(Problem(path.stem, rule, Place(display_path(path)), help="write hydra.… on the command line"))
     return mapping

@@ -1,5 +1,5 @@
-"""What `python train.py --help` prints: options, groups, and every key with its value and its comment in conf/."""
-# Not Hydra's own help, which copies its store of configs once for each of its groups: longer than all else together.
+"""The text of `python train.py --help`: options, groups, and every key with its value and its comment in conf/."""
+# Hydra's own help is not used: it copies its config store once per group, which takes longer than all other steps.
 
 from __future__ import annotations
 
@@ -11,37 +11,45 @@ from typing import Any, cast
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from tfm_blocks.compose.command_line import composed, prepare_arguments, split_arguments
-from tfm_blocks.compose.comments import Comment, comments_of, lay_over
-from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, config_folders, group_files, merge_order, options, root_keys
+from tfm_blocks.compose.command_line import compose_config, prepare_arguments, split_arguments
+from tfm_blocks.compose.comments import Comment, merge_comments, read_comments
+from tfm_blocks.compose.folders import (
+    CONF,
+    GLOBAL_GROUPS,
+    config_folders,
+    group_files,
+    list_options,
+    merge_order,
+    root_keys,
+)
 from tfm_blocks.compose.overrides import first_of_sweep, parse_overrides
 from tfm_blocks.errors import LONGEST_VALUE, cut
-from tfm_blocks.language.chain import model_chain
-from tfm_blocks.language.files import shown_path
+from tfm_blocks.language.chain import read_model_chain
+from tfm_blocks.language.files import display_path
 
-COLUMN = 30  # where comments begin, at least
+COLUMN = 30  # the first column of comments, at least
 HELP = frozenset({"--help", "-h"})
 TEXT = """\
-Trains a Transformer that YAML describes, and keeps it in a folder under runs/.
+Train a Transformer that is defined in YAML, and save it in a folder under runs/.
 
   {program} [GROUP=NAME]... [KEY=VALUE]...
   {program} model=base heads=8 layers=6
-  {program} -m heads=2,4,8    one run for each of them
+  {program} -m heads=2,4,8    one run per value
 
 Options
-  -m, --multirun      sweep: train a run for each combination of values given as a,b,c
-  -cd, --config-dir   a folder with files of your own: FOLDER/model/mine.yaml is model=mine
+  -m, --multirun      sweep: train a run for each combination of values written as a,b,c
+  -cd, --config-dir   a folder with your own config files: FOLDER/model/mine.yaml is model=mine
   -c, --cfg job       print the config of the run instead of training it
-  --resolve           with --cfg: values in place of ${{...}}
-  -h, --help          this text, with what the rest of the command line makes of the config
-  -i, --info WHAT     how Hydra gets there: all, config, defaults, defaults-tree, plugins or searchpath
-  --hydra-help        Hydra's further options
-  --version           the version of tfm-blocks
+  --resolve           with --cfg: print values in place of ${{...}}
+  -h, --help          print this text, with the config of the rest of the command line
+  -i, --info WHAT     print how Hydra composes it: all, config, defaults, defaults-tree, plugins or searchpath
+  --hydra-help        print Hydra's other options
+  --version           print the version of tfm-blocks
 
 Groups
 {groups}
 
-Made of, in this order
+Files, in merge order
 {files}
 
 Keys
@@ -49,22 +57,22 @@ Keys
 
 
 def help_text(arguments: Sequence[str], program: str) -> str:
-    """The options, every group with its names, and every key with the value that the command line gives it.
+    """Return the help text: options, groups with their names, and keys with the values of this command line.
 
-    Raises ConfigError for a command line that could not be trained.
+    Raises ConfigError for an invalid command line.
     """
     left = [argument for argument in arguments if argument not in HELP]
-    own = split_arguments(left).own
+    config_dir = split_arguments(left).config_dir
     overrides = parse_overrides(split_arguments(prepare_arguments(left)).texts)
-    folders = config_folders(own)
-    first = [first_of_sweep(one, list(options(one.key_or_group, folders))) for one in overrides]
-    config = composed(first, own, hydra=True)
+    folders = config_folders(config_dir)
+    first = [first_of_sweep(override, list(list_options(override.key_or_group, folders))) for override in overrides]
+    config = compose_config(first, config_dir, hydra=True)
     names = sorted({path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - {"dashboard"})
-    known = {name: sorted(options(name, folders)) for name in names}
-    groups = [f"  {name}: {', '.join(found)}" for name, found in known.items() if found]
+    known = {name: sorted(list_options(name, folders)) for name in names}
+    groups = [f"  {name}: {', '.join(choices)}" for name, choices in known.items() if choices]
     comments = _comments(config.hydra.runtime.choices, folders)
     keys = {key: value for key, value in _plain(config).items() if key != "hydra"}
-    files = [f"  {shown_path(path)}" for path, _ in _files(config.hydra.runtime.choices, folders)]
+    files = [f"  {display_path(path)}" for path, _ in _files(config.hydra.runtime.choices, folders)]
     return TEXT.format(
         program=program,
         groups="\n".join(groups),
@@ -74,18 +82,18 @@ def help_text(arguments: Sequence[str], program: str) -> str:
 
 
 def _comments(choices: Mapping[str, str], folders: list[Path]) -> dict[tuple[str, ...], Comment]:
-    """Those of train.yaml, the model's chain, the groups and the experiment; what comes later goes on top."""
-    found: dict[tuple[str, ...], Comment] = {}
+    """Merge the comments of train.yaml, the model's chain, the groups and the experiment; later files override."""
+    merged: dict[tuple[str, ...], Comment] = {}
     for path, group in _files(choices, folders):
-        comments = comments_of(path.read_text("utf-8"), (group,) if group and group != "model" else ())
-        found = lay_over(found, comments | ({("model",): comments[()]} if group == "model" else {}))
-    return found
+        comments = read_comments(path.read_text("utf-8"), (group,) if group and group != "model" else ())
+        merged = merge_comments(merged, comments | ({("model",): comments[()]} if group == "model" else {}))
+    return merged
 
 
 def _files(choices: Mapping[str, str], folders: list[Path]) -> Iterator[tuple[Path, str]]:
-    """Those that the config is made of, and the group below whose key each sets something; \"\" for all keys."""
+    """Yield the files of the config in merge order, each with the group below whose key it sets values, or \"\"."""
     yield CONF / "train.yaml", ""
-    for file in model_chain(choices["model"], [folder / "model" for folder in folders], root_keys()):
+    for file in read_model_chain(choices["model"], [folder / "model" for folder in folders], root_keys()):
         yield Path(file.shown), "model"
     for group in merge_order(choices.keys() - {"model"}):
         for path in group_files(group, choices[group], folders):
@@ -101,23 +109,23 @@ def _lines(
 ) -> Iterator[str]:
     indent = "  " * (len(path) + 1)
     for name, value in mapping.items():
-        here = (*path, str(name))
-        comment = comments.get(here, Comment())
+        key_path = (*path, str(name))
+        comment = comments.get(key_path, Comment())
         yield from (f"{indent}# {line}" for line in comment.above)
-        spread = isinstance(value, dict) and _is_spread(value, here, comments)
+        spread = isinstance(value, dict) and _is_spread(value, key_path, comments)
         text = f"{indent}{name}:" + ("" if spread else f" {cut(flow(value))}")
         yield f"{text:<{COLUMN}}   # {comment.beside}" if comment.beside else text
         if spread:
-            yield from _lines(value, here, comments)
+            yield from _lines(value, key_path, comments)
 
 
 def _is_spread(mapping: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[tuple[str, ...], Comment]) -> bool:
-    """On lines of its own: a mapping whose keys have comments, or that is too long for one line."""
+    """Return True for a mapping to print over several lines: it has comments or is too long for one line."""
     commented = any(comments.get((*path, str(name)), Comment()) != Comment() for name in mapping)
     return bool(mapping) and (len(path) == 1 or commented or len(flow(mapping)) > LONGEST_VALUE)
 
 
 def flow(value: Any) -> str:
-    """The value as YAML on one line."""
+    """Format a value as YAML on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=sys.maxsize)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -1,4 +1,4 @@
-"""The checked config of a sweep's job in a file, which the process of the job reads instead of composing it again."""
+"""Write and read the checked config of a sweep's job, so that the job's process does not compose it again."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def job_record(composed: Composed, changes: Mapping[str, Any], command: Sequence
     """Return the content of a job file as plain data.
 
     Args:
-        composed: the config as it was checked.
-        changes: root keys that the sweep sets, such as `name`.
-        command: the command line that trains the same run by itself.
+        composed: The checked config.
+        changes: Root keys that the sweep sets, such as `name`.
+        command: The command line that trains the same run without the sweep.
     """
     raw = cast(dict[str, Any], OmegaConf.to_container(composed.raw, resolve=False))
     return {
@@ -38,7 +38,7 @@ def job_record(composed: Composed, changes: Mapping[str, Any], command: Sequence
 
 
 def read_job(path: Path) -> tuple[Composed, list[str]]:
-    """Return the config of a job and its command line. The file was written by the sweep that started this process."""
+    """Read the config of a job and its command line from the file written by the sweep."""
     record = json.loads(path.read_text("utf-8"))
     composed = resolve(OmegaConf.create(record["config"]), _read_sources(record["sources"]), ())
     return replace(composed, choices=record["choices"]), record["command"]

@@ -1,4 +1,4 @@
-"""A model alone, without the rest of a run."""
+"""Compose a model without the rest of a run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tfm_blocks.compose.folders import config_folders, root_keys
-from tfm_blocks.compose.overrides import parse_overrides, reason_of, refuse_sweeps
+from tfm_blocks.compose.overrides import error_reason, parse_overrides, refuse_sweeps
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, suggest
-from tfm_blocks.language.chain import model_chain
+from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.sources import Sources
 
 
 def compose_model(model: str, overrides: Sequence[str] = (), conf: Path | None = None) -> Composed:
-    """A name under conf/model/ or a path to a YAML file, with `heads=8` or `model.add_norm=pre` on top.
+    """Compose a model with overrides such as `heads=8` or `model.add_norm=pre`.
 
-    `conf` is a further folder with a `model/` in it. Raises ConfigError.
+    `model` is a name under conf/model/ or a path to a YAML file. `conf` is another folder with a subfolder `model/`.
+    Raises ConfigError.
     """
-    chain = model_chain(model, [folder / "model" for folder in config_folders(conf)], root_keys())
+    chain = read_model_chain(model, [folder / "model" for folder in config_folders(conf)], root_keys())
     files = [{key: value for key, value in file.mapping.items() if key != "defaults"} for file in chain]
     merged = cast(DictConfig, OmegaConf.merge(*files))
     parsed = parse_overrides(overrides)
@@ -47,4 +48,6 @@ def _apply(override: Override, merged: DictConfig, sources: Sources) -> None:
     try:
         OmegaConf.update(merged, override.key_or_group, override.value(), merge=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(sources.problem(path, reason_of(error), help="write what the file has there")) from None
+        raise ConfigError(
+            sources.problem(path, error_reason(error), help="use the type of value that the file has")
+        ) from None

@@ -1,6 +1,6 @@
-"""What a shell may offer below `model`: keys of the chosen model, and names where a block or another name is expected.
+"""Shell completion below `model`: keys of the chosen model, and names of blocks and options.
 
-All of it stands in conf/model.schema.json, which a test holds to the registry; the blocks themselves import torch.
+The source is conf/model.schema.json, because importing the blocks would import torch.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from typing import Any, cast
 
 from tfm_blocks.compose.folders import CONF
 
-BLOCK = "block_"  # begins the name of a block's definition
+BLOCK = "block_"  # prefix of the definitions of blocks
 JsonSchema = dict[str, Any]
 
 
 def read_definitions() -> JsonSchema:
-    """Those of the schema, by name."""
+    """Return the definitions of the schema, by name."""
     return cast(JsonSchema, json.loads((CONF / "model.schema.json").read_text("utf-8"))["$defs"])
 
 
 def list_blocks() -> list[str]:
-    """All blocks but those of plug-ins, which would have to be imported."""
+    """Return all blocks except those of plug-ins, which would have to be imported."""
     return [name.removeprefix(BLOCK) for name in read_definitions() if name.startswith(BLOCK)]
 
 
-def names_for(key: str, config: Mapping[str, Any]) -> list[str]:
-    """The names that a key below `model` may have, or a knob that such a key reads; none where it takes none.
+def list_names(key: str, config: Mapping[str, Any]) -> list[str]:
+    """Return the names that are valid for a key below `model`, or for a knob that such a key reads.
 
     `config` has the knobs of the chosen model, and its key `model`.
     """
     definitions = read_definitions()
     path = key.split(".")
     paths = [path] if path[0] == "model" else _readers(f"${{{key}}}", config.get("model"), ["model"])
-    found = (name for one in paths for name in _names(_place(one, config, definitions), definitions))
-    return list(dict.fromkeys(found))
+    names = (name for parts in paths for name in _names(_schema_at(parts, config, definitions), definitions))
+    return list(dict.fromkeys(names))
 
 
-def model_keys(config: Mapping[str, Any]) -> list[str]:
-    """The keys of the chosen model, those too that its blocks have and its files leave out."""
+def list_model_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the chosen model, including keys of its blocks that its files do not set."""
     definitions = read_definitions()
     model = config.get("model")
     of_blocks = {name for block in _blocks(model) for name in _properties(block, definitions)}
@@ -47,20 +47,20 @@ def model_keys(config: Mapping[str, Any]) -> list[str]:
 
 
 def _readers(text: str, value: Any, path: list[str]) -> list[list[str]]:
-    """The paths at which this text stands."""
+    """Return the paths of the values that equal `text`."""
     if isinstance(value, dict):
-        return [one for key, inner in value.items() for one in _readers(text, inner, [*path, str(key)])]
+        return [reader for key, inner in value.items() for reader in _readers(text, inner, [*path, str(key)])]
     return [path] if value == text else []
 
 
-def _place(path: Sequence[str], config: Mapping[str, Any], definitions: JsonSchema) -> JsonSchema:
-    """The schema of what stands at a path of a model; empty where there is none."""
+def _schema_at(path: Sequence[str], config: Mapping[str, Any], definitions: JsonSchema) -> JsonSchema:
+    """Return the schema of the value at a path of a model, or {}."""
     *around, name = path
     node = definitions["node"]
     if name == "block":
-        part = {} if _is_node(around) else _place(around, config, definitions)
+        part = {} if _is_node(around) else _schema_at(around, config, definitions)
         return part if any(_names(part, definitions)) else cast(JsonSchema, node["properties"]["block"])
-    known = _properties(_at(around, config).get("block"), definitions)
+    known = _properties(_mapping_at(around, config).get("block"), definitions)
     if not known and around and around[-1] in ("model", "args"):
         known = definitions[around[-1]]["properties"]
     any_block = node["allOf"][-1]["then"]["properties"]  # the keys of a node whose block is not known
@@ -68,13 +68,13 @@ def _place(path: Sequence[str], config: Mapping[str, Any], definitions: JsonSche
 
 
 def _is_node(path: Sequence[str]) -> bool:
-    """Whether the path is that of a node, and not of an argument with a block of its own, as `position`."""
+    """Return True for the path of a node, and False for an argument that names a block, such as `position`."""
     around = path[-2] if len(path) > 1 else ""
     return around in ("graph", "layer", "parallel") or around.lstrip("-").isdigit()
 
 
-def _at(path: Sequence[str], value: Any) -> dict[str, Any]:
-    """The mapping at a path; empty where there is none."""
+def _mapping_at(path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return the mapping at a path, or {}."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
@@ -83,17 +83,17 @@ def _at(path: Sequence[str], value: Any) -> dict[str, Any]:
 def _names(schema: JsonSchema, definitions: JsonSchema) -> Iterator[str]:
     if "$ref" in schema:
         yield from _names(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    yield from (one for one in schema.get("enum", ()) if isinstance(one, str))
-    for one in schema.get("anyOf", ()):
-        yield from _names(one, definitions)
+    yield from (option for option in schema.get("enum", ()) if isinstance(option, str))
+    for member in schema.get("anyOf", ()):
+        yield from _names(member, definitions)
 
 
 def _blocks(value: Any) -> set[str]:
-    """Those that are named somewhere in a model."""
+    """Return the names of the blocks in a model."""
     if not isinstance(value, dict):
         return set()
     named = value.get("block")
-    inner = (one for part in value.values() for one in _blocks(part))
+    inner = (name for part in value.values() for name in _blocks(part))
     return {*inner, *([named] if isinstance(named, str) else [])}
 
 
@@ -102,15 +102,15 @@ def _properties(block: object, definitions: JsonSchema) -> JsonSchema:
 
 
 def _keys(value: Any, path: str, shared: set[str], definitions: JsonSchema) -> Iterator[str]:
-    """Below a path; `shared` are the keys of `args`."""
-    if value is None:  # what a child has removed
+    """Yield the keys below a path; `shared` are the keys of `args`."""
+    if value is None:  # removed by a child file
         return
     if not isinstance(value, dict) or not value:
         yield path
         return
     *_, last = path.split(".")
-    own = {"model": set(definitions["model"]["properties"]), "args": shared}.get(last, set())
-    added = (own | set(_properties(value.get("block"), definitions))) - set(value)
+    fixed = {"model": set(definitions["model"]["properties"]), "args": shared}.get(last, set())
+    added = (fixed | set(_properties(value.get("block"), definitions))) - set(value)
     yield from (f"{path}.{name}" for name in sorted(added))
     for name, inner in value.items():
         yield from _keys(inner, f"{path}.{name}", shared, definitions)

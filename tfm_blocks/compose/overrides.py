@@ -1,4 +1,4 @@
-"""Overrides as they are typed: `heads=8`, `model.add_norm=pre`, in Hydra's grammar."""
+"""Parse overrides such as `heads=8` and `model.add_norm=pre` in Hydra's grammar."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ LONGEST_KEY = 200
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """A value that is not in the grammar is text: `d_ff=2*(d_model+1)`, `data.dir=/my texts`.
+    """Parse overrides. A value outside the grammar is text: `d_ff=2*(d_model+1)`, `data.dir=/my texts`.
 
-    Raises ConfigError with one problem for each text that is no override even so, for each key that is set twice, and
-    for each range or interval that has no numbers.
+    Raises ConfigError with a problem for each invalid override, duplicate key, and empty range or interval.
     """
     overrides: dict[str, Override] = {}
     problems = []
@@ -30,8 +29,8 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
         key = override.get_key_element().lstrip("+~") if override else text.partition("=")[0]
         if override is None:
             help = "write key=value, or key=a,b with -m"
-            problems.append(Problem(key or text, f"is no override: {cut(text)}", help=help))
-        elif len(key) > LONGEST_KEY:  # Hydra looks for a folder of that name
+            problems.append(Problem(key or text, f"is not an override: {cut(text)}", help=help))
+        elif len(key) > LONGEST_KEY:  # Hydra looks for a folder with that name
             problems.append(
                 Problem(cut(key), f"has more than {LONGEST_KEY} characters", help="write a key of the config")
             )
@@ -54,42 +53,42 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
 def _parse(text: str) -> Override | None:
     try:
         return OverridesParser.create().parse_override(text)
-    except (HydraException, ValueError, RecursionError):  # ValueError: an integer of more digits than Python reads
+    except (HydraException, ValueError, RecursionError):  # ValueError: an integer with too many digits
         return None
 
 
 def _is_endless(override: Override) -> bool:
-    """Has an integer that no message and no file could hold; as text, where Python does not read so many digits."""
+    """Return True if an integer is too long for messages and files; checked as text, since Python limits digits."""
     return bool(re.search(rf"\d{{{LONGEST_INTEGER + 1}}}", override.input_line or ""))
 
 
 def _wrong_numbers(value: object) -> tuple[str, str] | None:
-    """The rule that a range or an interval breaks, and a way out; None where a value is neither, or is fine."""
+    """Return the rule that a range or an interval breaks, and a fix; None for valid and for other values."""
     if not isinstance(value, Sweep):
         return None
     if value.tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
-        return "has a tag, and there is none but log, of an interval", "write tag(log,interval(LOW,HIGH)), or no tag"
+        return "has an unknown tag: the only one is log, on an interval", "write tag(log,interval(LOW,HIGH)), or no tag"
     if isinstance(value, IntervalSweep):
         return _wrong_interval(value)
     if isinstance(value, RangeSweep) and not _has_numbers(value):
-        return "names no number", "write range(LOW,HIGH), of which HIGH is not one, with a STEP above 0"
+        return "is an empty range", "write range(LOW,HIGH), which excludes HIGH, with a STEP above 0"
     return None
 
 
 def _wrong_interval(interval: IntervalSweep) -> tuple[str, str] | None:
     low, high = float(interval.start or 0), float(interval.end or 0)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        return "must lie between a number and a higher one", "write interval(LOW,HIGH), or one value"
+        return "must have a lower bound below its upper bound", "write interval(LOW,HIGH), or one value"
     if "log" in interval.tags and low <= 0:
         return (
-            "counts orders of magnitude, which only numbers above 0 have",
+            "has a log scale, which needs numbers above 0",
             "write a LOW above 0, such as 1e-4, or leave out tag(log,…)",
         )
     return None
 
 
-def _has_numbers(found: RangeSweep) -> bool:
-    return bool(found.step) and ((found.stop or 0) - (found.start or 0)) * found.step > 0
+def _has_numbers(sweep: RangeSweep) -> bool:
+    return bool(sweep.step) and ((sweep.stop or 0) - (sweep.start or 0)) * sweep.step > 0
 
 
 def _quoted(text: str) -> str:
@@ -98,32 +97,33 @@ def _quoted(text: str) -> str:
 
 
 def refuse_sweeps(overrides: Sequence[Override], help: str) -> None:
-    """Raises ConfigError where one names several values."""
-    found = [override for override in overrides if override.is_sweep_override()]
-    if found:
-        rule = "{} names several values"
-        raise ConfigError(
-            [Problem(one.key_or_group, rule.format(cut(one.input_line or "")), help=help) for one in found]
-        )
+    """Raise ConfigError for overrides with several values."""
+    problems = [
+        Problem(override.key_or_group, f"{cut(override.input_line or '')} has several values", help=help)
+        for override in overrides
+        if override.is_sweep_override()
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
-def reason_of(error: BaseException) -> str:
-    """What Hydra and OmegaConf say, without the lines on their own types."""
+def error_reason(error: BaseException) -> str:
+    """Return the message of a Hydra or OmegaConf error, without the lines about their types."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     kept = lines[:2] if lines[0].endswith(":") else lines[:1]
     if isinstance(error.__cause__, OmegaConfBaseException) and len(kept) == 1:
-        kept.append(reason_of(error.__cause__))
+        kept.append(error_reason(error.__cause__))
     reason = ": ".join(line.rstrip(":") for line in kept).replace(" ++model", " model")
     return reason.replace("Cannot merge DictConfig with ListConfig", "a list and a mapping cannot be merged")
 
 
-def values(override: Override, options: Sequence[str]) -> list[str]:
-    """What an override chooses of a group with these options; of a sweep, all its values. A list is one of them."""
+def list_choices(override: Override, options: Sequence[str]) -> list[str]:
+    """Return the choices of an override of a group with these options; a list such as [a,b] is a single choice."""
     value: object = override.value()
     if isinstance(value, Glob):
         return value.filter(list(options))
-    found = override.sweep_iterator() if override.is_sweep_override() else [value]
-    return [_choice(one) for one in found]
+    choices = override.sweep_iterator() if override.is_sweep_override() else [value]
+    return [_choice(choice) for choice in choices]
 
 
 def _choice(value: object) -> str:
@@ -133,7 +133,7 @@ def _choice(value: object) -> str:
 
 
 def first_of_sweep(override: Override, options: Sequence[str] = ()) -> str:
-    """The text of the override with the first of its values; `options` are those of its group."""
+    """Return the override with only the first of its values; `options` are the options of its group."""
     text = override.input_line or ""
     key = text.partition("=")[0]
     if override.is_interval_sweep():
@@ -141,5 +141,5 @@ def first_of_sweep(override: Override, options: Sequence[str] = ()) -> str:
     if not override.is_sweep_override():
         return text
     pattern = override.value()
-    found = pattern.filter(list(options)) if isinstance(pattern, Glob) else override.sweep_string_iterator()
-    return next((f"{key}={one}" for one in found), text)
+    choices = pattern.filter(list(options)) if isinstance(pattern, Glob) else override.sweep_string_iterator()
+    return next((f"{key}={choice}" for choice in choices), text)

@@ -1,4 +1,4 @@
-"""The config of one run that is requested from Python, without a trace in Hydra's global state."""
+"""Compose the config of a run from Python, and restore Hydra's global state."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
-from tfm_blocks.compose.command_line import composed, prepare_arguments, split_arguments
+from tfm_blocks.compose.command_line import compose_config, prepare_arguments, split_arguments
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.run import compose_resumed, compose_run, is_to_verify, resumed_run, task_overrides
+from tfm_blocks.compose.run import compose_resumed, compose_run, read_resume_folder, should_verify, task_overrides
 from tfm_blocks.errors import ConfigError, Problem, cut
 
 
 @dataclass(frozen=True)
 class Request:
-    """A config as Hydra composed it. `typed`: the words after `tfm train` that give the same run."""
+    """A config composed by Hydra. `typed`: the arguments of `tfm train` for the same run."""
 
     config: DictConfig
     typed: Sequence[str]
 
     @property
     def resumed(self) -> Path | None:
-        """The folder of the run to resume, if any. Raises ConfigError."""
-        return resumed_run(self.config)
+        """Return the folder of the run to resume, or None. Raises ConfigError."""
+        return read_resume_folder(self.config)
 
     def compose(self) -> Composed:
         """Return the config of a new run. Raises ConfigError."""
         return compose_run(self.config)
 
     def compose_resumed(self, recorded: Mapping[str, Any], where: str, text: str) -> Composed:
-        """Return the recorded config with the changes that a resume takes. Raises ConfigError."""
+        """Return the recorded config with the changes that resuming allows. Raises ConfigError."""
         return compose_resumed(self.config, recorded, where, text)
 
 
 @contextmanager
-def compose_request(overrides: Sequence[str], own: Path | None) -> Iterator[Request]:
-    """Compose `conf/`, the folder `own` and the overrides as `tfm train` does.
+def compose_request(overrides: Sequence[str], config_dir: Path | None) -> Iterator[Request]:
+    """Compose `conf/`, the folder `config_dir` and the overrides as `tfm train` does.
 
-    Hydra's settings are global, and exist only inside. Raises ConfigError.
+    Hydra's global settings exist only inside the context. Raises ConfigError.
     """
     _expect_overrides(overrides)
-    options = ["--config-dir", str(own.resolve())] if own else []
+    options = ["--config-dir", str(config_dir.resolve())] if config_dir else []
     texts = split_arguments(prepare_arguments([*options, *overrides])).texts
-    config: Any = composed(list(texts), own, hydra=True)
+    config: Any = compose_config(list(texts), config_dir, hydra=True)
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
     try:
         with open_dict(config):
             del config["hydra"]
-        if is_to_verify(config):
-            rule = "compares two trainings in place of a run"
+        if should_verify(config):
+            rule = "compares two trainings and is not available from Python"
             raise ConfigError(Problem("verify", rule, help="tfm train verify=resume …"))
         yield Request(config, [*options, *task_overrides()])
     finally:
@@ -64,5 +64,5 @@ def compose_request(overrides: Sequence[str], own: Path | None) -> Iterator[Requ
 def _expect_overrides(overrides: Sequence[str]) -> None:
     for text in overrides:
         if not isinstance(text, str) or text.startswith("-"):
-            rule = f"must be texts such as 'trainer.steps=20', but one is {cut(repr(text))}"
+            rule = f"must be strings such as 'trainer.steps=20', but has {cut(repr(text))}"
             raise ConfigError(Problem("overrides", rule, help="config_dir=… names a folder; sweeps need tfm train -m"))

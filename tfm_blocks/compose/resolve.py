@@ -1,4 +1,4 @@
-"""A merged config with every `${…}` filled in, as plain data, and what is wrong where that cannot be done."""
+"""Resolve every `${…}` of a merged config to plain data."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from tfm_blocks.compose.overrides import reason_of
+from tfm_blocks.compose.overrides import error_reason
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.files import ModelFile
-from tfm_blocks.language.sources import Sources, knobs_read
+from tfm_blocks.language.sources import Sources, find_knobs
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A resolved config: plain dicts, lists and scalars, and where each was written.
+    """A resolved config as plain dicts, lists and scalars, with the source location of each value.
 
-    `choices` is the option of each group that was chosen, as {"model": "base"}.
+    `choices` maps each group to the selected option, such as {"model": "base"}.
     """
 
     mapping: dict[str, Any]
@@ -30,7 +30,7 @@ class Composed:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The key `model`."""
+        """Return the value of the key `model`."""
         return cast(dict[str, Any], self.mapping.get("model") or {})
 
     def expect_vocab(self) -> None:
@@ -49,7 +49,7 @@ class Composed:
         return replace(resolve(raw, self.sources, self.chain), choices=self.choices)
 
     def with_values(self, values: Mapping[str, Any]) -> Composed:
-        """The same config with other values of these keys, such as `trainer.steps`."""
+        """Return the config with new values of these keys, such as `trainer.steps`."""
         raw = self.raw.copy()
         for key, value in values.items():
             OmegaConf.update(raw, key, value, merge=False, force_add=True)
@@ -57,20 +57,18 @@ class Composed:
 
 
 def chain_sources(chain: Sequence[ModelFile], overrides: Iterable[str]) -> Sources:
-    """The places of a model's chain, and the overrides, which have been parsed, by the path that they set."""
+    """Return the source locations of a model's chain, and the parsed overrides by the path that they set."""
     sources = Sources()
     for file in chain:
         sources.add_file(file.shown, file.text, chosen=file is chain[-1])
     for text in overrides:
         key = text.partition("=")[0]
-        sources.overrides[tuple(key.lstrip("+~").split("."))] = text.removeprefix(
-            "++"
-        )  # `prepare_arguments` has put it there
+        sources.overrides[tuple(key.lstrip("+~").split("."))] = text.removeprefix("++")  # added by `prepare_arguments`
     return sources
 
 
 def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) -> Composed:
-    """The config with every `${…}` filled in; ConfigError for one that leads nowhere, and for knobs without effect."""
+    """Resolve every `${…}`. Raises ConfigError for an unknown key in `${…}`, and for knobs without effect."""
     raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     _unread_knobs(raw, sources, chain)
     try:
@@ -79,11 +77,11 @@ def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) ->
         raise _leads_nowhere(error, raw, sources) from None
     except MissingMandatoryValue as error:
         path = tuple(str(error.full_key).split("."))
-        raise ConfigError(sources.problem(path, "must be given", help=f"write {error.full_key}=…")) from None
+        raise ConfigError(sources.problem(path, "must be set", help=f"write {error.full_key}=…")) from None
     except OmegaConfBaseException as error:
         path = tuple(str(getattr(error, "full_key", "") or "").split("."))
         raise ConfigError(
-            sources.problem(path, reason_of(error), help="write a value, or the name of a knob in ${…}")
+            sources.problem(path, error_reason(error), help="write a value, or the name of a knob in ${…}")
         ) from None
     return Composed(cast(dict[str, Any], mapping), sources, config, tuple(chain))
 
@@ -93,18 +91,18 @@ def _leads_nowhere(error: InterpolationKeyError, raw: dict[str, Any], sources: S
     written = sources.written.get(path)
     name = str(error.msg).split("'")[1] if "'" in str(error.msg) else str(error.msg)
     knobs = [key for key, value in raw.items() if not isinstance(value, (dict, list))]
-    rule = f"{cut(written.text) if written else 'its value'} leads nowhere: there is no key {shown(name)}"
+    rule = f"{cut(written.text) if written else 'its value'} cannot be resolved: there is no key {shown(name)}"
     return ConfigError(sources.problem(path, rule, help=suggest(name, knobs)))
 
 
 def _unread_knobs(raw: dict[str, Any], sources: Sources, chain: Sequence[ModelFile]) -> None:
-    """A knob that nothing reads would make a sweep that changes nothing."""
+    """Raise ConfigError for knobs that nothing reads, since sweeping over them would change nothing."""
     knobs = {key for file in chain for key in file.mapping if key not in ("defaults", "model")}
     rewired = any(path[0] == "model" for path in sources.overrides)
     unread = [
         key
-        for key in sorted(knobs - knobs_read(raw))
-        if (key,) in sources.overrides or (sources.set_here((key,)) and not rewired)
+        for key in sorted(knobs - find_knobs(raw))
+        if (key,) in sources.overrides or (sources.is_set_by_user((key,)) and not rewired)
     ]
     if unread:
         raise ConfigError(

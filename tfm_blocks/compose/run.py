@@ -1,4 +1,4 @@
-"""One run as Hydra composed it: `model=`, all groups, and the command line."""
+"""The config of a run as composed by Hydra from train.yaml, the groups and the command line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from tfm_blocks.compose.folders import GLOBAL_GROUPS, OF_A_SWEEP, group_files, merge_order, root_keys
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
-from tfm_blocks.language.chain import model_chain
-from tfm_blocks.language.files import ModelFile, shown_path
+from tfm_blocks.language.chain import read_model_chain
+from tfm_blocks.language.files import ModelFile, display_path
 from tfm_blocks.language.sources import Sources
 
 LONGEST_NAME = 100
-RESUME = "write resume=runs/NAME, the folder that training named"
+RESUME = "write resume=runs/NAME, the folder that training printed"
 RESUMABLE_KEYS = (
     "trainer.steps",
     "trainer.devices",
@@ -39,35 +39,35 @@ RESUMABLE_KEYS = (
     "callbacks.early_stopping.monitor",
     "callbacks.early_stopping.patience",
     "callbacks.early_stopping.min_delta",
-)  # none of them changes what a step does to the weights, but for rounding
+)  # none of them changes the weight updates, except for rounding
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
 
 def compose_run(config: DictConfig) -> Composed:
-    """The config of one run, and where each value of it was written. Raises ConfigError."""
+    """Return the config of a run with the source location of each value. Raises ConfigError."""
     hydra = HydraConfig.get()
     choices = {str(group): str(choice) for group, choice in hydra.runtime.choices.items() if choice}
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
-    chain = model_chain(choices["model"], [folder / "model" for folder in folders], root_keys())
+    chain = read_model_chain(choices["model"], [folder / "model" for folder in folders], root_keys())
     overrides = task_overrides()
     sources = chain_sources(chain, [text for text in overrides if text.partition("=")[0] not in choices])
     for group in merge_order(choices.keys() - {"model"}):
         _add_group(group, choices[group], folders, sources)
     _known_keys(config, sources, chain)
     config = _without_sweep(config, overrides, sources)
-    own = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
-    composed = replace(resolve(config, sources, chain), choices=own)
+    groups = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
+    composed = replace(resolve(config, sources, chain), choices=groups)
     composed.mapping["name"] = _name(composed, choices, overrides)
     return composed
 
 
 def _without_sweep(config: DictConfig, overrides: Sequence[str], sources: Sources) -> DictConfig:
-    """What a run is does not depend on how a sweep is run; only whose it is stays, as `sweep_name`."""
+    """Remove the groups of the sweep, which do not affect a run; its name is kept as `sweep_name`."""
     keys = [key for text in overrides if (key := text.partition("=")[0].lstrip("+")).split(".")[0] in OF_A_SWEEP]
-    alone = [key for key in keys if key != "sweep.name"]
-    if alone:
-        rule = "says how a sweep is run, and this is a single run"
-        raise ConfigError([Problem(key, rule, help="add -m, or leave it out") for key in alone])
+    refused = [key for key in keys if key != "sweep.name"]
+    if refused:
+        rule = "configures a sweep, but this is a single run"
+        raise ConfigError([Problem(key, rule, help="add -m, or leave it out") for key in refused])
     config, name = config.copy(), config.sweep.name
     with open_dict(config):
         for key in OF_A_SWEEP:
@@ -77,8 +77,8 @@ def _without_sweep(config: DictConfig, overrides: Sequence[str], sources: Source
     return config
 
 
-def resumed_run(config: DictConfig) -> Path | None:
-    """The run folder that `resume=` names, or None. Raises ConfigError."""
+def read_resume_folder(config: DictConfig) -> Path | None:
+    """Return the run folder of `resume=`, or None. Raises ConfigError."""
     if config.resume is None:
         return None
     if not isinstance(config.resume, str) or not config.resume:
@@ -86,8 +86,8 @@ def resumed_run(config: DictConfig) -> Path | None:
     return Path(config.resume)
 
 
-def is_to_verify(config: DictConfig) -> bool:
-    """Whether `verify=resume` asks for a proof and not for a run. Raises ConfigError for any other value."""
+def should_verify(config: DictConfig) -> bool:
+    """Return True for `verify=resume`, which tests resuming in place of a run. Raises ConfigError for other values."""
     if config.verify not in (None, "resume"):
         rule = f"must be resume, but is {shown(config.verify)}"
         raise ConfigError(Problem("verify", rule, help="write verify=resume, or leave it out"))
@@ -95,9 +95,10 @@ def is_to_verify(config: DictConfig) -> bool:
 
 
 def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str, text: str) -> Composed:
-    """The recorded config of a run, with what the command line may change of it: TAKEN, or another choice of loggers.
+    """Return the recorded config of a run, changed by the command line: RESUMABLE_KEYS, or another choice of loggers.
 
-    `text` is that of the file `where` it stands. Raises ConfigError for what would make another experiment of it.
+    `text` is the text of the file `where` the config is recorded. Raises ConfigError for any other change, since it
+    would define a different experiment.
     """
     mapping = deepcopy(dict(recorded))
     problems = []
@@ -117,7 +118,7 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
         elif "logger" in typed and key.partition(".")[0] == "logger":
             sources.overrides[tuple(key.split("."))] = override
         elif key not in ("resume", "plugins") and not _is_recorded(config, key, recorded):
-            rule = f"a resumed run keeps what it was begun with: {cut(override)}"
+            rule = f"a resumed run keeps its original value: {cut(override)}"
             problems.append(
                 Problem(key, rule, help=f"leave it out; a resume takes {', '.join(RESUMABLE_KEYS)}, logger")
             )
@@ -130,23 +131,23 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
 
 
 def _is_recorded(config: DictConfig, key: str, recorded: Mapping[str, Any]) -> bool:
-    """Whether the override of a single value says what the run was begun with."""
-    found: Any = recorded
+    """Return True if the override of a single value equals the recorded value."""
+    value: Any = recorded
     for part in key.split("."):
-        if not isinstance(found, dict) or part not in found:
+        if not isinstance(value, dict) or part not in value:
             return False
-        found = found[part]
+        value = value[part]
     typed = OmegaConf.select(config, key)
     if isinstance(typed, (DictConfig, ListConfig)):
         typed = OmegaConf.to_container(typed)
-    return bool(found == typed)
+    return bool(value == typed)
 
 
 def _add_group(group: str, choice: str, folders: list[Path], sources: Sources) -> None:
-    """The places of an option's values; those of what it inherits first."""
+    """Record the source locations of an option's values, after those of its parents."""
     experiment = group in GLOBAL_GROUPS
     for path in group_files(group, choice, folders):
-        sources.add_file(shown_path(path), path.read_text("utf-8"), () if experiment else (group,), chosen=experiment)
+        sources.add_file(display_path(path), path.read_text("utf-8"), () if experiment else (group,), chosen=experiment)
 
 
 def task_overrides() -> list[str]:
@@ -156,7 +157,7 @@ def task_overrides() -> list[str]:
 
 
 def _known_keys(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) -> None:
-    """An experiment and `+key=…` can write any root key; what nothing reads must not pass in silence."""
+    """Raise ConfigError for unknown root keys, which experiments and `+key=…` can set."""
     known = root_keys() | {"model"} | {key for file in chain for key in file.mapping}
     unknown = sorted(str(key) for key in config if key not in known)
     if unknown:
@@ -169,27 +170,27 @@ def _known_keys(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]
 
 
 def _name(composed: Composed, choices: Mapping[str, str], overrides: Sequence[str]) -> str:
-    given = composed.mapping["name"]
-    return run_name(choices, overrides) if given is None else expect_name("name", given, composed.sources)
+    name = composed.mapping["name"]
+    return run_name(choices, overrides) if name is None else expect_name("name", name, composed.sources)
 
 
-def expect_name(key: str, given: object, sources: Sources) -> str:
-    """Raises ConfigError where it is no name for a folder."""
-    if not _NAME.fullmatch(str(given)):
-        rule = f"must be a folder's name of up to {LONGEST_NAME} letters, digits, _ - ., but is {shown(given)}"
+def expect_name(key: str, name: object, sources: Sources) -> str:
+    """Return the name of a folder as text. Raises ConfigError if it is invalid."""
+    if not _NAME.fullmatch(str(name)):
+        rule = f"must be a folder's name of up to {LONGEST_NAME} letters, digits, _ - ., but is {shown(name)}"
         raise ConfigError(sources.problem(tuple(key.split(".")), rule, help=f"write {key}=my-first-run"))
-    return str(given)
+    return str(name)
 
 
 def run_name(choices: Mapping[str, str], overrides: Sequence[str]) -> str:
-    """`base-dates-adamw-heads8`: the model and the data, or the experiment, then what the command line changes."""
-    told = ["experiment"] if "experiment" in choices else ["model", "data"]
-    parts = [choices[group] for group in told]
+    """Name a run `base-dates-adamw-heads8`: the model and the data, or the experiment, followed by the overrides."""
+    leading = ["experiment"] if "experiment" in choices else ["model", "data"]
+    parts = [choices[group] for group in leading]
     for text in overrides:
         key, _, value = text.partition("=")
-        if key in choices and key not in told:
+        if key in choices and key not in leading:
             parts.append(value)
-        elif key not in ("name", "sweep.name", *told) and "/" not in value:  # a path would say where, not what
+        elif key not in ("name", "sweep.name", *leading) and "/" not in value:  # a path does not describe the run
             parts.append(key.lstrip("+~").rpartition(".")[2] + value)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", "-".join(parts))
     if len(name) <= LONGEST_NAME:

@@ -1,8 +1,8 @@
-"""What people who know other toolkits type, and what it is called here."""
+"""Names of settings in other toolkits, and the corresponding settings of tfm-blocks."""
 
 from __future__ import annotations
 
-CALLED_HERE = {
+FOREIGN_NAMES = {
     "the schedule sets the learning rate: schedule.scale of schedule=noam, schedule.peak of the others": (
         "lr learning_rate max_lr peak_lr init_lr"
     ),
@@ -15,12 +15,12 @@ CALLED_HERE = {
     "a run is measured in optimizer steps: trainer.steps": (
         "epochs max_epochs num_epochs num_train_epochs max_epoch max_steps max_updates"
     ),
-    "schedule.warmup is the steps of the warm-up": "warmup_steps num_warmup_steps warmup_updates warmup_ratio",
-    "trainer.clip is the largest norm of the gradient": "gradient_clip_val max_grad_norm clip_norm grad_clip",
-    "trainer.devices is how many processes train together; trainer.accelerator on what: cpu, cuda or auto": (
+    "schedule.warmup is the number of warm-up steps": "warmup_steps num_warmup_steps warmup_updates warmup_ratio",
+    "trainer.clip is the maximum gradient norm": "gradient_clip_val max_grad_norm clip_norm grad_clip",
+    "trainer.devices is the number of processes; trainer.accelerator is cpu, cuda or auto": (
         "gpus num_gpus n_gpu num_processes nproc_per_node"
     ),
-    "trainer.test_beam is the beam of the final test": "beam beam_size num_beams",
+    "trainer.test_beam is the beam size of the final test": "beam beam_size num_beams",
     "a key of the root: write dropout=0.1": "dropout",
     "a key of the root: write heads=8": "num_heads n_heads n_head nhead num_attention_heads",
     "a key of the root: write layers=6": "num_layers n_layers n_layer num_hidden_layers",
@@ -29,9 +29,9 @@ CALLED_HERE = {
     "a key of the root: write vocab=10000": "vocab_size",
     "a key of the root: write label_smoothing=0.1": "label_smoothing_factor",
 }
-ADVICE = {word: advice for advice, words in CALLED_HERE.items() for word in words.split()}
+ADVICE = {word: advice for advice, words in FOREIGN_NAMES.items() for word in words.split()}
 
 
 def advice(key: str) -> str:
-    """What to type instead of the unknown `key`, by its last part; empty where nothing is known."""
+    """Return the advice for the unknown `key` by its last part, or "" if there is none."""
     return ADVICE.get(key.rpartition(".")[2], "")

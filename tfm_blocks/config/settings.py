@@ -1,4 +1,4 @@
-"""Parts of a run's config as frozen models, and all that is wrong with a config as problems in our words."""
+"""Frozen pydantic models for parts of a run's config, and the conversion of pydantic's errors to problems."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Settings(BaseModel):
-    """Settings that belong together: unknown keys are refused, and values are not converted, except an int to a float.
+    """Base of settings. Unknown keys are refused, and values are not converted, except an int to a float.
 
-    A rule between settings is a validator of the one to blame, which is declared after those that the rule compares it
-    with and looks in `info.data` which of them are valid. So it can be told together with what is wrong elsewhere.
+    A rule between settings is a validator of the setting to blame. Declare this setting after the others, and read the
+    valid ones from `info.data`. Its error is then reported together with all other errors.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class RuleError(ValueError):
-    """What a validator raises: a rule that the value breaks, as a sentence that follows the address, and a way out."""
+    """Raised by a validator: a rule that the value breaks, as a sentence that continues the address, and a fix."""
 
     def __init__(self, rule: str, help: str) -> None:
         super().__init__(rule)
@@ -42,18 +42,18 @@ Read = TypeVar("Read", bound=Settings)
 
 
 def read_settings(cls: type[Read], mapping: Mapping[str, Any], context: object = None) -> Read:
-    """An instance of `cls`, whose validators are told the `context`.
+    """Validate `mapping` as an instance of `cls`; `context` is passed to the validators.
 
-    Raises ConfigError with one problem for each value that is missing, unknown or wrong.
+    Raises ConfigError with a problem for each missing, unknown or invalid value.
     """
     try:
         return cls.model_validate(mapping, context=context)
     except ValidationError as error:
-        raise ConfigError([_problem(cls, one) for one in error.errors(include_url=False)]) from None
+        raise ConfigError([_problem(cls, details) for details in error.errors(include_url=False)]) from None
 
 
 class Wording(NamedTuple):
-    """Filled in with the numbers of pydantic's error, with `value`, `address`, and `or_null` where null is allowed."""
+    """Templates for a rule and a fix; the fields are pydantic's error context, `value`, `address` and `or_null`."""
 
     rule: str
     help: str
@@ -86,14 +86,14 @@ def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
     if kind in UNKNOWN_KEY:
         return _unknown_key(cls, error["loc"])
     keys, annotation = _follow(cls, error["loc"])
-    address, broken = ".".join(keys), context.get("error")
-    if isinstance(broken, RuleError):
-        return Problem(address, str(broken), help=broken.help)
+    address, error_raised = ".".join(keys), context.get("error")
+    if isinstance(error_raised, RuleError):
+        return Problem(address, str(error_raised), help=error_raised.help)
     if kind == "literal_error":
-        return _no_choice(address, error["input"], _names(annotation))
+        return _invalid_choice(address, error["input"], _names(annotation))
     if kind.startswith("union_tag"):
         tag = context["discriminator"].strip("'")
-        return _no_choice(f"{address}.{tag}", context.get("tag"), _tags(annotation))
+        return _invalid_choice(f"{address}.{tag}", context.get("tag"), _tags(annotation))
     if kind not in WORDINGS:
         return Problem(address, error["msg"])
     or_null = " or null" if type(None) in get_args(annotation) else ""
@@ -102,14 +102,14 @@ def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
 
 
 def _unknown_key(cls: type[Settings], location: Sequence[str | int]) -> Problem:
-    *around, key = location
-    keys, annotation = _follow(cls, around)
+    *parents, key = location
+    keys, annotation = _follow(cls, parents)
     address = ".".join([*keys, str(key)])
     known = [name for member in _members(annotation) for name in _fields(member)]
     return Problem(address, "no such setting", help=advice(address) or suggest(str(key), known) or "leave it out")
 
 
-def _no_choice(address: str, value: object, options: Sequence[str]) -> Problem:
+def _invalid_choice(address: str, value: object, options: Sequence[str]) -> Problem:
     rule = "is missing" if value is None else f"must be one of {', '.join(options)}, but is {_shown(value)}"
     return Problem(address, rule, help=suggest(str(value), options))
 
@@ -120,10 +120,10 @@ def _shown(value: object) -> str:
 
 
 def _follow(annotation: Any, location: Sequence[str | int]) -> tuple[list[str], Any]:
-    """The keys of the config that `location` goes along, and the annotation there.
+    """Return the config keys along pydantic's `location`, and the annotation at its end.
 
-    A location of pydantic's also names the member of a discriminated union, and ends in [key] where a key is wrong; the
-    place in a list is left out, since only a whole list can be written on the command line.
+    A location also names the member of a discriminated union, and ends in [key] if a key is invalid. Indices of lists
+    are left out, because the command line can only set whole lists.
     """
     keys = []
     for part in location:
@@ -137,26 +137,26 @@ def _follow(annotation: Any, location: Sequence[str | int]) -> tuple[list[str], 
 
 
 def _members(annotation: Any) -> list[Any]:
-    """What a value may be, null left out."""
+    """Return the members of a union without None, or the annotation itself."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [one for part in get_args(annotation) if part is not type(None) for one in _members(part)]
+        return [member for part in get_args(annotation) if part is not type(None) for member in _members(part)]
     return [annotation]
 
 
 def _fields(annotation: Any) -> dict[str, Any]:
-    """The annotations of a model's fields; of anything else nothing."""
+    """Return the annotations of a model's fields; {} for other annotations."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {name: field.annotation for name, field in annotation.model_fields.items()}
     return {}
 
 
 def _names(annotation: Any) -> list[str]:
-    """The values of a Literal, null left out; of anything else nothing."""
-    return [name for one in _members(annotation) if get_origin(one) is Literal for name in get_args(one)]
+    """Return the values of a Literal without None; [] for other annotations."""
+    return [name for member in _members(annotation) if get_origin(member) is Literal for name in get_args(member)]
 
 
 def _tags(union: Any) -> list[str]:
-    """What tells the models of a union apart: in each of them the one Literal."""
+    """Return the tags of a discriminated union: each model has a single Literal."""
     return [tag for model in _members(union) for field in _fields(model).values() for tag in _names(field)]

@@ -1,1 +1,1 @@
-"""A mapping and the registry become a checked spec, or a list of what is wrong. Nothing here needs torch or hydra."""
+"""Check a model mapping against the registry and return a spec, or a list of problems. Does not need torch or hydra."""

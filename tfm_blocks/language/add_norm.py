@@ -1,4 +1,4 @@
-"""Add & norm is data: presets, or lists of steps before and after every branch block and after the outermost stack."""
+"""Add & norm as data: presets, or lists of operations around every branch block and after the outermost stack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VALUED = {"scale": "scale: 0.5", "gain": "gain: 0.0", "droppath": "droppath: 0.1
 
 @dataclass(frozen=True)
 class WrittenStep:
-    """A step as it is written: its kind, its raw number, and where."""
+    """An operation of add & norm as written in the file: its kind, its raw number, and its path."""
 
     kind: str
     value: Any = None
@@ -29,9 +29,10 @@ def _steps(*kinds: str) -> tuple[WrittenStep, ...]:
 
 @dataclass(frozen=True)
 class AddNorm:
-    """`pre` acts on a branch's first input, `post` on its output, `last` once after the outermost stack.
+    """Operations of add & norm.
 
-    With `deep` the factor of `add` and the starting weights of the branches follow from the depths.
+    `pre` acts on a branch's first input, `post` on its output, and `last` once after the outermost stack. With `deep`,
+    the factor of `add` and the initial weights of the branches depend on the numbers of layers.
     """
 
     pre: tuple[WrittenStep, ...] = ()
@@ -54,10 +55,10 @@ PRESETS = {
 
 
 def read_add_norm(value: Any, inherited: AddNorm, path: Path) -> AddNorm:
-    """A preset's name, or a mapping whose lists replace the inherited ones, at `path`. Raises ValueError."""
+    """Read a preset's name, or a mapping whose lists replace the inherited ones. Raises ValueError."""
     if isinstance(value, str):
         if value not in PRESETS:
-            raise ValueError(f"{shown(value)} is no preset of add & norm; {suggest(value, PRESETS)}")
+            raise ValueError(f"{shown(value)} is not an add & norm preset; {suggest(value, PRESETS)}")
         return PRESETS[value]
     if not isinstance(value, Mapping):
         raise ValueError(
@@ -74,17 +75,17 @@ def read_add_norm(value: Any, inherited: AddNorm, path: Path) -> AddNorm:
 def _read_steps(when: str, steps: Any, path: Path) -> tuple[WrittenStep, ...]:
     if not isinstance(steps, list):
         raise ValueError(f"{when} must be a list of steps ({', '.join(STEPS)}), but is {shown(steps)}")
-    found = [replace(_read_step(when, step), path=path) for step in steps]
-    kinds = [step.kind for step in found]
+    read = [replace(_read_step(when, step), path=path) for step in steps]
+    kinds = [step.kind for step in read]
     if len(set(kinds)) < len(kinds):
         raise ValueError(f"{when} has a step twice: {', '.join(kinds)}")
     if "add" in kinds and when != "post":
         raise ValueError(f"{when} cannot add: the residual is added to a branch's output, in post")
-    return tuple(found)
+    return tuple(read)
 
 
 def _read_step(when: str, step: Any) -> WrittenStep:
-    """`norm`, `{scale: 0.5}`, `{add: 2.0}` or `{gain: 1e-4, per: channel}`."""
+    """Read `norm`, `{scale: 0.5}`, `{add: 2.0}` or `{gain: 1e-4, per: channel}`."""
     if not isinstance(step, Mapping):
         if step not in STEPS:
             raise ValueError(f"{when} has the unknown step {shown(step)}; {suggest(str(step), STEPS)}")

@@ -1,4 +1,4 @@
-"""Pass 4: no output position sees a later target token, and every position of the target can be decoded by itself."""
+"""Pass 4: check that no output position sees a later target token, and that the target can be decoded step by step."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _ORDER = {"nothing": 0, "past": 1, "all": 2}
 
 
 class Visibility:
-    """Gives nodes what they see of the target and collects `problems`."""
+    """Infer which part of the target each node sees, and collect `problems`."""
 
     def __init__(self, registry: Registry, sources: Sources, inputs: Sequence[Input]) -> None:
         self.registry = registry
         self.sources = sources
-        self.target = next((one for one in inputs if one.name == TARGET), None)
+        self.target = next((tensor for tensor in inputs if tensor.name == TARGET), None)
         self.inputs = inputs
         self.problems: list[Problem] = []
 
-    def nodes(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
-        """The nodes with `sees` filled in. With a target, the sink is position-wise and sees the past only."""
+    def infer(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """Return the nodes with `sees` set. If there is a target, the sink must be position-wise and causal."""
         seen = {TARGET: "past"}
-        done = tuple(self._node(node, seen) for node in nodes)
+        checked = tuple(self._node(node, seen) for node in nodes)
         if self.target:
-            self._check_target(self.target, done)
-        return done
+            self._check_target(self.target, checked)
+        return checked
 
-    def head(self, nodes: Sequence[Node]) -> int:
+    def count_head(self, nodes: Sequence[Node]) -> int:
         """Count the nodes at the end that treat each position separately and read only the node before."""
         count = 0
         for node in reversed(nodes):
-            alone = self._positionwise(node) and node.residual == node.entry
-            if not alone or (count and nodes[-count].read != (node.address,)):
+            separable = self._positionwise(node) and node.residual == node.entry
+            if not separable or (count and nodes[-count].read != (node.address,)):
                 break
             count += 1
-        for place in range(len(nodes) - count, len(nodes) - 1):
-            readers = [node.address for node in nodes if nodes[place].address in (*node.read, node.residual)]
+        for index in range(len(nodes) - count, len(nodes) - 1):
+            readers = [node.address for node in nodes if nodes[index].address in (*node.read, node.residual)]
             if len(set(readers)) > 1:
-                return len(nodes) - 1 - place
+                return len(nodes) - 1 - index
         return count
 
     def _positionwise(self, node: Node) -> bool:
@@ -52,40 +52,40 @@ class Visibility:
 
     def _check_target(self, target: Input, nodes: Sequence[Node]) -> None:
         if not target.tokens:
-            rule = f"{TARGET} is predicted token by token, so it holds token ids"
+            rule = f"{TARGET} is predicted token by token, so it must hold token ids"
             self._refuse((*MODEL, "inputs", TARGET), rule, f"write {TARGET}: B T")
             return
         axis = target.shape[1]
-        for one in self.inputs:
-            if one.name != TARGET and axis in one.shape:
-                rule = f"lies on the axis of {TARGET}, of which every token but the first is predicted"
-                self._refuse((*MODEL, "inputs", one.name), rule, "give it an axis of its own")
+        for tensor in self.inputs:
+            if tensor.name != TARGET and axis in tensor.shape:
+                rule = f"uses the axis of {TARGET}, whose tokens are predicted"
+                self._refuse((*MODEL, "inputs", tensor.name), rule, "give it a separate axis")
         for node in nodes:
             if any(isinstance(size, Axis) and size.joined and TARGET in size.inputs for size in node.shape):
-                rule = f"lays {TARGET} end to end with another sequence, which cannot be decoded token by token"
-                self._refuse(node.path, rule, "let the target look at it instead: {block: attention, kv: …}")
+                rule = f"concatenates {TARGET} with another sequence, which cannot be decoded token by token"
+                self._refuse(node.path, rule, "let the target attend to it instead: {block: attention, kv: …}")
         sink = nodes[-1]
-        rule = f"the last node must treat each position of {TARGET} by itself, without add & norm"
+        rule = f"the last node must treat each position of {TARGET} separately, without add & norm"
         if not self._positionwise(sink) or axis not in sink.shape:
             self._refuse(sink.path, rule, "end the graph with an unembed")
         elif sink.pre or sink.post:
             self._refuse(sink.path, rule, f"write add_norm: none at {sink.address}, or leave the key out")
         culprit = next((node for node in nodes if node.sees == "all"), None)
         if sink.sees == "all" and culprit:
-            rule = "here an output position sees later target tokens, so that the model would copy instead of predict"
+            rule = "an output position sees later target tokens, so the model would copy instead of predict"
             self._refuse(culprit.path, rule, "write mask: causal on it")
 
     def _node(self, node: Node, seen: dict[str, str]) -> Node:
         info = self.registry.blocks[node.block] if node.block else None
-        best = seen.get(node.residual, "nothing") if any(step.kind == "add" for step in node.post) else "nothing"
+        widest = seen.get(node.residual, "nothing") if any(step.kind == "add" for step in node.post) else "nothing"
         for port, addresses in node.reads.items():
             sight = info.sight(port, node.reads, node.arguments) if info else "itself"
             for address in addresses:
-                of_input = seen.get(address, "nothing")
-                reached = "all" if of_input != "nothing" and sight == "all" else of_input
-                best = max(best, reached, key=_ORDER.__getitem__)
-        seen[node.address] = best
-        return replace(node, sees=best)  # type: ignore[arg-type]
+                visible = seen.get(address, "nothing")
+                reached = "all" if visible != "nothing" and sight == "all" else visible
+                widest = max(widest, reached, key=_ORDER.__getitem__)
+        seen[node.address] = widest
+        return replace(node, sees=widest)  # type: ignore[arg-type]
 
     def _refuse(self, path: tuple[str, ...], rule: str, help: str) -> None:
         problem = self.sources.problem(path, rule, help=help)

@@ -1,4 +1,4 @@
-"""The chain of a model: its file, and before it the files that it inherits."""
+"""The chain of a model: the files that it inherits, followed by its own file."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from tfm_blocks.language.files import NAME, ModelFile, read_model_file
 from tfm_blocks.language.sources import Sources
 
 
-def model_chain(name: str, folders: Sequence[Path], root_keys: Collection[str] = ()) -> list[ModelFile]:
-    """The files of model `name` (or of a path to a YAML file), what is inherited first.
+def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[str] = ()) -> list[ModelFile]:
+    """Read the files of the model `name` (or of a path to a YAML file), parents first.
 
-    Parents are sought beside the file, then in `folders`; `root_keys` are names that no knob may have. ConfigError.
+    Parents are looked up next to the file, then in `folders`. `root_keys` are names that no knob may have.
+    Raises ConfigError.
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
-            raise ConfigError(Problem("model", f"there is no file {name}", help="write its path from this folder"))
+            raise ConfigError(
+                Problem("model", f"there is no file {name}", help="write its path relative to the current folder")
+            )
         chain = _Chain([path.parent, *folders], root_keys).files(path, ())
     else:
         chain = _Chain(list(folders), root_keys).files(_find(name, folders), ())
-    merged(chain)
+    merge_chain(chain)
     return chain
 
 
-def models_in(folders: Sequence[Path]) -> list[str]:
-    """The names of the models in `folders`."""
+def list_models(folders: Sequence[Path]) -> list[str]:
+    """Return the names of the models in `folders`."""
     return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
 
 
@@ -38,13 +41,15 @@ def _find(name: str, folders: Sequence[Path], place: Place | None = None) -> Pat
         path = folder / f"{name}.yaml"
         if NAME.fullmatch(name) and path.is_file():
             return path
-    help = f"{suggest(name, models_in(folders))}; your own: --config-dir DIR, with DIR/model/NAME.yaml"
+    help = f"{suggest(name, list_models(folders))}; your own: --config-dir DIR, with DIR/model/NAME.yaml"
     raise ConfigError(Problem("model", f"no model is called {shown(name)}", place, help=help))
 
 
 class _Chain:
-    """Reads each file once. What would be inherited twice is refused: Hydra would merge it twice, and the second time
-    undo what came between.
+    """Reader that loads each file once.
+
+    It refuses a file that is inherited twice: Hydra would merge it twice, and the second merge would override the
+    changes made in between.
     """
 
     def __init__(self, folders: Sequence[Path], root_keys: Collection[str]) -> None:
@@ -53,7 +58,7 @@ class _Chain:
         self.read: set[Path] = set()
 
     def files(self, path: Path, children: tuple[Path, ...]) -> list[ModelFile]:
-        """The file's parents, with theirs, and the file."""
+        """Return the file's ancestors, followed by the file."""
         self.read.add(path.resolve())
         file = read_model_file(path, self.root_keys)
         chain = []
@@ -64,17 +69,17 @@ class _Chain:
                 help = f"take {parent} out of the defaults of {file.shown}"
                 raise ConfigError(Problem("defaults", f"{parent} inherits itself", place, help=help))
             if inherited.resolve() in self.read:
-                rule = f"{parent} is inherited twice, and the second time would undo what came between"
-                help = "let one of the parents inherit it; the others say only what they change"
+                rule = f"{parent} is inherited twice; the second time would override the changes in between"
+                help = "let only one parent inherit it; the others write only their changes"
                 raise ConfigError(Problem("defaults", rule, place, help=help))
             chain += self.files(inherited, (*children, path.resolve()))
         return [*chain, file]
 
 
-def merged(chain: Sequence[ModelFile]) -> dict[str, Any]:
-    """The mapping of all files, each on top of those before it, nulls included.
+def merge_chain(chain: Sequence[ModelFile]) -> dict[str, Any]:
+    """Merge the mappings of all files, including nulls; later files override earlier ones.
 
-    Raises ConfigError where one file has a list and another a mapping: neither goes on top of the other.
+    Raises ConfigError if a key holds a list in one file and a mapping in another, since these cannot be merged.
     """
     whole: dict[str, Any] = {}
     for file in chain:
@@ -83,12 +88,14 @@ def merged(chain: Sequence[ModelFile]) -> dict[str, Any]:
             sources = Sources()
             sources.add_file(file.shown, file.text)
             rule = "is a list in one file and a mapping in another that inherits it, which cannot be merged"
-            raise ConfigError(sources.problem(path, rule, help="write what the inherited file has, or another key"))
+            raise ConfigError(
+                sources.problem(path, rule, help="use the same type as the inherited file, or another key")
+            )
     return whole
 
 
 def _merge(whole: dict[str, Any], mapping: Mapping[str, Any]) -> tuple[str, ...]:
-    """Puts `mapping` on top of `whole`; the path of the first key that cannot be merged, empty where all can."""
+    """Merge `mapping` into `whole` and return the path of the first key that cannot be merged, or ()."""
     for key, value in mapping.items():
         before = whole.get(key)
         if {type(before), type(value)} == {dict, list}:

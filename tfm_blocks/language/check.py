@@ -1,4 +1,4 @@
-"""The passes in order; each reports all of its problems together before the next begins."""
+"""Run the passes of the checker. Each pass reports all its problems; the next pass runs only if there are none."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.causality import Visibility
-from tfm_blocks.language.depths import with_depths
+from tfm_blocks.language.depths import set_depths
 from tfm_blocks.language.expand import Expander
-from tfm_blocks.language.inputs import with_masks
+from tfm_blocks.language.inputs import assign_masks
 from tfm_blocks.language.read import Reader
 from tfm_blocks.language.shapes import ShapeInference
 from tfm_blocks.language.sources import Sources
@@ -18,24 +18,24 @@ from tfm_blocks.registry.blocks import Registry
 
 
 def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None = None) -> Spec:
-    """The spec of a resolved mapping {inputs, args, add_norm, graph}; ConfigError with all problems of a pass."""
+    """Check a resolved mapping {inputs, args, add_norm, graph}. Raises ConfigError with all problems of a pass."""
     sources = sources or Sources()
     reader = Reader(registry, sources)
-    tree = reader.model(model)
+    tree = reader.read_model(model)
     _raise(reader.problems)
     expander = Expander(registry, sources)
-    expander.model(tree)
+    expander.expand_model(tree)
     _raise(expander.problems)
-    inputs = with_masks(tree.inputs)
-    shaper = ShapeInference(registry, sources, inputs)
-    shaped = shaper.nodes(expander.nodes.values())
-    shaper.layers(expander.layers)
-    _raise(shaper.problems)
-    sight = Visibility(registry, sources, inputs)
-    nodes = sight.nodes(shaped)
-    _raise(sight.problems)
-    placed = with_depths(nodes, expander.stacks)
-    return Spec(inputs, placed, model, sight.head(nodes), tuple(expander.warnings))
+    inputs = assign_masks(tree.inputs)
+    inference = ShapeInference(registry, sources, inputs)
+    shaped = inference.infer(expander.nodes.values())
+    inference.check_layers(expander.layers)
+    _raise(inference.problems)
+    visibility = Visibility(registry, sources, inputs)
+    nodes = visibility.infer(shaped)
+    _raise(visibility.problems)
+    scaled = set_depths(nodes, expander.stacks)
+    return Spec(inputs, scaled, model, visibility.count_head(nodes), tuple(expander.warnings))
 
 
 def _raise(problems: Sequence[Problem]) -> None:

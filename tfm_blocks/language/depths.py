@@ -1,4 +1,4 @@
-"""DeepNorm's constants, which follow from how many layers stand on the side of the sources and on that of the target.
+"""DeepNorm's constants, computed from the numbers of encoder and decoder layers.
 
 Source: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", table of section 4.
 """
@@ -13,30 +13,32 @@ from tfm_blocks.language.spec import Node
 
 
 class Constants(NamedTuple):
-    """alpha multiplies the residual, beta the starting weights of the branches."""
+    """alpha multiplies the residual, beta the initial weights of the branches."""
 
     alpha: float
     beta: float
 
 
-def with_depths(nodes: Sequence[Node], stacks: Mapping[str, int]) -> tuple[Node, ...]:
-    """The nodes of the preset `deepnorm` with their constants."""
+def set_depths(nodes: Sequence[Node], stacks: Mapping[str, int]) -> tuple[Node, ...]:
+    """Set the constants of the nodes that use the preset `deepnorm`."""
     decoding = {node.stack for node in nodes if node.sees != "nothing"}
     decoder = sum(count for address, count in stacks.items() if address in decoding)
     encoder = sum(stacks.values()) - decoder
     return tuple(
-        _deep(node, constants(encoder, decoder, decoding=_is_decoding(node, decoding))) if node.deep else node
+        _set_constants(node, deepnorm_constants(encoder, decoder, decoding=_is_decoding(node, decoding)))
+        if node.deep
+        else node
         for node in nodes
     )
 
 
 def _is_decoding(node: Node, stacks: Collection[str]) -> bool:
-    """On the side of the target; a node outside of all stacks is where what it reads is."""
+    """Return True if the node is in the decoder; outside of all stacks, it is if it reads the target."""
     return node.stack in stacks if node.stack else node.sees != "nothing"
 
 
-def constants(encoder: int, decoder: int, *, decoding: bool) -> Constants:
-    """The constants of a side, from the numbers of layers of both."""
+def deepnorm_constants(encoder: int, decoder: int, *, decoding: bool) -> Constants:
+    """Compute the constants of the encoder or the decoder from the numbers of layers of both."""
     if not encoder or not decoder:
         depth = max(encoder, decoder, 1)
         return Constants((2 * depth) ** 0.25, (8 * depth) ** -0.25)
@@ -45,6 +47,6 @@ def constants(encoder: int, decoder: int, *, decoding: bool) -> Constants:
     return Constants(0.81 * (encoder**4 * decoder) ** (1 / 16), 0.87 * (encoder**4 * decoder) ** (-1 / 16))
 
 
-def _deep(node: Node, constants: Constants) -> Node:
+def _set_constants(node: Node, constants: Constants) -> Node:
     post = tuple(replace(step, value=constants.alpha) if step.kind == "add" else step for step in node.post)
     return replace(node, post=post, shrink=constants.beta)

@@ -1,4 +1,4 @@
-"""Model files are read as plain YAML, within bounds, before anything else sees them; hostile ones are refused."""
+"""Read model files as plain YAML within size limits, and refuse malicious files before anything else parses them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNQUOTED = re.compile(r"\$\{[^{}]*\}?")
 
 @dataclass(frozen=True)
 class ModelFile:
-    """One file of a chain. `shown` is its path as people read it, `parents` the models that it inherits, in order."""
+    """A file of a chain. `shown` is its display path; `parents` are the models that it inherits, in order."""
 
     shown: str
     text: str
@@ -35,12 +35,14 @@ class ModelFile:
 
 
 def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
-    """Reads one file as plain YAML. Raises ConfigError with the reason where it is not a plain model file."""
-    file = shown_path(path)
+    """Read a file as plain YAML. Raises ConfigError if it is not a plain model file."""
+    file = display_path(path)
     raw = path.read_bytes()[: LARGEST + 1]
     if len(raw) > LARGEST:
         raise _refuse(
-            file, f"a model file has at most {LARGEST // 1024} KB", help="let it inherit: it says what differs"
+            file,
+            f"a model file has at most {LARGEST // 1024} KB",
+            help="inherit from another model and write only the differences",
         )
     try:
         text = raw.decode("utf-8")
@@ -50,31 +52,33 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
         raise _refuse(file, "is not UTF-8 text", raw[: error.start].count(b"\n") + 1, "save it as UTF-8") from None
     except yaml.MarkedYAMLError as error:
         line = getattr(error.problem_mark, "line", 0) + 1
-        raise _refuse(file, f"is not YAML: {error.problem}", line, yaml_help(text, line)) from None
+        raise _refuse(file, f"is not YAML: {error.problem}", line, suggest_yaml_fix(text, line)) from None
     except yaml.YAMLError as error:
         help = "save it as plain text, without control characters"
         raise _refuse(file, f"is not YAML: {str(error).splitlines()[0]}", help=help) from None
-    except ValueError as error:  # dates that are none
+    except ValueError as error:  # invalid dates
         raise _refuse(file, f"has a value that cannot be read: {error}", help="put it in quotes") from None
     for number, line in enumerate(text.splitlines(), 1):
         if _DIRECTIVE.match(line) and line != HEADER:
-            raise _refuse(file, f"has the directive {shown(line.strip())}", number, f"the only one is {HEADER}")
+            raise _refuse(
+                file, f"has the directive {shown(line.strip())}", number, f"the only allowed directive is {HEADER}"
+            )
     if HEADER not in text[:512].splitlines():
-        raise _refuse(file, "lacks its first line", help=f"begin the file with {HEADER}")
+        raise _refuse(file, "lacks the required first line", help=f"begin the file with {HEADER}")
     if not isinstance(mapping, dict):
         raise _refuse(file, "must be a mapping of knobs and the key model", help="write heads: 8, model: {…}")
     return ModelFile(file, text, mapping, _root(mapping, file, text, root_keys))
 
 
-def yaml_help(text: str, line: int) -> str:
-    """What helps against an error of YAML's in that line: a `${knob}` in braces or brackets is put in quotes."""
+def suggest_yaml_fix(text: str, line: int) -> str:
+    """Return the fix for a YAML error in that line: a `${knob}` in braces or brackets needs quotes."""
     row = text.splitlines()[line - 1] if 0 < line <= len(text.splitlines()) else ""
-    found = _UNQUOTED.search(_QUOTED.sub("", row))
-    return f'quote it: "{cut(found[0])}"' if found else "brackets, quotes and indentation must be as YAML wants them"
+    knob = _UNQUOTED.search(_QUOTED.sub("", row))
+    return f'quote it: "{cut(knob[0])}"' if knob else "check brackets, quotes and indentation"
 
 
-def shown_path(path: Path) -> str:
-    """A path as people read it: from the current folder, where it is below it."""
+def display_path(path: Path) -> str:
+    """Return the path relative to the current folder if it is below it, else the full path."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -82,7 +86,7 @@ def shown_path(path: Path) -> str:
 
 
 def _inspect(text: str, file: str) -> None:
-    """Walks the parser's events; nothing is built from them, so that an alias bomb or deep nesting costs nothing."""
+    """Check the parser's events without building objects, so that alias bombs and deep nesting cost nothing."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         line = event.start_mark.line + 1 if event.start_mark else None
@@ -93,15 +97,15 @@ def _inspect(text: str, file: str) -> None:
             raise _refuse(file, f"uses the YAML tag {tag}", line, "model files hold plain values only")
         if isinstance(event, yaml.ScalarEvent) and "${" in _KNOB.sub("", event.value, count=1):
             rule = f"has {shown(event.value)}, which is more than one ${{knob}}: a resolver or an expression"
-            raise _refuse(file, rule, line, "a value holds one ${knob} at most; arithmetic belongs into model.args")
+            raise _refuse(file, rule, line, "a value holds one ${knob} at most; put arithmetic in model.args")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise _refuse(file, f"nests deeper than {DEEPEST}", line, "write inner layers as nodes beside each other")
+            raise _refuse(file, f"nests deeper than {DEEPEST}", line, "write inner layers as sibling nodes")
     _plain(yaml.compose(text, Loader=yaml.SafeLoader), file)
 
 
 def _plain(node: yaml.Node | None, file: str) -> None:
-    """Values are plain, keys are strings, and each stands once: YAML itself would keep the last in silence."""
+    """Check that values are plain, and that keys are unique strings: YAML would silently keep the last duplicate."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _plain(item, file)
@@ -126,7 +130,7 @@ def _plain_scalar(node: yaml.ScalarNode, file: str) -> None:
     line = node.start_mark.line + 1
     kind = node.tag.rpartition(":")[2]
     if node.tag not in _SCALARS:
-        raise _refuse(file, f"has the {kind} {shown(node.value)}", line, "text that looks like one is put in quotes")
+        raise _refuse(file, f"has the {kind} {shown(node.value)}", line, "put text that looks like one in quotes")
     if kind == "int" and len(node.value) > LONGEST_INTEGER:
         rule = f"has an integer of {len(node.value)} characters: {cut(node.value)}"
         raise _refuse(file, rule, line, f"write one of at most {LONGEST_INTEGER}")
@@ -134,7 +138,7 @@ def _plain_scalar(node: yaml.ScalarNode, file: str) -> None:
 
 def _root(mapping: dict[str, Any], file: str, text: str, root_keys: Collection[str]) -> tuple[str, ...]:
     for key, value in mapping.items():
-        line = next((at for at, row in enumerate(text.splitlines(), 1) if row.startswith(f"{key}:")), None)
+        line = next((number for number, row in enumerate(text.splitlines(), 1) if row.startswith(f"{key}:")), None)
         if key in ("defaults", "model"):
             continue
         if isinstance(value, (dict, list)):
@@ -143,8 +147,8 @@ def _root(mapping: dict[str, Any], file: str, text: str, root_keys: Collection[s
                 file, f"has the root key {shown(key)}, which is neither defaults, model nor a single value", line, help
             )
         if key in root_keys or not str(key).isidentifier() or str(key).startswith("_"):
-            help = "give the knob a name of its own"
-            raise _refuse(file, f"cannot set {shown(key)}: a model file has knobs of its own only", line, help)
+            help = "give the knob another name"
+            raise _refuse(file, f"cannot set {shown(key)}: a model file sets only its own knobs", line, help)
     return _parents(mapping.get("defaults") or [], file)
 
 
@@ -156,7 +160,7 @@ def _parents(defaults: Any, file: str) -> tuple[str, ...]:
                 file, f"defaults lists names of models, but has {shown(name)}", help="defaults: [base, _self_]"
             )
     if "_self_" in names and names[-1] != "_self_":
-        raise _refuse(file, "has _self_ before a parent: a model changes what it inherits", help="put _self_ last")
+        raise _refuse(file, "has _self_ before a parent: a model must come after its parents", help="put _self_ last")
     return tuple(name for name in names if name != "_self_")
 
 

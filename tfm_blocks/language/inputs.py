@@ -1,4 +1,4 @@
-"""The axes of the inputs, and which of these decide what is padding."""
+"""The axes of the inputs, and the inputs that define padding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDTH = re.compile(r"[1-9][0-9]{0,11}")
 
 
 def read_axes(text: Any) -> Shape:
-    """The shape that `B S` or `B P 768` writes; () where it writes none."""
+    """Parse a shape such as `B S` or `B P 768`; return () if it is invalid."""
     words = text.split() if isinstance(text, str) else []
     shape = tuple(int(word) if _WIDTH.fullmatch(word) else Axis(word) for word in words)
     letters = all(isinstance(axis, int) or (axis.name.isupper() and axis.name.isidentifier()) for axis in shape)
@@ -21,21 +21,22 @@ def read_axes(text: Any) -> Shape:
     return shape if right else ()
 
 
-def with_masks(inputs: Sequence[Input]) -> tuple[Input, ...]:
-    """Each sequence axis with the input that says which of its positions are padding: the first of token ids on it,
-    otherwise the first.
+def assign_masks(inputs: Sequence[Input]) -> tuple[Input, ...]:
+    """Attach to each sequence axis the input that defines its padding.
+
+    This is the first input of token ids with that axis, otherwise the first input with it.
     """
     decides: dict[str, str] = {}
-    for one in sorted(inputs, key=lambda one: not one.tokens):
-        for axis in one.sequences:
-            decides.setdefault(axis.name, one.name)
+    for tensor in sorted(inputs, key=lambda tensor: not tensor.tokens):
+        for axis in tensor.sequences:
+            decides.setdefault(axis.name, tensor.name)
     return tuple(
         replace(
-            one,
+            tensor,
             shape=tuple(
-                Axis(axis.name, (decides[axis.name],)) if isinstance(axis, Axis) and axis in one.sequences else axis
-                for axis in one.shape
+                Axis(axis.name, (decides[axis.name],)) if isinstance(axis, Axis) and axis in tensor.sequences else axis
+                for axis in tensor.shape
             ),
         )
-        for one in inputs
+        for tensor in inputs
     )

@@ -1,4 +1,4 @@
-"""`at`: changes to single layers of a stack, merged into the layer's graph as a child file into its parent's."""
+"""`at`: changes to single layers of a stack, merged into the layer's graph like a child file into its parent."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def read_index(key: str) -> int | None:
-    """The index of a layer, negative from the end; None where `key` is none."""
+    """Parse the index of a layer, negative from the end; return None if `key` is not an index."""
     return int(key) if re.fullmatch(r"0|-?[1-9][0-9]{0,3}", key) else None
 
 
 def merge(layer: Mapping[Any, Any], change: Mapping[Any, Any]) -> dict[str, Any]:
-    """Mappings are merged key by key, lists and single values replaced whole; null removes a key."""
+    """Merge mappings key by key; lists and single values are replaced, and null removes a key."""
     merged = {str(key): value for key, value in layer.items()}
     for name, value in change.items():
         key, old = str(name), merged.get(str(name))

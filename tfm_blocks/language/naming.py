@@ -1,4 +1,4 @@
-"""What inputs, args and nodes cannot be called: a sentence and a way out, or None where a name is right."""
+"""Check the names of inputs, args and nodes: each check returns a rule and a fix, or None if the name is valid."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ INDEX = {"i": "index", "n": "number"}
 Refusal = tuple[str, str]
 
 
-def wrong_node(name: str, inputs: Collection[str], reserved: Collection[str]) -> Refusal | None:
-    """A node's name is no input's, no word of the language, and no attribute of the modules that hold the nodes."""
+def check_node_name(name: str, inputs: Collection[str], reserved: Collection[str]) -> Refusal | None:
+    """Check that a node's name is not an input, a reserved word, or an attribute of the modules that hold nodes."""
     other = f"call the node something else, such as {name.strip('_') or 'my'}_block"
     if name in inputs:
-        return f"{name} is an input already", "call the node something else"
+        return f"{name} is already an input", "call the node something else"
     if name in GRAMMAR or name == ENTRY:
-        return f"{name!r} is a word of the language", other
+        return f"{name!r} is a reserved word", other
     if name in reserved or name.startswith(("_", "in_")):
-        return f"{shown(name)} is a name that modules use themselves", other
+        return f"{shown(name)} is an attribute name of modules", other
     return _no_identifier(name)
 
 
-def wrong_input(name: str) -> Refusal | None:
-    """An input is given to the network by its name, beside `keep`, and read by it in every layer."""
+def check_input_name(name: str) -> Refusal | None:
+    """Check an input's name: it becomes a keyword argument of the network, next to `keep`."""
     if name in (ENTRY, "keep", "self"):
-        return f"{name!r} is a word of the language", "call the input something else"
+        return f"{name!r} is a reserved word", "call the input something else"
     return _no_identifier(name)
 
 
-def wrong_arg(name: str) -> Refusal | None:
-    """Arithmetic knows `i` and `n` as the numbers of layers."""
+def check_arg_name(name: str) -> Refusal | None:
+    """Check an arg's name: in arithmetic, `i` and `n` are the index and the number of layers."""
     if name in INDEX:
-        rule = f"{name} is the {INDEX[name]} of the layers in arithmetic"
+        rule = f"{name} is the {INDEX[name]} of layers in arithmetic"
         return rule, "call the arg something else, or write it on its nodes"
     return _no_identifier(name)
 
@@ -42,4 +42,4 @@ def wrong_arg(name: str) -> Refusal | None:
 def _no_identifier(name: str) -> Refusal | None:
     if name.isidentifier():
         return None
-    return f"a name is made of letters, digits and _, and {shown(name)} is not", "call it something else"
+    return f"a name consists of letters, digits and _, but is {shown(name)}", "call it something else"

@@ -1,4 +1,4 @@
-"""The order of a graph's nodes: as written, but for those that say `before` or `after`."""
+"""Order the nodes of a graph: as written, except for nodes with `before` or `after`."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ PLACEMENT = ("before", "after")
 Refuse = Callable[[Path, str, str], None]
 
 
-def place(found: Mapping[str, Mapping[str, Any]], path: Path, refuse: Refuse) -> list[str]:
-    """The names in running order. A node that a child file adds comes last, unless it says `before` or `after`.
+def order_nodes(nodes: Mapping[str, Mapping[str, Any]], path: Path, refuse: Refuse) -> list[str]:
+    """Return the names in execution order. A node added by a child file comes last unless it has `before` or `after`.
 
-    What is placed beside a node stays beside it wherever that goes; several on one side are in the order written.
+    A node moves together with the nodes placed next to it; several nodes on one side keep their written order.
     """
-    beside: dict[str, tuple[list[str], list[str]]] = {name: ([], []) for name in found}
+    neighbors: dict[str, tuple[list[str], list[str]]] = {name: ([], []) for name in nodes}
     roots = []
-    for name, keys in found.items():
-        asked = [where for where in PLACEMENT if where in keys]
-        if len(asked) == 1 and _is_beside(found, name, asked[0], path, refuse):
-            beside[keys[asked[0]]][PLACEMENT.index(asked[0])].append(name)
+    for name, keys in nodes.items():
+        sides = [side for side in PLACEMENT if side in keys]
+        if len(sides) == 1 and _has_neighbor(nodes, name, sides[0], path, refuse):
+            neighbors[keys[sides[0]]][PLACEMENT.index(sides[0])].append(name)
         else:
             roots.append(name)
-        if len(asked) > 1:
-            refuse((*path, name), "has both before and after: one of them places it", "leave one of them out")
-    order = [name for root in roots for name in _around(root, beside)]
+        if len(sides) > 1:
+            refuse((*path, name), "has both before and after, which exclude each other", "leave one of them out")
+    order = [name for root in roots for name in _with_neighbors(root, neighbors)]
     placed = set(order)
-    circle = [name for name in found if name not in placed]
-    if circle:
-        key = next(where for where in PLACEMENT if where in found[circle[0]])
-        rule = f"{cut(' and '.join(circle))} are placed beside each other, and none beside another node"
-        refuse((*path, circle[0], key), rule, "place one of them beside a node that says neither before nor after")
-    return order + circle
+    cycle = [name for name in nodes if name not in placed]
+    if cycle:
+        key = next(side for side in PLACEMENT if side in nodes[cycle[0]])
+        rule = f"{cut(' and '.join(cycle))} are placed only relative to each other"
+        refuse((*path, cycle[0], key), rule, "place one of them next to a node without before and after")
+    return order + cycle
 
 
-def _is_beside(found: Mapping[str, Mapping[str, Any]], name: str, where: str, path: Path, refuse: Refuse) -> bool:
-    target = found[name][where]
-    if isinstance(target, str) and target in found and target != name:
+def _has_neighbor(nodes: Mapping[str, Mapping[str, Any]], name: str, side: str, path: Path, refuse: Refuse) -> bool:
+    target = nodes[name][side]
+    if isinstance(target, str) and target in nodes and target != name:
         return True
-    others = [other for other in found if other != name]
-    help = suggest(str(target), others) or "leave it out: the node is alone"
-    refuse((*path, name, where), f"there is no node {shown(target)} beside it", help)
+    others = [other for other in nodes if other != name]
+    help = suggest(str(target), others) or "leave it out: the graph has no other node"
+    refuse((*path, name, side), f"there is no node {shown(target)} in this graph", help)
     return False
 
 
-def _around(root: str, beside: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> list[str]:
-    """The node, with all that is placed before and after it, and before and after that."""
+def _with_neighbors(root: str, neighbors: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> list[str]:
+    """Return the node with all nodes placed before and after it, recursively."""
     order, waiting = [], [(root, False)]
-    while waiting:  # not recursive, since a file can place thousands of nodes, each beside the next
+    while waiting:  # not recursive, since a file can place thousands of nodes, each next to another
         name, placed = waiting.pop()
         if placed:
             order.append(name)
             continue
-        before, after = beside[name]
-        waiting += [(one, False) for one in reversed(after)]
-        waiting += [(name, True), *((one, False) for one in reversed(before))]
+        before, after = neighbors[name]
+        waiting += [(neighbor, False) for neighbor in reversed(after)]
+        waiting += [(name, True), *((neighbor, False) for neighbor in reversed(before))]
     return order

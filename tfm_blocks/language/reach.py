@@ -11,7 +11,9 @@ from tfm_blocks.language.spec import Path
 from tfm_blocks.registry.blocks import Registry
 
 
-def mixed_reach(changed: Mapping[Path, Mapping[str, Path]], registry: Registry, sources: Sources) -> Iterator[Problem]:
+def find_mixed_reach(
+    changed: Mapping[Path, Mapping[str, Path]], registry: Registry, sources: Sources
+) -> Iterator[Problem]:
     """Yield a warning for each arg that replaces a default of a branch block and one of a norm.
 
     `changed` maps the path of a value to the blocks whose default it replaces, each with the path of its first use.

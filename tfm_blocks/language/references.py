@@ -1,6 +1,6 @@
-"""References: how a node names what it reads, and what a name can be seen as from where it stands.
+"""References to inputs and nodes, and the scopes in which their names are resolved.
 
-`encoder` is an output; `encoder.0`, `encoder.-1`, `encoder.(n-1-i)` are layers of a stack, `encoder.*` all of them.
+`encoder` is an output; `encoder.0`, `encoder.-1`, `encoder.(n-1-i)` are layers of a stack; `encoder.*` is all layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REFERENCE = re.compile(r"(?P<name>[^\W\d]\w*)(?:\.(?P<layer>\*|0|-?[1-9][0-9]{0
 
 @dataclass(frozen=True)
 class Reference:
-    """A name, and which layer of that stack: "" for its output, `*` for all, or arithmetic."""
+    """A name and a layer of that stack: "" for the stack's output, `*` for all layers, or arithmetic."""
 
     name: str
     layer: str = ""
@@ -32,19 +32,21 @@ class Reference:
 
 
 def read_reference(value: Any) -> Reference:
-    """Raises ValueError with a sentence where `value` is none."""
+    """Parse a reference. Raises ValueError if `value` is not a reference."""
     match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
     if not match:
-        raise ValueError(f"names an input or an earlier node, or a layer of a stack (encoder.0), but is {shown(value)}")
+        raise ValueError(
+            f"must name an input, an earlier node, or a layer of a stack (encoder.0), but is {shown(value)}"
+        )
     layer = match["layer"] or ""
     return Reference(match["name"], layer[1:-1] if layer.startswith("(") else layer)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a name stands for: the address of an output, and of a block's node or of a stack's layers.
+class NamedOutput:
+    """The output that a name refers to, and the layers if it is a stack.
 
-    `layers` are the outputs of the layers without the steps at the stack's end, which `last` has the address of.
+    `layers` are the addresses of the layers' outputs. `last` is the address of the operations at the stack's end.
     """
 
     output: str
@@ -55,25 +57,25 @@ class Seen:
 
 @dataclass(frozen=True)
 class Scope:
-    """What the names of a graph stand for, then outwards; `part_of` is the stack or parallel whose graph it is."""
+    """The names of a graph and of the graphs around it. `part_of` is the stack or parallel that contains the graph."""
 
-    names: dict[str, Seen] = field(default_factory=dict)
+    names: dict[str, NamedOutput] = field(default_factory=dict)
     outer: Scope | None = None
     part_of: str = ""
 
-    def find(self, name: str) -> Seen:
-        """Raises UnknownNameError where the name cannot be read here."""
+    def find(self, name: str) -> NamedOutput:
+        """Look up a name. Raises UnknownNameError if it cannot be read from this graph."""
         for scope in self._outwards():
             if name in scope.names:
                 return scope.names[name]
         if any(name == scope.part_of for scope in self._outwards()):
-            rule = f"{name!r} is what this node is a part of, and has no output before its end"
-            raise UnknownNameError(rule, f"write {ENTRY}: in a layer, that is the output of the layer before it")
+            rule = f"{name!r} contains this node, so its output does not exist yet"
+            raise UnknownNameError(rule, f"write {ENTRY}: in a layer, that is the output of the previous layer")
         rule = f"{name!r} is neither an input nor an earlier node that can be read here"
         raise UnknownNameError(rule, suggest(name, self.known()) or "name it under model.inputs")
 
     def known(self) -> list[str]:
-        """Every name that can be read here."""
+        """Return every name that can be read from this graph."""
         return [name for scope in self._outwards() for name in scope.names]
 
     def _outwards(self) -> Iterator[Scope]:
@@ -83,18 +85,18 @@ class Scope:
 
 
 class UnknownNameError(ValueError):
-    """The sentence of a name that cannot be read, with the way out."""
+    """Raised for a name that cannot be read, with a fix in `help`."""
 
     def __init__(self, rule: str, help: str) -> None:
         super().__init__(rule)
         self.help = help
 
 
-def referenced_layers(reference: Reference, seen: Seen, evaluate: Callable[[str], Any]) -> list[int]:
-    """The indices of the layers that a reference names. Raises ValueError with a sentence."""
+def referenced_layers(reference: Reference, seen: NamedOutput, evaluate: Callable[[str], Any]) -> list[int]:
+    """Return the indices of the layers that a reference names. Raises ValueError."""
     count = len(seen.layers)
     if not count:
-        raise ValueError(f"{reference.name} has no layers: only a stack, a layer with repeat, is read by {reference}")
+        raise ValueError(f"{reference.name} has no layers: {reference} needs a stack, which is a layer with repeat")
     if reference.layer == ALL:
         return list(range(count))
     index = evaluate(reference.layer)

@@ -1,4 +1,4 @@
-"""The `where` rules of blocks, and the sentences for those that do not hold."""
+"""Check the `where` rules of blocks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tfm_blocks.registry.values import Part
 RuleValues = Mapping[str, Any]
 
 
-def broken(node: Node, info: BlockInfo, values: RuleValues, sources: Sources) -> Iterator[Problem]:
-    """A problem for each rule of the block that letters and arguments break; those without numbers hold."""
+def find_broken_rules(node: Node, info: BlockInfo, values: RuleValues, sources: Sources) -> Iterator[Problem]:
+    """Yield a problem for each rule of the block that its axes and arguments break; rules without numbers hold."""
     for written, sentence in info.where.items():
         rule, *exception = split_rule(written)
         if any(values.get(name) is not None for name in exception):
@@ -28,16 +28,16 @@ def broken(node: Node, info: BlockInfo, values: RuleValues, sources: Sources) ->
             yield _problem(node, info, rule, sentence, values, sources)
 
 
-def broken_parts(node: Node, registry: Registry, sources: Sources) -> Iterator[Problem]:
-    """The same for the blocks within the node: values of a category, and the norms of its steps."""
+def find_broken_part_rules(node: Node, registry: Registry, sources: Sources) -> Iterator[Problem]:
+    """Yield the same for the blocks within the node: values of a category, and the norms of its add & norm."""
     for value in node.arguments.values():
         if isinstance(value, Part):
-            yield from broken(node, registry.blocks[value.block], value.arguments, sources)
+            yield from find_broken_rules(node, registry.blocks[value.block], value.arguments, sources)
     for step in (*node.pre, *node.post):
         if step.block:
             info = registry.blocks[step.block]
             width = {info.signature.ports[0].axes[-1]: step.width}
-            yield from broken(node, info, {**width, **step.arguments}, sources)
+            yield from find_broken_rules(node, info, {**width, **step.arguments}, sources)
 
 
 def _problem(node: Node, info: BlockInfo, rule: str, sentence: str, values: RuleValues, sources: Sources) -> Problem:
@@ -46,11 +46,11 @@ def _problem(node: Node, info: BlockInfo, rule: str, sentence: str, values: Rule
         f"{name} = {shown(values[name])}" + (f" (the width of {node.entry})" if is_letter(name) else "")
         for name in names
     ]
-    blame, help = None, f"keep to {rule}"
+    blame, help = None, f"choose values that satisfy {rule}"
     for name in names:
         if name in info.arguments:
-            own = (*node.path, name)
-            blame = own if own in sources.written or own in sources.overrides else (*MODEL, "args", name)
+            path = (*node.path, name)
+            blame = path if path in sources.written or path in sources.overrides else (*MODEL, "args", name)
             fits = [value for value in range(1, 1025) if _holds(rule, {**values, name: value})]
             if fits and info.arguments[name].kind.name == "int":
                 help = f"{name} can be {', '.join(map(str, fits[:8]))}{', …' if len(fits) > 8 else ''}"

@@ -1,7 +1,7 @@
-"""The JSON schema of a model file, made from the registry, with which editors complete keys and mark mistakes.
+"""Generate the JSON schema of a model file from the registry; editors use it to complete keys and mark errors.
 
-It knows one file, not its parents: a file that holds only what differs is valid, null is allowed wherever a child
-removes something, and a node whose block another file names may have the keys of any block.
+The schema covers a single file without its parents. A file may contain only overrides, and null is allowed wherever a
+child removes a key. A node whose block is named in another file may have the keys of any block.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ AXES = r"^([A-Z][A-Z0-9_]*|\$\{\w+\})( ([A-Z][A-Z0-9_]*|[1-9]\d*|\$\{\w+\}))+$"
 PLACED: Schema = {key: {"type": ["string", "null"]} for key in PLACEMENT}
 
 
-def schema(registry: Registry) -> Schema:
-    """The schema of a whole file, draft 2020-12."""
+def build_schema(registry: Registry) -> Schema:
+    """Return the schema of a file, draft 2020-12."""
     name = {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_-]*$"}
     return {
         "$schema": DRAFT,
@@ -83,13 +83,13 @@ def _mapping(properties: Schema) -> Schema:
 
 
 def _node(registry: Registry) -> Schema:
-    """A node by its form; where the file gives none, as a child that changes keys of another file's node."""
+    """Return the schema of a node by its form; a node without a form changes the keys of another file's node."""
     blocks = registry.blocks
     is_block = {name: {"properties": {"block": {"const": name}}, "required": ["block"]} for name in blocks}
     kinds = {"layer": "object", "parallel": "object", "same": "string"}
     is_form = {key: {"properties": {key: {"type": kind}}, "required": [key]} for key, kind in kinds.items()}
     forms = {key: {"properties": keys, "additionalProperties": NULL} for key, keys in _forms(blocks.values()).items()}
-    partial = {key: one for keys in forms.values() for key, one in keys["properties"].items()}
+    partial = {key: value for keys in forms.values() for key, value in keys["properties"].items()}
     partial |= _arguments(blocks.values()) | {"tie": {"anyOf": [REFERENCE, NULL]}}
     partial |= dict.fromkeys(kinds, NULL) | {"block": {"anyOf": [KNOB, NULL]}}
     return {
@@ -97,15 +97,15 @@ def _node(registry: Registry) -> Schema:
         "properties": {"block": {"anyOf": [{"enum": [*blocks]}, KNOB, NULL]}},
         "propertyNames": {"enum": sorted(partial)},
         "allOf": [
-            *({"if": given, "then": _ref(f"block_{name}")} for name, given in is_block.items()),
-            *({"if": given, "then": forms[key]} for key, given in is_form.items()),
+            *({"if": condition, "then": _ref(f"block_{name}")} for name, condition in is_block.items()),
+            *({"if": condition, "then": forms[key]} for key, condition in is_form.items()),
             {"if": {"not": {"anyOf": [*is_block.values(), *is_form.values()]}}, "then": {"properties": partial}},
         ],
     }
 
 
 def _forms(blocks: Iterable[BlockInfo]) -> dict[str, Schema]:
-    """The keys of the forms but `block`."""
+    """Return the keys of all forms except `block`."""
     around = {"in": _ref("tensor"), "args": _ref("args"), "add_norm": _ref("add_norm"), **PLACED}
     ports = {port.name: _ref("tensors") for info in blocks for port in info.signature.ports[1:]}
     changes = {"type": ["object", "null"], "additionalProperties": False}
@@ -124,14 +124,14 @@ def _repeat() -> Schema:
 
 
 def _block(info: BlockInfo) -> Schema:
-    """The keys of a block's node. Of keys that it does not know, null removes what another file gave."""
+    """Return the keys of a block's node. An unknown key may be null, which removes another file's value."""
     first, *others = info.signature.ports
     keys = {"block": {"const": info.name}, "in": _tensor(first), **{port.name: _tensor(port) for port in others}}
     tie = {"tie": {"anyOf": [REFERENCE, NULL]}} if info.tieable else {}
-    own = {one.name: _argument(one) for one in info.arguments.values()}
+    arguments = {name: _argument(argument) for name, argument in info.arguments.items()}
     return {
         "description": f"{info.signature.text}\n\n{info.description}\n\n{info.source}",
-        "properties": {**keys, **own, **tie, "add_norm": _ref("add_norm"), **PLACED},
+        "properties": {**keys, **arguments, **tie, "add_norm": _ref("add_norm"), **PLACED},
         "additionalProperties": NULL,
     }
 
@@ -148,7 +148,7 @@ def _argument(argument: Argument) -> Schema:
 
 
 def _value(kind: Kind) -> Schema:
-    """What may stand for a value of this kind in a file: null too, and a string that becomes one."""
+    """Return the schema of a value of this kind as written in a file, including null, `${knob}` and arithmetic."""
     if kind.numeric:
         bounds = {"minimum": 0, "exclusiveMaximum": 1} if kind.name == "rate" else {}
         return {"type": ["integer" if kind.name == "int" else "number", "string", "null"], **ARITHMETIC, **bounds}
@@ -162,28 +162,30 @@ def _value(kind: Kind) -> Schema:
 
 
 def _category(registry: Registry, category: str) -> Schema:
-    """A name, or a mapping with the block's arguments."""
+    """Return the schema of a block's name, or of a mapping with the block's arguments."""
     members = [registry.blocks[name] for name in registry.members(category)]
     mappings = [
-        _mapping({"block": {"const": info.name}, **{one.name: _argument(one) for one in info.arguments.values()}})
+        _mapping(
+            {"block": {"const": info.name}, **{name: _argument(argument) for name, argument in info.arguments.items()}}
+        )
         for info in members
     ]
     return {"anyOf": [{"enum": [*(info.name for info in members), None]}, KNOB, *mappings]}
 
 
 def _arguments(blocks: Iterable[BlockInfo]) -> Schema:
-    """Every argument that some block has, by name."""
-    found: dict[str, list[Schema]] = {}
+    """Return the schemas of the arguments of all blocks, by name."""
+    schemas: dict[str, list[Schema]] = {}
     for info in blocks:
         for argument in info.arguments.values():
-            known = found.setdefault(argument.name, [])
+            known = schemas.setdefault(argument.name, [])
             if _value(argument.kind) not in known:
                 known.append(_value(argument.kind))
-    return {name: kinds[0] if len(kinds) == 1 else {"anyOf": kinds} for name, kinds in found.items()}
+    return {name: kinds[0] if len(kinds) == 1 else {"anyOf": kinds} for name, kinds in schemas.items()}
 
 
 def _args(blocks: Iterable[BlockInfo]) -> Schema:
-    """Arguments of blocks by name, the rate and the norm of add & norm, and numbers for arithmetic."""
+    """Return the schema of args: block arguments, `dropout` and `norm` of add & norm, and numbers for arithmetic."""
     around = {"dropout": _value(Kind("rate")), "norm": _ref("category_norm")}
     return {
         "type": ["object", "null"],

@@ -1,4 +1,4 @@
-"""Pass 3: axes bound forward, residuals and repeats that keep their shape, and the `where` rules of blocks."""
+"""Pass 3: infer shapes, and check residuals, repeated layers and the `where` rules of blocks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.repeat import ExpandedLayer
-from tfm_blocks.language.rules import broken, broken_parts
+from tfm_blocks.language.rules import find_broken_part_rules, find_broken_rules
 from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import Axis, Input, Node, Shape, Size, Step, show
+from tfm_blocks.language.spec import Axis, Input, Node, Shape, Size, Step, format_shape
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.signature import Port, is_letter
 
 
 class ShapeError(ValueError):
-    """A sentence on what does not fit, and a way out."""
+    """Raised for shapes that do not match, with a fix in `help`."""
 
     def __init__(self, rule: str, help: str) -> None:
         super().__init__(rule)
@@ -23,7 +23,7 @@ class ShapeError(ValueError):
 
 
 class ShapeInference:
-    """Gives nodes their axes and shapes and collects `problems`; what reads a node that failed is left out."""
+    """Infer the axes and shapes of nodes, and collect `problems`. Nodes that read a failed node are skipped."""
 
     def __init__(self, registry: Registry, sources: Sources, inputs: Iterable[Input]) -> None:
         self.registry = registry
@@ -32,13 +32,13 @@ class ShapeInference:
         self.ids: set[str] = set()
         self.axes: dict[str, Mapping[str, Size]] = {}
         self.problems: list[Problem] = []
-        for one in inputs:
-            self.shapes[one.name] = one.shape
-            if one.tokens:
-                self.ids.add(one.name)
+        for tensor in inputs:
+            self.shapes[tensor.name] = tensor.shape
+            if tensor.tokens:
+                self.ids.add(tensor.name)
 
-    def nodes(self, nodes: Iterable[Node]) -> list[Node]:
-        """The nodes with `axes`, `shape` and the widths of their steps filled in."""
+    def infer(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the nodes with `axes`, `shape` and the widths of their add & norm set."""
         shaped = []
         for node in nodes:
             if all(read in self.shapes for read in (*node.read, node.residual)):
@@ -52,50 +52,57 @@ class ShapeInference:
                     shaped.append(known)
         return shaped
 
-    def layers(self, layers: Iterable[ExpandedLayer]) -> None:
-        """A layer that is repeated gives what it takes."""
+    def check_layers(self, layers: Iterable[ExpandedLayer]) -> None:
+        """Check that repeated layers keep the shape."""
         for layer in layers:
             entry, exit = self.shapes.get(layer.entry), self.shapes.get(layer.exit)
             if layer.repeats > 1 and entry and exit and entry != exit:
-                rule = f"a repeated layer keeps the shape, but this makes {show(exit)} of {show(entry)}"
-                help = "end it with a node that gives the shape back, such as {block: linear, d_out: …}"
+                change = f"turns {format_shape(entry)} into {format_shape(exit)}"
+                rule = f"a repeated layer must keep the shape, but this {change}"
+                help = "end it with a node that restores the shape, such as {block: linear, d_out: …}"
                 self._problem(self.sources.problem(layer.path, rule, help=help))
 
     def _node(self, node: Node) -> Node | None:
         entry = self.shapes[node.entry]
         if node.block is None:
-            done = replace(node, shape=entry, post=self._steps(node.post, entry, node.entry))
-            return None if self._breaks_rules(broken_parts(done, self.registry, self.sources)) else done
+            inferred = replace(node, shape=entry, post=self._steps(node.post, entry, node.entry))
+            return (
+                None if self._breaks_rules(find_broken_part_rules(inferred, self.registry, self.sources)) else inferred
+            )
         info = self.registry.blocks[node.block]
         axes = self._bind(node, info)
-        if self._breaks_rules(broken(node, info, {**axes, **node.arguments}, self.sources)):
+        if self._breaks_rules(find_broken_rules(node, info, {**axes, **node.arguments}, self.sources)):
             return None
-        self._fits_owner(node, info, axes)
+        self._check_owner(node, info, axes)
         self.axes[node.address] = axes
         shape = tuple(axes[axis] if is_letter(axis) else int(node.arguments[axis]) for axis in info.signature.output)
-        self._residual(node, shape)
+        self._check_residual(node, shape)
         pre, post = self._steps(node.pre, entry, node.entry), self._steps(node.post, shape, node.address)
-        done = replace(node, axes=axes, shape=shape, pre=pre, post=post)
-        return None if self._breaks_rules(broken_parts(done, self.registry, self.sources)) else done
+        inferred = replace(node, axes=axes, shape=shape, pre=pre, post=post)
+        return None if self._breaks_rules(find_broken_part_rules(inferred, self.registry, self.sources)) else inferred
 
     def _breaks_rules(self, problems: Iterable[Problem]) -> bool:
-        found = list(problems)
-        for problem in found:
+        broken = list(problems)
+        for problem in broken:
             self._problem(problem)
-        return bool(found)
+        return bool(broken)
 
-    def _residual(self, node: Node, shape: Shape) -> None:
+    def _check_residual(self, node: Node, shape: Shape) -> None:
         entry = self.shapes[node.residual]
         if any(step.kind == "add" for step in node.post) and shape != entry:
-            rule = f"its output {show(shape)} cannot be added to its input {show(entry)}: a residual keeps the shape"
-            raise ShapeError(rule, "give it the width of its input, or add_norm: none")
+            shapes = f"its output {format_shape(shape)} cannot be added to its input {format_shape(entry)}"
+            raise ShapeError(
+                f"{shapes}: a residual must keep the shape", "give it the width of its input, or add_norm: none"
+            )
 
     def _steps(self, steps: tuple[Step, ...], shape: Shape, address: str) -> tuple[Step, ...]:
-        """The steps with the width of what they act on."""
+        """Return the operations with the width of the tensor that they act on."""
         width = shape[-1]
         if address in self.ids or not isinstance(width, int):
             if steps:
-                raise ShapeError(f"add & norm acts on vectors, but {address} is {show(shape)}", "write add_norm: none")
+                raise ShapeError(
+                    f"add & norm acts on vectors, but {address} is {format_shape(shape)}", "write add_norm: none"
+                )
             return ()
         return tuple(replace(step, width=width) for step in steps)
 
@@ -113,17 +120,17 @@ class ShapeInference:
         parts: dict[str, list[Size]] = {}
         for address in node.reads[port.name]:
             shape = self.shapes[address]
-            self._fits(info, port, address)
-            for place, (axis, actual) in enumerate(zip(port.axes, shape, strict=True)):
+            self._check_tensor(info, port, address)
+            for index, (axis, actual) in enumerate(zip(port.axes, shape, strict=True)):
                 if is_letter(axis):
-                    self._fits_letter(info, axis, actual, first=place == 0, address=address)
+                    self._check_axis(info, axis, actual, first=index == 0, address=address)
                 if axis in port.sums:
                     parts.setdefault(axis, []).append(actual)
                     continue
                 expected = axes.setdefault(axis, actual) if is_letter(axis) else node.arguments[axis]
                 if expected != actual:
-                    by = f" by {bound_by[axis]}" if axis in bound_by else ""
-                    rule = f"{axis} is {expected}{by}, but {actual} where {self._known(address)}"
+                    by = f" in {bound_by[axis]}" if axis in bound_by else ""
+                    rule = f"{axis} is {expected}{by}, but {actual} in {self._tensor(address)}"
                     raise ShapeError(rule, _other_size(expected, actual))
                 bound_by.setdefault(axis, address)
         for axis, sizes in parts.items():
@@ -131,21 +138,24 @@ class ShapeInference:
         if port.count:
             axes[port.count] = len(node.reads[port.name])
 
-    def _fits(self, info: BlockInfo, port: Port, address: str) -> None:
-        """The tensor at `address` has the axes of the port, and is of ids where those are wanted."""
+    def _check_tensor(self, info: BlockInfo, port: Port, address: str) -> None:
+        """Check the number of axes of the tensor at `address`, and whether it holds token ids or vectors."""
         if port.ids != (address in self.ids):
-            wanted = "token ids" if port.ids else "vectors"
+            expected = "token ids" if port.ids else "vectors"
             help = "read an input of token ids" if port.ids else "read them through an embedding"
-            raise ShapeError(f"{port.name} of {info.name} reads {wanted}, but {self._known(address)}", help)
+            raise ShapeError(f"{port.name} of {info.name} reads {expected}, but {self._describe(address)}", help)
         if len(self.shapes[address]) != len(port.axes):
-            wanted = f"{len(port.axes)} axes ({' '.join(port.axes)})"
+            expected = f"{len(port.axes)} axes ({' '.join(port.axes)})"
             raise ShapeError(
-                f"{port.name} of {info.name} has {wanted}, but {self._known(address)}",
-                f"tfm blocks {info.name} has more",
+                f"{port.name} of {info.name} has {expected}, but {self._describe(address)}",
+                f"see tfm blocks {info.name}",
             )
 
-    def _fits_letter(self, info: BlockInfo, letter: str, actual: Size, *, first: bool, address: str) -> None:
-        """The batch comes first; a width is no sequence, whose positions would be seen unnoticed; a mask needs one."""
+    def _check_axis(self, info: BlockInfo, letter: str, actual: Size, *, first: bool, address: str) -> None:
+        """Check the kind of an axis: the batch is first, a mask needs a sequence, and a width must be a number.
+
+        A sequence bound to a width would let positions see each other unchecked.
+        """
         kind = "the batch" if first else "a sequence" if letter in info.signature.sequences else "a width"
         sequence = isinstance(actual, Axis) and bool(actual.inputs)
         fits = {
@@ -154,21 +164,24 @@ class ShapeInference:
             "a width": isinstance(actual, int),
         }
         if not fits[kind]:
-            rule = f"{letter} of {info.name} is {kind}, but has {actual} where {self._known(address)}"
+            rule = f"{letter} of {info.name} is {kind}, but has {actual} in {self._tensor(address)}"
             raise ShapeError(rule, "in B N D, B is the batch, N a sequence, and D the width of its vectors")
 
-    def _fits_owner(self, node: Node, info: BlockInfo, axes: Mapping[str, Size]) -> None:
-        """A node that shares weights fits them."""
+    def _check_owner(self, node: Node, info: BlockInfo, axes: Mapping[str, Size]) -> None:
+        """Check that a node has the widths of the weights that it shares."""
         owner = self.axes.get(node.owner, axes)
         for letter in info.sizes:
             if axes.get(letter) != owner.get(letter):
                 widths = f"{letter} is {axes.get(letter)} here, but {owner.get(letter)} at {node.owner}"
-                help = "give both the same widths, or write a block with weights of its own"
+                help = "give both the same widths, or use a block with its own weights"
                 raise ShapeError(f"the module of {node.owner} does not fit: {widths}", help)
 
-    def _known(self, address: str) -> str:
+    def _describe(self, address: str) -> str:
         kind = " of token ids" if address in self.ids else ""
-        return f"{address} is {show(self.shapes[address])}{kind}"
+        return f"{address} is {format_shape(self.shapes[address])}{kind}"
+
+    def _tensor(self, address: str) -> str:
+        return f"{address} ({format_shape(self.shapes[address])})"
 
     def _problem(self, problem: Problem) -> None:
         if (problem.address, problem.place) not in {(known.address, known.place) for known in self.problems}:
@@ -176,18 +189,18 @@ class ShapeInference:
 
 
 def _other_size(*sizes: Size) -> str:
-    """A way out where two sizes differ."""
+    """Return the fix for two sizes that differ."""
     if any(isinstance(size, Axis) for size in sizes):
-        return "attention reads another sequence: {block: attention, kv: …}"
-    return "a block linear gives another width: {block: linear, d_out: …}"
+        return "to read another sequence, use attention: {block: attention, kv: …}"
+    return "to change the width, use linear: {block: linear, d_out: …}"
 
 
 def _sum(sizes: list[Size]) -> Size:
-    """Widths add up; sequences are laid end to end."""
+    """Add widths, or concatenate sequences."""
     widths = [size for size in sizes if isinstance(size, int)]
     if len(widths) == len(sizes):
         return sum(widths)
     axes = [size for size in sizes if isinstance(size, Axis)]
     if widths or any(not axis.inputs for axis in axes):
-        raise ShapeError(f"cannot lay {' and '.join(map(str, sizes))} end to end", "join tensors of like axes")
-    return Axis("+".join(map(str, axes)), tuple(one for axis in axes for one in axis.inputs))
+        raise ShapeError(f"cannot concatenate {' and '.join(map(str, sizes))}", "join tensors with the same axes")
+    return Axis("+".join(map(str, axes)), tuple(name for axis in axes for name in axis.inputs))

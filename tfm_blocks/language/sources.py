@@ -1,4 +1,4 @@
-"""Where each value of a composed config was written: file, line and column, or the command line."""
+"""Source locations of the values of a composed config: file, line and column, or the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KNOB = re.compile(r"\$\{\s*([A-Za-z_]\w*)\s*\}")
 
 @dataclass(frozen=True)
 class SourceKey:
-    """A key in a file: the spot of the key, and the value's text where it is a scalar."""
+    """A key in a file: its location, and the text of its value if that is a scalar."""
 
     place: Place
     text: str
@@ -24,14 +24,14 @@ class SourceKey:
 
 @dataclass
 class Sources:
-    """Paths to the spots that wrote them last. `chosen` are the files that were asked for, not their parents."""
+    """Map each path to the location that set it last. `chosen` are the requested files without their parents."""
 
     written: dict[Path, SourceKey] = field(default_factory=dict)
     overrides: dict[Path, str] = field(default_factory=dict)
     chosen: set[str] = field(default_factory=set)
 
     def add_file(self, file: str, text: str, prefix: Path = (), *, chosen: bool = False) -> None:
-        """Notes every key of a YAML file, below `prefix`; the last file that has a key wins."""
+        """Record every key of a YAML file, below `prefix`; the last file with a key wins."""
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if isinstance(root, yaml.MappingNode):
             self._walk(root, prefix, file, text.splitlines())
@@ -40,15 +40,15 @@ class Sources:
 
     def _walk(self, node: yaml.MappingNode, path: Path, file: str, lines: Sequence[str]) -> None:
         for key, value in node.value:
-            here = (*path, str(key.value))
+            key_path = (*path, str(key.value))
             mark = key.start_mark
             place = Place(file, mark.line + 1, mark.column + 1, lines[mark.line].strip())
-            self.written[here] = SourceKey(place, value.value if isinstance(value, yaml.ScalarNode) else "")
+            self.written[key_path] = SourceKey(place, value.value if isinstance(value, yaml.ScalarNode) else "")
             if isinstance(value, yaml.MappingNode):
-                self._walk(value, here, file, lines)
+                self._walk(value, key_path, file, lines)
 
     def place(self, path: Path) -> Place | None:
-        """The spot of `path`, or of the nearest key around it that a file wrote."""
+        """Return the location of `path`, or of its nearest parent key in a file."""
         while path:
             if path in self.written:
                 return self.written[path].place
@@ -56,7 +56,7 @@ class Sources:
         return None
 
     def origin(self, path: Path) -> str:
-        """A sentence on who set `path`, following `${knob}` to the knob; empty where the place says it already."""
+        """Describe what set `path`, following `${knob}` to the knob; return "" if the location already shows it."""
         if path in self.overrides:
             return f"{path[-1]} comes from the command line: {self.overrides[path]}"
         knob = self._knob(path)
@@ -70,26 +70,26 @@ class Sources:
         match = _KNOB.search(written.text) if written else None
         return match[1] if match else None
 
-    def set_here(self, path: Path) -> bool:
-        """Set by the chosen file or the command line, also through a knob, rather than inherited."""
+    def is_set_by_user(self, path: Path) -> bool:
+        """Return True if the chosen file or the command line sets `path`, directly or by a knob; False if inherited."""
         if path in self.overrides:
             return True
         written = self.written.get(path)
         knob = self._knob(path)
-        own = written is not None and written.place.file in self.chosen
-        return own or (knob is not None and (knob,) in self.overrides)
+        chosen = written is not None and written.place.file in self.chosen
+        return chosen or (knob is not None and (knob,) in self.overrides)
 
     def problem(self, path: Path, rule: str, *, blame: Path | None = None, help: str = "") -> Problem:
-        """A problem at `path`; `blame` is the path of the value that causes it, where that is another."""
+        """Build a problem at `path`; `blame` is the path of the value that causes it, if different."""
         return Problem(".".join(path), rule, self.place(path), self.origin(blame or path), help)
 
 
-def knobs_read(mapping: Mapping[str, object]) -> set[str]:
-    """The names of all `${knob}` in a raw (unresolved) mapping."""
-    found: set[str] = set()
+def find_knobs(mapping: Mapping[str, object]) -> set[str]:
+    """Return the names of all `${knob}` in a raw (unresolved) mapping."""
+    knobs: set[str] = set()
     for value in mapping.values():
         if isinstance(value, Mapping):
-            found |= knobs_read(value)
+            knobs |= find_knobs(value)
         elif isinstance(value, str):
-            found |= set(_KNOB.findall(value))
-    return found
+            knobs |= set(_KNOB.findall(value))
+    return knobs

@@ -1,4 +1,4 @@
-"""The checked model, from which the network is built: layers expanded, arguments evaluated, shapes known."""
+"""The checked model that the network is built from: expanded layers, evaluated arguments, inferred shapes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TARGET = "tgt"
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis whose size varies: the batch, a sequence, or sequences laid end to end (`S+P`).
+    """An axis of variable size: the batch, a sequence, or concatenated sequences (`S+P`).
 
-    `inputs` are those that decide which positions are padding, one for each sequence that was joined.
+    `inputs` are the inputs that define the padding, one per concatenated sequence.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Axis:
 
     @property
     def joined(self) -> bool:
-        """Several sequences, so that padding stands between real positions too."""
+        """Return True for concatenated sequences, which may have padding between real positions."""
         return len(self.inputs) > 1
 
 
@@ -36,34 +36,35 @@ Size = Axis | int
 Shape = tuple[Size, ...]
 
 
-def show(shape: Shape) -> str:
-    """`B T 512`."""
+def format_shape(shape: Shape) -> str:
+    """Format a shape, such as `B T 512`."""
     return " ".join(map(str, shape))
 
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that the caller gives. Two symbolic axes (`B S`) mean token ids, where 0 is padding."""
+    """A tensor passed by the caller. Two symbolic axes (`B S`) mean token ids, where 0 is padding."""
 
     name: str
     shape: Shape
 
     @property
     def tokens(self) -> bool:
-        """Holds token ids."""
+        """Return True if the input holds token ids."""
         return len(self.shape) == 2 and isinstance(self.shape[1], Axis)
 
     @property
     def sequences(self) -> tuple[Axis, ...]:
-        """Its axes but the batch and the width."""
+        """Return the axes except the batch and the width."""
         return tuple(axis for axis in self.shape[1:] if isinstance(axis, Axis))
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of add & norm. `value` is its number: of `dropout` and `droppath` the rate, of `scale` the factor, of
-    `gain` the start, of `add` the factor of what is added. `block` and `arguments` are those of a `norm`; `width` is
-    that of what the step acts on.
+    """An operation of add & norm.
+
+    `value` is the rate of `dropout` and `droppath`, the factor of `scale`, the initial value of `gain`, or the factor
+    of the residual in `add`. `block` and `arguments` define a `norm`. `width` is the width of the operand.
     """
 
     kind: Literal["dropout", "add", "norm", "scale", "gain", "droppath"]
@@ -76,13 +77,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Node:
-    """One call of a block, between its add & norm steps. A node without a block is `post` alone: the `last` of a stack.
+    """A call of a block, with its add & norm. A node without a block has only `post`, such as the `last` of a stack.
 
-    `owner` is the address whose weights it uses: its own, or another's where they are shared. `reads` maps ports to
-    addresses of nodes or names of inputs, the first port first. `residual` is what `add` adds. `axes` binds the
-    signature's letters. `stack` is the address of the outermost stack around it. `sees` is what a position of the
-    output sees of the target: nothing of it, its past, or all. A `deep` node takes the factor of its `add` from the
-    depths of the model, and `shrink`, the factor of the starting weights on the residual's way.
+    `owner` is the address that owns the weights; it differs from `address` if the weights are shared. `reads` maps
+    ports to addresses of nodes or names of inputs, first port first. `residual` is the address that `add` adds. `axes`
+    binds the signature's letters. `stack` is the address of the outermost stack around the node. `sees` is the part of
+    the target that an output position depends on. For a `deep` node, the depth of the model sets the factor of `add`
+    and `shrink`, the factor of the initial weights in the branch.
     """
 
     address: str
@@ -104,25 +105,26 @@ class Node:
 
     @property
     def shares(self) -> bool:
-        """It owns no weights."""
+        """Return True if the node uses the weights of another node."""
         return self.owner != self.address
 
     @property
     def entry(self) -> str:
-        """What the first port reads; of several tensors, the first."""
+        """Return the first address that the first port reads."""
         return next(iter(self.reads.values()))[0]
 
     @property
     def read(self) -> tuple[str, ...]:
-        """Every address that it reads."""
+        """Return every address that the node reads."""
         return tuple(address for addresses in self.reads.values() for address in addresses)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Inputs and the nodes in running order; the last is the sink. `mapping` is the resolved config it came from.
+    """Inputs and nodes in execution order; the last node is the sink. `mapping` is the resolved config.
 
-    `head` counts the nodes at the end that treat each position by itself: training gives them only what counts.
+    `head` is the number of nodes at the end that treat each position separately. Training runs them only on the
+    positions that count in the loss.
     """
 
     inputs: tuple[Input, ...]
@@ -133,27 +135,27 @@ class Spec:
 
     @property
     def sink(self) -> Node:
-        """The node whose output is the model's."""
+        """Return the node whose output is the model's output."""
         return self.nodes[-1]
 
     @property
     def sources(self) -> tuple[Input, ...]:
-        """The inputs that are given whole."""
-        return tuple(one for one in self.inputs if one.name != TARGET)
+        """Return all inputs except the target."""
+        return tuple(tensor for tensor in self.inputs if tensor.name != TARGET)
 
     @property
     def blocks(self) -> set[str]:
-        """The names of all blocks in use: of nodes, of the parts in their arguments, and of norms around them."""
+        """Return the names of all blocks in use, including those in arguments and in add & norm."""
         uses: list[Node | Step] = []
         for node in self.nodes:
             uses += [node, *node.pre, *node.post]
         return {name for use in uses if use.block for name in block_names(Part(use.block, use.arguments))}
 
     def input(self, name: str) -> Input:
-        """The input of this name."""
-        return next(one for one in self.inputs if one.name == name)
+        """Return the input with this name."""
+        return next(tensor for tensor in self.inputs if tensor.name == name)
 
 
 def names(inputs: Iterable[Input]) -> list[str]:
-    """The names of inputs."""
-    return [one.name for one in inputs]
+    """Return the names of inputs."""
+    return [tensor.name for tensor in inputs]

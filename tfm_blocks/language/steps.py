@@ -1,4 +1,4 @@
-"""Steps of add & norm with their numbers: rates, factors, and the norm that the args name."""
+"""Evaluate the operations of add & norm: rates, factors, and the norm set by the args."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, cast
 
 from tfm_blocks.language.add_norm import WrittenStep
-from tfm_blocks.language.arguments import Args, ArgumentError, Given
+from tfm_blocks.language.arguments import Args, ArgumentError, RawValue
 from tfm_blocks.language.spec import Path, Step
 from tfm_blocks.registry.values import Kind
 
@@ -17,11 +17,11 @@ KINDS = {"scale": Kind("float"), "gain": Kind("float"), "add": Kind("float"), "d
 def read_steps(
     written: Sequence[WrittenStep], path: Path, args: Args, problems: list[ArgumentError]
 ) -> tuple[Step, ...]:
-    """The steps; what is wrong with a number or with the norm is added to `problems`."""
+    """Evaluate the operations. Errors in a number or in the norm are added to `problems`."""
     steps = []
-    for one in written:
+    for step in written:
         try:
-            steps.append(_read(one, path, args))
+            steps.append(_read(step, path, args))
         except ArgumentError as error:
             problems.append(error)
     return tuple(steps)
@@ -32,9 +32,9 @@ def _read(written: WrittenStep, path: Path, args: Args) -> Step:
         rate = args.find("dropout")
         return Step("dropout", args.convert(rate, Kind("rate")) if rate else 0.0)
     if written.kind == "norm":
-        part = args.part(args.find("norm") or Given("layernorm", path), "norm")
+        part = args.read_part(args.find("norm") or RawValue("layernorm", path), "norm")
         return Step("norm", block=part.block, arguments=part.arguments)
     if written.kind == "add" and written.value is None:
         return Step("add", 1.0)
-    number = args.convert(Given(written.value, (*written.path, written.kind)), KINDS[written.kind])
+    number = args.convert(RawValue(written.value, (*written.path, written.kind)), KINDS[written.kind])
     return Step(cast(NumberedStep, written.kind), number, per_channel=written.per_channel)

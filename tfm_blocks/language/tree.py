@@ -1,4 +1,4 @@
-"""A model as it is written, one object a node: keys and forms are right, nothing is resolved yet."""
+"""A model as written, one object per node: keys and forms are valid, but nothing is resolved yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ InputTree = "Reference | BlockTree"
 
 @dataclass(frozen=True)
 class Tree:
-    """What every node has. `reads` maps ports to what they read; the first port is under `in`."""
+    """Base of all nodes. `reads` maps ports to references or inline blocks; the first port is under `in`."""
 
     name: str
     path: Path
@@ -35,7 +35,7 @@ class BlockTree(Tree):
 
 @dataclass(frozen=True)
 class SameTree(Tree):
-    """A further call of the node named `of`."""
+    """Another call of the node named `of`."""
 
     of: Reference
 
@@ -51,7 +51,7 @@ class JoinTree:
 
 @dataclass(frozen=True)
 class ParallelTree(Tree):
-    """The nodes of a graph side by side, joined."""
+    """The nodes of a graph as parallel branches, and their join."""
 
     join: JoinTree
     args: Mapping[str, Any]
@@ -61,9 +61,9 @@ class ParallelTree(Tree):
 
 @dataclass(frozen=True)
 class LayerTree(Tree):
-    """A graph, `repeat` times on top of itself; with `join` side by side, with `share` with the weights of the first.
+    """A graph stacked `repeat` times, or in parallel with `join`; with `share`, all layers use the first one's weights.
 
-    `changed` are the graphs of single layers, by the index that `at` gives, from either end.
+    `changed` maps indices of `at`, which may be negative, to the graphs of single layers.
     """
 
     repeat: Any

@@ -1,4 +1,4 @@
-"""What nothing reads: inputs, outputs of nodes, and args."""
+"""Find inputs, outputs of nodes, and args that nothing reads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tfm_blocks.language.spec import Node, Path
 from tfm_blocks.language.tree import MODEL, LayerTree, ModelTree, ParallelTree, Tree
 
 
-def unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: Sources) -> list[Problem]:
-    """A problem for each input that no node reads, and for each node but the sink whose output nothing reads."""
+def find_unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: Sources) -> list[Problem]:
+    """Return a problem for each unread input, and for each node except the sink whose output is unread."""
     read = {address for node in nodes.values() for address in node.read}
     problems = []
-    for one in tree.inputs:
-        if one.name not in read:
-            help = f"in: {one.name}, or {one.name}: null"
-            problems.append(sources.problem((*MODEL, "inputs", one.name), "no node reads this input", help=help))
+    for tensor in tree.inputs:
+        if tensor.name not in read:
+            help = f"in: {tensor.name}, or {tensor.name}: null"
+            problems.append(sources.problem((*MODEL, "inputs", tensor.name), "no node reads this input", help=help))
     for address, node in nodes.items():
         if address not in read and address != sink:
             rule = f"nothing reads the output of {node.path[-1]}"
@@ -27,15 +27,15 @@ def unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: Sourc
     return problems
 
 
-def unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sources: Sources) -> list[Problem]:
-    """A problem for each arg that no block takes, where the chosen file or the command line sets it."""
+def find_unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sources: Sources) -> list[Problem]:
+    """Return a problem for each arg that no block takes, if the chosen file or the command line sets it."""
     taken = {argument for node in nodes.values() for argument in node.arguments}
     return [
         sources.problem(
             path, f"no block takes {path[-1]!r} from here", help=suggest(path[-1], taken - {path[-1]}) or "leave it out"
         )
         for path in dict.fromkeys(_args(tree))
-        if path not in used and sources.set_here(path)
+        if path not in used and sources.is_set_by_user(path)
     ]
 
 

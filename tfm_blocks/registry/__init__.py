@@ -1,1 +1,1 @@
-"""The closed registry: what a block is, what it takes, and what its YAML values may say. Nothing here needs torch."""
+"""The closed registry of blocks, their arguments and the types of YAML values. Does not need torch."""

@@ -1,4 +1,4 @@
-"""The `@block` decorator: one typed declaration feeds the checker, shape inference, `tfm blocks` and the docs."""
+"""The `@block` decorator: the checker, shape inference, `tfm blocks` and the docs use its typed declaration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRAMMAR = frozenset(
 )
 CATEGORIES = ("norm", "activation", "join", "position", "scores", "gate", "router")
 REQUIRED = inspect.Parameter.empty
-KEEP, RIGHT_PADDED = "keep_B", "right_padded_"  # before the letter of an axis: parameters of `forward`
+KEEP, RIGHT_PADDED = "keep_B", "right_padded_"  # prefixes of parameters of `forward`; the letter of an axis follows
 
 Cls = TypeVar("Cls", bound=type)
 Values = Mapping[str, Any]
@@ -27,7 +27,7 @@ Sees = Literal["itself", "past", "all"]
 
 @dataclass(frozen=True)
 class Argument:
-    """A YAML argument of a block; `default` is REQUIRED where there is none."""
+    """A YAML argument of a block; `default` is REQUIRED if there is none."""
 
     name: str
     kind: Kind
@@ -35,22 +35,25 @@ class Argument:
 
     @property
     def required(self) -> bool:
-        """Must come from the node or from the args in scope."""
+        """Return True if the node or the args in scope must set the argument."""
         return self.default is REQUIRED
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockInfo:
-    """All that the language knows of a block.
+    """Declaration of a block, as used by the language.
 
-    `sizes` are the letters that the constructor takes, `keeps` the letters whose keep mask `forward` takes,
-    `right_padded` the letters for which `forward` takes whether padding comes last,
-    `parameters` the names that `forward` gives to the ports, `tieable` the parameter that `tie` shares. `sees` tells
-    what an output position sees of others: a port, or `kv|x` for kv and else x, to 'past', 'all' or the name of the
-    argument that decides. Of other ports it sees its own position. A `weightless` block has no parameters, so it is not
-    shared by the layers that share their weights: each of them has one with its own arguments.
-    `alias_of` names the block that an alias stands for; `translate` returns the constructor's arguments for those of
-    the model file.
+    `sizes` are the letters that the constructor takes, and `keeps` the letters whose keep mask `forward` takes.
+    `right_padded` are the letters for which `forward` takes a flag that padding comes last. `parameters` maps ports to
+    parameters of `forward`. `tieable` is the parameter that `tie` shares.
+
+    `sees` maps a port, or `kv|x` for kv if it is wired and else x, to the positions that an output position depends on:
+    'past', 'all' or the name of the argument that decides. For unlisted ports, an output position sees only the same
+    position. A `weightless` block has no parameters, so layers with shared weights have separate instances of it, each
+    with its own arguments.
+
+    `alias_of` is the block that an alias stands for. `translate` maps arguments of the model file to arguments of the
+    constructor.
     """
 
     name: str
@@ -77,20 +80,20 @@ class BlockInfo:
 
     @property
     def description(self) -> str:
-        """The docstring of the class; for an alias, the block and the arguments that it stands for."""
+        """Return the docstring of the class; for an alias, the block and the arguments that it stands for."""
         if not self.alias_of:
             return inspect.getdoc(self.cls) or ""
-        defaults = {name: "…" if one.required else one.default for name, one in self.arguments.items()}
+        defaults = {name: "…" if argument.required else argument.default for name, argument in self.arguments.items()}
         block = REGISTRY.blocks[self.alias_of].arguments
         written = [
             f"{name}: {value}" for name, value in self.translate(defaults).items() if _differs(value, block[name])
         ]
         return f"Alias of `{self.alias_of}`" + (f" with `{', '.join(written)}`." if written else ".")
 
-    def sight(self, port: str, given: Collection[str], arguments: Mapping[str, Any]) -> Sees:
-        """What an output position sees of `port`, where the ports `given` are wired; mask=causal is the past."""
+    def sight(self, port: str, wired: Collection[str], arguments: Mapping[str, Any]) -> Sees:
+        """Return the positions of `port` that an output position sees, if the ports `wired` are connected."""
         for ports, seen in self.sees.items():
-            attended = next((name for name in ports.split("|") if name in given), None)
+            attended = next((name for name in ports.split("|") if name in wired), None)
             if port == attended and seen in self.arguments:
                 return "past" if arguments[seen] == "causal" else "all"
             if port == attended:
@@ -99,22 +102,22 @@ class BlockInfo:
 
     @property
     def shipped(self) -> bool:
-        """Part of tfm-blocks; any other block comes from a plug-in."""
+        """Return True if the block is part of tfm-blocks and not of a plug-in."""
         return self.cls.__module__.startswith("tfm_blocks.")
 
     @property
     def stepped(self) -> bool:
-        """Remembers the positions before the present one, so it has `start` and `step`."""
+        """Return True if the block keeps state for incremental decoding, by `start` and `step`."""
         return hasattr(self.cls, "step")
 
     @property
     def positionwise(self) -> bool:
-        """An output position depends on its input position alone, wherever in the sequence it stands."""
+        """Return True if an output position depends only on its input position, independent of its index."""
         return not self.sees and not self.stepped and not self._merges_sequences
 
     @property
     def alone(self) -> bool:
-        """Position-wise, from vectors, with nothing but the output: a position needs nothing but its vector."""
+        """Return True if the block is position-wise on vectors and takes no mask and returns no loss."""
         signature = self.signature
         return self.positionwise and not (self.keeps or self.right_padded or signature.loss or signature.ports[0].ids)
 
@@ -125,7 +128,7 @@ class BlockInfo:
 
 @dataclass
 class Registry:
-    """Names to blocks. It is closed: what is not in it cannot be written in a model file.
+    """Map names to blocks. The registry is closed: a model file can use only registered blocks.
 
     `broken` holds the installed plug-ins that failed to load, whose blocks are missing.
     """
@@ -135,27 +138,30 @@ class Registry:
     broken: set[str] = field(default_factory=set)
 
     def add(self, info: BlockInfo) -> None:
-        """Raises TypeError on a name taken by another class; the same class of a module imported again replaces it."""
+        """Register a block. A re-imported class replaces itself.
+
+        Raises TypeError if another class has the name.
+        """
         taken = self.blocks.get(info.name)
         if taken and _full_name(taken.cls) != _full_name(info.cls):
-            raise TypeError(f"block {info.name!r} is registered already, by {_full_name(taken.cls)}")
+            raise TypeError(f"block {info.name!r} is already registered by {_full_name(taken.cls)}")
         self.blocks[info.name] = info
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Names that no node may have, because the modules that hold the nodes have attributes of these names."""
+        """Reserve names that no node may have, because the modules that hold nodes have attributes with these names."""
         self.reserved.update(name for name in names if not name.startswith("_"))
 
     def members(self, category: str) -> list[str]:
-        """The names of the blocks of a category."""
+        """Return the names of the blocks of a category."""
         return [name for name, info in self.blocks.items() if info.category == category]
 
     def suggest(self, name: object, known: Iterable[str]) -> str:
         """Return the help for an unknown name: the nearest of `known`, and the plug-ins that failed to load."""
-        lost = [f"it may be a block of the plug-in {one}, which failed to load" for one in sorted(self.broken)]
-        return "; ".join([suggest(str(name), known), *lost])
+        failed = [f"it may be a block of the plug-in {plugin}, which failed to load" for plugin in sorted(self.broken)]
+        return "; ".join([suggest(str(name), known), *failed])
 
     def make(self, part: Part, *sizes: int) -> Any:
-        """The module of a part, with as many of `sizes` as its constructor takes."""
+        """Construct the module of a part, with the first of `sizes` that its constructor takes."""
         info = self.blocks[part.block]
         return info.make(*sizes[: len(info.sizes)], **part.arguments)
 
@@ -175,32 +181,35 @@ def block(
     where: Mapping[str, str] | None = None,
     tieable: str | None = None,
 ) -> Callable[[Cls], Cls]:
-    """Registers an `nn.Module` class as the block `name`.
+    """Register an `nn.Module` class as the block `name`.
 
-    Its positional constructor parameters are letters of the signature, injected as sizes (None where only an absent
-    port would bind them); its keyword-only parameters are the YAML arguments, their annotations the types. A
-    constructor that ends in `**options` also has the keyword-only parameters of the base class that it passes them to.
-    The positional parameters of `forward` are called like the ports, with their axes behind: `x_BTD`. Its keyword-only
-    `keep_BT` parameters receive the keep mask of axis T, and `right_padded_T` is True if padding comes last on axis T.
-    A block that reads other positions of a port has it in `sees`, and `start` and `step` if the output has that axis.
-    A `weightless` block has no parameters; its arguments may name `i` in a layer that shares its weights.
-    A rule of `where` may end in `unless ARGUMENT`: where that is set, nothing is asked.
-    Raises TypeError at import on a declaration that breaks these rules.
+    Constructor: positional parameters are letters of the signature, and receive their sizes, or None if only an absent
+    port would bind them. Keyword-only parameters are the YAML arguments, typed by their annotations. A constructor that
+    ends in `**options` also has the keyword-only parameters of the base class that receives them.
+
+    `forward`: positional parameters are named after the ports, followed by their axes: `x_BTD`. A keyword-only
+    parameter `keep_BT` receives the keep mask of axis T, and `right_padded_T` is True if padding comes last on axis T.
+
+    A block that reads other positions of a port lists the port in `sees`, and needs `start` and `step` if the output
+    has that axis. A `weightless` block has no parameters; its arguments may use `i` in a layer with shared weights.
+    A rule of `where` may end in `unless ARGUMENT`, which disables the rule if that argument is set.
+
+    Raises TypeError at import if a declaration breaks these rules.
     """
 
-    said: dict[str, Any] = {"name": name, "source": source, "branch": branch, "category": category, "tieable": tieable}
-    said |= {"weightless": weightless}
-    said |= {"signature": parse_signature(signature), "sees": dict(sees or {}), "where": dict(where or {})}
+    options: dict[str, Any] = {"name": name, "source": source, "branch": branch, "category": category}
+    options |= {"tieable": tieable, "weightless": weightless}
+    options |= {"signature": parse_signature(signature), "sees": dict(sees or {}), "where": dict(where or {})}
 
     def register(cls: Cls) -> Cls:
-        REGISTRY.add(_info(cls, **said))
+        REGISTRY.add(_info(cls, **options))
         return cls
 
     return register
 
 
-def _info(cls: type, *, name: str, signature: Signature, **said: Any) -> BlockInfo:
-    """What the class says of itself beside what was said of it. Raises TypeError where the two break the rules."""
+def _info(cls: type, *, name: str, signature: Signature, **options: Any) -> BlockInfo:
+    """Combine the decorator's options with the parameters of the class. Raises TypeError if they do not match."""
     sizes, arguments = _constructor(name, cls)
     info = BlockInfo(
         name=name,
@@ -211,7 +220,7 @@ def _info(cls: type, *, name: str, signature: Signature, **said: Any) -> BlockIn
         keeps=_letters(cls, KEEP),
         right_padded=_letters(cls, RIGHT_PADDED),
         parameters=_parameters(name, cls, signature),
-        **said,
+        **options,
     )
     _check_names(info)
     _check_sight(info)
@@ -227,20 +236,20 @@ def _full_name(cls: type) -> str:
 
 
 def alias(name: str, *, of: str, takes: Collection[str]) -> Callable[[Translate], Translate]:
-    """Register another name for the block `of`, for models that were written with that name.
+    """Register another name for the block `of`, for models written with that name.
 
-    The alias has the arguments `takes` of the block, and the keyword-only parameters of the decorated function, which
-    returns the arguments of the block that they stand for.
+    The alias has the block's arguments `takes` and the keyword-only parameters of the decorated function, which
+    converts them to arguments of the block.
     """
 
     def register(function: Translate) -> Translate:
-        block, own = REGISTRY.blocks[of], _arguments(name, function)
+        block, options = REGISTRY.blocks[of], _arguments(name, function)
 
         def translate(values: Values) -> Values:
-            taken = {key: value for key, value in values.items() if key not in own}
-            return {**taken, **function(**{key: value for key, value in values.items() if key in own})}
+            taken = {key: value for key, value in values.items() if key not in options}
+            return {**taken, **function(**{key: value for key, value in values.items() if key in options})}
 
-        arguments = {**{key: block.arguments[key] for key in takes}, **own}
+        arguments = {**{key: block.arguments[key] for key in takes}, **options}
         REGISTRY.add(replace(block, name=name, arguments=arguments, alias_of=of, translate=translate))
         return function
 
@@ -248,7 +257,7 @@ def alias(name: str, *, of: str, takes: Collection[str]) -> Callable[[Translate]
 
 
 def _constructor(name: str, cls: type) -> tuple[tuple[str, ...], dict[str, Argument]]:
-    """The letters and the arguments of a class, with the arguments of the bases that it passes `**options` to."""
+    """Return the letters and the arguments of a class, including those of the bases that receive its `**options`."""
     constructors = _constructors(name, cls)
     arguments: dict[str, Argument] = {}
     for constructor in constructors:
@@ -258,27 +267,27 @@ def _constructor(name: str, cls: type) -> tuple[tuple[str, ...], dict[str, Argum
 
 
 def _constructors(name: str, cls: type) -> list[Any]:
-    """The constructor of a class, and those of its bases up to the first that takes no `**options`; none of torch's."""
-    found: list[Any] = []
+    """Return the constructors of a class and its bases, up to the first without `**options`, excluding nn.Module."""
+    constructors: list[Any] = []
     parameter = None
     for owner in cls.__mro__:
         if owner.__module__ == "torch.nn.modules.module":
             break
         if "__init__" in vars(owner):
-            found.append(vars(owner)["__init__"])
-            parameter = _any_number(found[-1])
+            constructors.append(vars(owner)["__init__"])
+            parameter = _variadic_parameter(constructors[-1])
             if parameter is None or parameter.kind is parameter.VAR_POSITIONAL:
                 break
     if parameter is not None:
         rule = "arguments must be named, by the class or by a base class"
         raise TypeError(f"block {name!r}: the constructor takes *{parameter.name}; {rule}")
-    return found
+    return constructors
 
 
-def _any_number(function: Any) -> inspect.Parameter | None:
-    """The parameter `*args` or `**options`."""
+def _variadic_parameter(function: Any) -> inspect.Parameter | None:
+    """Return the parameter `*args` or `**options`, if any."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return next((one for one in _parameters_of(function) if one.kind in kinds), None)
+    return next((parameter for parameter in _parameters_of(function) if parameter.kind in kinds), None)
 
 
 def _parameters_of(function: Any) -> list[inspect.Parameter]:
@@ -294,7 +303,7 @@ def _sizes(name: str, constructor: Any) -> Iterator[str]:
 
 
 def _arguments(name: str, function: Any) -> dict[str, Argument]:
-    """The keyword-only parameters of a function."""
+    """Return the keyword-only parameters of a function as arguments."""
     hints = get_type_hints(function, include_extras=True)
     arguments = {}
     for parameter in _parameters_of(function):
@@ -313,14 +322,14 @@ def _expect_annotation(name: str, parameter: inspect.Parameter, hints: Mapping[s
 
 
 def _letters(cls: type, prefix: str) -> tuple[str, ...]:
-    """The letters that `forward` has keyword-only parameters for."""
+    """Return the letters that follow `prefix` in keyword-only parameters of `forward`."""
     forward = inspect.signature(cls.forward)  # type: ignore[attr-defined]
-    names = [one.name for one in forward.parameters.values() if one.kind is one.KEYWORD_ONLY]
+    names = [name for name, parameter in forward.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     return tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
 def _parameters(name: str, cls: type, signature: Signature) -> dict[str, str]:
-    """What `forward` calls each port: its name, or its name with the axes behind, in the order of the signature."""
+    """Map each port to its parameter of `forward`: the port's name, optionally followed by its axes."""
     declared = inspect.signature(cls.forward).parameters.values()  # type: ignore[attr-defined]
     taken = [parameter.name for parameter in declared if parameter.kind is parameter.POSITIONAL_OR_KEYWORD][1:]
     options = [parameter.name for parameter in declared if parameter.kind is parameter.KEYWORD_ONLY]
@@ -328,15 +337,15 @@ def _parameters(name: str, cls: type, signature: Signature) -> dict[str, str]:
     if unknown:
         raise TypeError(
             f"block {name!r}: forward takes {', '.join(unknown)}, which nothing passes: "
-            f"its keyword-only parameters are {KEEP}T, the keep mask of axis T, and {RIGHT_PADDED}T"
+            f"its keyword-only parameters can be {KEEP}T, the keep mask of axis T, and {RIGHT_PADDED}T"
         )
     ports = [port.name for port in signature.ports]
     if len(taken) != len(ports) or any(
-        one != port and not one.startswith(f"{port}_") for one, port in zip(taken, ports, strict=True)
+        parameter != port and not parameter.startswith(f"{port}_") for parameter, port in zip(taken, ports, strict=True)
     ):
         raise TypeError(
             f"block {name!r}: forward takes {', '.join(taken) or 'nothing'}, but its ports are {', '.join(ports)}: "
-            "call each parameter like its port, with its axes behind, as x_BTD"
+            "name each parameter after its port, followed by its axes, such as x_BTD"
         )
     return dict(zip(ports, taken, strict=True))
 
@@ -356,26 +365,26 @@ def _check_names(info: BlockInfo) -> None:
         raise TypeError(f"block {info.name!r}: there is no category {info.category!r}: {', '.join(CATEGORIES)}")
     if clashes:
         raise TypeError(
-            f"block {info.name!r}: {sorted(clashes)} name two things at once (ports, arguments, grammar words)"
+            f"block {info.name!r}: {sorted(clashes)} are used twice (as ports, arguments or reserved words)"
         )
     if info.weightless and info.branch:
         raise TypeError(
-            f"block {info.name!r}: a branch block is not weightless, since the norms around it have weights"
+            f"block {info.name!r}: a branch block cannot be weightless, since the norms around it have weights"
         )
     if unknown:
         raise TypeError(f"block {info.name!r}: {sorted(unknown)} are neither letters of the signature nor arguments")
 
 
 def _check_sight(info: BlockInfo) -> None:
-    """Every sequence that a block takes in is seen at the output's own position, or `sees` says of it what is seen."""
+    """Check that every input sequence has the output's positions or is listed in `sees`."""
     signature = info.signature
     seen = {port for key in info.sees for port in key.split("|")}
     for port in signature.ports:
         unaligned = (port.letters & signature.sequences) - set(signature.output) - port.sums
         if unaligned and port.name not in seen:
             raise TypeError(
-                f"block {info.name!r}: the output has no axis {', '.join(sorted(unaligned))}, so sees must say what it "
-                f"sees of {port.name}: 'all', 'past' or the name of an argument"
+                f"block {info.name!r}: the output has no axis {', '.join(sorted(unaligned))}, so sees must list "
+                f"{port.name}: 'all', 'past' or the name of an argument"
             )
     remembers = any(signature.port(port).letters & signature.sequences & set(signature.output) for port in seen)
     if remembers and not (hasattr(info.cls, "start") and hasattr(info.cls, "step")):

@@ -1,4 +1,4 @@
-"""Arithmetic in strings, evaluated over Python's `ast`: no calls, no attributes, no names but those given."""
+"""Evaluate arithmetic in strings with Python's `ast`, without calls, attributes or unknown names."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def evaluate(value: str | Number, lookup: Callable[[str], Number]) -> Number:
-    """Value of an expression of numbers, names, `+ - * / // %` and parentheses; names are asked of `lookup`.
+    """Evaluate an expression of numbers, names, `+ - * / // %` and parentheses; `lookup` resolves names.
 
-    A single comparison gives a bool, for the `where` rules of blocks. A number is its own value. Raises ValueError with
-    a sentence.
+    A single comparison returns a bool, for the `where` rules of blocks. A number is returned as it is.
+    Raises ValueError with a sentence.
     """
     return _value(_parse(value), lookup) if isinstance(value, str) else _bounded(value)
 
 
 def names_in(text: str) -> list[str]:
-    """The names that an expression reads, in order of appearance."""
+    """Return the names in an expression, in order of appearance."""
     return list(dict.fromkeys(node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name)))
 
 
 def split_rule(rule: str) -> tuple[str, ...]:
-    """The comparison of a `where` rule, and the argument that it does not hold for where it ends in `unless NAME`."""
+    """Split a `where` rule into its comparison and, if it ends in `unless NAME`, the argument that disables it."""
     return tuple(rule.split(" unless "))
 
 

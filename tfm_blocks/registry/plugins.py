@@ -1,4 +1,4 @@
-"""Blocks of other packages: entry points, or `plugins=my_module` on the command line; never a key of a model file."""
+"""Import blocks of other packages: entry points, or `plugins=my_module` on the command line, but never model files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, cut, shown
 from tfm_blocks.registry.blocks import REGISTRY
 
 GROUP = "tfm_blocks.blocks"
-_registered: dict[str, set[str]] = {}  # by plug-in: the blocks that appeared while it was imported
+_registered: dict[str, set[str]] = {}  # plug-in to the blocks that its import registered
 
 
 def _print_warning(text: str) -> None:
@@ -21,10 +21,10 @@ def _print_warning(text: str) -> None:
 
 
 def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] = _print_warning) -> None:
-    """Import every installed entry point of the group, then `modules`, which are sought in the current folder first.
+    """Import every installed entry point of the group, then `modules`, which are looked up in the current folder first.
 
-    An entry point that fails is reported once by `warn`, because most models do not need it. Raises ConfigError if one
-    of `modules` cannot be imported.
+    `warn` reports a failing entry point once, because most models do not need it. Raises ConfigError if one of
+    `modules` cannot be imported.
     """
     for entry in entry_points(group=GROUP):
         _import_installed(entry, warn)
@@ -36,13 +36,13 @@ def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] = _print
 
 
 def plugins_in_use(modules: Sequence[str], blocks: Iterable[str]) -> list[str]:
-    """Return those of `modules` that register at least one of `blocks`."""
+    """Return the `modules` that register at least one of `blocks`."""
     used = set(blocks)
     return [module for module in modules if not used.isdisjoint(_registered_by(module))]
 
 
 def _registered_by(module: str) -> set[str]:
-    """Return the names of the blocks whose classes `module` or its submodules hold, or that its import registered."""
+    """Return the names of the blocks that `module` or its submodules define, or that its import registered."""
     held = {
         name
         for name, info in REGISTRY.blocks.items()

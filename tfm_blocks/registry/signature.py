@@ -13,10 +13,10 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class Port:
-    """One input of a block. An upper-case axis is a letter, bound by what the port reads; others are arguments.
+    """An input of a block. An upper-case axis is a letter, bound to a size of the input; other axes are arguments.
 
-    A port that is `many` takes several tensors, whose number the letter `count` is bound to. They agree in all letters
-    but those of `sums`, written `D+`, of which the output has the sum. A port for `ids` takes token ids.
+    A `many` port takes several tensors and binds the letter `count` to their number. Their axes must match except for
+    the letters of `sums`, written `D+`: the output has the sum of these sizes. A port for `ids` takes token ids.
     """
 
     name: str
@@ -29,13 +29,13 @@ class Port:
 
     @property
     def letters(self) -> set[str]:
-        """The letters that the port binds."""
+        """Return the letters that the port binds."""
         return {axis for axis in (*self.axes, self.count) if is_letter(axis)}
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Ports, the first of which is what `in` writes, and the axes of the output; `loss` is a second, scalar output."""
+    """Ports and the axes of the output. `in` sets the first port; `loss` is a second, scalar output."""
 
     ports: tuple[Port, ...]
     output: tuple[str, ...]
@@ -44,31 +44,31 @@ class Signature:
 
     @property
     def letters(self) -> set[str]:
-        """Every letter that a port binds."""
+        """Return every letter that a port binds."""
         return {letter for port in self.ports for letter in port.letters}
 
     @property
     def sequences(self) -> set[str]:
-        """The letters of sequence axes: between the first axis and the last of a port, or any but the first of ids."""
+        """Return the letters of sequence axes: all but a port's first and last axis; for ids, all but the first."""
         inner = (port.axes[1:] if port.ids else port.axes[1:-1] for port in self.ports)
         return {axis for axes in inner for axis in axes if is_letter(axis)}
 
     def port(self, name: str) -> Port:
-        """The port of this name."""
+        """Return the port with this name."""
         return next(port for port in self.ports if port.name == name)
 
     def always_bound(self) -> set[str]:
-        """The letters that are bound whatever is left out."""
+        """Return the letters that are bound even if all optional ports are absent."""
         return {letter for port in self.ports if not port.optional for letter in port.letters}
 
 
 def is_letter(axis: str) -> bool:
-    """Upper case: bound from an input. Otherwise the axis is the value of an argument."""
+    """Return True if the axis is upper case and so bound to an input; other axes are values of arguments."""
     return axis.isupper()
 
 
 def parse_signature(text: str) -> Signature:
-    """Raises TypeError where the text is no signature, or an output letter comes from nowhere."""
+    """Parse a signature. Raises TypeError if the text is invalid, or if no port binds an output letter."""
     left, arrow, right = text.partition("->")
     ports = tuple(_parse_port(part.strip(), text) for part in left.split(","))
     output, *others = (part.strip() for part in right.split(","))
@@ -92,7 +92,7 @@ def _parse_port(part: str, text: str) -> Port:
     axes = match["axes"].split()
     sums = frozenset(axis.removesuffix("+") for axis in axes if axis.endswith("+"))
     if sums and not match["many"]:
-        raise TypeError(f"signature {text!r}: only a port of several tensors, 'names[]', has axes that add up")
+        raise TypeError(f"signature {text!r}: only a port of several tensors, 'names[]', can have axes that add up")
     return Port(
         name=match["name"],
         axes=tuple(axis.removesuffix("+") for axis in axes),

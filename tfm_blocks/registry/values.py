@@ -1,4 +1,4 @@
-"""The types that a YAML value can have, read from Python annotations, and the check of a value against one."""
+"""Types of YAML values, read from Python annotations, and the conversion of values to them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from tfm_blocks.errors import shown
 
 Rate = Annotated[float, "from 0 to below 1"]
-"""A share from 0 to below 1, as of dropout."""
+"""A fraction in [0, 1), such as a dropout rate."""
 
 PLAIN: dict[Any, str] = {int: "int", float: "float", Rate: "rate", bool: "bool", str: "str"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A registered block with its arguments, as plain data: a value of a category, or a step of add & norm."""
+    """A registered block with its arguments as plain data: a value of a category, or an operation of add & norm."""
 
     block: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -44,21 +44,21 @@ Activation = Annotated[Part, "activation"]
 """A block of the category `activation`, such as relu."""
 
 Position = Annotated[Part, "position"]
-"""A block of the category `position`, such as rotary: it acts on queries and keys, or on their scores."""
+"""A block of the category `position`, such as rotary: it acts on queries and keys, or on attention scores."""
 
 Scores = Annotated[Part, "scores"]
-"""A block of the category `scores`, such as softmax: it makes attention weights of products of queries and keys."""
+"""A block of the category `scores`, such as softmax: it turns attention scores into attention weights."""
 
 Gate = Annotated[Part, "gate"]
 """A block of the category `gate`, such as sigmoid_gate: it multiplies the output of attention heads."""
 
 Router = Annotated[Part, "router"]
-"""A block of the category `router`, such as softmax_router: it chooses experts by their logits and weights them."""
+"""A block of the category `router`, such as softmax_router: it selects and weights experts by their logits."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One of `int float rate bool str list`, values of a Literal, or a category; `optional` where None is allowed."""
+    """A type: `int float rate bool str list`, the options of a Literal, or a category. `optional` allows None."""
 
     name: str
     options: tuple[str | bool, ...] = ()
@@ -68,12 +68,12 @@ class Kind:
 
     @property
     def numeric(self) -> bool:
-        """Where a string is arithmetic."""
+        """Return True if a string is evaluated as arithmetic."""
         return self.name in ("int", "float", "rate")
 
     @property
     def written(self) -> list[str]:
-        """The options as YAML writes them."""
+        """Return the options as written in YAML."""
         return [option if isinstance(option, str) else str(option).lower() for option in self.options]
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Kind:
 
 
 def kind_of(annotation: Any) -> Kind:
-    """The kind that an annotation states. Raises TypeError for one that YAML cannot say."""
+    """Convert an annotation to a kind. Raises TypeError if YAML cannot express it."""
     if get_origin(annotation) in (Union, types.UnionType):
         rest = [part for part in get_args(annotation) if part is not type(None)]
         if len(rest) == 1 and len(get_args(annotation)) == 2:
@@ -105,7 +105,10 @@ def kind_of(annotation: Any) -> Kind:
 
 
 def convert(value: Any, kind: Kind) -> Any:
-    """`value` as its kind; an int serves as a float. Raises ValueError with a sentence that follows 'X'."""
+    """Convert `value` to its kind; an int is accepted as a float.
+
+    Raises ValueError with a sentence that continues the argument's name.
+    """
     if value is None and kind.optional:
         return None
     if kind.options:
@@ -122,15 +125,13 @@ def convert(value: Any, kind: Kind) -> Any:
     if kind.name in ("int", "bool", "str") and type(value).__name__ == kind.name:
         return value
     if kind.name == "int" and isinstance(value, float):
-        whole = (
-            f"write {int(value)}, or // where it is a division" if value.is_integer() else "// divides and rounds down"
-        )
+        whole = f"write {int(value)}, or // for a division" if value.is_integer() else "// divides and rounds down"
         raise ValueError(f"must be an int, but is {value!r}: {whole}")
     raise ValueError(f"must be {_article(str(kind))}, but is {shown(value)}")
 
 
 def example(kind: Kind) -> str:
-    """What to write, for a value that is not of its kind."""
+    """Return the fix for a value of the wrong kind."""
     examples = {
         "int": "a whole number, such as 4",
         "float": "a number, such as 0.1",

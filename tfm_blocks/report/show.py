@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import Node, Spec, Step, show
+from tfm_blocks.language.spec import Node, Spec, Step, format_shape
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.network.graph import Network
@@ -99,7 +99,7 @@ def _texts(row: NodeRow, others: list[NodeRow]) -> tuple[str, ...]:
     owners = sum(not other.node.shares for other in others) + 1
     parameters = "–" if row.node.shares else f"{row.parameters:,}{_times(owners)}"
     cost = f"{row.multiply_adds:,}{_times(1 + len(others))}"
-    return row.node.address, row.block, ", ".join(row.node.read), show(row.node.shape), parameters, cost
+    return row.node.address, row.block, ", ".join(row.node.read), format_shape(row.node.shape), parameters, cost
 
 
 def _record(rows: list[NodeRow], total: int, sizes: Mapping[str, int], name: str) -> dict[str, object]:
@@ -110,7 +110,7 @@ def _record(rows: list[NodeRow], total: int, sizes: Mapping[str, int], name: str
             "form": row.block,
             "reads": {port: list(addresses) for port, addresses in row.node.reads.items()},
             "arguments": {key: str(value) if value is not None else None for key, value in row.node.arguments.items()},
-            "shape": show(row.node.shape),
+            "shape": format_shape(row.node.shape),
             "parameters": row.parameters,
             "multiply_adds": row.multiply_adds,
             "complexity": asdict(known) if (known := complexity(row.node)) else None,

@@ -62,7 +62,7 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
 
 def _jobs(asked: SweepRequest, settings: SweepSettings, check: Check) -> list[SweepJob]:
     """All jobs; of a search, one that has the first of all values. Raises ConfigError where one could not start."""
-    from tfm_blocks.compose.sweep import combinations, first_values
+    from tfm_blocks.compose.sweep import choose_first_values, combinations
     from tfm_blocks.sweep.random_values import draw_jobs
 
     if settings.method == "random":
@@ -70,7 +70,7 @@ def _jobs(asked: SweepRequest, settings: SweepSettings, check: Check) -> list[Sw
     if settings.method == "optuna":
         import tfm_blocks.sweep.search  # noqa: F401  which tells where optuna is missing
 
-        return _named(_checked([first_values(asked.parts)], asked, check), asked)
+        return _named(_checked([choose_first_values(asked.parts)], asked, check), asked)
     return _named(_checked(combinations(asked.parts), asked, check), asked)
 
 
@@ -104,7 +104,7 @@ def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: S
     from tfm_blocks.sweep.job import WRONG, SweepJob
 
     _expect_same_conf(sample, asked)
-    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.own), check)
+    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.config_dir), check)
     if found.checked is None:
         reason = f"{found.problems[0].address}: {found.problems[0].rule}"
         job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
@@ -118,7 +118,7 @@ def _expect_same_conf(sample: SweepJob, asked: SweepRequest) -> None:
     """Raise ConfigError if the files of conf/ make another config of the sample than at the start of the search."""
     from tfm_blocks.compose.sweep import compose_job
 
-    if replace(sample, composed=compose_job(sample.overrides, asked.own)).config != sample.config:
+    if replace(sample, composed=compose_job(sample.overrides, asked.config_dir)).config != sample.config:
         rule = "a file of conf/ has changed since the search started, so its trials could not be compared"
         raise ConfigError(Problem("sweep", rule, help="restore the file, or write sweep.name=… for a new search"))
 
@@ -138,7 +138,7 @@ def _checked(overrides: Sequence[list[str]], asked: SweepRequest, check: Check) 
     from tfm_blocks.report.jobs import show_jobs
     from tfm_blocks.sweep.check import check_jobs, refuse_wrong
 
-    found = check_jobs(overrides, lambda texts: compose_job(texts, asked.own), check)
+    found = check_jobs(overrides, lambda texts: compose_job(texts, asked.config_dir), check)
     show_jobs([(job.overrides, job.parameters, job.problems) for job in found])
     refuse_wrong(found)
     return found
@@ -157,10 +157,10 @@ def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
 
 
 def _names(jobs: Sequence[Sequence[str]], asked: SweepRequest) -> list[str]:
-    from tfm_blocks.compose.sweep import values_of
+    from tfm_blocks.compose.sweep import list_values
     from tfm_blocks.sweep.naming import job_names
 
-    return job_names(asked.swept, [values_of(overrides, asked.swept) for overrides in jobs])
+    return job_names(asked.swept, [list_values(overrides, asked.swept) for overrides in jobs])
 
 
 def _tell(sweep: Sweep, command: str, number: int) -> int:

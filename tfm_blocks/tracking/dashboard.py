@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, options, read_yaml
+from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, list_options, read_yaml
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Place, Problem, suggest
-from tfm_blocks.language.files import shown_path
+from tfm_blocks.language.files import display_path
 from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS, TRAIN_KEYS, VAL_KEYS
 
 GROUP = "dashboard"
@@ -114,7 +114,7 @@ def settings_logged(folders: list[Path]) -> set[str]:
     for key, value in read_yaml(CONF / "train.yaml").items():
         if key not in NOT_LOGGED:
             found |= set(_addresses(value, key)) if isinstance(value, dict) else {key}
-    for path in options("model", folders).values():
+    for path in list_options("model", folders).values():
         found |= read_yaml(path).keys() - {"defaults", "model"}
     for group in {path.name for path in CONF.iterdir() if path.is_dir()} - {
         "model",
@@ -122,7 +122,7 @@ def settings_logged(folders: list[Path]) -> set[str]:
         *GLOBAL_GROUPS,
         *OF_A_SWEEP,
     }:
-        for path in options(group, folders).values():
+        for path in list_options(group, folders).values():
             found |= set(_addresses(read_yaml(path), group))
     return found
 
@@ -138,7 +138,7 @@ def _addresses(mapping: Mapping[str, Any], around: str) -> Iterable[str]:
 
 def dashboards(folders: list[Path]) -> dict[str, Path]:
     """The files by name."""
-    return options(GROUP, folders)
+    return list_options(GROUP, folders)
 
 
 def read_dashboard(name: str, folders: list[Path]) -> Dashboard:
@@ -150,7 +150,7 @@ def read_dashboard(name: str, folders: list[Path]) -> Dashboard:
     try:
         return read_settings(Dashboard, read_yaml(known[name]), settings)
     except ConfigError as error:
-        place = Place(shown_path(known[name]))
+        place = Place(display_path(known[name]))
         raise ConfigError(
             [Problem(f"{GROUP}.{name}.{one.address}", one.rule, place, help=one.help) for one in error.problems]
         ) from None

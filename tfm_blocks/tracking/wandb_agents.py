@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tfm_blocks.compose.command_line import prepare_arguments
-from tfm_blocks.compose.sweep import Interval, OpenKey, combinations, one_at_a_time, parts_of
+from tfm_blocks.compose.sweep import Interval, OpenKey, combinations, parse_parts, vary_one_key
 from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.metric_schema import METRIC_KEYS
 
@@ -33,7 +33,7 @@ def sweep_file(overrides: Sequence[str], own: Path | None, method: str, metric: 
     goals = {key.name: GOALS[key.summary] for key in METRIC_KEYS if key.summary in GOALS and "{" not in key.name}
     if metric not in goals:
         raise ConfigError(Problem("--metric", f"is no score of a run: {metric}", help=suggest(metric, goals)))
-    parameters = dict(_parameter(part, method) for part in parts_of(overrides, own))
+    parameters = dict(_parameter(part, method) for part in parse_parts(overrides, own))
     if all("value" in one for one in parameters.values()):
         raise ConfigError(Problem("sweep", "has one value of each key", help="give one several: heads=2,4"))
     told = {
@@ -49,8 +49,8 @@ def sweep_file(overrides: Sequence[str], own: Path | None, method: str, metric: 
 
 def jobs_to_check(overrides: Sequence[str], own: Path | None, method: str) -> list[list[str]]:
     """Return the overrides of all jobs of a grid; of another method, of jobs that hold each value once."""
-    parts = parts_of(overrides, own)
-    return combinations(parts) if method == "grid" else one_at_a_time(parts)
+    parts = parse_parts(overrides, own)
+    return combinations(parts) if method == "grid" else vary_one_key(parts)
 
 
 def _parameter(part: OpenKey, method: str) -> tuple[str, dict[str, Any]]:
