@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import in_own_places, reading_order, reorder
+from tfm_blocks.layers.recurrence import reading_order, reorder, restore_order
 from tfm_blocks.layers.sliding import SlidingKernel
 from tfm_blocks.registry.blocks import block
 
@@ -46,7 +46,7 @@ class Convolution(SlidingKernel):
         if self.after:  # what comes after a position may be padding, which comes last
             x_BTD = x_BTD.masked_fill(~keep_BT[:, :, None], 0)
         y_BTD = self.slide(F.pad(x_BTD, (0, 0, self.before, self.after)))
-        return y_BTD if order_BT is None else in_own_places(y_BTD, order_BT)
+        return y_BTD if order_BT is None else restore_order(y_BTD, order_BT)
 
     def slide(self, x_BND: Tensor) -> Tensor:
         """The outputs where the whole kernel fits: x_BND -> y_BTD of N - dilation · (kernel_size - 1) positions."""

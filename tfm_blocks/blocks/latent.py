@@ -12,7 +12,7 @@ from tfm_blocks.layers.attention_position import RotatesHeads, Span
 from tfm_blocks.layers.dot_product import AttentionMask, causal_mask, few_queries, weighed_attention
 from tfm_blocks.layers.heads import merge_heads, one_hot_values
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.multi_head import SOFTMAX, part_of
+from tfm_blocks.layers.multi_head import SOFTMAX, make_part
 from tfm_blocks.layers.score_normalizer import ScoreNormalizer
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY, block
@@ -75,7 +75,7 @@ class LatentAttention(nn.Module):
         self.position: Any = REGISTRY.make(position, d_turned)
         if not isinstance(self.position, RotatesHeads):
             raise ValueError(f"position must turn queries and keys, as rotary does, but is {position}")
-        self.scores: ScoreNormalizer = part_of(scores, d_head + d_turned, heads=heads)
+        self.scores: ScoreNormalizer = make_part(scores, d_head + d_turned, heads=heads)
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
         q_BHTK, c_B1TL, p_B1TR = self._made(x_BTD, Span(0, x_BTD.shape[1]))
@@ -90,7 +90,7 @@ class LatentAttention(nn.Module):
         k_BHTK, _ = self._keys_and_values(c_B1TL, p_B1TR)
         look = self._look(keep_BT, right_padded_T)
         w_BHTT = weighed_attention(q_BHTK, k_BHTK, one_hot_values(k_BHTK), look, self.scores)
-        return w_BHTT if self.scores.whole else w_BHTT / w_BHTT.sum(3, keepdim=True)
+        return w_BHTT if self.scores.sums_to_one else w_BHTT / w_BHTT.sum(3, keepdim=True)
 
     def _look(self, keep_BT: Tensor, right_padded: bool) -> AttentionMask:
         if not self.causal:
@@ -103,9 +103,9 @@ class LatentAttention(nn.Module):
         positions_T = span_T.on(x_BTD.device)
         q_BHTX = torch.unflatten(self.queries(x_BTD), 2, (self.heads, -1)).transpose(1, 2)
         own, turned = torch.split(q_BHTX, [d_head, d_turned], 3)
-        q_BHTK = torch.cat((own, self.position.turn(turned, positions_T)), 3)
+        q_BHTK = torch.cat((own, self.position.rotate(turned, positions_T)), 3)
         c_BTL, p_BTR = torch.split(self.down(x_BTD), self.down.parts, 2)
-        return q_BHTK, self.norm(c_BTL)[:, None], self.position.turn(p_BTR[:, None], positions_T)
+        return q_BHTK, self.norm(c_BTL)[:, None], self.position.rotate(p_BTR[:, None], positions_T)
 
     def queries(self, x_BTD: Tensor) -> Tensor:
         """Those of all heads, side by side."""
@@ -137,8 +137,8 @@ class LatentAttention(nn.Module):
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
         """One more target position: x_R1D -> x_R1D, from latent vectors as they are."""
         d_head, d_turned, d_value = self.sizes
-        q_BHMK, c_B1ML, p_B1MR = self._made(state.abreast(x_R1D), Span(state.position, 1))
-        c_B1NL, p_B1NR = state.remember("c", c_B1ML), state.remember("p", p_B1MR)
+        q_BHMK, c_B1ML, p_B1MR = self._made(state.fold_beams(x_R1D), Span(state.position, 1))
+        c_B1NL, p_B1NR = state.append("c", c_B1ML), state.append("p", p_B1MR)
         up_HXL = torch.unflatten(self.up.weight, 0, (self.heads, -1)).to(q_BHMK.dtype)
         keys_HKL, values_HVL = torch.split(up_HXL, [d_head, d_value], 1)
         own_BHMK, turned_BHMR = torch.split(q_BHMK, [d_head, d_turned], 3)
@@ -146,9 +146,9 @@ class LatentAttention(nn.Module):
         k_BHNX = torch.cat((c_B1NL, p_B1NR), 3).expand(-1, self.heads, -1, -1)
         c_BHNL = c_B1NL.expand(-1, self.heads, -1, -1)
         if self.scores.fused:
-            y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, state.own(), self.scores.beta)
+            y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, state.beam_mask(), self.scores.beta)
         else:
-            y_BHML = weighed_attention(q_BHMX, k_BHNX, c_BHNL, AttentionMask(state.own()), self.scores)
+            y_BHML = weighed_attention(q_BHMX, k_BHNX, c_BHNL, AttentionMask(state.beam_mask()), self.scores)
         return self._finish(y_BHML @ values_HVL.mT).view_as(x_R1D), state
 
 

@@ -40,14 +40,14 @@ class TalkingHeadsAttention(Attention):
         else:
             super().initialise(name, generator)
 
-    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
         k_BHSK = repeat_kv(k_BGSK, self.widths.heads)
-        scores_BHTS = self.scores.bend(_mixed(self.mix_scores, q_BHTK @ k_BHSK.mT * self.scores.beta))
+        scores_BHTS = self.scores.transform(_mixed(self.mix_scores, q_BHTK @ k_BHSK.mT * self.scores.beta))
         added = look.masked_bias(q_BHTK, k_BGSK)
-        return self.scores.shares(scores_BHTS if added is None else scores_BHTS + added)
+        return self.scores.normalize(scores_BHTS if added is None else scores_BHTS + added)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
-        w_BHTS = _mixed(self.mix_weights, self.shares(q_BHTK, k_BGSK, look))
+        w_BHTS = _mixed(self.mix_weights, self.attention_weights(q_BHTK, k_BGSK, look))
         return F.dropout(w_BHTS, self.dropout, self.training) @ repeat_kv(v_BGSK, self.widths.heads)
 
 
@@ -90,7 +90,7 @@ class DifferentialAttention(SelfAttention):
         else:
             super().initialise(name, generator)
 
-    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
         return weighed_attention(q_BHTK, k_BGSK, one_hot_values(k_BGSK), look, self.scores)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:

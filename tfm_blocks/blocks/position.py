@@ -67,7 +67,7 @@ class Sinusoidal(AddedPosition):
         positions_N = torch.arange(first, first + N, dtype=torch.float32, device=x_BND.device)
         return self._sines(positions_N, D).to(x_BND.dtype)
 
-    def turn(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
+    def rotate(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
         """The queries or keys of all heads, side by side, with the sines of their positions: x_BHNK -> x_BHNK."""
         _, H, _, K = x_BHNK.shape
         if H * K % 2:

@@ -58,7 +58,7 @@ class PrefixAttention(MultiHead):
         k_BGNK, _ = self._keys_and_values(torch.cat((prefix_BSD, x_BTD), 1))
         q_BHTK = self._queries(x_BTD, Span(0, x_BTD.shape[1]))
         w_BHTN = self.attend(q_BHTK, k_BGNK, one_hot_values(k_BGNK), _look(keep_BS, causal_mask(keep_BT)))
-        return w_BHTN if self.scores.whole else w_BHTN / w_BHTN.sum(3, keepdim=True)
+        return w_BHTN if self.scores.sums_to_one else w_BHTN / w_BHTN.sum(3, keepdim=True)
 
     def start(self, prefix_BSD: Tensor, *, keep_BS: Tensor, room: CacheShape) -> State:  # type: ignore[override]
         """The keys and values of the prefix, and room for those of the target."""
@@ -78,10 +78,10 @@ class PrefixAttention(MultiHead):
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:  # type: ignore[override]
         """One more target position: x_R1D -> x_R1D. The M hypotheses of a sentence are so many queries."""
-        x_BMD = state.abreast(x_R1D)
+        x_BMD = state.fold_beams(x_R1D)
         k_BGMK, v_BGMK = self._keys_and_values(x_BMD)
-        k_BGNK, v_BGNK = state.remember("k", k_BGMK), state.remember("v", v_BGMK)
-        own_B1MN = state.own()
+        k_BGNK, v_BGNK = state.append("k", k_BGMK), state.append("v", v_BGMK)
+        own_B1MN = state.beam_mask()
         if own_B1MN is None:
             own_B1MN = torch.ones(len(x_BMD), 1, 1, k_BGNK.shape[2], dtype=torch.bool, device=x_BMD.device)
         return self._continue(x_BMD, Span(state.position, 1), k_BGNK, v_BGNK, own_B1MN, state).view_as(x_R1D), state

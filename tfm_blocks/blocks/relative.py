@@ -29,7 +29,7 @@ class RelativeAttention(SelfAttention):
     Distances beyond `radius` on either side have the vectors of the radius. All heads share them.
     """
 
-    measures = True
+    needs_distances = True
 
     def __init__(self, D: int, *, radius: int = 16, **options: Any) -> None:
         super().__init__(D, **options)
@@ -50,15 +50,15 @@ class RelativeAttention(SelfAttention):
         index_TS = look.distance_TS.clamp(-self.radius, self.radius) + self.radius
         return index_TS.expand(*q_BHTK.shape[:3], -1)
 
-    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
         k_BHSK = repeat_kv(k_BGSK, self.widths.heads)
         to_keys_BHTS = (q_BHTK @ self.of_keys.T.to(q_BHTK.dtype)).gather(3, self._index(q_BHTK, look))
-        scores_BHTS = self.scores.bend((q_BHTK @ k_BHSK.mT + to_keys_BHTS) * self.scores.beta)
+        scores_BHTS = self.scores.transform((q_BHTK @ k_BHSK.mT + to_keys_BHTS) * self.scores.beta)
         added = look.masked_bias(q_BHTK, k_BGSK)
-        return self.scores.shares(scores_BHTS if added is None else scores_BHTS + added)
+        return self.scores.normalize(scores_BHTS if added is None else scores_BHTS + added)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
-        w_BHTS = F.dropout(self.shares(q_BHTK, k_BGSK, look), self.dropout, self.training)
+        w_BHTS = F.dropout(self.attention_weights(q_BHTK, k_BGSK, look), self.dropout, self.training)
         by_distance = w_BHTS.new_zeros(*w_BHTS.shape[:3], 2 * self.radius + 1)
         by_distance = by_distance.scatter_add(3, self._index(q_BHTK, look), w_BHTS)
         return w_BHTS @ repeat_kv(v_BGSK, self.widths.heads) + by_distance @ self.of_values.to(w_BHTS.dtype)

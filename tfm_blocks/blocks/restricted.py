@@ -36,7 +36,7 @@ class RestrictedAttention(SelfAttention):
 
     def __init__(self, D: int, *, r: int, **options: Any) -> None:
         super().__init__(D, **options)
-        self.most = r
+        self.window = r
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
         q_BHTK, k_BGTK, v_BGTK = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
@@ -46,17 +46,17 @@ class RestrictedAttention(SelfAttention):
         """How much each head of each position looks at what: w_BHTT, 0 outside the band; a row adds up to 1."""
         q_BHTK, k_BGTK, _ = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
         w_BHTT = self.attend_near(q_BHTK, k_BGTK, one_hot_values(k_BGTK), keep_BT)
-        return w_BHTT if self.scores.whole else w_BHTT / w_BHTT.sum(3, keepdim=True)
+        return w_BHTT if self.scores.sums_to_one else w_BHTT / w_BHTT.sum(3, keepdim=True)
 
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
         """y_BHTK, of each position from its neighbours."""
-        assert self.most is not None
+        assert self.window is not None
         return banded_attention(
             q_BHTK,
             k_BGTK,
             v_BGTK,
             keep_BT,
-            r=self.most,
+            r=self.window,
             causal=self.causal,
             dropout=self.dropout if self.training else 0.0,
             scores=self.scores,
@@ -93,10 +93,10 @@ class DilatedAttention(RestrictedAttention):
 
     def __init__(self, D: int, *, dilation: int = 2, **options: Any) -> None:
         super().__init__(D, **options)
-        self.every = dilation
+        self.dilation = dilation
 
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
-        apart, T = self.every, keep_BT.shape[1]
+        apart, T = self.dilation, keep_BT.shape[1]
         q, k, v = (_apart(one, apart) for one in (q_BHTK, k_BGTK, v_BGTK))
         missing = -T % apart
         keep = torch.unflatten(F.pad(keep_BT, (0, missing)), 1, (-1, apart)).transpose(1, 2).flatten(0, 1)
@@ -104,7 +104,7 @@ class DilatedAttention(RestrictedAttention):
         return torch.unflatten(y, 0, (-1, apart)).permute(0, 2, 3, 1, 4).flatten(2, 3)[:, :, :T]
 
     def of_distance(self, distance_TS: Tensor) -> Tensor:
-        bias_HTS: Tensor = self.position.of_distance(distance_TS * self.every)
+        bias_HTS: Tensor = self.position.of_distance(distance_TS * self.dilation)
         return bias_HTS
 
 

@@ -35,13 +35,13 @@ class RestrictedGlobalAttention(RestrictedAttention):
         self.first = first
 
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
-        assert self.most is not None
+        assert self.window is not None
         return global_banded_attention(
             q_BHTK,
             k_BGTK,
             v_BGTK,
             keep_BT,
-            r=self.most,
+            r=self.window,
             first=self.first,
             causal=self.causal,
             dropout=self.dropout if self.training else 0.0,
@@ -51,13 +51,13 @@ class RestrictedGlobalAttention(RestrictedAttention):
 
     def step(self, x_R1D: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
         """One more target position: x_R1D -> x_R1D, from the last r positions and the first ones before them."""
-        x_BMD = state.abreast(x_R1D)
+        x_BMD = state.fold_beams(x_R1D)
         q_BHMK, k_BGMK, v_BGMK = self.self_heads(x_BMD, Span(state.position, 1))
-        near = state.remember("k", k_BGMK, self.most), state.remember("v", v_BGMK, self.most)
-        first = slice(0, min(self.first, state.past(self.most).start))
+        near = state.append("k", k_BGMK, self.window), state.append("v", v_BGMK, self.window)
+        first = slice(0, min(self.first, state.past(self.window).start))
         early = (state.caches[name][:, :, first].flatten(2, 3) for name in ("k", "v"))
         k_BGSK, v_BGSK = (torch.cat(both, 2) for both in zip(early, near, strict=True))
-        own = state.own(self.most)
+        own = state.beam_mask(self.window)
         if own is not None and state.path_BMTM is not None:
             own = torch.cat((state.path_BMTM[:, :, first].flatten(2)[:, None], own), 3)
         look = AttentionMask(own, bias=self._bias_of_step(state, first) if self.biases else None)
@@ -66,5 +66,5 @@ class RestrictedGlobalAttention(RestrictedAttention):
     def _bias_of_step(self, state: State, first: slice) -> Tensor:
         """The bias between the present position and those it sees, for all hypotheses side by side: bias_H1S."""
         past_N = torch.arange(state.position + 1, device=self.out.weight.device)
-        seen_S = torch.cat((past_N[first], past_N[state.past(self.most)]))
+        seen_S = torch.cat((past_N[first], past_N[state.past(self.window)]))
         return self.of_distance(distance(past_N[-1:], seen_S)).repeat_interleave(state.hypotheses, -1)

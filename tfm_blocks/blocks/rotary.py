@@ -56,7 +56,7 @@ class Rotary(nn.Module):
         even_I = torch.arange(0, self.turned, 2, dtype=torch.float32, device=device)
         return 1.0 / self.base ** (even_I / self.turned)
 
-    def turn(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
+    def rotate(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
         """x_BHNK -> x_BHNK, or any tensor whose last axes are positions and the width."""
         turning, rest = torch.split(x_BHNK, [self.turned, x_BHNK.shape[-1] - self.turned], -1)
         angles_NI = positions_N.float()[:, None] * self.frequencies(x_BHNK.device)
@@ -70,7 +70,7 @@ class Rotary(nn.Module):
         return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        return self.turn(x_BND, torch.arange(x_BND.shape[1], device=x_BND.device))
+        return self.rotate(x_BND, torch.arange(x_BND.shape[1], device=x_BND.device))
 
     def start(self, *, room: CacheShape) -> State:
         """Nothing to remember but the position."""
@@ -82,7 +82,7 @@ class Rotary(nn.Module):
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
         """The next position."""
-        return self.turn(x_R1D, torch.arange(state.position, state.position + 1, device=x_R1D.device)), state
+        return self.rotate(x_R1D, torch.arange(state.position, state.position + 1, device=x_R1D.device)), state
 
 
 @block(

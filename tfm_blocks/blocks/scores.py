@@ -28,7 +28,7 @@ class Softmax(ScoreNormalizer):
         super().__init__(D, beta)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.shares(self.bend(x_BTD * self.beta))
+        return self.normalize(self.transform(x_BTD * self.beta))
 
 
 @block(
@@ -50,7 +50,7 @@ class Softcap(Softmax):
         super().__init__(D, beta=beta)
         self.cap = cap
 
-    def bend(self, scores_BHTS: Tensor) -> Tensor:
+    def transform(self, scores_BHTS: Tensor) -> Tensor:
         return torch.tanh(scores_BHTS / self.cap) * self.cap
 
 
@@ -73,7 +73,7 @@ class Sink(ScoreNormalizer):
     """
 
     fused = False
-    whole = False
+    sums_to_one = False
 
     def __init__(self, D: int, *, heads: int, beta: float | None = None) -> None:
         super().__init__(D, beta)
@@ -82,11 +82,11 @@ class Sink(ScoreNormalizer):
     def initialise(self, name: str, generator: Generator) -> None:
         nn.init.zeros_(self.weight)
 
-    def shares(self, scores_BHTS: Tensor) -> Tensor:
+    def normalize(self, scores_BHTS: Tensor) -> Tensor:
         B, H, T, S = scores_BHTS.shape
         sink_BHT1 = self.weight.to(scores_BHTS.dtype).view(H, 1, 1).expand(B, H, T, 1)
         return torch.softmax(torch.cat([scores_BHTS, sink_BHT1], 3), 3)[..., :S]
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BHTK = torch.unflatten(x_BTD, 2, (len(self.weight), -1)).transpose(1, 2)
-        return self.shares(x_BHTK * self.beta).transpose(1, 2).flatten(2)
+        return self.normalize(x_BHTK * self.beta).transpose(1, 2).flatten(2)
