@@ -1,4 +1,4 @@
-"""Attention with a vector for each distance."""
+"""Self-attention with relative position vectors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tfm_blocks.registry.blocks import block
     source="Shaw et al. 2018, equations 3 and 4",
 )
 class RelativeAttention(SelfAttention):
-    """softmax(q_i (k_j + a_ij) / √K)_j (v_j + b_ij): x_BTD -> x_BTD, where a and b depend on the distance j - i alone.
+    """softmax(q_i (k_j + a_ij) / √K)_j (v_j + b_ij): x_BTD -> x_BTD, where a and b depend only on the distance j - i.
 
-    Distances beyond `radius` on either side have the vectors of the radius. All heads share them.
+    Distances are clipped to `radius` on either side. All heads share the vectors.
     """
 
     needs_distances = True
@@ -45,7 +45,7 @@ class RelativeAttention(SelfAttention):
             super().initialise(name, generator)
 
     def _index(self, q_BHTK: Tensor, look: AttentionMask) -> Tensor:
-        """Which vector belongs to each pair: index_BHTS."""
+        """Return the index of the vector of each pair: index_BHTS."""
         assert look.distance_TS is not None
         index_TS = look.distance_TS.clamp(-self.radius, self.radius) + self.radius
         return index_TS.expand(*q_BHTK.shape[:3], -1)

@@ -1,4 +1,4 @@
-"""The category `scores`: what attention makes of the products of queries and keys."""
+"""Category `scores`: how attention computes weights from the products of queries and keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BETA = {"beta > 0": "the more alike, the more attention"}
     source="Vaswani et al. 2017, equation 1",
 )
 class Softmax(ScoreNormalizer):
-    """softmax(β s); `beta` is 1/√(width of a head) unless given.
+    """softmax(β s); `beta` defaults to 1/√(width of a head).
 
     As a node it is the softmax over the width D, where β is 1/√D: x_BTD -> x_BTD.
     """
@@ -39,7 +39,7 @@ class Softmax(ScoreNormalizer):
     source="Gemma Team 2024 (Gemma 2), section 2",
 )
 class Softcap(Softmax):
-    """softmax(cap · tanh(β s / cap)), so that no score passes `cap`; `beta` is 1/√(width of a head) unless given.
+    """softmax(cap · tanh(β s / cap)), which bounds scores by `cap`; `beta` defaults to 1/√(width of a head).
 
     As a node it acts on the width D, where β is 1/√D: x_BTD -> x_BTD.
     """
@@ -66,10 +66,10 @@ class Softcap(Softmax):
     source="OpenAI 2025 (gpt-oss), section 2.2; Xiao et al. 2023, section 3",
 )
 class Sink(ScoreNormalizer):
-    """exp(β s_j) / (exp(b) + Σ exp(β s)), with a learned b for each head: a head may look at nothing.
+    """exp(β s_j) / (exp(b) + Σ exp(β s)) with a learned sink b for each head, so a head can attend to nothing.
 
-    `beta` is 1/√(width of a head) unless given. Attention sets `heads` to its own. As a node it acts on each of
-    `heads` parts of the width D, where β is 1/√D: x_BTD -> x_BTD. b starts at 0.
+    `beta` defaults to 1/√(width of a head). Attention sets `heads` to its number of heads. As a node it acts on each of
+    `heads` parts of the width D, where β is 1/√D: x_BTD -> x_BTD. b is initially 0.
     """
 
     fused = False
