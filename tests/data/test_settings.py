@@ -18,7 +18,7 @@ def test_an_unknown_kind_is_told_with_the_known_ones():
 
 
 def test_a_misspelt_key_is_told_with_its_address(text):
-    with pytest.raises(ConfigError, match=r"data\.val: has the columns src, tgt, and train has scr, tgt"):
+    with pytest.raises(ConfigError, match=r"data\.val: has the columns src, tgt, but train has scr, tgt"):
         text(train={"scr": "a", "tgt": "b"})
 
 
