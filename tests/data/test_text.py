@@ -86,5 +86,5 @@ def test_the_fingerprint_follows_the_content(text):
 
 
 def test_the_home_folder_of_nobody_is_a_wrong_setting(text):
-    with pytest.raises(ConfigError, match=r"data\.dir: .* user who does not exist here: ~nouser/x"):
+    with pytest.raises(ConfigError, match=r"data\.dir: .* user that does not exist: ~nouser/x"):
         find_splits(text(dir="~nouser/x"))

@@ -141,7 +141,7 @@ def test_generated_text_ends_at_the_most_tokens_and_draws_alike_in_any_batch(one
 
 
 def test_a_model_with_sources_continues_no_prompts_and_one_of_plain_text_translates_nothing(one_sequence, two_sources):
-    with pytest.raises(RunError, match="reads src, doc beside the target"):
+    with pytest.raises(RunError, match="reads src, doc besides the target"):
         two_sources.generate(["Haus"], 5, Search())
     with pytest.raises(RunError, match="was trained on plain text"):
         Translator(one_sequence.network, tokenizer, ("tgt",)).translate(["Haus"])
@@ -161,7 +161,7 @@ def test_commands_that_translate_refuse_a_run_of_plain_text(command, tmp_path, m
     with pytest.raises(SystemExit) as left:
         main([command[0], str(tmp_path), *command[1:]])
     assert left.value.code == 1
-    assert "was trained on plain text, so it continues text and translates none" in capsys.readouterr().err
+    assert "was trained on plain text, so it continues text and cannot translate" in capsys.readouterr().err
 
 
 @torch.no_grad()
