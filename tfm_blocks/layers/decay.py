@@ -43,7 +43,7 @@ def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *
     outputs = []
     device = "cpu" if memory_BHKV.is_meta else memory_BHKV.device.type  # the meta device has no autocast
     with torch.autocast(device, enabled=False):
-        for chunk in zip(*(torch.split(one, CHUNK, 2) for one in x_BHT), strict=True):
+        for chunk in zip(*(torch.split(x, CHUNK, 2) for x in x_BHT), strict=True):
             y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
             outputs.append(y_BHCV)
     return torch.cat(outputs, 2), memory_BHKV

@@ -37,10 +37,10 @@ class Shrinks(Protocol):
 class Stepping(Protocol):
     """A block that decodes token by token."""
 
-    def start(self, **given: Any) -> State:
+    def start(self, **inputs: Any) -> State:
         """Return the state before the first token, from the ports and masks that do not depend on the target."""
 
-    def step(self, x_R1D: Tensor, state: State, **given: Any) -> tuple[Tensor, State]:
+    def step(self, x_R1D: Tensor, state: State, **inputs: Any) -> tuple[Tensor, State]:
         """Return the output at the next position of each hypothesis, and the state."""
 
 
@@ -48,7 +48,7 @@ class Stepping(Protocol):
 class Prefilling(Protocol):
     """A block that reads the first target positions in one pass."""
 
-    def prefill(self, x_BPD: Tensor, state: State, **given: Any) -> tuple[Tensor, State]:
+    def prefill(self, x_BPD: Tensor, state: State, **inputs: Any) -> tuple[Tensor, State]:
         """Return the outputs of P steps, and the state after them."""
 
 
@@ -56,7 +56,7 @@ class Prefilling(Protocol):
 class HasAttentionWeights(Protocol):
     """A block with attention weights."""
 
-    def weights(self, **given: Any) -> Tensor:
+    def weights(self, **inputs: Any) -> Tensor:
         """Return the attention weights w_BHTS; each row sums to 1."""
 
 

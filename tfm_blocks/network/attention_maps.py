@@ -23,7 +23,7 @@ class AttentionMap(NamedTuple):
 
 def attention_nodes(network: Network) -> dict[str, AttentionMap]:
     """Return the attention nodes by address, in graph order, whose queries and keys each come from one input."""
-    shapes = {one.name: one.shape for one in network.spec.inputs}
+    shapes = {input.name: input.shape for input in network.spec.inputs}
     shapes |= {node.address: node.shape for node in network.spec.nodes}
     pairs = {
         call.address: (_input(shapes[call.node.entry]), _input(shapes[_key_address(call)]))

@@ -29,46 +29,48 @@ HOSTS = {
 Arguments = Mapping[str, Any]
 
 
-def cases_of(info: BlockInfo, given: Arguments | None = None) -> Iterator[Case]:
-    """Yield the cases of a block with the arguments and widths `given`; other required ones are guessed.
+def cases_of(info: BlockInfo, overrides: Arguments | None = None) -> Iterator[Case]:
+    """Yield the cases of a block with the arguments and widths `overrides`; other required ones are guessed.
 
     Raises ConfigError if an argument cannot be guessed, or if the block rejects the arguments.
     """
-    given = given or {}
-    for name in given:
+    overrides = overrides or {}
+    for name in overrides:
         if name not in info.arguments and name not in info.signature.letters:
             help = suggest(name, [*info.arguments, *info.signature.letters])
             raise ConfigError(
                 Problem(f"{info.name}.{name}", f"{info.name} has no argument or letter {shown(name)}", help=help)
             )
-    arguments = {name: value for name, value in given.items() if name in info.arguments} | _guessed(info, given)
-    for case in (*_alone(info, arguments, given), *_hosted(info, arguments, given)):
+    arguments = {name: value for name, value in overrides.items() if name in info.arguments} | _guesses(info, overrides)
+    for case in (*_alone(info, arguments, overrides), *_hosted(info, arguments, overrides)):
         _expect_made(case, info)
         yield case
 
 
-def _alone(info: BlockInfo, arguments: Arguments, given: Arguments) -> Iterator[Case]:
+def _alone(info: BlockInfo, arguments: Arguments, overrides: Arguments) -> Iterator[Case]:
     if not is_letter(info.signature.output[0]):
         return  # without a batch
     ports = [port for port in info.signature.ports if is_letter(port.axes[0])]
     required = [port for port in ports if not port.optional]
-    yield _case(info, required, arguments, given)
+    yield _case(info, required, arguments, overrides)
     if len(ports) > len(required):
-        yield _case(info, ports, arguments, given)
+        yield _case(info, ports, arguments, overrides)
     masks = {
-        one.name: "causal" for one in info.arguments.values() if "causal" in one.kind.options and one.name not in given
+        one.name: "causal"
+        for one in info.arguments.values()
+        if "causal" in one.kind.options and one.name not in overrides
     }
     if masks:
-        yield _case(info, required, {**arguments, **masks}, given, _note(masks))
+        yield _case(info, required, {**arguments, **masks}, overrides, _note(masks))
 
 
-def _hosted(info: BlockInfo, arguments: Arguments, given: Arguments) -> Iterator[Case]:
+def _hosted(info: BlockInfo, arguments: Arguments, overrides: Arguments) -> Iterator[Case]:
     """Yield the cases of a part inside a block that takes it."""
     if info.category not in HOSTS:
         return
     host = REGISTRY.blocks[HOSTS[info.category]]
     part = {info.category: {"block": info.name, **arguments}}
-    for case in _alone(host, {**_guessed(host, {}), **part}, given):
+    for case in _alone(host, {**_guesses(host, {}), **part}, overrides):
         yield replace(case, part=info.category)
 
 
@@ -76,15 +78,15 @@ def _note(arguments: Arguments) -> str:
     return ", ".join(f"{name}: {value}" for name, value in arguments.items())
 
 
-def _case(info: BlockInfo, ports: list[Port], arguments: Arguments, given: Arguments, note: str = "") -> Case:
+def _case(info: BlockInfo, ports: list[Port], arguments: Arguments, overrides: Arguments, note: str = "") -> Case:
     axes = {
-        port.name: tuple(_axes(info, port, number, arguments, given) for number in range(1 + port.many))
+        port.name: tuple(_axes(info, port, number, arguments, overrides) for number in range(1 + port.many))
         for port in ports
     }
     return Case(info, arguments, axes, note=note)
 
 
-def _axes(info: BlockInfo, port: Port, number: int, arguments: Arguments, given: Arguments) -> str:
+def _axes(info: BlockInfo, port: Port, number: int, arguments: Arguments, overrides: Arguments) -> str:
     """Return the axes of one input of a port; inputs that the port concatenates differ in that axis."""
     words = []
     for place, axis in enumerate(port.axes):
@@ -93,13 +95,15 @@ def _axes(info: BlockInfo, port: Port, number: int, arguments: Arguments, given:
         elif place == 0 or axis in info.signature.sequences:
             words.append(f"{axis}{number}" if axis in port.sums else axis)
         else:
-            width = given.get(axis, WIDTHS.get(axis, OTHER_WIDTH))
+            width = overrides.get(axis, WIDTHS.get(axis, OTHER_WIDTH))
             words.append(str(width + 4 * number if axis in port.sums else width))
     return " ".join(words)
 
 
-def _guessed(info: BlockInfo, given: Arguments) -> dict[str, Any]:
-    required = [argument for argument in info.arguments.values() if argument.required and argument.name not in given]
+def _guesses(info: BlockInfo, overrides: Arguments) -> dict[str, Any]:
+    required = [
+        argument for argument in info.arguments.values() if argument.required and argument.name not in overrides
+    ]
     return {argument.name: _guess(info, argument) for argument in required}
 
 
