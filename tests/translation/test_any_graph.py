@@ -111,7 +111,7 @@ def test_both_sources_matter(two_sources):
 def test_a_line_with_a_wrong_number_of_tabs_is_blank_with_a_warning_or_refused(two_sources, capsys):
     (first, second) = Translating(two_sources, Search(), 500, strict=False).outputs(["Haus", "am\tFluss"], [], 4)
     assert first[0].text == "" and second[0].text == two_sources.translate([("am", "Fluss")])[0]
-    assert "stdin:4: the line has 1 texts" in capsys.readouterr().err
+    assert "stdin:4: the line has 1 tab-separated texts" in capsys.readouterr().err
     with pytest.raises(DataError, match="reads src, doc"):
         Translating(two_sources, Search(), 500, strict=True).outputs(["Haus"], [], 1)
 
