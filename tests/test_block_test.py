@@ -50,7 +50,7 @@ def test_each_block_has_a_line_and_one_that_breaks_a_rule_makes_the_status_1(tfm
     assert lines["leaks"].startswith(
         "with mask: causal: changing x at position 1 changes the output at positions [0] by"
     )
-    assert lines["other_axis"].startswith("in attention: what stands in padding changes kept positions by up to ")
+    assert lines["other_axis"].startswith("in attention: the content of padding changes kept positions by up to ")
 
 
 def test_blocks_that_keep_the_contract_make_the_status_0(tfm_blocks):
@@ -63,7 +63,7 @@ def test_arguments_and_widths_can_be_given(tfm_blocks):
     status, lines, errors = tfm_blocks("--test", "needs")
     assert (status, lines) == (2, [])
     assert "needs: no value can be guessed for the required argument file (str)" in errors
-    assert "help: give one: needs.file=VALUE" in errors
+    assert "help: pass a value: needs.file=VALUE" in errors
     status, _, errors = tfm_blocks("--test", "needs", "needs.file=wrong.txt")
     assert status == 2 and "groups: 2: ValueError: there is no file wrong.txt" in errors
     status, _, errors = tfm_blocks("--test", "needs", "needs.file=right.txt", "needs.groups=3")

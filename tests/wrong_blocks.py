@@ -121,7 +121,7 @@ class RemembersOnItself(Mean):
 class CentresTime(nn.Module):
     """Subtracts the mean of all positions from queries and keys."""
 
-    def turn(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
+    def rotate(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
         return x_BHNK - x_BHNK.mean(2, keepdim=True)
 
     def forward(self, x_BND: Tensor) -> Tensor:
@@ -133,13 +133,13 @@ class OtherAxis(nn.Module):
     """Its softmax is over the queries."""
 
     fused = False
-    whole = False
+    sums_to_one = False
     beta = 1.0
 
-    def bend(self, scores_BHTS: Tensor) -> Tensor:
+    def transform(self, scores_BHTS: Tensor) -> Tensor:
         return scores_BHTS
 
-    def shares(self, scores_BHTS: Tensor) -> Tensor:
+    def normalize(self, scores_BHTS: Tensor) -> Tensor:
         return torch.softmax(scores_BHTS, -2)
 
     def forward(self, x_BTD: Tensor) -> Tensor:

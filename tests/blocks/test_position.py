@@ -41,7 +41,7 @@ def test_a_step_adds_what_the_whole_sequence_gets_there(block):
 
 
 def test_a_sequence_longer_than_the_learned_table_is_told():
-    with pytest.raises(ValueError, match="knows 9 positions, but the sequence has 10"):
+    with pytest.raises(ValueError, match="has 9 positions, but the sequence has 10"):
         LearnedPosition(4, max_length=9)(torch.zeros(1, 10, 4))
 
 

@@ -35,7 +35,7 @@ def test_queries_and_keys_are_turned_as_llamas_are(own, rope):
     positions_N = torch.arange(N)
     cos, sin = LlamaRotaryEmbedding(config(**rope))(q_BHNK, positions_N[None])
     expected = apply_rotary_pos_emb(q_BHNK, k_BHNK, cos, sin)
-    for found, one in zip((own.turn(q_BHNK, positions_N), own.turn(k_BHNK, positions_N)), expected, strict=True):
+    for found, one in zip((own.rotate(q_BHNK, positions_N), own.rotate(k_BHNK, positions_N)), expected, strict=True):
         torch.testing.assert_close(found, one, rtol=1e-4, atol=1e-4)
 
 
@@ -97,7 +97,7 @@ def test_what_lies_beyond_the_share_stays_as_it_is():
 @pytest.mark.parametrize("layout", ["halves", "pairs"])
 def test_products_depend_on_the_distance_alone(layout):
     own, q_K, k_K = Rotary(8, layout=layout), torch.randn(8), torch.randn(8)
-    q_NK, k_NK = (own.turn(one.expand(9, 8), torch.arange(9)) for one in (q_K, k_K))
+    q_NK, k_NK = (own.rotate(one.expand(9, 8), torch.arange(9)) for one in (q_K, k_K))
     products_NN = q_NK @ k_NK.T
     torch.testing.assert_close(products_NN[1:, 1:], products_NN[:-1, :-1], rtol=1e-4, atol=1e-5)
 

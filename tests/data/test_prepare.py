@@ -28,7 +28,7 @@ def test_dates_come_with_a_language_for_each_held_out_pair(dates, tmp_path):
     assert (len(data.train), len(data.val), len(data.test)) == (2000, 50, 50)
     assert set(data.test.groups) == {"en", "de", "fr", "es", "it"} and len(data.test.groups) == 50
     assert data.test.text["tgt"][0].count("-") == 2
-    assert any(f"{data.tokenizer.size:,} pieces, 2,000 asked for" in line for line in lines)
+    assert any(f"{data.tokenizer.size:,} subwords, 2,000 requested" in line for line in lines)
 
 
 def test_text_comes_back_as_written_and_has_no_groups(text, sentences):
@@ -88,7 +88,7 @@ def test_a_mistake_in_the_test_files_is_told_before_anything_is_learned(text, tm
 
 @pytest.mark.parametrize("content", [[], ["", " "], ["word " * 90]])
 def test_a_training_text_without_a_usable_pair_is_an_error(text, content):
-    with pytest.raises(DataError, match=r"data\.train: holds nothing to use"):
+    with pytest.raises(DataError, match=r"data\.train: has no usable rows"):
         told(text({"train.src": content, "train.tgt": content}))
 
 

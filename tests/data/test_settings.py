@@ -18,7 +18,7 @@ def test_an_unknown_kind_is_told_with_the_known_ones():
 
 
 def test_a_misspelt_key_is_told_with_its_address(text):
-    with pytest.raises(ConfigError, match=r"data\.val: has the columns src, tgt, and train has scr, tgt"):
+    with pytest.raises(ConfigError, match=r"data\.val: has the columns src, tgt, but train has scr, tgt"):
         text(train={"scr": "a", "tgt": "b"})
 
 
@@ -26,8 +26,11 @@ def test_a_misspelt_key_is_told_with_its_address(text):
     ("changes", "address"),
     [
         ({"max_length": 0}, r"data\.max_length"),
-        ({"max_length": 100, "batch_tokens": 201}, r"data\.batch_tokens: .*202, but is 201"),
-        ({"max_length": 100, "step_tokens": 100, "batch_tokens": 202}, r"data\.step_tokens: .*101, but is 100"),
+        ({"max_length": 100, "batch_tokens": 201}, r"data\.batch_tokens: .*202, to fit the longest pair, but is 201"),
+        (
+            {"max_length": 100, "step_tokens": 100, "batch_tokens": 202},
+            r"data\.step_tokens: .*101, to fit the longest pair, but is 100",
+        ),
     ],
 )
 def test_caps_that_the_longest_pair_exceeds_are_refused(text, changes, address):

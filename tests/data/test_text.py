@@ -49,7 +49,7 @@ def test_every_missing_file_is_named_with_its_key(text, tmp_path):
 
 
 def test_a_missing_folder_is_told(text, tmp_path):
-    with pytest.raises(ConfigError, match=r"no folder .*nowhere either: write data\.dir=PATH"):
+    with pytest.raises(ConfigError, match=r"folder .*nowhere does not exist either: write data\.dir=PATH"):
         find_splits(text(dir=str(tmp_path / "nowhere")))
 
 
@@ -86,5 +86,5 @@ def test_the_fingerprint_follows_the_content(text):
 
 
 def test_the_home_folder_of_nobody_is_a_wrong_setting(text):
-    with pytest.raises(ConfigError, match=r"data\.dir: .* user who does not exist here: ~nouser/x"):
+    with pytest.raises(ConfigError, match=r"data\.dir: .* user that does not exist: ~nouser/x"):
         find_splits(text(dir="~nouser/x"))

@@ -98,7 +98,7 @@ def test_the_same_lines_give_the_same_tokenizer_in_another_process(tokenizer):
 
 
 def test_a_vocabulary_without_room_for_all_bytes_is_refused():
-    with pytest.raises(ConfigError, match="vocab: must hold 4 special tokens and 256 bytes, but is 259"):
+    with pytest.raises(ConfigError, match="vocab: must have room for 4 special tokens and 256 bytes, but is 259"):
         Tokenizer.train(LINES, 259)
     assert Tokenizer.train(LINES, 260).size == 260
 

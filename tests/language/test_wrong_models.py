@@ -368,7 +368,7 @@ WRONG = {
     "tied to another size": (
         "{graph: {logits: {vocab: 300}}}",
         "model.graph.logits",
-        "cannot be tied to src_emb: its matrix is [300, 128], that of src_emb [10000, 128]",
+        "cannot be tied to src_emb: its matrix is [300, 128], the matrix of src_emb is [10000, 128]",
     ),
     "tie on a block without": (
         "{graph: {src_pos: {tie: src_emb}}}",

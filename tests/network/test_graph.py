@@ -94,5 +94,5 @@ def test_the_graph_compiles_without_a_break_and_exports(model):
 
 
 def test_missing_and_unknown_inputs_are_told():
-    with pytest.raises(TypeError, match="reads src, tgt, but was given source, tgt"):
+    with pytest.raises(TypeError, match="reads src, tgt, but received source, tgt"):
         small()(source=torch.ones(1, 1).long(), tgt=torch.ones(1, 1).long())

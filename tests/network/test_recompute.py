@@ -53,4 +53,4 @@ def test_every_layer_of_the_outermost_stacks_is_one(name: str) -> None:
     layers = network.stack_layers
     assert [call.address for layer in layers for call in layer.calls] == [call.address for call in network.calls]
     stacks = {call.node.stack for call in network.calls if call.node.stack}
-    assert sum(layer.whole for layer in layers) == 2 * len(stacks)
+    assert sum(layer.is_layer for layer in layers) == 2 * len(stacks)

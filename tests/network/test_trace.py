@@ -25,7 +25,7 @@ def problem(name, **inputs):
     with pytest.raises(ConfigError) as caught:
         check_model(model)
     (found,) = caught.value.problems
-    assert found.address == "model.graph.node" and found.help == f"tfm blocks {name} shows what it takes and gives"
+    assert found.address == "model.graph.node" and found.help == f"tfm blocks {name} shows its signature"
     return found.rule
 
 
@@ -47,7 +47,7 @@ def test_another_output_shape_than_declared_is_refused():
         return torch.cat([x_BTD, x_BTD], 2)
 
     register(forward)
-    assert problem("made") == "its output is [2, 5, 16] where its signature says [2, 5, 8]"
+    assert problem("made") == "its output has the shape [2, 5, 16], but its signature declares [2, 5, 8]"
 
 
 def test_a_shape_that_fits_at_one_length_only_is_refused():
@@ -55,7 +55,7 @@ def test_a_shape_that_fits_at_one_length_only_is_refused():
         return x_BTD[:, :5]
 
     register(forward)
-    assert problem("made") == "its output is [3, 5, 8] where its signature says [3, 7, 8]"
+    assert problem("made") == "its output has the shape [3, 5, 8], but its signature declares [3, 7, 8]"
 
 
 def test_a_parameter_that_does_not_reach_the_output_is_refused():
@@ -66,7 +66,7 @@ def test_a_parameter_that_does_not_reach_the_output_is_refused():
         self.used, self.unused = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
 
     register(forward, init=init)
-    assert problem("made") == "the parameter block.unused does not reach the output, so it could not learn"
+    assert problem("made") == "the parameter block.unused does not affect the output, so it could not learn"
 
 
 def test_a_block_of_which_no_parameter_reaches_the_output_is_refused():
@@ -77,7 +77,7 @@ def test_a_block_of_which_no_parameter_reaches_the_output_is_refused():
         self.unused = nn.Parameter(torch.ones(8))
 
     register(forward, init=init)
-    assert problem("made") == "the parameter block.unused does not reach the output, so it could not learn"
+    assert problem("made") == "the parameter block.unused does not affect the output, so it could not learn"
 
 
 def test_a_parameter_that_only_the_loss_reaches_can_learn():
@@ -94,8 +94,8 @@ def test_a_parameter_that_only_the_loss_reaches_can_learn():
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (ValueError("the two halves differ"), "fails when it is run: the two halves differ"),
-        (KeyError(), "fails when it is run: KeyError"),
+        (ValueError("the two halves differ"), "fails when run: the two halves differ"),
+        (KeyError(), "fails when run: KeyError"),
     ],
 )
 def test_a_block_that_fails_is_refused_with_its_reason(error, told):

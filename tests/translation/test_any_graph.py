@@ -111,7 +111,7 @@ def test_both_sources_matter(two_sources):
 def test_a_line_with_a_wrong_number_of_tabs_is_blank_with_a_warning_or_refused(two_sources, capsys):
     (first, second) = Translating(two_sources, Search(), 500, strict=False).outputs(["Haus", "am\tFluss"], [], 4)
     assert first[0].text == "" and second[0].text == two_sources.translate([("am", "Fluss")])[0]
-    assert "stdin:4: the line has 1 texts" in capsys.readouterr().err
+    assert "stdin:4: the line has 1 tab-separated texts" in capsys.readouterr().err
     with pytest.raises(DataError, match="reads src, doc"):
         Translating(two_sources, Search(), 500, strict=True).outputs(["Haus"], [], 1)
 
@@ -141,7 +141,7 @@ def test_generated_text_ends_at_the_most_tokens_and_draws_alike_in_any_batch(one
 
 
 def test_a_model_with_sources_continues_no_prompts_and_one_of_plain_text_translates_nothing(one_sequence, two_sources):
-    with pytest.raises(RunError, match="reads src, doc beside the target"):
+    with pytest.raises(RunError, match="reads src, doc besides the target"):
         two_sources.generate(["Haus"], 5, Search())
     with pytest.raises(RunError, match="was trained on plain text"):
         Translator(one_sequence.network, tokenizer, ("tgt",)).translate(["Haus"])
@@ -161,7 +161,7 @@ def test_commands_that_translate_refuse_a_run_of_plain_text(command, tmp_path, m
     with pytest.raises(SystemExit) as left:
         main([command[0], str(tmp_path), *command[1:]])
     assert left.value.code == 1
-    assert "was trained on plain text, so it continues text and translates none" in capsys.readouterr().err
+    assert "was trained on plain text, so it continues text and cannot translate" in capsys.readouterr().err
 
 
 @torch.no_grad()

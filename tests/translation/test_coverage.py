@@ -58,5 +58,5 @@ def test_what_coverage_cannot_be(wrong):
 def test_a_model_without_cross_attention_is_refused(translator):
     network = tfm.build("decoder_only", layers=1, d_model=16, d_ff=16, heads=2, vocab=translator.tokenizer.size)
     translator = Translator(network, translator.tokenizer)
-    with pytest.raises(RunError, match="a coverage penalty needs a node that looks from the target at the source"):
+    with pytest.raises(RunError, match="a coverage penalty needs cross-attention from the target to the source"):
         translator.translate(["Haus"], beam=2, coverage=0.2)

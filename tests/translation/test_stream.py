@@ -60,7 +60,7 @@ def test_a_long_line_is_cut_with_a_warning_or_refused(translator, capsys):
     assert found.split("\n")[1] == translator.translate(["am Fluss"])[0]
     assert "warning: stdin:1: the line has" in capsys.readouterr().err
     _, error = run(translator, data, search=Search(max_tokens=10), strict=True)
-    assert "the most is 10" in error and "--max-tokens" in error
+    assert "the maximum is 10" in error and "--max-tokens" in error
 
 
 def test_a_line_beyond_the_known_positions_is_cut_to_them_or_refused(translator, capsys):
@@ -72,7 +72,7 @@ def test_a_line_beyond_the_known_positions_is_cut_to_them_or_refused(translator,
     found, _ = run(short, data)
     wanted = short.translate([texts[0], translator.tokenizer.decode(ids[:5]), texts[2]])
     assert found.split("\n") == [*(BREAKING.sub(" ", text) for text in wanted), ""]
-    assert f"warning: stdin:2: the line has {len(ids)} tokens, and the most is 5" in capsys.readouterr().err
+    assert f"warning: stdin:2: the line has {len(ids)} tokens, but the maximum is 5" in capsys.readouterr().err
     _, error = run(short, data, strict=True)
     assert "stdin:2" in error and "split the line" in error
 

@@ -108,8 +108,8 @@ def test_sentences_may_come_from_a_generator_but_must_be_texts(translator):
     texts = ["Haus", "am Fluss"]
     assert translator.translate(text for text in texts) == translator.translate(texts)
     for wrong, told in (
-        ("Haus", "not one string"),
-        (["Haus", None], "the texts of sentence 2 are texts, but number 1 is NoneType"),
+        ("Haus", "not a string"),
+        (["Haus", None], "the texts of sentence 2 must be texts, but number 1 is NoneType"),
     ):
         with pytest.raises(TypeError, match=told):
             translator.translate(wrong)
@@ -118,7 +118,7 @@ def test_sentences_may_come_from_a_generator_but_must_be_texts(translator):
 
 
 def test_a_prefix_longer_than_the_translation_may_be_is_refused(translator):
-    with pytest.raises(DataError, match=r"prefix 2: has .* and a translation at most 3"):
+    with pytest.raises(DataError, match=r"prefix 2: has .* but a translation has at most 3"):
         translator.search(["a", "b"], Search(max_tokens=3), prefixes=["", "zwei Kinder am Fluss"])
 
 
@@ -167,12 +167,12 @@ def test_a_model_with_other_inputs_is_refused_with_the_reason(translator):
             "model.inputs.src": None,
         },
     )
-    with pytest.raises(RunError, match="the input img holds vectors"):
+    with pytest.raises(RunError, match="the input img has vectors"):
         Translator(network, translator.tokenizer)
 
 
 def test_a_vocabulary_other_than_the_tokenizers_is_refused(translator):
-    with pytest.raises(RunError, match="pieces, but the model 41"):
+    with pytest.raises(RunError, match="subwords, but the model has 41"):
         Translator(tfm.build("tiny", layers=1, vocab=41), translator.tokenizer)
 
 
@@ -181,7 +181,7 @@ def test_a_sentence_beyond_the_known_positions_is_told_by_its_number(translator)
     knobs = {"layers": 1, "d_model": 16, "vocab": translator.tokenizer.size, "model.graph.src_pos": position}
     short = Translator(tfm.build("tiny", **knobs).eval(), translator.tokenizer)
     assert len(short.translate(["am"])) == 1
-    with pytest.raises(DataError, match=r"sentence 2: has .* tokens with eos, and the model knows 6 positions"):
+    with pytest.raises(DataError, match=r"sentence 2: has .* tokens with eos, but the model has 6 positions"):
         short.translate(["am", "ein kleines Haus steht am Fluss und zwei Kinder spielen davor"])
 
 

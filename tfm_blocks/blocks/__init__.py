@@ -1,4 +1,4 @@
-"""The registered blocks, one kind a file. Importing this package registers them."""
+"""The registered blocks, one kind per file. Importing this package registers them."""
 
 from tfm_blocks.blocks import (
     activation,

@@ -1,4 +1,4 @@
-"""Activations, which a feed-forward network has between its two maps."""
+"""Activations of feed-forward networks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfm_blocks.registry.blocks import block
 
 @block("relu", "x: B T D -> B T D", category="activation", source="Nair and Hinton 2010, rectified linear units")
 class ReLU(nn.Module):
-    """max(0, x), of any shape.
+    """max(0, x), for any shape.
 
     Use: the activation of the paper.
     """
@@ -22,7 +22,7 @@ class ReLU(nn.Module):
 
 @block("gelu", "x: B T D -> B T D", category="activation", source="Hendrycks and Gimpel 2016, section 2")
 class GELU(nn.Module):
-    """x · Φ(x) with the exact distribution function Φ of the normal distribution, of any shape.
+    """x · Φ(x) with the exact distribution function Φ of the normal distribution, for any shape.
 
     Also known as: Gaussian error linear unit.
     Use: BERT, and most encoders since.
@@ -34,7 +34,7 @@ class GELU(nn.Module):
 
 @block("gelu_tanh", "x: B T D -> B T D", category="activation", source="Hendrycks and Gimpel 2016, section 2")
 class TanhGELU(nn.Module):
-    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), the approximation of gelu, of any shape.
+    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), the approximation of gelu, for any shape.
 
     Also known as: GELU, tanh approximation; `gelu_new`.
     Use: weights of GPT-2 and Gemma; GEGLU in `gated_ffn`.
@@ -46,7 +46,7 @@ class TanhGELU(nn.Module):
 
 @block("quick_gelu", "x: B T D -> B T D", category="activation", source="Hendrycks and Gimpel 2016, section 2")
 class QuickGELU(nn.Module):
-    """x · σ(1.702 x), another approximation of gelu, of any shape.
+    """x · σ(1.702 x), another approximation of gelu, for any shape.
 
     Also known as: sigmoid GELU.
     Use: weights of CLIP.
@@ -58,7 +58,7 @@ class QuickGELU(nn.Module):
 
 @block("silu", "x: B T D -> B T D", category="activation", source="Elfwing et al. 2018, SiLU")
 class SiLU(nn.Module):
-    """x · σ(x), also called swish, of any shape.
+    """x · σ(x), also called swish, for any shape.
 
     Also known as: swish.
     Use: `gated_ffn` with it is SwiGLU, as in Llama.
@@ -70,7 +70,7 @@ class SiLU(nn.Module):
 
 @block("squared_relu", "x: B T D -> B T D", category="activation", source="So et al. 2021 (Primer), squared ReLU")
 class SquaredReLU(nn.Module):
-    """max(0, x)², of any shape.
+    """max(0, x)², for any shape.
 
     Also known as: ReLU².
     Use: Primer.
@@ -82,7 +82,7 @@ class SquaredReLU(nn.Module):
 
 @block("sigmoid", "x: B T D -> B T D", category="activation", source="Dauphin et al. 2017, equation 1")
 class Sigmoid(nn.Module):
-    """σ(x) = 1 / (1 + exp(-x)), of any shape: the gate of a gated linear unit.
+    """σ(x) = 1 / (1 + exp(-x)), for any shape: the gate of a gated linear unit.
 
     Also known as: logistic function.
     Use: `gated_ffn` with it is GLU.

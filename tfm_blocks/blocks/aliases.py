@@ -1,4 +1,4 @@
-"""Other names of blocks, which older models and runs have. A new model writes the block and its arguments."""
+"""Former names of blocks, which older models and runs use. New models write the block and its arguments."""
 
 from __future__ import annotations
 

@@ -26,24 +26,26 @@ WHERE = {
 
 @block("attention", SIGNATURE, branch=True, sees=SEES, where=WHERE, source="Vaswani et al. 2017, section 3.2.2")
 class Attention(MultiHead):
-    """softmax(β q k^T) v in each of H heads of width K: x_BTD, kv_BSE -> x_BTD. β = 1/√K, K = D / H unless given.
+    """softmax(β q k^T) v in each of H heads of width K: x_BTD, kv_BSE -> x_BTD. By default β = 1/√K and K = D / H.
 
-    Queries come from x; keys and values from kv, or from x where kv is left out. Padding is never looked at; with
-    `mask: causal` no later position either, which hides padding too where it comes last. `score_bias`, such as a node
-    `relative_bias`, is added to the scores: bias_HTS.
+    Queries come from x; keys and values come from kv, or from x if kv is not connected. Padding is masked, and with
+    `mask: causal` so are later positions. `score_bias`, such as a node `relative_bias`, is added to the scores:
+    bias_HTS.
 
-    Heads: with `kv_heads` below `heads`, as many heads of queries share the keys and values of one (Ainslie et al.
-    2023; one for all: Shazeer 2019). `d_head` is the width of a head, which may be other than D / H, and `d_value` the
-    width of its values, `d_head` unless given.
+    Heads: with `kv_heads` below `heads`, groups of query heads share keys and values (Ainslie et al. 2023; a single
+    key-value head: Shazeer 2019). `d_head` is the width of a head, which may differ from D / H. `d_value` is the width
+    of its values, by default `d_head`.
 
-    Parts: `position` acts on queries and keys or on their scores, `scores` makes weights of their products, and `gate`
-    multiplies the output of the heads before the last map. `qk_norm` normalises queries and keys, each head separately,
-    before `position` acts (Henry et al. 2020; Dehghani et al. 2023). Other kinds: `head_gains` multiplies them by
-    separate gains for each head, which start at 1 (Cohere 2024, Command R+); `joint` normalises all heads of a position
-    as one vector (OLMo Team 2025, OLMo 2); `post_position` normalises after `position` (Tencent 2025, Hunyuan).
+    Parts: `position` acts on queries and keys or on their scores, `scores` turns their products into weights, and
+    `gate` multiplies the output of the heads before the output projection. `qk_norm` normalises queries and keys, each
+    head separately, before `position` acts (Henry et al. 2020; Dehghani et al. 2023). Other kinds: `head_gains`
+    multiplies them by separate gains for each head, initially 1 (Cohere 2024, Command R+); `joint` normalises all heads
+    of a position as one vector (OLMo Team 2025, OLMo 2); `post_position` normalises after `position` (Tencent 2025,
+    Hunyuan).
 
-    Maps: `clip_qkv` clamps queries, keys and values to ± its value (MosaicML 2023, MPT; Groeneveld et al. 2024, OLMo).
-    `bias` is for all maps, for those to queries, keys and values (`qkv`, Bai et al. 2023, Qwen) or the last (`out`).
+    Projections: `clip_qkv` clamps queries, keys and values to ± its value (MosaicML 2023, MPT; Groeneveld et al. 2024,
+    OLMo). `bias` adds biases to all projections, only to queries, keys and values (`qkv`, Bai et al. 2023, Qwen), or
+    only to the output projection (`out`).
 
     Also known as: multi-head attention, MHA; grouped-query attention, GQA (`kv_heads` below `heads`); multi-query
     attention, MQA (`kv_heads: 1`); QK-norm (`qk_norm`); cross-attention (`kv`).
@@ -67,7 +69,7 @@ class Attention(MultiHead):
 
 
 class SelfAttention(Attention):
-    """Attention within one sequence."""
+    """Attention within a sequence."""
 
     def __init__(self, D: int, **options: Any) -> None:
         super().__init__(D, None, **options)
@@ -76,5 +78,5 @@ class SelfAttention(Attention):
         return super().forward(x_BTD, keep_BT=keep_BT, right_padded_T=right_padded_T)
 
     def weights(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:  # type: ignore[override]
-        """How much each head of each position looks at what: w_BHTT, of which each row adds up to 1."""
+        """Return the attention weights w_BHTT; each row sums to 1."""
         return super().weights(x_BTD, keep_BT=keep_BT, right_padded_T=right_padded_T)

@@ -1,4 +1,4 @@
-"""Convolution over positions, in the place of self-attention."""
+"""Convolution over positions, an alternative to self-attention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import in_own_places, reading_order, reorder
+from tfm_blocks.layers.recurrence import reading_order, reorder, restore_order
 from tfm_blocks.layers.sliding import SlidingKernel
 from tfm_blocks.registry.blocks import block
 
@@ -25,7 +25,7 @@ class Convolution(SlidingKernel):
     """y_t = Σ_j W_j x_{t + dilation·j} + b, over `kernel_size` neighbours at distances of `dilation`: x_BTD -> y_BTD.
 
     Each W_j is a full D × D map. j goes from -(kernel_size // 2) to (kernel_size - 1) // 2; with `mask: causal` from
-    1 - kernel_size to 0. Before the first position, after the last and where there is padding, x is 0.
+    1 - kernel_size to 0. Padding and positions beyond the ends count as x = 0.
 
     Also known as: 1D convolution, temporal convolution.
     Use: `model=conv`; positions see few neighbours, so stack layers or set `dilation`.
@@ -47,12 +47,12 @@ class Convolution(SlidingKernel):
         order_BT = None if right_padded_T else reading_order(keep_BT)
         if order_BT is not None:
             x_BTD, keep_BT = reorder(x_BTD, order_BT), keep_BT.take_along_dim(order_BT, 1)
-        if self.after:  # what comes after a position may be padding, which comes last
+        if self.after:  # later positions may be padding
             x_BTD = x_BTD.masked_fill(~keep_BT[:, :, None], 0)
         y_BTD = self.slide(F.pad(x_BTD, (0, 0, self.before, self.after)))
-        return y_BTD if order_BT is None else in_own_places(y_BTD, order_BT)
+        return y_BTD if order_BT is None else restore_order(y_BTD, order_BT)
 
     def slide(self, x_BND: Tensor) -> Tensor:
-        """The outputs where the whole kernel fits: x_BND -> y_BTD of N - dilation · (kernel_size - 1) positions."""
+        """Return the N - dilation · (kernel_size - 1) outputs where the whole kernel fits: x_BND -> y_BTD."""
         weight_EDJ = self.map.weight.view(-1, x_BND.shape[2], self.kernel_size)
         return F.conv1d(x_BND.mT, weight_EDJ, self.map.bias, dilation=self.dilation).mT

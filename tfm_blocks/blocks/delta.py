@@ -1,4 +1,4 @@
-"""The gated delta rule: linear attention with a memory that is corrected, not only added to."""
+"""The gated delta rule: linear attention whose memory is corrected instead of only added to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tfm_blocks.layers.recurrence import Recurrence, RecurrentState
 from tfm_blocks.layers.sliding import continue_from
 from tfm_blocks.registry.blocks import block
 
-SLOWEST, FASTEST = 0.001, 0.1  # of the step widths that a head starts with
-STRONGEST = 16.0  # of the rates that they are multiplied with
+SLOWEST, FASTEST = 0.001, 0.1  # range of the initial step sizes
+STRONGEST = 16.0  # maximum of the initial rates, which multiply the step sizes
 
 
 @block(
@@ -37,11 +37,11 @@ STRONGEST = 16.0  # of the rates that they are multiplied with
 class GatedDeltaRule(Recurrence):
     """S_t = α_t S_{t-1} + β_t k_t^T (v_t - k_t α_t S_{t-1}), y_t = q_t S_t / √K in each head: x_BTD -> x_BTD.
 
-    The value that the memory S has for a key is replaced by a share β of the new one, after all of it has faded by α.
-    q, k and v are maps of x, mixed with the `kernel_size` - 1 positions before in each channel, then silu; q and k have
+    The memory S decays by α; then a fraction β of its value for the key is replaced by the new value. q, k and v are
+    linear maps of x, followed by a causal depthwise convolution of `kernel_size` positions and silu; q and k have
     length 1. β = `beta_max` · σ(W_β x), α = exp(-exp(a) softplus(W_α x + b)) for each head. The output is
-    (rmsnorm(y) ⊙ silu(x W_g)) W_o. With `beta_max: 2` the transition of the memory can have negative eigenvalues, which
-    tracking a state needs (Grazzi et al. 2024). Training reads 64 positions at once, decoding carries S.
+    (rmsnorm(y) ⊙ silu(x W_g)) W_o. With `beta_max: 2` the memory's transition can have negative eigenvalues, which
+    state tracking needs (Grazzi et al. 2024). Training computes chunks of 64 positions in parallel; decoding carries S.
 
     Also known as: Gated DeltaNet, linear attention with a delta rule.
     Use: long sequences at linear cost, as in Qwen3-Next.
@@ -68,7 +68,7 @@ class GatedDeltaRule(Recurrence):
                 nn.init.uniform_(self.near, -(self.kernel_size**-0.5), self.kernel_size**-0.5, generator=generator)
             case "fade":
                 nn.init.uniform_(self.fade, 1.0, STRONGEST, generator=generator).log_()
-            case "fade_bias":  # so that its softplus is spread evenly between the logarithms of the step widths
+            case "fade_bias":  # so that its softplus is log-uniform between the step sizes
                 nn.init.uniform_(self.fade_bias, math.log(SLOWEST), math.log(FASTEST), generator=generator)
                 self.fade_bias.exp_().expm1_().log_()
             case _:
@@ -85,41 +85,41 @@ class GatedDeltaRule(Recurrence):
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
         qkv_BTD, past_BND = self._mix_near(self.qkv(x_BTD), memory["past_RND"])
         wide = memory["memory_RHKK"].dtype
-        q_BHTK, k_BHTK, v_BHTK = (one.to(wide) for one in split_heads(qkv_BTD, self.heads, 3))
-        share_BHT, log_rate_BHT = self._rates(x_BTD, wide)
+        q_BHTK, k_BHTK, v_BHTK = (x.to(wide) for x in split_heads(qkv_BTD, self.heads, 3))
+        beta_BHT, log_rate_BHT = self._rates(x_BTD, wide)
         q_k_v = self._of_length_1(q_BHTK) / math.sqrt(q_BHTK.shape[3]), self._of_length_1(k_BHTK), v_BHTK
-        y_BHTK, after_BHKK = by_chunks(delta_rule, memory["memory_RHKK"], *q_k_v, share_BHT, log_rate_BHT)
+        y_BHTK, after_BHKK = by_chunks(delta_rule, memory["memory_RHKK"], *q_k_v, beta_BHT, log_rate_BHT)
         y_BTD = merge_heads(F.rms_norm(y_BHTK, y_BHTK.shape[3:], self.gain.to(wide), self.eps)).to(x_BTD.dtype)
         return self.out(F.silu(self.gate(x_BTD)) * y_BTD), {"past_RND": past_BND, "memory_RHKK": after_BHKK}
 
     def _mix_near(self, x_BTD: Tensor, past_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """Each channel mixed with its last values, then silu; and the inputs that the next positions read."""
+        """Apply the depthwise convolution and silu; also return the inputs that the next positions read."""
         x_BND, past_BND = continue_from(past_BND, x_BTD)
         return F.silu(F.conv1d(x_BND.mT, self.near[:, None], groups=len(self.near)).mT), past_BND
 
     def _rates(self, x_BTD: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-        """β and log α of each head at each position, both BHT."""
-        share_BHT, step_BHT = self.rates(x_BTD).to(wide).mT.chunk(2, 1)
+        """Return β and log α of each head at each position, both BHT."""
+        beta_BHT, step_BHT = self.rates(x_BTD).to(wide).mT.chunk(2, 1)
         fade_H1, bias_H1 = self.fade.to(wide)[:, None], self.fade_bias.to(wide)[:, None]
-        return share_BHT.sigmoid() * self.beta_max, -fade_H1.exp() * F.softplus(step_BHT + bias_H1)
+        return beta_BHT.sigmoid() * self.beta_max, -fade_H1.exp() * F.softplus(step_BHT + bias_H1)
 
     def _of_length_1(self, x_BHTK: Tensor) -> Tensor:
         return x_BHTK * (x_BHTK.square().sum(3, keepdim=True) + self.eps).rsqrt()
 
 
 def delta_rule(
-    memory_BHKV: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, share_BHC: Tensor, log_rate_BHC: Tensor
+    memory_BHKV: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, beta_BHC: Tensor, log_rate_BHC: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One chunk of the rule: what its positions read, and the memory after them.
+    """Compute one chunk of the rule: the outputs of its positions, and the memory after them.
 
-    What position i writes, w_i = β_i (v_i - what the memory has for k_i by then), depends on what the earlier ones
-    write: a triangular system (section 3.3).
+    Position i writes w_i = β_i (v_i - v̂_i), where v̂_i is the memory's value for k_i at that time. It depends on the
+    writes of earlier positions, which gives a triangular system (section 3.3).
     """
-    fade, share_BHC1 = decay(log_rate_BHC), share_BHC[..., None]
+    fade, beta_BHC1 = decay(log_rate_BHC), beta_BHC[..., None]
     known_BHCV = (k_BHCK @ memory_BHKV) * fade.since_start
-    overlap_BHCC = share_BHC1 * (k_BHCK @ k_BHCK.mT) * fade.between
+    overlap_BHCC = beta_BHC1 * (k_BHCK @ k_BHCK.mT) * fade.between
     written_BHCV = torch.linalg.solve_triangular(
-        overlap_BHCC, share_BHC1 * (v_BHCV - known_BHCV), upper=False, unitriangular=True
+        overlap_BHCC, beta_BHC1 * (v_BHCV - known_BHCV), upper=False, unitriangular=True
     )
     y_BHCV = (q_BHCK @ memory_BHKV) * fade.since_start + (q_BHCK @ k_BHCK.mT * fade.between) @ written_BHCV
     return y_BHCV, memory_BHKV * fade.whole + (k_BHCK * fade.until_end).mT @ written_BHCV

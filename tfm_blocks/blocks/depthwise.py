@@ -1,4 +1,4 @@
-"""Convolution along a sequence, each channel by itself."""
+"""Depthwise convolution along a sequence."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tfm_blocks.registry.blocks import block
     source="Wu et al. 2019, section 2, depthwise convolution",
 )
 class DepthwiseConvolution(SlidingKernel):
-    """y_t = Σ_w weight_w ⊙ x_(t - before + w) + bias, each channel by itself: x_BTD -> x_BTD.
+    """y_t = Σ_w weight_w ⊙ x_(t - before + w) + bias, separately in each channel: x_BTD -> x_BTD.
 
-    A position sees `kernel_size` neighbours, itself included: kernel_size // 2 before and the rest after, or with
-    `mask: causal` all of them before. What lies beyond the ends, and padding, is 0. Cost O(n·kernel_size·d).
+    A position reads `kernel_size` neighbours, itself included: kernel_size // 2 before and the rest after, or with
+    `mask: causal` all of them before. Padding and positions beyond the ends count as 0. Cost O(n·kernel_size·d).
 
     Also known as: short convolution, depthwise separable convolution.
     Use: local order beside attention or a recurrence.
@@ -41,7 +41,7 @@ class DepthwiseConvolution(SlidingKernel):
         self.bias = nn.Parameter(torch.empty(D)) if bias else None
 
     def initialise(self, name: str, generator: Generator) -> None:
-        """Weights Xavier-uniform by the fan of one channel, `kernel_size`; biases 0."""
+        """Initialise weights Xavier-uniform with the fan of one channel, `kernel_size`, and biases with 0."""
         if name == "bias":
             nn.init.zeros_(self.get_parameter(name))
         else:
@@ -50,11 +50,11 @@ class DepthwiseConvolution(SlidingKernel):
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
         x_BTD = x_BTD.masked_fill(~keep_BT[:, :, None], 0)
-        if self.before == self.after:  # what the convolution pads by itself is not copied
+        if self.before == self.after:  # padding inside conv1d avoids a copy
             return self.slide(x_BTD, padding=self.before)
         return self.slide(F.pad(x_BTD, (0, 0, self.before, self.after)))
 
     def slide(self, x_BLD: Tensor, padding: int = 0) -> Tensor:
-        """The outputs where the whole kernel fits, between `padding` zeros at either end: x_BLD -> x_BTD."""
+        """Return the outputs where the whole kernel fits, with `padding` zeros added at both ends: x_BLD -> x_BTD."""
         x_BDL = x_BLD.transpose(1, 2)
         return F.conv1d(x_BDL, self.weight, self.bias, padding=padding, groups=len(self.weight)).transpose(1, 2)

@@ -24,7 +24,7 @@ from tfm_blocks.registry.blocks import block
     },
 )
 class Embedding(nn.Module):
-    """E[x] · scale: ids_BN -> x_BND. `scale` is √d_model unless given.
+    """E[x] · scale: ids_BN -> x_BND. `scale` defaults to √d_model.
 
     Also known as: token embedding, lookup table.
     Use: the first node of an input of ids.

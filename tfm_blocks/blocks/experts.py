@@ -1,4 +1,4 @@
-"""Mixtures of experts: many feed-forward networks, of which each position goes through a few."""
+"""Mixtures of experts: many feed-forward networks, a few of which process each position."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RULES = {**ROUTED, "shared >= 0": "there cannot be fewer than no shared experts"
 
 
 class Choice(NamedTuple):
-    """The experts of each position: p_BTE, weights of all that add up to 1, and index and weight of the chosen K."""
+    """The experts of each position: p_BTE, weights that sum to 1, and the indices and weights of the K chosen ones."""
 
     p_BTE: Tensor
     chosen_BTK: Tensor
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
 
 class ExpertRouter(nn.Module):
-    """Chooses the `top_k` experts with the highest scores that `routing` makes of the logits W x: x_BTD -> Choice."""
+    """Choose the `top_k` experts with the highest scores of `routing`, from the logits W x: x_BTD -> Choice."""
 
     def __init__(self, D: int, *, experts: int, top_k: int, renormalise: bool, routing: Part) -> None:
         super().__init__()
@@ -66,16 +66,16 @@ class ExpertRouter(nn.Module):
 
 
 def chosen_fraction(choice: Choice, keep_BT: Tensor) -> Tensor:
-    """Return the fraction of the choices of a sequence's kept positions that fell on each expert: f_BE."""
+    """Return the fraction of the choices at a sequence's kept positions that each expert received: f_BE."""
     times_BTE = F.one_hot(choice.chosen_BTK, choice.p_BTE.shape[2]).sum(2)
     return _mean_of_kept(times_BTE.to(choice.p_BTE.dtype), keep_BT) / choice.chosen_BTK.shape[2]
 
 
 def imbalance(choice: Choice, fraction_BE: Tensor, keep_BT: Tensor) -> Tensor:
-    """E Σ_e f_e P_e of each sequence: loss_B.
+    """Return the balance loss E Σ_e f_e P_e of each sequence: loss_B.
 
-    f_e is `fraction_BE`, P_e the mean probability of expert e at the sequence's kept positions. Equal fractions give 1,
-    and everything through one expert E. No sequence's loss depends on what else is in the batch.
+    f_e is `fraction_BE`, P_e the mean probability of expert e at the sequence's kept positions. Equal fractions give 1;
+    choosing always the same expert gives E. The loss of a sequence does not depend on other sequences of the batch.
     Source: Dai et al. 2024, equations 12 to 14.
     """
     return fraction_BE.shape[1] * (fraction_BE * _mean_of_kept(choice.p_BTE, keep_BT)).sum(1)
@@ -87,9 +87,9 @@ def _mean_of_kept(x_BTE: Tensor, keep_BT: Tensor) -> Tensor:
 
 
 def through_experts(experts: nn.Module, x_BTD: Tensor, choice: Choice) -> Tensor:
-    """Σ_k weight_k · expert_k(x) at each position: y_BTD. `experts` maps rows in the order of their experts.
+    """Compute Σ_k weight_k · expert_k(x) at each position: y_BTD. `experts` maps rows sorted by expert.
 
-    No position is dropped, however many choose an expert, and every shape is known before the run.
+    No position is dropped, and every shape is static.
     """
     B, T, D = x_BTD.shape
     K = choice.chosen_BTK.shape[2]
@@ -103,7 +103,7 @@ def through_experts(experts: nn.Module, x_BTD: Tensor, choice: Choice) -> Tensor
 
 
 class Experts(nn.Module):
-    """f(x W1) W2 with weights of each expert's own, of rows in the order of their experts: x_RD, ends_E -> x_RD."""
+    """f(x W1) W2 with separate weights for each expert, on rows sorted by expert: x_RD, ends_E -> x_RD."""
 
     def __init__(self, D: int, *, d_ff: int, experts: int, activation: Activation, activation_dropout: Rate) -> None:
         super().__init__()
@@ -117,12 +117,12 @@ class Experts(nn.Module):
         return y_RD
 
     def between(self, x_RF: Tensor) -> Tensor:
-        """What happens between the two maps."""
+        """Apply the activation between the two maps."""
         return self.activation(x_RF[None])[0]  # type: ignore[no-any-return]
 
 
 class GatedExperts(Experts):
-    """(f(x W1) ⊙ (x V)) W2; W1 and V are the halves of one map."""
+    """(f(x W1) ⊙ (x V)) W2; W1 and V are the two halves of a single map."""
 
     def __init__(self, D: int, *, d_ff: int, experts: int, **options: Any) -> None:
         super().__init__(D, d_ff=d_ff, experts=experts, **options)
@@ -159,9 +159,9 @@ class SharedExpert(GatedFeedForward):
 
 
 class Mixture(nn.Module):
-    """A router and experts, and what every position goes through: `shared` times the width of an expert.
+    """A router, experts, and a shared expert for every position, with `shared` times the width of an expert.
 
-    `expert` and `always` construct them. Subclasses pass the keyword-only arguments on.
+    `expert` and `always` construct them. Subclasses pass on the keyword-only arguments.
     """
 
     def __init__(
@@ -207,12 +207,12 @@ class Mixture(nn.Module):
 class MixtureOfExperts(Mixture):
     """Σ p_e(x) · ffn_e(x) over the `top_k` chosen of `experts` feed-forward networks: x_BTD -> x_BTD, loss_B.
 
-    `router` makes p of the logits W x and chooses the experts; by default p = softmax(W x), and the experts with the
-    largest p are chosen. With `renormalise` the weights of the chosen add up to 1, which is the same as a softmax after
-    the choice (Shazeer et al. 2017, Mixtral); without, they are those of a softmax before it (Switch, DeepSeekMoE).
-    Every position also goes through `shared` experts, which are one feed-forward network of `shared` times the width.
-    The maps have no biases. No position is dropped. The loss is `balance` times E Σ f_e P_e, with f_e the fraction of
-    the choices that fell on expert e and P_e its mean probability, a number for each sequence, without its padding.
+    `router` computes p from the logits W x and chooses the experts; by default p = softmax(W x), and the experts with
+    the largest p are chosen. With `renormalise` the weights of the chosen experts sum to 1, which is a softmax after
+    the choice (Shazeer et al. 2017, Mixtral); without, they come from a softmax before it (Switch, DeepSeekMoE). Every
+    position also passes through `shared` experts, a feed-forward network of `shared` times the width. The maps have no
+    biases. No position is dropped. The loss is `balance` times E Σ f_e P_e for each sequence, without its padding: f_e
+    is the fraction of the choices of expert e and P_e its mean probability.
 
     Also known as: mixture of experts, MoE, sparse MoE.
     Use: more parameters at the arithmetic of `top_k` experts.
@@ -228,7 +228,7 @@ class MixtureOfExperts(Mixture):
     "gated_moe", SIGNATURE, branch=True, where=RULES, source="Jiang et al. 2024 (Mixtral), section 2.1; Dai et al. 2024"
 )
 class GatedMixtureOfExperts(Mixture):
-    """As `moe`, with experts that are gated as `gated_ffn` is: x_BTD -> x_BTD, loss_B.
+    """`moe` with gated experts, as in `gated_ffn`: x_BTD -> x_BTD, loss_B.
 
     Also known as: sparse MoE with SwiGLU experts.
     Use: Mixtral, DeepSeek-V2 and V3, OLMoE.
@@ -248,7 +248,7 @@ class GatedMixtureOfExperts(Mixture):
     source="Qwen Team 2024 (Qwen1.5-MoE), the shared expert of the published code",
 )
 class SharedGateMixtureOfExperts(Mixture):
-    """As `gated_moe`, with the output of the shared experts multiplied by σ(w · x): x_BTD -> x_BTD, loss_B.
+    """`gated_moe` with the output of the shared experts multiplied by σ(w · x): x_BTD -> x_BTD, loss_B.
 
     Use: weights of Qwen2-MoE.
     Cost: as `gated_moe`, and d multiply-adds for the gate.
@@ -267,7 +267,7 @@ class SharedGateMixtureOfExperts(Mixture):
     source="OpenAI 2025 (gpt-oss), section 2.2, and the published code",
 )
 class ClampedMixtureOfExperts(Mixture):
-    """As `gated_moe`, with biases, and with values clamped before the gate: x_BTD -> x_BTD, loss_B.
+    """`gated_moe` with biases, and with values clamped before the gate: x_BTD -> x_BTD, loss_B.
 
     An expert is (f(min(x W1 + b1, l)) ⊙ (clamp(x V + c, -l, l) + 1)) W2 + b2, where l is `limit`. There is no shared
     expert. The router has biases too.

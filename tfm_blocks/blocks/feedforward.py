@@ -22,7 +22,7 @@ WIDTH = {"d_ff >= 1": "the inner width is at least 1"}
     source="Vaswani et al. 2017, section 3.3",
 )
 class FeedForward(nn.Module):
-    """f(x W1 + b1) W2 + b2: x_BTD -> x_BTD through the inner width F = `d_ff`; f is the activation.
+    """f(x W1 + b1) W2 + b2: x_BTD -> x_BTD, with inner width F = `d_ff` and activation f.
 
     Also known as: MLP, position-wise feed-forward network, FFN.
     Use: the feed-forward network of the paper.
@@ -52,11 +52,11 @@ class FeedForward(nn.Module):
     source="Shazeer 2020, equations 5 and 6",
 )
 class GatedFeedForward(nn.Module):
-    """(f(x W1 + b1) ⊙ (x V + c)) W2 + b2: x_BTD -> x_BTD through the inner width F = `d_ff`.
+    """(f(x W1 + b1) ⊙ (x V + c)) W2 + b2: x_BTD -> x_BTD, with inner width F = `d_ff`.
 
-    The activation f names the member of the family: sigmoid is GLU, relu ReGLU, gelu GEGLU, silu SwiGLU. W1 and V are
-    the halves of one map, in this order. There are three maps where `ffn` has two: two thirds of its `d_ff` give as
-    many weights.
+    The activation f selects the variant: sigmoid is GLU, relu ReGLU, gelu GEGLU, silu SwiGLU. W1 and V are the first
+    and second half of a single map. There are three maps instead of the two of `ffn`, so two thirds of its `d_ff` give
+    the same number of weights.
 
     Also known as: SwiGLU (`activation: silu`), GEGLU (`gelu`), ReGLU (`relu`), GLU (`sigmoid`).
     Use: Llama, T5 v1.1 and most decoders since. With two thirds of `d_ff` it has as many parameters as `ffn`.

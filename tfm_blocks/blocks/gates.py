@@ -1,4 +1,4 @@
-"""The category `gate`: factors between 0 and 1 for the output of attention heads."""
+"""Category `gate`: factors between 0 and 1 for the output of attention heads."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SIGNATURE = "x: B T D, y: B T E -> B T E"
 class SigmoidGate(Linear):
     """y ⊙ σ(W x + b): x_BTD, y_BTE -> y_BTE.
 
-    As the `gate` of an attention, y is the output of all heads and x what the attention reads. Attention sets `bias`:
-    the gate has a bias if the maps to queries, keys and values have one.
+    As the `gate` of an attention, y is the output of all heads and x the input of the attention. Attention sets `bias`:
+    the gate has a bias if the projections to queries, keys and values have one.
 
     Also known as: gated attention.
     Use: attention with `gate: sigmoid_gate`, as in Qwen3-Next.

@@ -1,4 +1,4 @@
-"""Adaptive halting: each position decides how many applications of a shared layer its output is made of."""
+"""Adaptive halting: each position decides how many applications of a shared layer its output uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfm_blocks.registry.blocks import block
 
 
 class Halting(NamedTuple):
-    """`weights` has a weight_BN for each step, adding up to 1 at each position; `ponder_BN` is steps plus remainder."""
+    """`weights` has a weight_BN for each step, which sum to 1 at each position; `ponder_BN` is steps plus remainder."""
 
     weights: list[Tensor]
     ponder_BN: Tensor
@@ -62,7 +62,7 @@ class AdaptiveHalting(nn.Module):
         return y_BND, self.ponder * ponder_B
 
     def halt(self, probabilities: Sequence[Tensor]) -> Halting:
-        """Follow the halting probabilities p_BN of the steps in order."""
+        """Compute the weights of the steps from their halting probabilities p_BN."""
         left_BN = torch.ones_like(probabilities[0])
         running_BN = torch.ones_like(left_BN, dtype=torch.bool)
         ponder_BN = torch.zeros_like(left_BN)

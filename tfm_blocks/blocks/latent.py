@@ -12,7 +12,7 @@ from tfm_blocks.layers.attention_position import RotatesHeads, Span
 from tfm_blocks.layers.dot_product import AttentionMask, causal_mask, few_queries, weighed_attention
 from tfm_blocks.layers.heads import merge_heads, one_hot_values
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.multi_head import SOFTMAX, part_of
+from tfm_blocks.layers.multi_head import SOFTMAX, make_part
 from tfm_blocks.layers.score_normalizer import ScoreNormalizer
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY, block
@@ -39,13 +39,13 @@ WHERE = {
     source="DeepSeek-AI 2024 (DeepSeek-V2), section 2.1",
 )
 class LatentAttention(nn.Module):
-    """Attention whose keys and values are made of one latent vector of a position: x_BTD -> x_BTD.
+    """Attention whose keys and values are projected from a latent vector of each position: x_BTD -> x_BTD.
 
-    c = norm(W x) has the width `d_latent`. A key of a head is [U c; p]: `d_head` numbers of its own, and `d_turned`
-    that all heads share and that carry the position; a value is `d_value` numbers of c. Queries are made of x.
-    softmax(β q k^T) v with β = 1/√(d_head + d_turned), unless `scores` says otherwise. A step remembers c and p, and
-    multiplies queries and what they find by U instead of all keys and values. The norm is RMSNorm with `eps`. No map
-    has a bias.
+    The latent vector c = norm(W x) has width `d_latent`. A head's key is [U c; p]: a part of width `d_head`, and a part
+    p of width `d_turned` that all heads share and that encodes the position. A value is a projection of c to width
+    `d_value`. Queries are projected from x. The output is softmax(β q k^T) v, by default with
+    β = 1/√(d_head + d_turned). Decoding caches c and p; it applies U to queries and outputs instead of all keys and
+    values. The norm is RMSNorm with `eps`. The projections have no biases.
 
     Also known as: MLA, multi-head latent attention.
     Use: small caches: decoding keeps one latent vector for each position.
@@ -78,81 +78,81 @@ class LatentAttention(nn.Module):
         self.out = Linear(heads * d_value, D, bias=False, depth_scaled=(0,))
         self.position: Any = REGISTRY.make(position, d_turned)
         if not isinstance(self.position, RotatesHeads):
-            raise ValueError(f"position must turn queries and keys, as rotary does, but is {position}")
-        self.scores: ScoreNormalizer = part_of(scores, d_head + d_turned, heads=heads)
+            raise ValueError(f"position must rotate queries and keys, as rotary does, but is {position}")
+        self.scores: ScoreNormalizer = make_part(scores, d_head + d_turned, heads=heads)
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
-        q_BHTK, c_B1TL, p_B1TR = self._made(x_BTD, Span(0, x_BTD.shape[1]))
+        q_BHTK, c_B1TL, p_B1TR = self._project(x_BTD, Span(0, x_BTD.shape[1]))
         k_BHTK, v_BHTV = self._keys_and_values(c_B1TL, p_B1TR)
         dropout = self.dropout if self.training else 0.0
-        look = self._look(keep_BT, right_padded_T)
+        look = self._mask(keep_BT, right_padded_T)
         return self._finish(weighed_attention(q_BHTK, k_BHTK, v_BHTV, look, self.scores, dropout=dropout))
 
     def weights(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
-        """How much each head of each position looks at what: w_BHTT, of which each row adds up to 1."""
-        q_BHTK, c_B1TL, p_B1TR = self._made(x_BTD, Span(0, x_BTD.shape[1]))
+        """Return the attention weights w_BHTT; each row sums to 1."""
+        q_BHTK, c_B1TL, p_B1TR = self._project(x_BTD, Span(0, x_BTD.shape[1]))
         k_BHTK, _ = self._keys_and_values(c_B1TL, p_B1TR)
-        look = self._look(keep_BT, right_padded_T)
+        look = self._mask(keep_BT, right_padded_T)
         w_BHTT = weighed_attention(q_BHTK, k_BHTK, one_hot_values(k_BHTK), look, self.scores)
-        return w_BHTT if self.scores.whole else w_BHTT / w_BHTT.sum(3, keepdim=True)
+        return w_BHTT if self.scores.sums_to_one else w_BHTT / w_BHTT.sum(3, keepdim=True)
 
-    def _look(self, keep_BT: Tensor, right_padded: bool) -> AttentionMask:
+    def _mask(self, keep_BT: Tensor, right_padded: bool) -> AttentionMask:
         if not self.causal:
             return AttentionMask(keep_BT[:, None, None, :])
         return AttentionMask(causal=True) if right_padded else AttentionMask(causal_mask(keep_BT))
 
-    def _made(self, x_BTD: Tensor, span_T: Span) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries q_BHTK, latent vectors c_B1TL, and the shared part of the keys p_B1TR."""
+    def _project(self, x_BTD: Tensor, span_T: Span) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries q_BHTK, latent vectors c_B1TL, and the shared part of the keys p_B1TR."""
         d_head, d_turned, _ = self.sizes
         positions_T = span_T.on(x_BTD.device)
         q_BHTX = torch.unflatten(self.queries(x_BTD), 2, (self.heads, -1)).transpose(1, 2)
-        own, turned = torch.split(q_BHTX, [d_head, d_turned], 3)
-        q_BHTK = torch.cat((own, self.position.turn(turned, positions_T)), 3)
+        plain, rotary = torch.split(q_BHTX, [d_head, d_turned], 3)
+        q_BHTK = torch.cat((plain, self.position.rotate(rotary, positions_T)), 3)
         c_BTL, p_BTR = torch.split(self.down(x_BTD), self.down.parts, 2)
-        return q_BHTK, self.norm(c_BTL)[:, None], self.position.turn(p_BTR[:, None], positions_T)
+        return q_BHTK, self.norm(c_BTL)[:, None], self.position.rotate(p_BTR[:, None], positions_T)
 
     def queries(self, x_BTD: Tensor) -> Tensor:
-        """Those of all heads, side by side."""
+        """Return the queries of all heads, concatenated."""
         q_BTX: Tensor = self.q(x_BTD)
         return q_BTX
 
     def _keys_and_values(self, c_B1TL: Tensor, p_B1TR: Tensor) -> tuple[Tensor, Tensor]:
         d_head, _, d_value = self.sizes
-        made = torch.unflatten(self.up(c_B1TL[:, 0]), 2, (self.heads, -1)).transpose(1, 2)
-        own_BHTK, v_BHTV = torch.split(made, [d_head, d_value], 3)
-        return torch.cat((own_BHTK, p_B1TR.expand(-1, self.heads, -1, -1)), 3), v_BHTV
+        kv_BHTX = torch.unflatten(self.up(c_B1TL[:, 0]), 2, (self.heads, -1)).transpose(1, 2)
+        k_BHTK, v_BHTV = torch.split(kv_BHTX, [d_head, d_value], 3)
+        return torch.cat((k_BHTK, p_B1TR.expand(-1, self.heads, -1, -1)), 3), v_BHTV
 
     def _finish(self, y_BHTV: Tensor) -> Tensor:
         out_BTD: Tensor = self.out(merge_heads(y_BHTV))
         return out_BTD
 
     def start(self, *, room: CacheShape) -> State:
-        """Room for the latent vectors and the shared part of the keys."""
-        latent, turned = self.down.parts
-        return State(caches={"c": room.cache(1, latent), "p": room.cache(1, turned)})
+        """Allocate caches for the latent vectors and the shared part of the keys."""
+        latent, rotary = self.down.parts
+        return State(caches={"c": room.cache(1, latent), "p": room.cache(1, rotary)})
 
     def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:
-        """The first P target positions at once: x_BPD -> x_BPD."""
-        q_BHPK, c_B1PL, p_B1PR = self._made(x_BPD, Span(0, x_BPD.shape[1]))
+        """Read the first P target positions: x_BPD -> x_BPD."""
+        q_BHPK, c_B1PL, p_B1PR = self._project(x_BPD, Span(0, x_BPD.shape[1]))
         state.fill(c=c_B1PL, p=p_B1PR)
         k_BHPK, v_BHPV = self._keys_and_values(c_B1PL, p_B1PR)
         return self._finish(weighed_attention(q_BHPK, k_BHPK, v_BHPV, AttentionMask(causal=True), self.scores)), state
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
-        """One more target position: x_R1D -> x_R1D, from latent vectors as they are."""
+        """Read the next target position: x_R1D -> x_R1D, without expanding the cached latent vectors."""
         d_head, d_turned, d_value = self.sizes
-        q_BHMK, c_B1ML, p_B1MR = self._made(state.abreast(x_R1D), Span(state.position, 1))
-        c_B1NL, p_B1NR = state.remember("c", c_B1ML), state.remember("p", p_B1MR)
+        q_BHMK, c_B1ML, p_B1MR = self._project(state.fold_beams(x_R1D), Span(state.position, 1))
+        c_B1NL, p_B1NR = state.append("c", c_B1ML), state.append("p", p_B1MR)
         up_HXL = torch.unflatten(self.up.weight, 0, (self.heads, -1)).to(q_BHMK.dtype)
         keys_HKL, values_HVL = torch.split(up_HXL, [d_head, d_value], 1)
-        own_BHMK, turned_BHMR = torch.split(q_BHMK, [d_head, d_turned], 3)
-        q_BHMX = torch.cat((own_BHMK @ keys_HKL, turned_BHMR), 3)
+        plain_BHMK, rotary_BHMR = torch.split(q_BHMK, [d_head, d_turned], 3)
+        q_BHMX = torch.cat((plain_BHMK @ keys_HKL, rotary_BHMR), 3)
         k_BHNX = torch.cat((c_B1NL, p_B1NR), 3).expand(-1, self.heads, -1, -1)
         c_BHNL = c_B1NL.expand(-1, self.heads, -1, -1)
         if self.scores.fused:
-            y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, state.own(), self.scores.beta)
+            y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, state.beam_mask(), self.scores.beta)
         else:
-            y_BHML = weighed_attention(q_BHMX, k_BHNX, c_BHNL, AttentionMask(state.own()), self.scores)
+            y_BHML = weighed_attention(q_BHMX, k_BHNX, c_BHNL, AttentionMask(state.beam_mask()), self.scores)
         return self._finish(y_BHML @ values_HVL.mT).view_as(x_R1D), state
 
 
@@ -165,9 +165,9 @@ class LatentAttention(nn.Module):
     source="DeepSeek-AI 2024 (DeepSeek-V2), section 2.1",
 )
 class LatentQueryAttention(LatentAttention):
-    """`latent_attention` whose queries are made of a latent vector too: x_BTD -> x_BTD.
+    """`latent_attention` whose queries are also projected from a latent vector: x_BTD -> x_BTD.
 
-    It is norm(W x) of the width `d_query`.
+    That vector is norm(W x), of width `d_query`.
 
     Also known as: MLA with compressed queries.
     Use: weights of DeepSeek-V2 and V3.

@@ -1,4 +1,4 @@
-"""Attention whose heads work together: talking heads, differential attention."""
+"""Attention that combines heads: talking heads, differential attention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfm_blocks.registry.blocks import block
 class TalkingHeadsAttention(Attention):
     """M₂ softmax(M₁ q k^T / √K) v, where M₁ and M₂ mix heads: x_BTD, kv_BSE -> x_BTD.
 
-    Both mixes start as the identity and a little noise, N(0, 0.02²). Its weights are those before M₂.
+    Both are initialised to the identity plus noise N(0, 0.02²). The reported attention weights are those before M₂.
 
     Use: heads that exchange scores and weights.
     """
@@ -42,14 +42,14 @@ class TalkingHeadsAttention(Attention):
         else:
             super().initialise(name, generator)
 
-    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
         k_BHSK = repeat_kv(k_BGSK, self.widths.heads)
-        scores_BHTS = self.scores.bend(_mixed(self.mix_scores, q_BHTK @ k_BHSK.mT * self.scores.beta))
+        scores_BHTS = self.scores.transform(_mixed(self.mix_scores, q_BHTK @ k_BHSK.mT * self.scores.beta))
         added = look.masked_bias(q_BHTK, k_BGSK)
-        return self.scores.shares(scores_BHTS if added is None else scores_BHTS + added)
+        return self.scores.normalize(scores_BHTS if added is None else scores_BHTS + added)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
-        w_BHTS = _mixed(self.mix_weights, self.shares(q_BHTK, k_BGSK, look))
+        w_BHTS = _mixed(self.mix_weights, self.attention_weights(q_BHTK, k_BGSK, look))
         return F.dropout(w_BHTS, self.dropout, self.training) @ repeat_kv(v_BGSK, self.widths.heads)
 
 
@@ -75,10 +75,10 @@ def _mixed(mix_GH: Tensor, x_BHTS: Tensor) -> Tensor:
 class DifferentialAttention(SelfAttention):
     """(softmax(q₁ k₁^T / √K) - λ softmax(q₂ k₂^T / √K)) v in each head, then RMSNorm, times 1 - s: x_BTD -> x_BTD.
 
-    Two maps of width K = D / 2H a head, of which the second takes off what the first finds everywhere; v has width 2K.
-    The map of values makes 2H parts of width K; the value of head h joins the parts h and H + h.
-    λ = exp(a·b) - exp(c·d) + s with s = `lambda_start` and vectors that start from N(0, 0.1²). Its weights are those of
-    2H maps: the first of all heads, then the second of all.
+    Each head has two attention maps of width K = D / 2H; the second cancels noise common to both. v has width 2K. The
+    value projection has 2H parts of width K; the value of head h concatenates the parts h and H + h.
+    λ = exp(a·b) - exp(c·d) + s with s = `lambda_start` and vectors initialised from N(0, 0.1²). The reported attention
+    weights are those of 2H maps: first the first map of every head, then the second.
 
     Also known as: Differential Transformer, DIFF attention.
     Use: heads that subtract common noise.
@@ -95,13 +95,13 @@ class DifferentialAttention(SelfAttention):
         else:
             super().initialise(name, generator)
 
-    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
         return weighed_attention(q_BHTK, k_BGSK, one_hot_values(k_BGSK), look, self.scores)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
         v_BHSK = torch.cat(repeat_kv(v_BGSK, self.widths.heads).chunk(2, 1), 3).repeat(1, 2, 1, 1)
         first_BHTK, second_BHTK = super().attend(q_BHTK, k_BGSK, v_BHSK, look).chunk(2, 1)
         a, b, c, d = self.lambdas
-        taken = torch.exp(a @ b) - torch.exp(c @ d) + self.lambda_start
-        y_BHTK = first_BHTK - taken.to(first_BHTK.dtype) * second_BHTK
+        factor = torch.exp(a @ b) - torch.exp(c @ d) + self.lambda_start
+        y_BHTK = first_BHTK - factor.to(first_BHTK.dtype) * second_BHTK
         return F.rms_norm(y_BHTK, y_BHTK.shape[-1:], eps=self.eps) * (1 - self.lambda_start)

@@ -1,4 +1,4 @@
-"""Blocks that make one tensor of several, and the affine map and dropout as nodes of their own."""
+"""Blocks that combine several tensors, and the affine map and dropout as nodes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ConcatSequence(nn.Module):
 
 @block("weighted_sum", "xs[M]: B N D -> B N D", source="Peters et al. 2018, equation 1")
 class WeightedSum(nn.Module):
-    """gain · Σ softmax(w)_m x_m: M tensors x_BND -> x_BND. The weights start equal, the gain at 1.
+    """gain · Σ softmax(w)_m x_m: M tensors x_BND -> x_BND. The weights are initially equal, the gain 1.
 
     Also known as: scalar mix, ELMo mix.
     Use: a decoder that reads all encoder layers, as `model=transparent`.
@@ -80,8 +80,8 @@ class WeightedSum(nn.Module):
         nn.init.constant_(self.get_parameter(name), 1.0 if name == "gain" else 0.0)
 
     def forward(self, xs: list[Tensor]) -> Tensor:
-        shares_M = torch.softmax(self.weight, 0) * self.gain
-        return torch.stack([x_BND * share for x_BND, share in zip(xs, shares_M.unbind(), strict=True)]).sum(0)
+        weights_M = torch.softmax(self.weight, 0) * self.gain
+        return torch.stack([x_BND * weight for x_BND, weight in zip(xs, weights_M.unbind(), strict=True)]).sum(0)
 
 
 @block(
@@ -91,7 +91,7 @@ class WeightedSum(nn.Module):
     source="Jacobs et al. 1991, gating network, here linear and at each position",
 )
 class Gate(nn.Module):
-    """Σ softmax(W x + b)_m y_m at each position: x_BND and M tensors y_BNE -> y_BNE. x is what the branches read.
+    """Σ softmax(W x + b)_m y_m at each position: x_BND and M tensors y_BNE -> y_BNE. x is the input of the branches.
 
     Also known as: gated mixture of branches.
     Use: branches whose weights depend on the position.
@@ -102,8 +102,8 @@ class Gate(nn.Module):
         self.map = Linear(D, M, bias=bias)
 
     def forward(self, x_BND: Tensor, ys: list[Tensor]) -> Tensor:
-        shares_BNM = torch.softmax(self.map(x_BND), 2)
-        return (torch.stack(ys, 3) * shares_BNM[:, :, None]).sum(3)
+        weights_BNM = torch.softmax(self.map(x_BND), 2)
+        return (torch.stack(ys, 3) * weights_BNM[:, :, None]).sum(3)
 
 
 @block(
@@ -130,7 +130,7 @@ class LinearBlock(Linear):
 
 @block("dropout", "x: B N D -> B N D", source="Srivastava et al. 2014, section 4")
 class DropoutBlock(Dropout):
-    """In training each number is 0 with probability `dropout`, and the others are divided by 1 - dropout.
+    """In training, set each element to 0 with probability `dropout`, and divide the others by 1 - dropout.
 
     Use: dropout at a place of your own; add & norm has its own.
     """

@@ -85,7 +85,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def _divide_by_rms(x_BTD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
-    """In the precision of the gain: autocast leaves a bfloat16 x as it is, and the fused kernel takes no mixture."""
+    """Normalise in the dtype of the gain: the fused kernel rejects mixed dtypes, which autocast does not convert."""
     return F.rms_norm(x_BTD.to(gain_D.dtype), gain_D.shape, gain_D, eps).to(x_BTD.dtype)
 
 
@@ -99,7 +99,7 @@ def _divide_by_rms(x_BTD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
 class UnitOffsetRMSNorm(nn.Module):
     """x / √(mean of x² + eps) · (1 + gain), over the width: x_BTD -> x_BTD.
 
-    Gains start at 0, so that weight decay draws the factor to 1.
+    Gains are initialised to 0, so weight decay pulls the factor towards 1.
 
     Also known as: zero-centred RMSNorm.
     Use: weights of Gemma.
@@ -163,7 +163,7 @@ class CentredL2Norm(L2Norm):
     source="Nguyen and Salazar 2019, ScaleNorm",
 )
 class ScaleNorm(nn.Module):
-    """gain · x / max(‖x‖₂, eps), over the width: x_BTD -> x_BTD, with one gain in all. It starts at √D.
+    """gain · x / max(‖x‖₂, eps), over the width: x_BTD -> x_BTD, with a scalar gain, initially √D.
 
     Also known as: ScaleNorm.
     Use: a norm with a single gain.
@@ -190,9 +190,9 @@ class ScaleNorm(nn.Module):
     source="Zhu et al. 2025, section 4, dynamic tanh",
 )
 class DynamicTanh(nn.Module):
-    """gain · tanh(α x) + bias, in the place of a norm: x_BTD -> x_BTD, with one α in all.
+    """gain · tanh(α x) + bias, a replacement for a norm: x_BTD -> x_BTD, with a scalar α.
 
-    α starts at `alpha`, gains at 1, biases at 0.
+    α is initialised to `alpha`, gains to 1, biases to 0.
 
     Also known as: DyT, dynamic tanh.
     Use: models without statistics over the width.

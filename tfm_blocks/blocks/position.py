@@ -1,4 +1,4 @@
-"""Word order, added to embeddings, or to queries and keys."""
+"""Position encodings that are added to embeddings, or to queries and keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfm_blocks.registry.values import Rate
 
 
 class AddedPosition(nn.Module, ABC):
-    """Adds a vector for each position, then dropout: x_BND -> x_BND. Positions count from 0."""
+    """Add a vector for each position, then apply dropout: x_BND -> x_BND. Positions count from 0."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -25,22 +25,22 @@ class AddedPosition(nn.Module, ABC):
 
     @abstractmethod
     def table(self, first: int, x_BND: Tensor) -> Tensor:
-        """The vectors_ND of the positions from `first` on, as many as `x_BND` has."""
+        """Return the vectors_ND of N positions from `first` on, where N is the length of `x_BND`."""
 
     def forward(self, x_BND: Tensor) -> Tensor:
         out_BND: Tensor = self.dropout(x_BND + self.table(0, x_BND))
         return out_BND
 
     def start(self, *, room: CacheShape) -> State:
-        """Nothing to remember but the position."""
+        """Return an empty state; only its position is used."""
         return State()
 
     def prefill(self, x_BND: Tensor, state: State) -> tuple[Tensor, State]:
-        """The first positions."""
+        """Read the first positions."""
         return self.forward(x_BND), state
 
     def step(self, x_BND: Tensor, state: State) -> tuple[Tensor, State]:
-        """The next positions."""
+        """Read the next positions."""
         return self.dropout(x_BND + self.table(state.position, x_BND)), state
 
 
@@ -54,8 +54,8 @@ class AddedPosition(nn.Module, ABC):
 class Sinusoidal(AddedPosition):
     """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same; PE(pos + h) is a rotation of PE(pos).
 
-    With `layout: halves` all sines come first, then all cosines, as in the paper's own code. As the `position` of an
-    attention it is added to queries and keys only, each as wide as all their heads; there is no dropout on it there.
+    With `layout: halves` all sines come first, then all cosines, as in the paper's code. As the `position` of an
+    attention it is added only to the queries and keys, over the width of all heads, without dropout.
 
     Also known as: sine-cosine positional encoding.
     Use: the positions of the paper: a node after the embedding, or a position of attention.
@@ -70,8 +70,8 @@ class Sinusoidal(AddedPosition):
         positions_N = torch.arange(first, first + N, dtype=torch.float32, device=x_BND.device)
         return self._sines(positions_N, D).to(x_BND.dtype)
 
-    def turn(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
-        """The queries or keys of all heads, side by side, with the sines of their positions: x_BHNK -> x_BHNK."""
+    def rotate(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
+        """Add the encodings of their positions to the queries or keys of all heads: x_BHNK -> x_BHNK."""
         _, H, _, K = x_BHNK.shape
         if H * K % 2:
             raise ValueError(f"sines and cosines come in pairs, but the heads have {H * K} numbers together")
@@ -100,7 +100,7 @@ class Sinusoidal(AddedPosition):
 class FairseqSinusoidal(Sinusoidal):
     """`sinusoidal` in halves with the frequencies 10000^(-i/(D/2 - 1)): x_BND -> x_BND. Positions count from `offset`.
 
-    The last frequency is 1/10000. M2M100 and NLLB have this block; there `offset` is the id of padding plus 1.
+    The last frequency is 1/10000. M2M100 and NLLB use this block, with the padding id plus 1 as `offset`.
 
     Use: weights of fairseq, Marian and M2M100.
     """
@@ -128,7 +128,7 @@ class FairseqSinusoidal(Sinusoidal):
 class Timestep(Sinusoidal):
     """x + PE(step) at every position, with PE of `sinusoidal`: x_BND -> x_BND.
 
-    In a layer that shares its weights, `step: i+1` tells its applications apart.
+    In a layer that shares its weights, `step: i+1` distinguishes its applications.
     """
 
     def __init__(self, D: int, *, step: int, layout: Literal["pairs", "halves"] = "pairs") -> None:
@@ -163,15 +163,15 @@ class LearnedPosition(AddedPosition):
         normal_(self.weight, self.weight.shape[1], generator)
 
     def table(self, first: int, x_BND: Tensor) -> Tensor:
-        N, known = x_BND.shape[1], self.max_length
-        if first + N > known:
-            raise ValueError(f"learned_position knows {known} positions, but the sequence has {first + N}")
+        N, most = x_BND.shape[1], self.max_length
+        if first + N > most:
+            raise ValueError(f"learned_position has {most} positions, but the sequence has {first + N}")
         return self.weight[first : first + N]
 
 
 @block("none", "x: B N D -> B N D", source="Haviv et al. 2022: a causal decoder learns the order by itself")
 class NoPosition(nn.Module):
-    """x, with the dropout that position blocks have: x_BND -> x_BND.
+    """Return x, with the dropout of position blocks: x_BND -> x_BND.
 
     Also known as: identity.
     Use: a child file that removes the position block of its parent.

@@ -25,11 +25,11 @@ from tfm_blocks.registry.blocks import block
     source="Raffel et al. 2020, section 3.2.1, prefix LM; He et al. 2018, layer-wise coordination",
 )
 class PrefixAttention(MultiHead):
-    """Causal self-attention of a sequence that continues a prefix, all of which each position sees: x_BTD -> x_BTD.
+    """Causal self-attention in which each position also attends to a whole prefix: x_BTD -> x_BTD.
 
-    softmax(q [k of the prefix; k of the past]^T / √K) [v of the prefix; v of the past]: one map makes the keys and
-    values of both. The prefix is as long as prefix_BSD, without its padding; its own positions see each other where
-    they are computed, as in an encoder.
+    softmax(q [k of the prefix; k of the past]^T / √K) [v of the prefix; v of the past]: a single projection computes
+    the keys and values of both. The prefix is prefix_BSD without its padding; another block computes it, such as an
+    encoder.
 
     Also known as: prefix language model, PrefixLM.
     Use: a decoder that continues a sequence that is read from both sides.
@@ -51,20 +51,20 @@ class PrefixAttention(MultiHead):
         self, x_BTD: Tensor, prefix_BSD: Tensor, *, keep_BT: Tensor, keep_BS: Tensor
     ) -> Tensor:
         k_BGNK, v_BGNK = self._keys_and_values(torch.cat((prefix_BSD, x_BTD), 1))
-        look = _look(keep_BS, causal_mask(keep_BT))
+        look = _prefix_mask(keep_BS, causal_mask(keep_BT))
         return self.finish(self.attend(self._queries(x_BTD, Span(0, x_BTD.shape[1])), k_BGNK, v_BGNK, look), x_BTD)
 
     def weights(  # type: ignore[override]
         self, x_BTD: Tensor, prefix_BSD: Tensor, *, keep_BT: Tensor, keep_BS: Tensor
     ) -> Tensor:
-        """How much each head of each position looks at what, the prefix first: w_BHT(S+T); a row adds up to 1."""
+        """Return the attention weights w_BHT(S+T), the prefix first; each row sums to 1."""
         k_BGNK, _ = self._keys_and_values(torch.cat((prefix_BSD, x_BTD), 1))
         q_BHTK = self._queries(x_BTD, Span(0, x_BTD.shape[1]))
-        w_BHTN = self.attend(q_BHTK, k_BGNK, one_hot_values(k_BGNK), _look(keep_BS, causal_mask(keep_BT)))
-        return w_BHTN if self.scores.whole else w_BHTN / w_BHTN.sum(3, keepdim=True)
+        w_BHTN = self.attend(q_BHTK, k_BGNK, one_hot_values(k_BGNK), _prefix_mask(keep_BS, causal_mask(keep_BT)))
+        return w_BHTN if self.scores.sums_to_one else w_BHTN / w_BHTN.sum(3, keepdim=True)
 
     def start(self, prefix_BSD: Tensor, *, keep_BS: Tensor, room: CacheShape) -> State:  # type: ignore[override]
-        """The keys and values of the prefix, and room for those of the target."""
+        """Compute the keys and values of the prefix, and allocate caches for those of the target."""
         w = self.widths
         k_BGSK, v_BGSK = self._keys_and_values(prefix_BSD)
         return State(
@@ -73,32 +73,32 @@ class PrefixAttention(MultiHead):
         )
 
     def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:  # type: ignore[override]
-        """The first P target positions at once: x_BPD -> x_BPD."""
+        """Read the first P target positions: x_BPD -> x_BPD."""
         k_BGPK, v_BGPK = self._keys_and_values(x_BPD)
         state.fill(k=k_BGPK, v=v_BGPK)
         past_B1PP = causal_mask(torch.ones(x_BPD.shape[:2], dtype=torch.bool, device=x_BPD.device))
         return self._continue(x_BPD, Span(0, x_BPD.shape[1]), k_BGPK, v_BGPK, past_B1PP, state), state
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:  # type: ignore[override]
-        """One more target position: x_R1D -> x_R1D. The M hypotheses of a sentence are so many queries."""
-        x_BMD = state.abreast(x_R1D)
+        """Read the next target position: x_R1D -> x_R1D. The M hypotheses of a sentence are M queries."""
+        x_BMD = state.fold_beams(x_R1D)
         k_BGMK, v_BGMK = self._keys_and_values(x_BMD)
-        k_BGNK, v_BGNK = state.remember("k", k_BGMK), state.remember("v", v_BGMK)
-        own_B1MN = state.own()
-        if own_B1MN is None:
-            own_B1MN = torch.ones(len(x_BMD), 1, 1, k_BGNK.shape[2], dtype=torch.bool, device=x_BMD.device)
-        return self._continue(x_BMD, Span(state.position, 1), k_BGNK, v_BGNK, own_B1MN, state).view_as(x_R1D), state
+        k_BGNK, v_BGNK = state.append("k", k_BGMK), state.append("v", v_BGMK)
+        past_B1MN = state.beam_mask()
+        if past_B1MN is None:
+            past_B1MN = torch.ones(len(x_BMD), 1, 1, k_BGNK.shape[2], dtype=torch.bool, device=x_BMD.device)
+        return self._continue(x_BMD, Span(state.position, 1), k_BGNK, v_BGNK, past_B1MN, state).view_as(x_R1D), state
 
     def _continue(
-        self, x_BMD: Tensor, span: Span, k_BGNK: Tensor, v_BGNK: Tensor, own_B1MN: Tensor, state: State
+        self, x_BMD: Tensor, span: Span, k_BGNK: Tensor, v_BGNK: Tensor, past_B1MN: Tensor, state: State
     ) -> Tensor:
-        """Attention to the prefix and to that of the target which `own` leaves."""
+        """Attend to the prefix and to the target positions that the mask `past_B1MN` allows."""
         k, v = torch.cat((state.fixed["k_BGSK"], k_BGNK), 2), torch.cat((state.fixed["v_BGSK"], v_BGNK), 2)
-        look = _look(state.fixed["keep_BS"], own_B1MN)
+        look = _prefix_mask(state.fixed["keep_BS"], past_B1MN)
         return self.finish(self.attend(self._queries(x_BMD, span), k, v, look), x_BMD)
 
 
-def _look(keep_BS: Tensor, own_B1TN: Tensor) -> AttentionMask:
-    """All of the prefix without its padding, and of its own sequence what each position may see."""
-    keep_B1TS = keep_BS[:, None, None].expand(-1, -1, own_B1TN.shape[2], -1)
-    return AttentionMask(torch.cat((keep_B1TS, own_B1TN), 3))
+def _prefix_mask(keep_BS: Tensor, past_B1TN: Tensor) -> AttentionMask:
+    """Return the mask over the prefix, without its padding, and over the past positions of the sequence."""
+    keep_B1TS = keep_BS[:, None, None].expand(-1, -1, past_B1TN.shape[2], -1)
+    return AttentionMask(torch.cat((keep_B1TS, past_B1TN), 3))

@@ -1,4 +1,4 @@
-"""Recurrent layers, in the place of self-attention."""
+"""Recurrent layers, alternatives to self-attention."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import Recurrence, RecurrentState, in_own_places, reading_order, reorder
+from tfm_blocks.layers.recurrence import Recurrence, RecurrentState, reading_order, reorder, restore_order
 from tfm_blocks.registry.blocks import block
 
 
 class Direction(nn.Module):
-    """The two maps of a layer that reads one way: of the input, x_BTD, and of the state before, h_BF, to all gates."""
+    """The maps of a unidirectional layer from the input x_BTD and the previous state h_BF to all gates."""
 
     def __init__(self, D: int, F: int, gates: int, bias: bool) -> None:
         super().__init__()
@@ -23,16 +23,16 @@ class Direction(nn.Module):
 
     @property
     def weights(self) -> list[Tensor]:
-        """In torch's order: both matrices, then both biases where there are any."""
+        """Return the weights in torch's order: both matrices, then both biases if there are any."""
         matrices = [self.input.weight, self.hidden.weight]
         return matrices if self.input.bias is None else [*matrices, self.input.bias, self.hidden.bias]
 
 
 class Recurrent(Recurrence):
-    """x_BTD -> h_BTD. With `mask: causal` h_t follows from x_t and h_{t-1}; h before the first position is 0.
+    """x_BTD -> h_BTD. With `mask: causal` h_t depends on x_t and h_{t-1}; the initial h is 0.
 
-    Without a mask two such layers of half the width read the sequence from either end, and their states stand side by
-    side. An odd width raises ValueError.
+    Without a mask the layer is bidirectional: the states of two layers of half the width are concatenated. An odd width
+    raises ValueError.
     """
 
     gates: ClassVar[int]
@@ -49,7 +49,7 @@ class Recurrent(Recurrence):
 
     @abstractmethod
     def run(self, x_BTD: Tensor, before: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, ...]:
-        """torch's own layer from the states `before`, each 1BF: the outputs h_BTF, then the states after."""
+        """Run torch's layer from the states `before`, each 1BF; return the outputs h_BTF, then the states after."""
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
         return {name: like.new_zeros(rows, self.width) for name in self.states}
@@ -63,7 +63,7 @@ class Recurrent(Recurrence):
             return h_BTF
         order_BT = reading_order(keep_BT, backward=True)
         back_BTF, _ = self._run(self.backwards, reorder(x_BTD, order_BT), self.empty(len(x_BTD), x_BTD))
-        return torch.cat([h_BTF, in_own_places(back_BTF, order_BT)], 2)
+        return torch.cat([h_BTF, restore_order(back_BTF, order_BT)], 2)
 
     def _run(self, direction: Direction, x_BTD: Tensor, memory: RecurrentState) -> tuple[Tensor, RecurrentState]:
         before = [memory[name][None].to(x_BTD.dtype) for name in self.states]
@@ -75,7 +75,7 @@ class Recurrent(Recurrence):
 class RNN(Recurrent):
     """h_t = tanh(W x_t + b + U h_{t-1} + c): x_BTD -> h_BTD.
 
-    Without a mask two layers of half the width read the sequence from either end, and their states stand side by side.
+    Without a mask it is bidirectional: the states of two layers of half the width are concatenated.
 
     Also known as: Elman network, simple recurrent network.
     Use: comparisons with attention.
@@ -91,9 +91,8 @@ class RNN(Recurrent):
 class GRU(Recurrent):
     """h_t = (1 - z) n + z h_{t-1}, n = tanh(W x_t + b + r (U h_{t-1} + c)): x_BTD -> h_BTD.
 
-    The gates r and z are sigmoids of maps of x_t and h_{t-1}. As in torch, r falls on the map of h_{t-1}, not on
-    h_{t-1} itself. Without a mask two layers of half the width read the sequence from either end, and their states
-    stand side by side.
+    The gates r and z are sigmoids of maps of x_t and h_{t-1}. As in torch, r multiplies the map of h_{t-1}, not h_{t-1}
+    itself. Without a mask it is bidirectional: the states of two layers of half the width are concatenated.
 
     Also known as: gated recurrent unit.
     Use: a recurrence without a separate memory cell.
@@ -115,8 +114,8 @@ class GRU(Recurrent):
 class LSTM(Recurrent):
     """c_t = f c_{t-1} + i tanh(W x_t + b + U h_{t-1} + c), h_t = o tanh(c_t): x_BTD -> h_BTD.
 
-    The gates i, f and o are sigmoids of maps of x_t and h_{t-1}. Without a mask two layers of half the width read the
-    sequence from either end, and their states stand side by side.
+    The gates i, f and o are sigmoids of maps of x_t and h_{t-1}. Without a mask it is bidirectional: the states of two
+    layers of half the width are concatenated.
 
     Also known as: long short-term memory.
     Use: the recurrence of models before attention; `model=recurrent`.

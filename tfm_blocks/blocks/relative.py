@@ -1,4 +1,4 @@
-"""Attention with a vector for each distance."""
+"""Self-attention with relative position vectors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tfm_blocks.registry.blocks import block
     source="Shaw et al. 2018, equations 3 and 4",
 )
 class RelativeAttention(SelfAttention):
-    """softmax(q_i (k_j + a_ij) / √K)_j (v_j + b_ij): x_BTD -> x_BTD, where a and b depend on the distance j - i alone.
+    """softmax(q_i (k_j + a_ij) / √K)_j (v_j + b_ij): x_BTD -> x_BTD, where a and b depend only on the distance j - i.
 
-    Distances beyond `radius` on either side have the vectors of the radius. All heads share them.
+    Distances are clipped to `radius` on either side. All heads share the vectors.
 
     Also known as: relative position representations of Shaw et al.
     Use: `model=relative`; `relative_bias` is cheaper.
     """
 
-    measures = True
+    needs_distances = True
 
     def __init__(self, D: int, *, radius: int = 16, **options: Any) -> None:
         super().__init__(D, **options)
@@ -48,20 +48,20 @@ class RelativeAttention(SelfAttention):
             super().initialise(name, generator)
 
     def _index(self, q_BHTK: Tensor, look: AttentionMask) -> Tensor:
-        """Which vector belongs to each pair: index_BHTS."""
+        """Return the index of the vector of each pair: index_BHTS."""
         assert look.distance_TS is not None
         index_TS = look.distance_TS.clamp(-self.radius, self.radius) + self.radius
         return index_TS.expand(*q_BHTK.shape[:3], -1)
 
-    def shares(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
         k_BHSK = repeat_kv(k_BGSK, self.widths.heads)
         to_keys_BHTS = (q_BHTK @ self.of_keys.T.to(q_BHTK.dtype)).gather(3, self._index(q_BHTK, look))
-        scores_BHTS = self.scores.bend((q_BHTK @ k_BHSK.mT + to_keys_BHTS) * self.scores.beta)
+        scores_BHTS = self.scores.transform((q_BHTK @ k_BHSK.mT + to_keys_BHTS) * self.scores.beta)
         added = look.masked_bias(q_BHTK, k_BGSK)
-        return self.scores.shares(scores_BHTS if added is None else scores_BHTS + added)
+        return self.scores.normalize(scores_BHTS if added is None else scores_BHTS + added)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
-        w_BHTS = F.dropout(self.shares(q_BHTK, k_BGSK, look), self.dropout, self.training)
+        w_BHTS = F.dropout(self.attention_weights(q_BHTK, k_BGSK, look), self.dropout, self.training)
         by_distance = w_BHTS.new_zeros(*w_BHTS.shape[:3], 2 * self.radius + 1)
         by_distance = by_distance.scatter_add(3, self._index(q_BHTK, look), w_BHTS)
         return w_BHTS @ repeat_kv(v_BGSK, self.widths.heads) + by_distance @ self.of_values.to(w_BHTS.dtype)

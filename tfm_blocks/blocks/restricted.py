@@ -1,4 +1,4 @@
-"""Restricted self-attention."""
+"""Local (restricted) self-attention."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ WHERE = {**ATTENTION, "r >= 1": "a position sees at least itself"}
     source="Vaswani et al. 2017, section 4",
 )
 class RestrictedAttention(SelfAttention):
-    """Self-attention in which each position sees `r` neighbours, itself included: x_BTD -> x_BTD, cost O(n·r·d).
+    """Self-attention to `r` neighbours, the position itself included: x_BTD -> x_BTD, cost O(n·r·d).
 
-    Half of them lie on either side, r // 2 before and (r - 1) // 2 after; with `mask: causal` all r - 1 lie before. Its
-    parameters are those of `attention`, so that weights can be taken over, and so are its other arguments.
+    r // 2 neighbours lie before and (r - 1) // 2 after; with `mask: causal` all r - 1 lie before. Parameters and other
+    arguments are those of `attention`, so weights are interchangeable.
 
     Also known as: sliding-window attention, local attention, windowed attention.
     Use: long sequences; layers of Gemma 2 and 3 and Mistral, with `mask: causal`.
@@ -40,27 +40,27 @@ class RestrictedAttention(SelfAttention):
 
     def __init__(self, D: int, *, r: int, **options: Any) -> None:
         super().__init__(D, **options)
-        self.most = r
+        self.window = r
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
         q_BHTK, k_BGTK, v_BGTK = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
         return self.finish(self.attend_near(q_BHTK, k_BGTK, v_BGTK, keep_BT), x_BTD)
 
     def weights(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
-        """How much each head of each position looks at what: w_BHTT, 0 outside the band; a row adds up to 1."""
+        """Return the attention weights w_BHTT, 0 outside the band; each row sums to 1."""
         q_BHTK, k_BGTK, _ = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
         w_BHTT = self.attend_near(q_BHTK, k_BGTK, one_hot_values(k_BGTK), keep_BT)
-        return w_BHTT if self.scores.whole else w_BHTT / w_BHTT.sum(3, keepdim=True)
+        return w_BHTT if self.scores.sums_to_one else w_BHTT / w_BHTT.sum(3, keepdim=True)
 
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
-        """y_BHTK, of each position from its neighbours."""
-        assert self.most is not None
+        """Attend from each position to its neighbours: y_BHTK."""
+        assert self.window is not None
         return banded_attention(
             q_BHTK,
             k_BGTK,
             v_BGTK,
             keep_BT,
-            r=self.most,
+            r=self.window,
             causal=self.causal,
             dropout=self.dropout if self.training else 0.0,
             scores=self.scores,
@@ -68,12 +68,12 @@ class RestrictedAttention(SelfAttention):
         )
 
     def of_distance(self, distance_TS: Tensor) -> Tensor:
-        """The bias of scores between neighbours so many places apart: bias_HTS."""
+        """Return the bias of the scores of neighbours by their distance: bias_HTS."""
         bias_HTS: Tensor = self.position.of_distance(distance_TS)
         return bias_HTS
 
     def prefill(self, x_BPD: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
-        """The first P target positions at once: x_BPD -> x_BPD."""
+        """Read the first P target positions: x_BPD -> x_BPD."""
         q_BHPK, k_BGPK, v_BGPK = self.self_heads(x_BPD, Span(0, x_BPD.shape[1]))
         state.fill(k=k_BGPK, v=v_BGPK)
         keep_BP = torch.ones(x_BPD.shape[:2], dtype=torch.bool, device=x_BPD.device)
@@ -89,9 +89,9 @@ class RestrictedAttention(SelfAttention):
     source="Beltagy et al. 2020 (Longformer), section 3.1, dilated sliding window",
 )
 class DilatedAttention(RestrictedAttention):
-    """`restricted_attention` to every `dilation`-th position: x_BTD -> x_BTD, cost O(n·r·d), reach r · dilation.
+    """`restricted_attention` to every `dilation`-th position: x_BTD -> x_BTD, cost O(n·r·d), range r · dilation.
 
-    Its r neighbours, itself included, lie `dilation` apart: r // 2 before and (r - 1) // 2 after, or with
+    The r neighbours, the position itself included, lie `dilation` apart: r // 2 before and (r - 1) // 2 after, or with
     `mask: causal` all r - 1 before.
 
     Also known as: dilated sliding window, strided attention.
@@ -101,23 +101,23 @@ class DilatedAttention(RestrictedAttention):
 
     def __init__(self, D: int, *, dilation: int = 2, **options: Any) -> None:
         super().__init__(D, **options)
-        self.every = dilation
+        self.dilation = dilation
 
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
-        apart, T = self.every, keep_BT.shape[1]
-        q, k, v = (_apart(one, apart) for one in (q_BHTK, k_BGTK, v_BGTK))
+        apart, T = self.dilation, keep_BT.shape[1]
+        q, k, v = (_split_by_dilation(x, apart) for x in (q_BHTK, k_BGTK, v_BGTK))
         missing = -T % apart
         keep = torch.unflatten(F.pad(keep_BT, (0, missing)), 1, (-1, apart)).transpose(1, 2).flatten(0, 1)
         y = super().attend_near(q, k, v, keep)
         return torch.unflatten(y, 0, (-1, apart)).permute(0, 2, 3, 1, 4).flatten(2, 3)[:, :, :T]
 
     def of_distance(self, distance_TS: Tensor) -> Tensor:
-        bias_HTS: Tensor = self.position.of_distance(distance_TS * self.every)
+        bias_HTS: Tensor = self.position.of_distance(distance_TS * self.dilation)
         return bias_HTS
 
 
-def _apart(x_BHTK: Tensor, apart: int) -> Tensor:
-    """Every so many positions as a sequence of their own, one below the other: x_BHTK -> x_(B·apart)HNK."""
+def _split_by_dilation(x_BHTK: Tensor, apart: int) -> Tensor:
+    """Split a sequence into `apart` sequences of every `apart`-th position: x_BHTK -> x_(B·apart)HNK."""
     missing = -x_BHTK.shape[2] % apart
     padded = F.pad(x_BHTK, (0, 0, 0, missing))
     return torch.unflatten(padded, 2, (-1, apart)).permute(0, 3, 1, 2, 4).flatten(0, 1)

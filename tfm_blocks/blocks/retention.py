@@ -1,4 +1,4 @@
-"""Retention: linear attention to a past that fades."""
+"""Retention: linear attention with exponential decay."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tfm_blocks.registry.blocks import block
 class Retention(Recurrence):
     """(silu(x W_g) ⊙ norm(y)) W_o with y_t = q_t S_t, S_t = γ S_{t-1} + k_t^T v_t / √K in each head: x_BTD -> x_BTD.
 
-    q and k turn with their position as in rotary embeddings. Head h forgets at its own rate, γ = 1 - 2^(-5-h), and its
-    outputs are normalised to mean 0 and variance 1. Training reads 64 positions at once, y = (q k^T ⊙ γ^distance) v,
-    and carries S, so that the cost grows with the length and not with its square; decoding carries S alone.
+    q and k are rotated by their position as in rotary embeddings. Head h decays at its own rate, γ = 1 - 2^(-5-h), and
+    its outputs are normalised to mean 0 and variance 1. Training computes chunks of 64 positions in parallel,
+    y = (q k^T ⊙ γ^distance) v, and carries S between them: linear cost in the length. Decoding carries only S.
 
     Also known as: RetNet, multi-scale retention.
     Use: long sequences at linear cost; decoding keeps a state of fixed size.
@@ -53,22 +53,22 @@ class Retention(Recurrence):
 
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
         wide = memory["memory_RHKK"].dtype
-        q_BHTK, k_BHTK, v_BHTK = (one.to(wide) for one in split_heads(self.qkv(x_BTD), self.heads, 3))
-        q_k_v = turned(q_BHTK, first), turned(k_BHTK, first) / math.sqrt(k_BHTK.shape[3]), v_BHTK
+        q_BHTK, k_BHTK, v_BHTK = (x.to(wide) for x in split_heads(self.qkv(x_BTD), self.heads, 3))
+        q_k_v = rotated(q_BHTK, first), rotated(k_BHTK, first) / math.sqrt(k_BHTK.shape[3]), v_BHTK
         y_BHTK, after_BHKK = by_chunks(self._retain, memory["memory_RHKK"], *q_k_v)
         y_BTD = merge_heads(F.layer_norm(y_BHTK, y_BHTK.shape[3:], eps=self.eps)).to(x_BTD.dtype)
         return self.out(F.silu(self.gate(x_BTD)) * y_BTD), {"memory_RHKK": after_BHKK}
 
     def _retain(self, memory_BHKK: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCK: Tensor) -> tuple[Tensor, Tensor]:
-        """One chunk: what its positions read of each other and of the memory, and the memory after them."""
+        """Compute one chunk: the outputs from its positions and the memory, and the memory after them."""
         head_H = torch.arange(self.heads, dtype=q_BHCK.dtype, device=q_BHCK.device)
         fade = decay(torch.log1p(-torch.exp2(-5 - head_H))[:, None].expand(-1, q_BHCK.shape[2]))
         y_BHCK = (q_BHCK @ k_BHCK.mT * fade.between) @ v_BHCK + (q_BHCK @ memory_BHKK) * fade.since_start
         return y_BHCK, memory_BHKK * fade.whole + (k_BHCK * fade.until_end).mT @ v_BHCK
 
 
-def turned(x_BHTK: Tensor, first: int) -> Tensor:
-    """Numbers 2i and 2i+1 of each position t as a plane, turned by the angle (first + t) / 10000^(2i/K)."""
+def rotated(x_BHTK: Tensor, first: int) -> Tensor:
+    """Rotate the elements 2i and 2i+1 of each position t by the angle (first + t) / 10000^(2i/K)."""
     T, K = x_BHTK.shape[2:]
     position_T = torch.arange(first, first + T, dtype=x_BHTK.dtype, device=x_BHTK.device)
     even_I = torch.arange(0, K, 2, dtype=x_BHTK.dtype, device=x_BHTK.device)

@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are turned by angles that grow with the position."""
+"""Rotary position embeddings: queries and keys are rotated by angles proportional to the position."""
 
 from __future__ import annotations
 
@@ -28,64 +28,64 @@ WHERE = {
     source="Su et al. 2021, section 3.2.2; Chen et al. 2023 (factor)",
 )
 class Rotary(nn.Module):
-    """Pairs of numbers turned by the angle pos / factor · base^(-2i/R), so that q·k depends on the distance alone.
+    """Rotate pairs of elements by the angle pos / factor · base^(-2i/R), so that q·k depends only on the distance.
 
-    As the `position` of an attention it acts on each head of queries and keys, of which the first R = `share` · K
-    numbers turn; as a node on the width: x_BND -> x_BND. The two numbers of a pair are R / 2 apart, as in Llama, or
-    with `layout: pairs` neighbours, as in the paper. A `factor` above 1 is for sequences longer than those trained on.
+    As the `position` of an attention it rotates the first R = `share` · K elements of each head of queries and keys. As
+    a node it acts on the width: x_BND -> x_BND. The two elements of a pair are R / 2 apart, as in Llama, or adjacent
+    with `layout: pairs`, as in the paper. A `factor` above 1 extends the context beyond the trained length.
 
     Also known as: RoPE, rotary position embedding.
     Use: the usual choice of decoders since Llama; in self-attention only.
     """
 
-    gain = 1.0  # of what is turned
+    gain = 1.0  # multiplies the rotated elements
 
     def __init__(
         self, D: int, *, base: float = 10000.0, share: float = 1.0, layout: PairLayout = "halves", factor: float = 1.0
     ) -> None:
         super().__init__()
-        self.turned = int(D * share)
-        if self.turned % 2 or not self.turned:
-            raise ValueError(f"pairs of numbers turn, but share · {D} is {self.turned}: it must be even and above 0")
+        self.rotated = int(D * share)
+        if self.rotated % 2 or not self.rotated:
+            raise ValueError(f"share · {D} is {self.rotated}: it must be even and above 0, since pairs are rotated")
         self.base = base
         self.layout = layout
         self.factor = factor
 
     def frequencies(self, device: torch.device) -> Tensor:
-        """How far each pair turns from one position to the next, in radians: frequency_I."""
+        """Return the rotation of each pair per position, in radians: frequency_I."""
         return self._unscaled(device) / self.factor
 
     def _unscaled(self, device: torch.device) -> Tensor:
-        even_I = torch.arange(0, self.turned, 2, dtype=torch.float32, device=device)
-        return 1.0 / self.base ** (even_I / self.turned)
+        even_I = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=device)
+        return 1.0 / self.base ** (even_I / self.rotated)
 
-    def turn(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
-        """x_BHNK -> x_BHNK, or any tensor whose last axes are positions and the width."""
-        turning, rest = torch.split(x_BHNK, [self.turned, x_BHNK.shape[-1] - self.turned], -1)
+    def rotate(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
+        """Rotate x_BHNK -> x_BHNK, or any tensor whose last axes are positions and the width."""
+        pairs, rest = torch.split(x_BHNK, [self.rotated, x_BHNK.shape[-1] - self.rotated], -1)
         angles_NI = positions_N.float()[:, None] * self.frequencies(x_BHNK.device)
-        cos_NI, sin_NI = ((one * self.gain).to(x_BHNK.dtype) for one in (angles_NI.cos(), angles_NI.sin()))
+        cos_NI, sin_NI = ((x * self.gain).to(x_BHNK.dtype) for x in (angles_NI.cos(), angles_NI.sin()))
         if self.layout == "pairs":
-            a, b = torch.unflatten(turning, -1, (-1, 2)).unbind(-1)
-            turned = torch.stack((a * cos_NI - b * sin_NI, b * cos_NI + a * sin_NI), -1).flatten(-2)
+            a, b = torch.unflatten(pairs, -1, (-1, 2)).unbind(-1)
+            rotated = torch.stack((a * cos_NI - b * sin_NI, b * cos_NI + a * sin_NI), -1).flatten(-2)
         else:
-            a, b = turning.chunk(2, -1)
-            turned = torch.cat((a * cos_NI - b * sin_NI, b * cos_NI + a * sin_NI), -1)
-        return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+            a, b = pairs.chunk(2, -1)
+            rotated = torch.cat((a * cos_NI - b * sin_NI, b * cos_NI + a * sin_NI), -1)
+        return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        return self.turn(x_BND, torch.arange(x_BND.shape[1], device=x_BND.device))
+        return self.rotate(x_BND, torch.arange(x_BND.shape[1], device=x_BND.device))
 
     def start(self, *, room: CacheShape) -> State:
-        """Nothing to remember but the position."""
+        """Return an empty state; only its position is used."""
         return State()
 
     def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:
-        """The first positions."""
+        """Read the first positions."""
         return self.forward(x_BPD), state
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
-        """The next position."""
-        return self.turn(x_R1D, torch.arange(state.position, state.position + 1, device=x_R1D.device)), state
+        """Read the next position."""
+        return self.rotate(x_R1D, torch.arange(state.position, state.position + 1, device=x_R1D.device)), state
 
 
 @block(
@@ -103,12 +103,12 @@ class Rotary(nn.Module):
     source="Peng et al. 2023, section 3.4",
 )
 class Yarn(Rotary):
-    """`rotary` for sequences `factor` times longer than `trained_length`: slow pairs turn slower, fast ones do not.
+    """`rotary` for sequences `factor` times longer than `trained_length`: only low frequencies are divided by it.
 
-    Pairs that turn less than `slow` times within the trained length are slowed by the factor, those that turn more than
-    `fast` times keep their pace, and those between are mixed. The first and the last pair of this range are rounded
-    outwards to whole pairs unless `truncate` is false. What is turned is multiplied by `attention_factor`, which is
-    0.1 ln(factor) + 1 unless given. x_BND -> x_BND.
+    Pairs with fewer than `slow` rotations within the trained length are divided by `factor`, pairs with more than
+    `fast` rotations keep their frequency, and those between are interpolated. The bounds of that range are rounded
+    outwards to whole pairs unless `truncate` is false. Rotated elements are multiplied by `attention_factor`, by
+    default 0.1 ln(factor) + 1. x_BND -> x_BND.
 
     Also known as: YaRN.
     Use: a rotary model on longer sequences than it was trained on.
@@ -134,11 +134,11 @@ class Yarn(Rotary):
         first, last = self._pair(fast, trained_length), self._pair(slow, trained_length)
         if truncate:
             first, last = math.floor(first), math.ceil(last)
-        self.first, self.last = max(first, 0), min(last, self.turned - 1)
+        self.first, self.last = max(first, 0), min(last, self.rotated - 1)
 
-    def _pair(self, turns: float, length: int) -> float:
-        """Which pair turns so many times within the length."""
-        return self.turned * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+    def _pair(self, rotations: float, length: int) -> float:
+        """Return the index of the pair with that number of rotations within the length."""
+        return self.rotated * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
 
     def frequencies(self, device: torch.device) -> Tensor:
         fast_I = self._unscaled(device)
@@ -161,9 +161,9 @@ class Yarn(Rotary):
     source="Llama 3.1, the rotary scaling of the published code (Grattafiori et al. 2024)",
 )
 class Llama3Rotary(Rotary):
-    """`rotary` in which pairs that turn less than `slow` times within `trained_length` are slowed by `factor`.
+    """`rotary` in which pairs with fewer than `slow` rotations within `trained_length` are divided by `factor`.
 
-    Those that turn more than `fast` times keep their pace, and those between are mixed by how often they turn.
+    Pairs with more than `fast` rotations keep their frequency; those between are interpolated by their rotations.
     x_BND -> x_BND.
 
     Also known as: RoPE scaling of Llama 3.1.
@@ -187,8 +187,8 @@ class Llama3Rotary(Rotary):
 
     def frequencies(self, device: torch.device) -> Tensor:
         fast_I = self._unscaled(device)
-        turns_I = self.trained_length * fast_I / (2 * math.pi)
-        kept_I = ((turns_I - self.slow) / (self.fast - self.slow)).clamp(0, 1)
+        rotations_I = self.trained_length * fast_I / (2 * math.pi)
+        kept_I = ((rotations_I - self.slow) / (self.fast - self.slow)).clamp(0, 1)
         return fast_I / self.factor * (1 - kept_I) + fast_I * kept_I
 
 
@@ -205,11 +205,11 @@ class Llama3Rotary(Rotary):
     source="Ding et al. 2024 (LongRoPE), section 3.2; Abdin et al. 2024 (Phi-3)",
 )
 class LongRotary(Rotary):
-    """`rotary` whose pairs are slowed each by its own factor: x_BND -> x_BND.
+    """`rotary` with a separate factor for each frequency: x_BND -> x_BND.
 
-    `factors` has one number for each pair, or one for all. What is turned is multiplied by `attention_factor`, which is
-    √(1 + ln(factor) / ln(trained_length)) unless given, for sequences `factor` times longer than `trained_length`.
-    Published models have two lists: write the short one for sequences up to the trained length, else the long one.
+    `factors` has one divisor for each pair, or a single one for all. Rotated elements are multiplied by
+    `attention_factor`, by default √(1 + ln(factor) / ln(trained_length)), for sequences `factor` times longer than
+    `trained_length`. Published models have two lists: use the short one up to the trained length, else the long one.
 
     Also known as: LongRoPE.
     Use: weights of Phi-3 with long context.
@@ -229,7 +229,7 @@ class LongRotary(Rotary):
         attention_factor: float | None = None,
     ) -> None:
         super().__init__(D, base=base, share=share, layout=layout, factor=factor)
-        pairs = self.turned // 2
+        pairs = self.rotated // 2
         if len(factors) not in (1, pairs):
             raise ValueError(f"factors must be one number or one for each of {pairs} pairs, but are {len(factors)}")
         if min(factors) <= 0:

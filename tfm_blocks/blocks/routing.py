@@ -1,4 +1,4 @@
-"""The category `router`: how a mixture of experts chooses experts by their logits, and weights them."""
+"""Category `router`: how a mixture of experts chooses and weights experts from their logits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUPS = {
     source="Shazeer et al. 2017, section 2.1; with groups, DeepSeek-AI 2024 (DeepSeek-V2), section 2.2.2",
 )
 class SoftmaxRouter(Routing):
-    """p = softmax(z) of the logits z of the experts; the experts with the largest p are chosen: z_BTE -> p_BTE.
+    """p = softmax(z) of the experts' logits z; the experts with the largest p are chosen: z_BTE -> p_BTE.
 
     With `groups` and `top_groups`, only experts of the groups with the largest p are candidates. The weights of the
     chosen experts are multiplied by `routed_scale`. As a node it is the softmax over the width.
@@ -47,7 +47,7 @@ class SoftmaxRouter(Routing):
     source="OpenAI 2025 (gpt-oss), section 2.2",
 )
 class BiasedSoftmaxRouter(Routing):
-    """p = softmax(z + b) with a learned bias b of each expert, which starts at 0: z_BTE -> p_BTE.
+    """p = softmax(z + b) with a learned bias b of each expert, initially 0: z_BTE -> p_BTE.
 
     Use: weights of gpt-oss.
     """
@@ -73,10 +73,10 @@ class BiasedSoftmaxRouter(Routing):
 class SigmoidRouter(Routing):
     """s = σ(z); the experts with the largest s + b are chosen, and their weights are s: z_BTE -> p_BTE.
 
-    b corrects the load: it starts at 0, and its gradient is `balance` times the fraction of the choices that fell on
-    the expert less 1 / E. So each step of the optimizer makes busy experts less likely. With `balance: 0` b is
-    constant. The score of a group is the sum of its two best s + b; otherwise `groups`, `top_groups` and
-    `routed_scale` are as in `softmax_router`. As a node it gives s + b.
+    b balances the load: it is initially 0, and its gradient is `balance` times (f - 1 / E), where f is the expert's
+    fraction of the choices. So each optimizer step makes busy experts less likely. With `balance: 0` b is constant. The
+    score of a group is the sum of its two best s + b; otherwise `groups`, `top_groups` and `routed_scale` are as in
+    `softmax_router`. As a node it returns s + b.
 
     Use: DeepSeek-V3.
     """

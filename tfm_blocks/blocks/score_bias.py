@@ -1,4 +1,4 @@
-"""Biases of attention scores that depend on the distance from query to key, a number for each head."""
+"""Biases of attention scores by the distance from query to key, separately for each head."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HEADS = {"heads >= 1": "there is at least one head"}
 
 @block("alibi", "x: B N D -> heads N N", category="position", where=HEADS, source="Press et al. 2022, section 3")
 class Alibi(ScoreBias):
-    """-m_h · |distance| with the slopes m_h = 2^(-8h/H) for h = 1 … H: the further, the less attention.
+    """-m_h · |distance| with the slopes m_h = 2^(-8h/H) for h = 1 … H, which penalises distant keys.
 
-    Where H is no power of 2, the slopes of the next lower power come first, then every second of the next higher. As
-    the `position` of an attention it takes the number of heads from there; as a node, for `score_bias`, it gives
-    bias_HNN of all pairs of positions of x_BND, whatever x holds.
+    If H is not a power of 2, the slopes of the next lower power come first, then every second slope of the next higher.
+    As the `position` of an attention it takes the number of heads from the attention. As a node, for `score_bias`, it
+    returns bias_HNN for all pairs of positions of x_BND; the values of x do not matter.
 
     Also known as: ALiBi, attention with linear biases.
     Use: sequences longer than those of training.
@@ -35,7 +35,7 @@ class Alibi(ScoreBias):
         return -distance_TS.abs() * self.slopes(distance_TS.device)[:, None, None]
 
     def slopes(self, device: torch.device) -> Tensor:
-        """m_H, computed on the device, which would be waited for while it is sent a list."""
+        """Return the slopes m_H, computed on the device to avoid a synchronising copy."""
         power = 2 ** (self.heads.bit_length() - 1)
         whole_H = 8 * torch.arange(1, power + 1, device=device)
         between_H = 8 * torch.arange(self.heads - power, device=device) + 4
@@ -55,12 +55,13 @@ class Alibi(ScoreBias):
     source="Raffel et al. 2020, section 2.1",
 )
 class RelativeBias(ScoreBias):
-    """A learned number for each head and bucket of distances: nearby ones each have their own, far ones share.
+    """A learned bias for each head and bucket of distances: near distances have separate buckets, far ones share.
 
-    As a node it gives bias_HNN of all pairs of positions of x_BND, whatever x holds, and the layers of a stack read it
-    with `score_bias`: one table for all. As the `position` of an attention each has a table of its own. Half of the
-    `buckets` are for keys after the query; with `direction: past` all are for keys before it, as a decoder needs. Half
-    of one side's hold a single distance, the others ranges that grow up to `max_distance`. The numbers start at 0.
+    As a node it returns bias_HNN for all pairs of positions of x_BND, whatever the values of x; layers of a stack read
+    it with `score_bias` and share one table. As the `position` of an attention, each attention has its own table. Half
+    of the `buckets` are for keys after the query; with `direction: past` all are for keys before it, for decoders. Half
+    of the buckets of a side hold a single distance, the others ranges that grow up to `max_distance`. Biases are
+    initially 0.
 
     Also known as: relative position bias of T5.
     Use: T5 and its successors; one node can serve all layers by `score_bias`.
@@ -87,10 +88,10 @@ class RelativeBias(ScoreBias):
         return F.embedding(self.bucket(distance_TS), self.weight).permute(2, 0, 1)
 
     def bucket(self, distance_TS: Tensor) -> Tensor:
-        """The number of the bucket of each distance: bucket_TS."""
+        """Return the bucket index of each distance: bucket_TS."""
         far = distance_TS.abs() if self.both else (-distance_TS).clamp(min=0)
         single = self.side // 2
-        share = torch.log(far.clamp(min=1).float() / single) / math.log(self.max_distance / single)
-        ranged = (single + (share * (self.side - single)).long()).clamp(max=self.side - 1)
+        fraction = torch.log(far.clamp(min=1).float() / single) / math.log(self.max_distance / single)
+        ranged = (single + (fraction * (self.side - single)).long()).clamp(max=self.side - 1)
         bucket_TS = torch.where(far < single, far, ranged)
         return bucket_TS + self.side * (distance_TS > 0) if self.both else bucket_TS

@@ -1,4 +1,4 @@
-"""The category `scores`: what attention makes of the products of queries and keys."""
+"""Category `scores`: how attention computes weights from the products of queries and keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BETA = {"beta > 0": "the more alike, the more attention"}
     source="Vaswani et al. 2017, equation 1",
 )
 class Softmax(ScoreNormalizer):
-    """softmax(β s); `beta` is 1/√(width of a head) unless given.
+    """softmax(β s); `beta` defaults to 1/√(width of a head).
 
     As a node it is the softmax over the width D, where β is 1/√D: x_BTD -> x_BTD.
 
@@ -30,7 +30,7 @@ class Softmax(ScoreNormalizer):
         super().__init__(D, beta)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.shares(self.bend(x_BTD * self.beta))
+        return self.normalize(self.transform(x_BTD * self.beta))
 
 
 @block(
@@ -41,7 +41,7 @@ class Softmax(ScoreNormalizer):
     source="Gemma Team 2024 (Gemma 2), section 2",
 )
 class Softcap(Softmax):
-    """softmax(cap · tanh(β s / cap)), so that no score passes `cap`; `beta` is 1/√(width of a head) unless given.
+    """softmax(cap · tanh(β s / cap)), which bounds scores by `cap`; `beta` defaults to 1/√(width of a head).
 
     As a node it acts on the width D, where β is 1/√D: x_BTD -> x_BTD.
 
@@ -55,7 +55,7 @@ class Softcap(Softmax):
         super().__init__(D, beta=beta)
         self.cap = cap
 
-    def bend(self, scores_BHTS: Tensor) -> Tensor:
+    def transform(self, scores_BHTS: Tensor) -> Tensor:
         return torch.tanh(scores_BHTS / self.cap) * self.cap
 
 
@@ -71,17 +71,17 @@ class Softcap(Softmax):
     source="OpenAI 2025 (gpt-oss), section 2.2; Xiao et al. 2023, section 3",
 )
 class Sink(ScoreNormalizer):
-    """exp(β s_j) / (exp(b) + Σ exp(β s)), with a learned b for each head: a head may look at nothing.
+    """exp(β s_j) / (exp(b) + Σ exp(β s)) with a learned sink b for each head, so a head can attend to nothing.
 
-    `beta` is 1/√(width of a head) unless given. Attention sets `heads` to its own. As a node it acts on each of
-    `heads` parts of the width D, where β is 1/√D: x_BTD -> x_BTD. b starts at 0.
+    `beta` defaults to 1/√(width of a head). Attention sets `heads` to its number of heads. As a node it acts on each of
+    `heads` parts of the width D, where β is 1/√D: x_BTD -> x_BTD. b is initially 0.
 
     Also known as: attention sink, softmax with a learned offset.
     Use: weights of gpt-oss; a head can attend to nothing.
     """
 
     fused = False
-    whole = False
+    sums_to_one = False
 
     def __init__(self, D: int, *, heads: int, beta: float | None = None) -> None:
         super().__init__(D, beta)
@@ -90,11 +90,11 @@ class Sink(ScoreNormalizer):
     def initialise(self, name: str, generator: Generator) -> None:
         nn.init.zeros_(self.weight)
 
-    def shares(self, scores_BHTS: Tensor) -> Tensor:
+    def normalize(self, scores_BHTS: Tensor) -> Tensor:
         B, H, T, S = scores_BHTS.shape
         sink_BHT1 = self.weight.to(scores_BHTS.dtype).view(H, 1, 1).expand(B, H, T, 1)
         return torch.softmax(torch.cat([scores_BHTS, sink_BHT1], 3), 3)[..., :S]
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BHTK = torch.unflatten(x_BTD, 2, (len(self.weight), -1)).transpose(1, 2)
-        return self.shares(x_BHTK * self.beta).transpose(1, 2).flatten(2)
+        return self.normalize(x_BHTK * self.beta).transpose(1, 2).flatten(2)

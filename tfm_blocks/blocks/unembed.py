@@ -1,4 +1,4 @@
-"""From the decoder's output to logits over the vocabulary."""
+"""Projection of the decoder's output to logits over the vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfm_blocks.registry.blocks import block
     where={"vocab >= 1": "there is at least one token"},
 )
 class Unembed(Linear):
-    """x W^T: x_BND -> logits_BNV. With `tie`, W is the embedding's matrix; with `out_bias` a token has a bias too.
+    """x W^T: x_BND -> logits_BNV. With `tie`, W is the embedding's matrix; `out_bias` adds a bias for each token.
 
     Also known as: LM head, output projection, classifier.
     Use: the last node; `tie` shares the matrix of the embedding.
@@ -38,7 +38,7 @@ class Unembed(Linear):
     source="Gemma Team 2024 (Gemma 2), section 2, logit soft-capping",
 )
 class TanhCap(nn.Module):
-    """cap · tanh(x / cap), so that no logit passes `cap`: x_BND -> x_BND.
+    """cap · tanh(x / cap), which bounds logits by `cap`: x_BND -> x_BND.
 
     Also known as: final logit soft-capping.
     Use: weights of Gemma 2.

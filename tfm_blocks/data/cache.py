@@ -1,4 +1,4 @@
-"""Folders on disk that are named by what went into them, so that nothing is computed twice."""
+"""A cache of folders on disk, named by a hash of their inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELP = "write data.cache=PATH, or set TFM_BLOCKS_CACHE"
 
 
 def cache_folder(setting: str | None) -> Path:
-    """`data.cache`, else $TFM_BLOCKS_CACHE, else the user's cache folder; of `none` one that ends with the process."""
+    """Return `data.cache`, else $TFM_BLOCKS_CACHE, else the user's cache folder; `none` is a temporary folder."""
     if setting == NOTHING_KEPT:
         folder = Path(tempfile.mkdtemp(prefix="tfm-blocks-cache-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -34,48 +34,49 @@ def cache_folder(setting: str | None) -> Path:
 
 
 def cache_key(*parts: object) -> str:
-    """A folder name that is the same for the same `parts`, which must be plain JSON."""
+    """Return a folder name that depends only on `parts`, which must be plain JSON."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 
 def find_or_build(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Returns a folder with what `build` writes. A cached folder is taken where its checksums hold.
+    """Return a folder with the output of `build`, from the cache if its checksums match.
 
-    Any number of processes may call this at once: each builds in a temporary folder and renames it, and the first one
-    stays. Finished folders are never changed or removed, since another process may be reading them: the replacement of
-    a damaged folder gets the next number. Raises ConfigError where the cache cannot be written.
+    Any number of processes may call this concurrently: each builds in a temporary folder and renames it, and the first
+    rename wins. Finished folders are never changed or removed, since another process may be reading them; the
+    replacement of a damaged folder gets the next number. Raises ConfigError if the cache is not writable.
     """
     try:
         for number in range(TRIES):
-            place = folder.with_name(f"{folder.name}-{number}")
-            if not place.exists():
-                _build_aside(place, build)
-            if _is_undamaged(place):
-                return place
+            candidate = folder.with_name(f"{folder.name}-{number}")
+            if not candidate.exists():
+                _build_and_rename(candidate, build)
+            if _is_undamaged(candidate):
+                return candidate
     except OSError as error:
         rule = f"the cache {folder.parent} cannot be used: {error.strerror}"
         raise ConfigError(Problem("data.cache", rule, help=HELP)) from None
     raise ConfigError(Problem("data.cache", f"{TRIES} copies of {folder} are damaged", help=HELP))
 
 
-def _build_aside(place: Path, build: Callable[[Path], None]) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".building-", dir=place.parent))
+def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
-        build(aside)
-        (aside / SUMS).write_text(json.dumps({path.name: _digest(path) for path in sorted(aside.iterdir())}))
-        aside.rename(place)
+        build(temporary)
+        sums = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
+        (temporary / SUMS).write_text(json.dumps(sums))
+        temporary.rename(folder)
     except OSError:
-        if not place.exists():  # otherwise another process was first
+        if not folder.exists():  # otherwise another process was first
             raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _is_undamaged(place: Path) -> bool:
+def _is_undamaged(folder: Path) -> bool:
     try:
-        sums = json.loads((place / SUMS).read_text())
-        return all(_digest(place / name) == digest for name, digest in sums.items())
+        sums = json.loads((folder / SUMS).read_text())
+        return all(_digest(folder / name) == digest for name, digest in sums.items())
     except (OSError, ValueError, AttributeError):
         return False
 

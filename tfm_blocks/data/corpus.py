@@ -1,4 +1,4 @@
-"""Encoded text in memory-mapped files: five million pairs cost tens of megabytes of memory, not gigabytes."""
+"""Encoded text in memory-mapped files, so that millions of pairs take little memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import numpy.typing as npt
 from tfm_blocks.data.tokenizer import Tokenizer
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-CHUNK = 8192  # rows that are encoded at a time
-LONGEST = 4096  # tokens of a held-out column; the memory and time of a network can grow as their square
+CHUNK = 8192  # rows that are encoded together
+LONGEST = 4096  # maximum tokens of a held-out column; time and memory of a network can grow quadratically
 
 
 class Corpus:
-    """Rows of id sequences without bos and eos, one for each of `columns`, as `folder` holds them.
+    """Rows of id sequences without bos and eos, one sequence per column, read from `folder`.
 
-    `lengths_NC` is int32; `text` has the text of each column, exactly as written; `groups` names a group for each row,
-    or is empty; `skipped` counts what was left out, by reason, `cut` the rows that were longer.
+    `lengths_NC` is int32. `text` is the original text by column. `groups` names a group for each row, or is empty.
+    `skipped` counts skipped rows by reason, `cut` the truncated rows.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = ()) -> None:
@@ -32,7 +32,7 @@ class Corpus:
         self.lengths_NC = np.fromfile(folder / "lengths.bin", dtype=np.int32).reshape(-1, len(self.columns))
         self._bounds = np.concatenate(([0], np.cumsum(self.lengths_NC, dtype=np.int64)))
         mapped = np.memmap(folder / "ids.bin", dtype=about["dtype"], mode="r")
-        self._ids = mapped.view(np.ndarray)  # of which a slice takes a tenth of the time
+        self._ids = mapped.view(np.ndarray)  # slicing a plain array is faster than a memmap
         self.skipped: dict[str, int] = about["skipped"]
         self.cut: int = about["cut"]
         self.text: dict[str, Sequence[str]] = {
@@ -48,17 +48,17 @@ class Corpus:
         return len(self.lengths_NC)
 
     def lengths_N(self, column: str) -> npt.NDArray[np.int32]:
-        """The tokens of every row."""
+        """Return the number of tokens of every row."""
         lengths_N: npt.NDArray[np.int32] = self.lengths_NC[:, self.columns.index(column)]
         return lengths_N
 
     def ids(self, column: str, row: int) -> Ids:
-        """The sequence of a row: a view of the file."""
+        """Return the ids of a row, as a view of the file."""
         place = row * len(self.columns) + self.columns.index(column)
         return self._ids[self._bounds[place] : self._bounds[place + 1]]
 
     def rows(self, rows: slice) -> list[dict[str, str]]:
-        """The text of some rows, by column."""
+        """Return the text of a slice of rows, by column."""
         return [{name: self.text[name][row] for name in self.columns} for row in range(len(self))[rows]]
 
     def _reader(self, column: str) -> Callable[[int], Ids]:
@@ -66,7 +66,7 @@ class Corpus:
 
 
 class Decoded(Sequence[str]):
-    """The text of a column, made from the ids when asked for: the tokenizer gives back exactly what it read."""
+    """The text of a column, decoded from the ids on access; decoding restores the original text exactly."""
 
     def __init__(self, size: int, ids_of: Callable[[int], Ids], tokenizer: Tokenizer) -> None:
         self._size, self._ids_of, self._tokenizer = size, ids_of, tokenizer
@@ -93,65 +93,65 @@ def write_corpus(
     *,
     max_length: int | None,
 ) -> None:
-    """Encodes rows of text into `folder`, a chunk at a time.
+    """Encode rows of text into `folder`, in chunks.
 
-    With `max_length` a row with a blank column or more tokens than that in one is skipped and counted. Without it, as
-    for held-out text, every row is kept; what a column has beyond LONGEST tokens is cut, and the row counted.
+    With `max_length`, rows with a blank column or a longer column are skipped and counted. Without it, as for held-out
+    text, every row is kept; columns are truncated to LONGEST tokens, and the truncated rows counted.
     """
-    left_out = {"blank": 0, "long": 0, "cut": 0}
+    counts = {"blank": 0, "long": 0, "cut": 0}
 
-    def kept() -> Iterator[list[int]]:
-        rest = iter(rows)
-        while chunk := list(islice(rest, CHUNK)):
+    def encoded_rows() -> Iterator[list[int]]:
+        remaining = iter(rows)
+        while chunk := list(islice(remaining, CHUNK)):
             encoded = iter(tokenizer.encode_batch(list(chain.from_iterable(chunk))))
             for texts in chunk:
                 ids = list(islice(encoded, len(columns)))
                 longest = max(map(len, ids))
                 if max_length is None:
-                    left_out["cut"] += longest > LONGEST
-                    yield from (one[:LONGEST] for one in ids)
+                    counts["cut"] += longest > LONGEST
+                    yield from (column_ids[:LONGEST] for column_ids in ids)
                 elif not all(text.strip() for text in texts):
-                    left_out["blank"] += 1
+                    counts["blank"] += 1
                 elif longest > max_length:
-                    left_out["long"] += 1
+                    counts["long"] += 1
                 else:
                     yield from ids
 
-    _write(folder, columns, kept(), tokenizer, left_out)
+    _write(folder, columns, encoded_rows(), tokenizer, counts)
 
 
 def write_packed(folder: Path, column: str, lines: Iterable[str], tokenizer: Tokenizer, *, context: int) -> None:
-    """Encodes lines of text end to end, eos after each, and cuts them into rows of `context` tokens.
+    """Encode lines of text, concatenate them with eos after each, and split them into rows of `context` tokens.
 
-    Blank lines are skipped and counted; the last row is as long as what is left.
+    Blank lines are skipped and counted; the last row may be shorter.
     """
-    left_out = {"blank": 0, "long": 0, "cut": 0}
+    counts = {"blank": 0, "long": 0, "cut": 0}
 
     def packed() -> Iterator[list[int]]:
-        left: list[int] = []
-        rest = iter(lines)
-        while chunk := list(islice(rest, CHUNK)):
-            written = [line for line in chunk if line.strip()]
-            left_out["blank"] += len(chunk) - len(written)
-            for ids in tokenizer.encode_batch(written):
-                left += [*ids, Tokenizer.EOS]
-            whole = len(left) // context * context
-            yield from (left[start : start + context] for start in range(0, whole, context))
-            left = left[whole:]
-        if left:
-            yield left
+        buffer: list[int] = []
+        remaining = iter(lines)
+        while chunk := list(islice(remaining, CHUNK)):
+            nonblank = [line for line in chunk if line.strip()]
+            counts["blank"] += len(chunk) - len(nonblank)
+            for ids in tokenizer.encode_batch(nonblank):
+                buffer += [*ids, Tokenizer.EOS]
+            end = len(buffer) // context * context
+            yield from (buffer[start : start + context] for start in range(0, end, context))
+            buffer = buffer[end:]
+        if buffer:
+            yield buffer
 
-    _write(folder, [column], packed(), tokenizer, left_out)
+    _write(folder, [column], packed(), tokenizer, counts)
 
 
 def _write(
-    folder: Path, columns: Sequence[str], sequences: Iterator[list[int]], tokenizer: Tokenizer, left_out: dict[str, int]
+    folder: Path, columns: Sequence[str], sequences: Iterator[list[int]], tokenizer: Tokenizer, counts: dict[str, int]
 ) -> None:
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
     with (folder / "ids.bin").open("wb") as ids_file, (folder / "lengths.bin").open("wb") as lengths_file:
         while chunk := list(islice(sequences, CHUNK * len(columns))):
             np.fromiter(chain.from_iterable(chunk), dtype).tofile(ids_file)
             np.fromiter(map(len, chunk), np.int32).tofile(lengths_file)
-    cut = left_out.pop("cut")
-    about = {"columns": list(columns), "dtype": np.dtype(dtype).name, "skipped": left_out, "cut": cut}
+    cut = counts.pop("cut")
+    about = {"columns": list(columns), "dtype": np.dtype(dtype).name, "skipped": counts, "cut": cut}
     (folder / "about.json").write_text(json.dumps(about))

@@ -1,4 +1,4 @@
-"""How people write dates: CLDR patterns, and which of them have one reading only."""
+"""Date formats: CLDR patterns, and a check that a pattern is unambiguous."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WEEKDAYS = {"E", "EE", "EEE", "EEEE", "ccc", "cccc"}
 
 @dataclass(frozen=True)
 class Form:
-    """One way to write a date: a CLDR pattern in a language, as it comes or in one case."""
+    """A date format: a CLDR pattern in a language, optionally in upper or lower case."""
 
     language: str
     pattern: str
 
     def write(self, day: date) -> str:
-        """`day` in this form, as in 'Dienstag, 3. März 1987'."""
+        """Format `day`, such as 'Dienstag, 3. März 1987'."""
         pattern, case, locale = self._parsed
         text = str(pattern.apply(day, locale))
         return CASES[case](text) if case else text
@@ -39,7 +39,7 @@ class Form:
 
 
 def is_language(code: str) -> bool:
-    """Whether CLDR has it."""
+    """Return True if CLDR has the language."""
     try:
         Locale.parse(code)
     except (UnknownLocaleError, ValueError):
@@ -48,31 +48,31 @@ def is_language(code: str) -> bool:
 
 
 def ambiguity(pattern: str) -> str:
-    """What keeps a form of this pattern from having one reading, or ''."""
+    """Return why dates in this pattern can be ambiguous, or ''."""
     pattern, bar, case = pattern.partition(" | ")
     if bar and case not in CASES:
-        return f"after ' | ' comes {' or '.join(CASES)}, but here comes {case!r}"
+        return f"after ' | ' must follow {' or '.join(CASES)}, but {case!r} follows"
     tokens = _tokens(pattern)
     fields = [text for text, is_field in tokens if is_field]
     for name, ways in FIELDS.items():
         if sum(field in ways for field in fields) != 1:
-            return f"must hold one {name} ({', '.join(sorted(ways))}), but is {pattern!r}"
+            return f"must contain exactly one {name} ({', '.join(sorted(ways))}), but is {pattern!r}"
     others = set(fields) - set().union(*FIELDS.values()) - WEEKDAYS
     if others:
-        return f"may hold a day, month, year and weekday only, but holds {', '.join(sorted(others))}: {pattern!r}"
+        return f"may contain only day, month, year and weekday, but has {', '.join(sorted(others))}: {pattern!r}"
     if any(char.isdigit() for text, is_field in tokens if not is_field for char in text):
-        return f"may hold no digits of its own, but is {pattern!r}"
-    return "" if _apart(tokens) else f"needs something between day, month and year, but is {pattern!r}"
+        return f"must not contain literal digits, but is {pattern!r}"
+    return "" if _is_separated(tokens) else f"needs a separator between day, month and year, but is {pattern!r}"
 
 
 def _tokens(pattern: str) -> list[tuple[str, bool]]:
-    """The pattern in pieces, as Babel reads it; True marks a field, as in ('MMMM', True), (' de ', False)."""
+    """Return Babel's tokens of the pattern; True marks a field, such as ('MMMM', True), (' de ', False)."""
     return [
         (value, False) if isinstance(value, str) else (value[0] * value[1], True)
         for _, value in tokenize_pattern(pattern)
     ]
 
 
-def _apart(tokens: list[tuple[str, bool]]) -> bool:
-    """Whether no two parts of the date touch: in some languages months are named with digits."""
+def _is_separated(tokens: list[tuple[str, bool]]) -> bool:
+    """Return True if no two fields are adjacent; in some languages month names contain digits."""
     return not any(left and right for (_, left), (_, right) in pairwise(tokens))

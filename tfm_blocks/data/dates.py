@@ -1,4 +1,4 @@
-"""The corpus that needs no download: dates as people write them in several languages, to ISO 8601."""
+"""A generated corpus that needs no download: dates written in several languages, paired with ISO 8601."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfm_blocks.data.settings import DatesSettings, days_of
 
 @dataclass(frozen=True)
 class DatePairs:
-    """The rows of a split, and the language of each; `address` is its key in the config."""
+    """The rows of a split, and the language of each row; `address` is the split's key in the config."""
 
     address: str
     written: list[tuple[str, str]]
@@ -26,23 +26,25 @@ class DatePairs:
     columns = ("src", "tgt")
 
     def rows(self) -> Iterator[tuple[str, ...]]:
-        """Written date and ISO date."""
+        """Iterate over pairs of written date and ISO date."""
         return iter(self.written)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the text."""
+        """Return a digest of the text."""
         return hashlib.sha256("\n".join(chain.from_iterable(self.written)).encode()).hexdigest()
 
 
 def date_splits(settings: DatesSettings) -> dict[str, DatePairs]:
-    """train, val and, where it is asked for, test. No day of one split occurs in another, in any language or form.
+    """Return the splits train, val and, unless its size is null, test. No day occurs in two splits.
 
-    Languages take turns, forms are drawn; training days come once each before any comes again.
+    Languages alternate, and formats are drawn at random. Each training day occurs once before any is repeated.
     """
     days = days_of(settings.first_year, settings.last_year)
-    random = np.random.PCG64(np.random.SeedSequence(settings.seed, spawn_key=(1,)))  # other numbers than the plan's
-    order = days.start + np.argsort(random.random_raw(len(days)), kind="stable")  # a shuffle that NumPy never changes
+    random = np.random.PCG64(np.random.SeedSequence(settings.seed, spawn_key=(1,)))  # independent of the plan's seed
+    order = days.start + np.argsort(
+        random.random_raw(len(days)), kind="stable"
+    )  # a shuffle that is stable across NumPy versions
     held_out, begin = {}, 0
     for name, size in (("val", settings.val), ("test", settings.test)):
         if size is not None:
@@ -54,9 +56,9 @@ def date_splits(settings: DatesSettings) -> dict[str, DatePairs]:
 def _draw(address: str, days: list[int], settings: DatesSettings, size: int, random: np.random.PCG64) -> DatePairs:
     forms = [[Form(language, pattern) for pattern in patterns] for language, patterns in settings.patterns.items()]
     pairs, groups = [], []
-    for place, number in enumerate(random.random_raw(size).tolist()):
-        turn = forms[place % len(forms)]
-        day, form = date.fromordinal(days[place % len(days)]), turn[number % len(turn)]
+    for row, number in enumerate(random.random_raw(size).tolist()):
+        choices = forms[row % len(forms)]
+        day, form = date.fromordinal(days[row % len(days)]), choices[number % len(choices)]
         pairs.append((form.write(day), day.isoformat()))
         groups.append(form.language)
     return DatePairs(address, pairs, groups)

@@ -1,4 +1,4 @@
-"""Paths that begin with `~`."""
+"""Expansion of paths that begin with `~`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from tfm_blocks.errors import ConfigError, Problem
 
 
 def expand_home(address: str, path: str) -> Path:
-    """Replace a leading `~` or `~user` by that home folder. Raises ConfigError if there is none."""
+    """Replace a leading `~` or `~user` by the home folder. Raises ConfigError if the user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        rule = f"begins with the home folder of a user who does not exist here: {path}"
-        raise ConfigError(
-            Problem(address, rule, help="write the whole path; ./ before a ~ makes it a letter")
-        ) from None
+        rule = f"names the home folder of a user that does not exist: {path}"
+        raise ConfigError(Problem(address, rule, help="write the full path, or ./ before a literal ~")) from None

@@ -1,4 +1,4 @@
-"""How a model reads the rows of a corpus: which ids become which input, and what is predicted."""
+"""Layouts: how the rows of a corpus become the inputs and labels of a model."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Rows = Sequence[int] | npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """Int64 ids of every input by name, right-padded with 0, and of what each target position predicts.
+    """Int64 ids of every input by name, right-padded with 0, and the label of each target position.
 
-    A label of 0 is nothing to predict: padding, or a position before the target begins. `kept_N` are the places in
-    labels_BT of the others, found here because an accelerator would have to be waited for.
+    A label of 0 is ignored: padding, or a position before the target begins. `kept_N` are the flat indices of the other
+    labels, computed on the CPU because it would synchronise an accelerator.
     """
 
     inputs: dict[str, Tensor]
     labels_BT: Tensor
     kept_N: Tensor
-    rows: tuple[int, ...] = ()  # of the corpus, when a whole corpus is scored
+    rows: tuple[int, ...] = ()  # indices in the corpus, if a whole corpus is scored
 
     def to(self, device: torch.device) -> Batch:
-        """On the device, as soon as it gets there; nothing waits for it."""
+        """Copy to the device asynchronously."""
         return self._each(lambda ids: ids.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """In pages that an accelerator can read by itself; called by torch's loader."""
+        """Copy to page-locked memory; called by torch's DataLoader."""
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -47,31 +47,31 @@ class Batch:
 
 
 def batch_of(inputs: dict[str, Tensor], labels_BT: Tensor, *, empty: bool = False) -> Batch:
-    """The batch, of which with `empty` nothing is to predict, so that it weighs nothing: for an idle rank."""
+    """Return the batch; `empty` sets all labels to 0, for an idle rank."""
     labels_BT = torch.zeros_like(labels_BT) if empty else labels_BT
     return Batch(inputs, labels_BT, labels_BT.flatten().nonzero()[:, 0])
 
 
 class Layout(ABC):
-    """How the inputs of a model are made of the columns of a corpus. `inputs` names them, the target last."""
+    """Maps the columns of a corpus to the inputs of a model. `inputs` names them, the target last."""
 
     inputs: tuple[str, ...]
 
     @abstractmethod
     def widths_NC(self, corpus: Corpus) -> Lengths:
-        """The tokens of every row in each input."""
+        """Return the number of tokens of every row in each input."""
 
     @abstractmethod
     def labels_N(self, corpus: Corpus) -> Lengths:
-        """How many tokens of every row are predicted."""
+        """Return the number of predicted tokens of every row."""
 
     @abstractmethod
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        """The batch of these rows. With `empty` nothing is to predict, so it weighs nothing: for an idle rank."""
+        """Return the batch of these rows; `empty` sets all labels to 0, for an idle rank."""
 
 
 class Sides(Layout):
-    """Each source is x + eos, the target bos + y, and y + eos is predicted."""
+    """Encoder-decoder layout: each source is x + eos, the target bos + y, and y + eos is predicted."""
 
     def __init__(self, sources: Sequence[str]) -> None:
         self.inputs = (*sources, TARGET)
@@ -91,7 +91,7 @@ class Sides(Layout):
 
 
 class OneSequence(Layout):
-    """x + eos + bos + y of a row in one sequence, of which y + eos is predicted; several sources each end in eos."""
+    """Decoder-only layout: one sequence x + eos + bos + y, of which y + eos is predicted; each source ends in eos."""
 
     inputs = (TARGET,)
 
@@ -106,17 +106,17 @@ class OneSequence(Layout):
         sources = [name for name in corpus.columns if name != TARGET]
         prompts = [prompt([corpus.ids(name, int(row)) for name in sources]) for row in rows]
         targets = [corpus.ids(TARGET, int(row)).astype(np.int64) for row in rows]
-        whole = [np.concatenate((before, ids)) for before, ids in zip(prompts, targets, strict=True)]
+        sequences = [np.concatenate((before, ids)) for before, ids in zip(prompts, targets, strict=True)]
         labels = [
             np.concatenate((np.zeros(len(before) - 1, np.int64), ids, [EOS]))
             for before, ids in zip(prompts, targets, strict=True)
         ]
         labels_BT = _padded(labels)
-        return batch_of({TARGET: _padded(whole)}, labels_BT, empty=empty)
+        return batch_of({TARGET: _padded(sequences)}, labels_BT, empty=empty)
 
 
 class PlainText(Layout):
-    """Packed text without sources: bos and all tokens of a row but the last, of which each row is predicted whole."""
+    """Language-model layout: bos and all tokens of a row but the last; every token of the row is predicted."""
 
     inputs = (TARGET,)
 
@@ -134,14 +134,14 @@ class PlainText(Layout):
 
 
 def layout_of(columns: Sequence[str], sources: Sequence[str]) -> Layout:
-    """How a model with these sources reads a corpus with these columns."""
+    """Return the layout for a model with these sources and a corpus with these columns."""
     if sources:
         return Sides(sources)
     return OneSequence() if len(columns) > 1 else PlainText()
 
 
 def prompt(sources: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> npt.NDArray[np.int64]:
-    """What one sequence has before its target: each source with eos, then bos."""
+    """Return the ids before the target in a decoder-only sequence: each source with eos, then bos."""
     parts: list[npt.NDArray[np.int64]] = [np.append(np.asarray(ids, np.int64), EOS) for ids in sources]
     return np.concatenate([*parts, np.array([BOS])])
 
@@ -149,7 +149,7 @@ def prompt(sources: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> npt.ND
 def _padded(
     rows: Sequence[npt.NDArray[np.integer]], *, before: Sequence[int] = (), after: Sequence[int] = ()
 ) -> Tensor:
-    """One row of ids each, special ids in front or behind, then padding: ids_BN."""
+    """Pad rows of ids, with special ids before or after each row: ids_BN."""
     width = max(map(len, rows)) + len(before) + len(after)
     ids_BN = np.full((len(rows), width), PAD, dtype=np.int64)
     ids_BN[:, : len(before)] = before

@@ -1,4 +1,4 @@
-"""Which rows of a corpus make which optimizer step: one plan per epoch, the same on every rank."""
+"""The assignment of corpus rows to optimizer steps: one plan per epoch, identical on every rank."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
-BITS = 20  # of a sort key, for one length
+BITS = 20  # per length in a sort key
 MOST, HALF = (1 << BITS) - 1, 1 << BITS - 1
-POOL = 50  # steps whose pairs are sorted together: more means less padding and a less random order
+POOL = 50  # steps whose rows are sorted together: more means less padding and a less random order
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which one this process is, of the processes that train together."""
+    """The rank of this process and the world size."""
 
     rank: int = 0
     world: int = 1
@@ -25,7 +25,7 @@ class Ranks:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanStep:
-    """The rows of one optimizer step, sorted by length, their widths in each input. They predict `tokens` tokens."""
+    """The rows of an optimizer step, sorted by length, their widths in each input, and the number of labels."""
 
     tokens: int
     rows_N: Ints
@@ -33,21 +33,21 @@ class PlanStep:
     batch_tokens: int
 
     def share(self, rank: int, world: int) -> list[Ints]:
-        """The micro-batches of a rank: indices of rows, at most `batch_tokens` padded tokens of all inputs each.
+        """Return the micro-batches of a rank: row indices, each at most `batch_tokens` padded tokens over all inputs.
 
-        The ranks together hold every row of the step once. An idle rank gets the first, which is to weigh nothing.
-        A row that is over the cap by itself, which only an uncut val or test split has, is a micro-batch of its own.
+        The ranks together have every row of the step once. An idle rank gets the first row, with weight 0. A row that
+        alone exceeds the cap, which occurs only in val and test, is a separate micro-batch.
         """
-        mine = slice(0, 1) if self.idle(rank, world) else slice(rank, None, world)
-        return np.split(self.rows_N[mine], list(_find_cuts(self.widths_NC[mine].tolist(), self.batch_tokens)))
+        part = slice(0, 1) if self.idle(rank, world) else slice(rank, None, world)
+        return np.split(self.rows_N[part], list(_find_cuts(self.widths_NC[part].tolist(), self.batch_tokens)))
 
     def idle(self, rank: int, world: int) -> bool:
-        """Whether the step has fewer rows than ranks, and none for this one."""
+        """Return True if the step has no row for this rank."""
         return rank >= min(world, len(self.rows_N))
 
 
 def _find_cuts(widths: list[list[int]], cap: int) -> Iterator[int]:
-    """Yields the rows that begin a new micro-batch, because the padded batch with them would exceed the cap."""
+    """Yield the rows that begin a new micro-batch, because the padded batch with them would exceed the cap."""
     start, widest = 0, widths[0]
     for row, new in enumerate(widths):
         widest = list(map(max, widest, new))
@@ -58,10 +58,10 @@ def _find_cuts(widths: list[list[int]], cap: int) -> Iterator[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """A sequence of the steps of an epoch, in training order. Each row is in exactly one step.
+    """The steps of an epoch, in training order. Each row is in exactly one step.
 
-    `rows_N` holds the rows step by step; step k has those from `bounds_K1[k]` to `bounds_K1[k + 1]`, and `order_K` is
-    the order in which steps are trained.
+    `rows_N` has the rows step by step; step k has those from `bounds_K1[k]` to `bounds_K1[k + 1]`. `order_K` is the
+    training order of the steps.
     """
 
     rows_N: Ints
@@ -75,8 +75,8 @@ class EpochPlan:
         return len(self.order_K)
 
     def __getitem__(self, step: int) -> PlanStep:
-        place = self.order_K[step]
-        rows_N = self.rows_N[self.bounds_K1[place] : self.bounds_K1[place + 1]]
+        index = self.order_K[step]
+        rows_N = self.rows_N[self.bounds_K1[index] : self.bounds_K1[index + 1]]
         return PlanStep(
             tokens=int(self.labels_N[rows_N].sum()),
             rows_N=rows_N,
@@ -91,11 +91,11 @@ class EpochPlan:
 def epoch_plan(
     widths_NC: Lengths, labels_N: Lengths, *, seed: int, epoch: int, step_tokens: int, batch_tokens: int
 ) -> EpochPlan:
-    """The plan of `epoch`: as few steps as `step_tokens` allows, all of one size.
+    """Return the plan of an epoch: as few steps as `step_tokens` allows, all of about the same size.
 
-    `widths_NC` are the tokens of every row in each input, the target last; `labels_N` how many it predicts. Rows are
-    shuffled, sorted by length within pools of many steps, cut into steps, and the steps shuffled. `batch_tokens` cuts
-    steps into micro-batches; it never changes which rows a step has.
+    `widths_NC` are the tokens of every row in each input, the target last; `labels_N` counts the predicted tokens. Rows
+    are shuffled, sorted by length within pools of many steps, and split into steps, which are shuffled. `batch_tokens`
+    splits steps into micro-batches; it never changes the rows of a step.
     """
     random = np.random.PCG64(np.random.SeedSequence((seed, epoch)))
     rows_N = _permute(len(labels_N), random)
@@ -116,15 +116,15 @@ def epoch_plan(
 
 
 def _permute(count: int, random: np.random.PCG64) -> Ints:
-    """A random order. NumPy promises that raw numbers never change, and promises nothing of Generator.permutation."""
+    """Return a random permutation from raw bits, which NumPy keeps stable, unlike Generator.permutation."""
     return np.argsort(random.random_raw(count), kind="stable")
 
 
 def _sort_by_length(widths_NC: Lengths, labels_N: Lengths, pool_tokens: int) -> Ints:
-    """The order that sorts each pool by the longer side, sources or target, then by how much longer it is, and which.
+    """Return the order that sorts each pool by the longer side, sources or target, then by the signed difference.
 
-    Both keys rise and fall by turns, so neighbours are alike where one length or pool ends and the next begins: on
-    Multi30k 96 % of a micro-batch is no padding, and 92 % when sorted by target, then source.
+    Both keys alternate between ascending and descending, so neighbours have similar lengths across boundaries. On
+    Multi30k 96 % of a micro-batch is not padding, against 92 % when sorted by target, then source.
     """
     pool_N = np.cumsum(labels_N, dtype=np.int64) // pool_tokens
     sources_N, target_N = widths_NC[:, :-1].sum(1), widths_NC[:, -1]
@@ -135,5 +135,5 @@ def _sort_by_length(widths_NC: Lengths, labels_N: Lengths, pool_tokens: int) -> 
 
 
 def _zigzag(value_N: Ints, most: int, level_N: Ints) -> Ints:
-    """The values at even levels; at odd levels `most` minus the value, so that levels alternate in direction."""
+    """Return the values at even levels, and `most` minus the value at odd levels, so that directions alternate."""
     return np.where(level_N % 2, most - value_N, value_N)

@@ -1,4 +1,4 @@
-"""From the settings to what training reads: a tokenizer and the encoded corpora."""
+"""Preparation of the data of a run: the tokenizer and the encoded corpora."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tfm_blocks.data.text import find_splits
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Problem
 
-FORMAT = 2  # of a cached corpus; a change of the format takes another number
-SAMPLE = 1_000_000  # rows that the tokenizer learns from at most: more cost memory and change little
+FORMAT = 2  # version of the cache format
+SAMPLE = 1_000_000  # maximum rows for training the tokenizer: more cost memory and change little
 
 
 class Split(Protocol):
-    """Rows of text that can be read again and again, a text for each column; `address` is its key in the config."""
+    """Rows of text that can be read repeatedly, one text per column; `address` is the split's key in the config."""
 
     @property
     def address(self) -> str: ...
@@ -41,7 +41,7 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class FirstRows:
-    """Of a split its first `count` rows."""
+    """The first `count` rows of a split."""
 
     split: Split
     count: int
@@ -59,7 +59,7 @@ class FirstRows:
         return self.split.columns
 
     def rows(self) -> Iterator[tuple[str, ...]]:
-        """What stands after them is not read, so its mistakes are not found."""
+        """Iterate over the first rows; later rows are not read, so their errors are not detected."""
         return islice(self.split.rows(), self.count)
 
     @property
@@ -69,7 +69,7 @@ class FirstRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a run reads; not every run has a test set."""
+    """The tokenizer and corpora of a run; the test set is optional."""
 
     tokenizer: Tokenizer
     train: Corpus
@@ -78,16 +78,16 @@ class Prepared:
 
     @property
     def last_scored(self) -> tuple[str, Corpus]:
-        """The split that the finished model is scored on, and its name: the test set, else the validation set."""
+        """Return the name and corpus of the final evaluation: the test set, else the validation set."""
         return ("test", self.test) if self.test is not None else ("val", self.val)
 
 
 def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = print) -> Prepared:
-    """Tokenizer and corpora, from the cache where they are there; `tell` hears what was left out.
+    """Return tokenizer and corpora, from the cache if possible; `tell` receives lines about sizes and skipped rows.
 
-    Of train, rows with a blank column or above max_length are skipped; val and test keep every line, since a score is
-    over all of them, but no more than LONGEST tokens of it. Plain text is packed; of it blank lines are skipped.
-    Raises ConfigError and DataError.
+    Training rows with a blank column or above max_length are skipped. val and test keep every line, because scores
+    cover all of them, but lines are truncated to LONGEST tokens. Plain text is packed without its blank lines. Raises
+    ConfigError and DataError.
     """
     splits: Mapping[str, Split] = (
         date_splits(settings) if isinstance(settings, DatesSettings) else find_splits(settings)
@@ -98,21 +98,21 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
     tokenizer = _tokenizer(cache / "tokenizers", splits, vocab)
     corpora = {
         name: _corpus(cache / "corpora", splits[name], tokenizer, settings, training=name == "train")
-        for name in ("val", "test", "train")  # the small ones first: a mistake in them is told before the long work
+        for name in ("val", "test", "train")  # small splits first, so that their errors appear early
         if name in splits
     }
     for name in splits:
         tell(_report(name, corpora[name], settings))
-    asked = f", {vocab:,} asked for" if tokenizer.size < vocab else ""
-    tell(f"data: vocabulary of {tokenizer.size:,} pieces{asked}")
+    requested = f", {vocab:,} requested" if tokenizer.size < vocab else ""
+    tell(f"data: vocabulary of {tokenizer.size:,} subwords{requested}")
     return Prepared(tokenizer=tokenizer, **corpora)
 
 
 def _tokenizer(cache: Path, splits: Mapping[str, Split], vocab: int) -> Tokenizer:
-    """Learned from the training text of all columns: from every Nth row where there are more than SAMPLE."""
+    """Train the tokenizer on the training text of all columns, or on every Nth row if there are more than SAMPLE."""
 
     def build(folder: Path) -> None:
-        # all text is read once for its errors, before the long work
+        # read all text once to detect its errors before the slow work
         sizes = {name: sum(1 for _ in split.rows()) for name, split in splits.items()}
         rows = islice(splits["train"].rows(), 0, None, max(1, -(-sizes["train"] // SAMPLE)))
         Tokenizer.train(chain.from_iterable(rows), vocab).save(folder / "tokenizer.json")
@@ -131,21 +131,21 @@ def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: DataSetti
         else:
             write_corpus(folder, split.columns, split.rows(), tokenizer, max_length=max_length)
         if not (folder / "ids.bin").stat().st_size:
-            help = "its text is empty, or every row is longer than data.max_length"
-            raise DataError(Problem(split.address, "holds nothing to use", help=help))
+            help = "the text is empty, or every row is longer than data.max_length"
+            raise DataError(Problem(split.address, "has no usable rows", help=help))
 
     key = cache_key(FORMAT, split.columns, split.fingerprint, tokenizer.text, max_length, context)
     return Corpus(find_or_build(cache / key, build), tokenizer, split.groups)
 
 
 def _report(name: str, corpus: Corpus, settings: DataSettings) -> str:
-    """`data: 28,990 train pairs (skipped: 3 with a blank side, 7 longer than 128 tokens)`."""
+    """Format a line such as `data: 28,990 train pairs (skipped: 3 with a blank side, 7 longer than 128 tokens)`."""
     if isinstance(settings, LmSettings):
-        what, reasons = f"{name} rows of {settings.context} tokens", {"blank": "blank lines"}
+        label, reasons = f"{name} rows of {settings.context} tokens", {"blank": "blank lines"}
     else:
-        what = f"{name} {'pairs' if len(corpus.columns) == 2 else 'rows'}"
+        label = f"{name} {'pairs' if len(corpus.columns) == 2 else 'rows'}"
         reasons = {"blank": "with a blank side", "long": f"longer than {settings.max_length} tokens"}
     skipped = [f"{count:,} {reasons[reason]}" for reason, count in corpus.skipped.items() if count]
     cut = f"cut: {corpus.cut:,} to {LONGEST:,} tokens a side" if corpus.cut else ""
     note = f"skipped: {', '.join(skipped)}" if skipped else cut  # held-out rows are never skipped, others never cut
-    return f"data: {len(corpus):,} {what}" + (f" ({note})" if note else "")
+    return f"data: {len(corpus):,} {label}" + (f" ({note})" if note else "")

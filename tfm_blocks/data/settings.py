@@ -13,14 +13,14 @@ from tfm_blocks.language.spec import TARGET
 
 
 class PairSettings(Settings):
-    """How much is read at a time of rows with sources and a target.
+    """Settings of corpora with sources and a target.
 
-    max_length: tokens a column, without bos and eos; a longer training row is skipped and counted.
-    step_tokens: target tokens, eos included, of an optimizer step; a step of the plan has at most about this many.
-    batch_tokens: cap on the padded tokens of a micro-batch, over all columns.
-    first: only the first so many rows of each split; null: all.
-    cache: folder of tokenizers and encoded text; null: $TFM_BLOCKS_CACHE, else the user's cache folder; none: nothing
-    is kept.
+    max_length: maximum tokens per column, without bos and eos; longer training rows are skipped and counted.
+    step_tokens: approximate maximum of target tokens, eos included, of an optimizer step.
+    batch_tokens: maximum padded tokens of a micro-batch, over all columns.
+    first: number of rows to read from the start of each split; null: all.
+    cache: folder of tokenizers and encoded text; null: $TFM_BLOCKS_CACHE, else the user's cache folder; none: no
+    cache.
     """
 
     max_length: Count
@@ -34,7 +34,7 @@ class PairSettings(Settings):
     def _holds_the_longest_pair(cls, tokens: int, info: ValidationInfo) -> int:
         longest, sides = info.data.get("max_length"), 1 if info.field_name == "step_tokens" else 2
         if longest is not None and tokens < (least := sides * (longest + 1)):
-            rule = f"must hold the longest pair that is kept: {least}, but is {tokens}"
+            rule = f"must be at least {least}, to fit the longest pair, but is {tokens}"
             help = f"write data.{info.field_name}={least} or more, or a smaller data.max_length than {longest}"
             raise RuleError(rule, help)
         return tokens
@@ -42,13 +42,13 @@ class PairSettings(Settings):
 
 def _known_language(language: str) -> str:
     if not is_language(language):
-        raise RuleError(f"CLDR knows no language {language!r}", "CLDR's codes: en, de, fr, es, it, nl, pt, sv, …")
+        raise RuleError(f"CLDR has no language {language!r}", "CLDR's codes: en, de, fr, es, it, nl, pt, sv, …")
     return language
 
 
 def _one_reading(pattern: str) -> str:
     if rule := ambiguity(pattern):
-        raise RuleError(rule, "one reading only: 'd MMMM y' is 3 March 1987, 'dd/MM/yy' could be another day")
+        raise RuleError(rule, "use an unambiguous pattern: 'd MMMM y', not 'dd/MM/yy'")
     return pattern
 
 
@@ -58,9 +58,9 @@ Pattern = Annotated[str, AfterValidator(_one_reading)]
 
 
 class DatesSettings(PairSettings):
-    """Dates as people write them, made on the fly.
+    """Settings of the generated corpus of dates.
 
-    seed: decides which days are held out, and how each day is written; runs of every seed of theirs read the same text.
+    seed: selects the held-out days and the format of each day; it is independent of the seed of the run.
     train, val, test: pairs; test may be null. patterns: CLDR date patterns by language.
     """
 
@@ -90,20 +90,20 @@ class DatesSettings(PairSettings):
             days = len(days_of(info.data["first_year"], info.data["last_year"]))
             held_out = info.data["val"] + (info.data["test"] or 0)
             if held_out >= days:
-                rule = f"has no day left: val and test hold out {held_out} of the {days} from first_year to last_year"
-                raise RuleError(rule, "hold out fewer, or take more years")
+                rule = f"has no days: val and test hold out {held_out} of the {days} from first_year to last_year"
+                raise RuleError(rule, "reduce val or test, or use more years")
         return train
 
 
 def days_of(first_year: int, last_year: int) -> range:
-    """Every day of these years, as `date.toordinal` counts them."""
+    """Return all days of these years as ordinals of `date.toordinal`."""
     return range(date(first_year, 1, 1).toordinal(), date(last_year, 12, 31).toordinal() + 1)
 
 
 def _has_a_target(files: dict[str, str]) -> dict[str, str]:
     if TARGET not in files or len(files) < 2:
-        rule = f"names a file for {TARGET} and for at least one source, but has {', '.join(files) or 'none'}"
-        raise RuleError(rule, "write {src: FILE, tgt: FILE}; plain text is read by data=lm")
+        rule = f"must name a file for {TARGET} and for at least one source, but has {', '.join(files) or 'none'}"
+        raise RuleError(rule, "write {src: FILE, tgt: FILE}; for plain text, use data=lm")
     return files
 
 
@@ -111,7 +111,7 @@ Files = Annotated[dict[str, str], AfterValidator(_has_a_target)]
 
 
 class TextSettings(PairSettings):
-    """Line-aligned text files, plain or .gz, below the folder `dir`: one for each column, such as src and tgt.
+    """Settings of line-aligned text files, plain or .gz, in the folder `dir`: one per column, such as src and tgt.
 
     test may be null. All splits have the columns of train.
     """
@@ -127,15 +127,15 @@ class TextSettings(PairSettings):
     def _has_the_columns_of_train(cls, files: dict[str, str] | None, info: ValidationInfo) -> dict[str, str] | None:
         train = info.data.get("train")
         if files is not None and train is not None and list(files) != list(train):
-            rule = f"has the columns {', '.join(files)}, and train has {', '.join(train)}"
-            raise RuleError(rule, "give every split a file for each column, in the same order")
+            rule = f"has the columns {', '.join(files)}, but train has {', '.join(train)}"
+            raise RuleError(rule, "every split needs a file for each column, in the same order")
         return files
 
 
 class LmSettings(Settings):
-    """Text files, plain or .gz, below the folder `dir`, packed into rows of `context` tokens, eos after each line.
+    """Settings of plain text files, also .gz, in the folder `dir`, packed into rows of `context` tokens.
 
-    test may be null. step_tokens, batch_tokens, first and cache are those of PairSettings.
+    Each line ends with eos. test may be null. step_tokens, batch_tokens, first and cache are as in PairSettings.
     """
 
     kind: Literal["lm"]
@@ -154,7 +154,7 @@ class LmSettings(Settings):
     def _holds_a_row(cls, tokens: int, info: ValidationInfo) -> int:
         context = info.data.get("context", tokens)
         if tokens < context:
-            rule = f"must hold a row of data.context, {context} tokens, but is {tokens}"
+            rule = f"must be at least data.context, {context} tokens, but is {tokens}"
             raise RuleError(rule, f"write data.{info.field_name}={context} or more")
         return tokens
 
@@ -163,7 +163,7 @@ DataSettings = Annotated[DatesSettings | TextSettings | LmSettings, Field(discri
 
 
 def columns_in(data: Any) -> tuple[str, ...]:
-    """The names of the columns that the config's key `data` states; none where it is not right."""
+    """Return the column names of the config's key `data`, or none if it is invalid."""
     try:
         settings = TypeAdapter(DataSettings).validate_python(data)
     except ValidationError:

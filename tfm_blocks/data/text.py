@@ -1,7 +1,7 @@
-"""Line-aligned text files, plain or gzipped: line N of one column belongs to line N of the others.
+"""Line-aligned text files, plain or gzipped: line N of a column corresponds to line N of the others.
 
-Only \\n and \\r\\n end a line; a byte order mark at the start is dropped; the last line needs no end.
-A wrong file is an error: missing (ConfigError), not UTF-8, a damaged .gz, unequal numbers of lines (DataError).
+Only \\n and \\r\\n end a line; a byte order mark at the start is ignored; the last line may lack a line end.
+Missing files raise ConfigError. Text that is not UTF-8, a damaged .gz and unequal line counts raise DataError.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class TextFiles:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns."""
+        """Return the names of the columns."""
         return tuple(self.files)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
-        """Yields line N of every file, without reading ahead. Raises DataError."""
+        """Yield line N of every file, without reading ahead. Raises DataError."""
         rows = zip_longest(*(read_lines(path, f"{self.address}.{name}") for name, path in self.files.items()))
         for number, row in enumerate(rows):
             if None in row:
@@ -45,15 +45,15 @@ class TextFiles:
             yield row
 
     def _unequal_lines(self, number: int) -> DataError:
-        """The error where a file has only `number` lines and another has more."""
+        """Return the error for files of different length, of which one has only `number` lines."""
         counts = {path: sum(1 for _ in read_lines(path, self.address)) for path in self.files.values()}
         listed = " and ".join(f"{path} has {count:,}" for path, count in counts.items())
-        rule = f"line N of one belongs to line N of the others, but {listed} lines"
-        return DataError(Problem(self.address, rule, help="the files come from two versions, or one was cut"))
+        rule = f"all files must have the same number of lines, but {listed} lines"
+        return DataError(Problem(self.address, rule, help="check for mixed versions or a truncated file"))
 
     @cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of each file."""
+        """Return the SHA-256 of each file."""
         digests = []
         for path in self.files.values():
             with path.open("rb") as file:
@@ -62,10 +62,10 @@ class TextFiles:
 
 
 def find_splits(settings: TextSettings | LmSettings) -> dict[str, TextFiles]:
-    """The splits train, val and, unless it is null, test. Raises ConfigError that lists all missing files."""
+    """Return the splits train, val and, unless null, test. Raises ConfigError that lists all missing files."""
     folder = expand_home("data.dir", settings.dir)
-    asked = {"train": settings.train, "val": settings.val, "test": settings.test}
-    splits = {name: _files(f"data.{name}", folder, given) for name, given in asked.items() if given is not None}
+    configured = {"train": settings.train, "val": settings.val, "test": settings.test}
+    splits = {name: _files(f"data.{name}", folder, files) for name, files in configured.items() if files is not None}
     problems = [
         Problem(_address(split, name), f"there is no file {path}", help=_file_help(folder))
         for split in splits.values()
@@ -77,9 +77,9 @@ def find_splits(settings: TextSettings | LmSettings) -> dict[str, TextFiles]:
     return splits
 
 
-def _files(address: str, folder: Path, given: Mapping[str, str] | str) -> TextFiles:
-    files = {TARGET: given} if isinstance(given, str) else given
-    return TextFiles(address, {name: folder / file for name, file in files.items()})
+def _files(address: str, folder: Path, files: Mapping[str, str] | str) -> TextFiles:
+    by_column = {TARGET: files} if isinstance(files, str) else files
+    return TextFiles(address, {name: folder / file for name, file in by_column.items()})
 
 
 def _address(split: TextFiles, name: str) -> str:
@@ -88,13 +88,13 @@ def _address(split: TextFiles, name: str) -> str:
 
 def _file_help(folder: Path) -> str:
     if not folder.is_dir():
-        return f"there is no folder {folder} either: write data.dir=PATH"
-    there = sorted(path.name for path in folder.iterdir())
-    return f"{folder} has {', '.join(there[:12])}{', …' if len(there) > 12 else ''}" if there else f"{folder} is empty"
+        return f"the folder {folder} does not exist either: write data.dir=PATH"
+    names = sorted(path.name for path in folder.iterdir())
+    return f"{folder} has {', '.join(names[:12])}{', …' if len(names) > 12 else ''}" if names else f"{folder} is empty"
 
 
 def read_lines(path: Path, address: str) -> Iterator[str]:
-    """Yields the lines without their line ends. Raises DataError with file and line."""
+    """Yield the lines without their line ends. Raises DataError with file and line."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -103,11 +103,11 @@ def read_lines(path: Path, address: str) -> Iterator[str]:
                     line = line.removeprefix(UTF8_MARK)
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
-        rule = f"must be UTF-8, but holds the byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
+        rule = f"must be UTF-8, but has the byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
         help = f"iconv -f latin1 -t utf-8 {path.name}, if it is Latin-1"
         raise DataError(Problem(address, rule, Place(str(path), number, error.start + 1), help=help)) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         rule = f"the gzipped file is damaged: {error}"
-        raise DataError(Problem(address, rule, Place(str(path), number + 1), help="fetch it again")) from None
+        raise DataError(Problem(address, rule, Place(str(path), number + 1), help="download it again")) from None
     except OSError as error:
         raise DataError(Problem(address, f"cannot be read: {error.strerror}", Place(str(path)))) from None

@@ -1,4 +1,4 @@
-"""Text to ids and back: one byte-level BPE for both languages."""
+"""The tokenizer: one byte-level BPE for both languages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as Pieces
 from tfm_blocks.errors import ConfigError, Problem, RunError
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
-SMALLEST = len(SPECIAL) + 256  # one piece for each byte
-LONGEST = 1024  # bytes of a word that pieces are learned from: the rest counts as another word
+SMALLEST = len(SPECIAL) + 256  # one subword for each byte
+LONGEST = 1024  # maximum bytes of a word in training; longer words are split
 
 PARTS = {"normalizer": None, "pre_tokenizer": "ByteLevel", "post_processor": None, "decoder": "ByteLevel"}
 UNSET = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
@@ -24,27 +24,27 @@ UNSET = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffi
 class Tokenizer:
     """Byte-level BPE (Sennrich et al. 2016 over bytes, as GPT-2): decode(encode(text)) == text for any text.
 
-    Bytes leave nothing unknown, so UNK never comes out of `encode`; it keeps its place because other tools expect it.
+    All bytes are in the vocabulary, so `encode` never returns UNK; it exists because other tools expect it.
     """
 
     PAD, BOS, EOS, UNK = range(4)
 
     def __init__(self, pieces: Pieces) -> None:
-        pieces.encode_special_tokens = True  # a sentence that holds "<eos>" must not end there
-        pieces.no_padding()  # a file could ask for either
+        pieces.encode_special_tokens = True  # "<eos>" in a sentence must not end it
+        pieces.no_padding()  # a file could enable either
         pieces.no_truncation()
         self._pieces = pieces
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab: int) -> Tokenizer:
-        """Learns at most `vocab` pieces, specials included; pieces that occur once are not learned.
+        """Learn at most `vocab` subwords, special tokens included; each must occur at least twice.
 
-        The same lines give the same pieces. Each merge that is learned runs through all of every word that it occurs
-        in, so longer words are cut at LONGEST bytes for learning; `encode` cuts nothing, since its time is linear.
-        Raises ConfigError where `vocab` cannot hold the specials and all bytes.
+        Training is deterministic. The cost of learning a merge grows with the length of the words, so words are split
+        at LONGEST bytes; `encode` is linear and splits nothing. Raises ConfigError if `vocab` has no room for the
+        special tokens and all bytes.
         """
         if vocab < SMALLEST:
-            rule = f"must hold {len(SPECIAL)} special tokens and 256 bytes, but is {vocab}"
+            rule = f"must have room for {len(SPECIAL)} special tokens and 256 bytes, but is {vocab}"
             raise ConfigError(Problem("vocab", rule, help=f"write vocab={SMALLEST} or more"))
         pieces = Pieces(models.BPE())
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -66,47 +66,47 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """The number of ids, at most the `vocab` that was asked for."""
+        """Return the number of ids, at most the requested `vocab`."""
         return self._pieces.get_vocab_size()
 
     @property
     def ids(self) -> dict[str, int]:
-        """The id of each piece, as it is stored."""
+        """Return the id of each subword, in its stored form."""
         return self._pieces.get_vocab()
 
     @property
     def text(self) -> str:
-        """The tokenizer as JSON, in the format of the tokenizers library."""
+        """Return the tokenizer as JSON, in the format of the tokenizers library."""
         return self._pieces.to_str()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without bos and eos."""
+        """Return the ids of `text`, without bos and eos."""
         return self._pieces.encode(text).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text, on all cores."""
+        """Encode each text, on all cores."""
         return [encoding.ids for encoding in self._pieces.encode_batch_fast(list(texts))]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; special ids say nothing, bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of `ids`; special ids are skipped, and invalid UTF-8 becomes U+FFFD."""
         return self._pieces.decode(list(ids), skip_special_tokens=True)
 
     def piece(self, id: int) -> str:
-        """One id as people read it: ▁ stands for a space; part of a character is shown as it is stored."""
+        """Return a readable form of an id: ▁ is a space; an incomplete character keeps its stored form."""
         text = self._pieces.decode([id], skip_special_tokens=False)
         return str(self._pieces.id_to_token(id)) if "\ufffd" in text else text.replace(" ", "▁").replace("\n", "⏎")
 
     def save(self, path: Path) -> None:
-        """Writes `text`."""
+        """Write the tokenizer as JSON."""
         path.write_text(self.text, encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """What `save` wrote. Raises RunError for a file that is missing, damaged or another kind of tokenizer."""
+        """Read a file of `save`. Raises RunError if it is missing, damaged or another kind of tokenizer."""
         pieces = _read_pieces(path)
         if not isinstance(pieces.model, models.BPE) or [pieces.token_to_id(name) for name in SPECIAL] != [0, 1, 2, 3]:
             raise RunError(
-                Problem(str(path), f"is another kind of tokenizer: no BPE with {' '.join(SPECIAL)} as 0 to 3")
+                Problem(str(path), f"is another kind of tokenizer: not a BPE with {' '.join(SPECIAL)} as ids 0 to 3")
             )
         if sorted(pieces.get_vocab().values()) != list(range(pieces.get_vocab_size())):
             raise RunError(Problem(str(path), "is damaged: its ids are not 0, 1, 2, …", help="restore it"))
@@ -114,7 +114,7 @@ class Tokenizer:
 
 
 def _read_pieces(path: Path) -> Pieces:
-    """Read the library's tokenizer; one without BPE if the file has other settings than ours. Raises RunError."""
+    """Read the library's tokenizer; unsupported settings give a tokenizer without BPE. Raises RunError."""
     if not path.is_file():
         raise RunError(Problem(str(path), "the tokenizer is missing"))
     try:
@@ -128,7 +128,7 @@ def _read_pieces(path: Path) -> Pieces:
 
 
 def _has_known_settings(record: object) -> bool:
-    """Return True for the settings that `save` writes; others make the Rust library panic, or split words forever."""
+    """Return True for the settings that `save` writes; others can make the Rust library panic or hang."""
     if not isinstance(record, dict) or not isinstance(model := record.get("model"), dict):
         return False
     kinds = [part.get("type") if isinstance(part, dict) else part for part in map(record.get, PARTS)]
@@ -136,7 +136,7 @@ def _has_known_settings(record: object) -> bool:
 
 
 def _return_freed_memory() -> None:
-    """glibc would keep what training on a million pairs has freed, 0.7 GB, for as long as the run lasts."""
+    """Return freed memory to the system; glibc would keep the 0.7 GB of training on a million pairs."""
     if os.name == "posix":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

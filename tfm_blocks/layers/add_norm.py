@@ -1,4 +1,4 @@
-"""The steps around a branch, and the branch within them."""
+"""The add & norm operations around a block, and the module that contains both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Add(nn.Module):
 
 
 class Scale(nn.Module):
-    """factor · y, as the half steps of Gulati et al. 2020 (Macaron: Lu et al. 2019)."""
+    """factor · y, as in the half-step branches of Gulati et al. 2020 (Macaron: Lu et al. 2019)."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Scale(nn.Module):
 
 
 class Gain(nn.Module):
-    """gain · y with a learned gain, one (ReZero: Bachlechner et al. 2021) or one a channel (Touvron et al. 2021)."""
+    """gain · y with a learned gain: a scalar (ReZero: Bachlechner et al. 2021) or per channel (Touvron et al. 2021)."""
 
     def __init__(self, start: float, width: int | None) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class Gain(nn.Module):
 
 
 class DropPath(nn.Module):
-    """In training the branch of a sequence is 0 with probability `rate`, and else divided by 1 - rate: y_BTD -> y_BTD.
+    """Stochastic depth: y_BTD -> y_BTD. In training, a sequence's branch is 0 with probability `rate`.
 
-    Source: Huang et al. 2016, section 3.
+    Otherwise it is divided by 1 - rate. Source: Huang et al. 2016, section 3.
     """
 
     def __init__(self, rate: float) -> None:
@@ -63,7 +63,7 @@ class DropPath(nn.Module):
 
 
 class Steps(nn.ModuleDict):
-    """Steps by name, run in order on y; `add` adds what the branch read: y_BTD, x_BTD -> y_BTD."""
+    """Operations by name, applied to y in order; `add` adds the residual x: y_BTD, x_BTD -> y_BTD."""
 
     def __init__(self, steps: Mapping[str, nn.Module]) -> None:
         super().__init__(steps)
@@ -75,9 +75,9 @@ class Steps(nn.ModuleDict):
 
 
 class Branch(nn.Module):
-    """`pre` on the first input, the block, `post` on its output, where `add` adds the residual. `Call` runs it.
+    """A block with the operations `pre` on its first input and `post` on its output. `Call` runs it.
 
-    The nodes of a parallel and inline nodes are its further modules.
+    The nodes of a `parallel` and inline nodes are submodules.
     """
 
     def __init__(self, pre: Steps, block: nn.Module, post: Steps) -> None:

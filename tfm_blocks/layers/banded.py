@@ -1,8 +1,8 @@
-"""The arithmetic of restricted self-attention: a band of r neighbours around every position, in O(n · r · d).
+"""Local self-attention: a band of r neighbours around every position, in O(n · r · d).
 
-The sequences of a batch are cut into blocks. A block's queries meet one window of keys, wide enough for the neighbours
-of all of them, and a mask leaves each query its own r. Besides the project's axes: G blocks of all sequences, C
-positions in a block, W positions in a window, L positions of a sequence with zeros before and after it.
+The sequences of a batch are cut into blocks. A block's queries attend to one window of keys that contains the
+neighbours of all of them, and a mask restricts each query to its own r. Axes besides the usual ones: G blocks of all
+sequences, C positions of a block, W positions of a window, L positions of a zero-padded sequence.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def banded_attention(
     scores: ScoreNormalizer | None = None,
     bias: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Attention of every position to r neighbours, itself included: q_BHTK, k_BHTK, v_BHTK, keep_BT -> BHTK.
+    """Attend from every position to r neighbours, itself included: q_BHTK, k_BHTK, v_BHTK, keep_BT -> BHTK.
 
-    Keys and values may have fewer heads. `scores` makes the weights, softmax(q k^T / √K) unless given; `bias` gives
-    what is added to the scores of each head, bias_HTS, for each distance from query to key.
+    Keys and values may have fewer heads. `scores` computes the weights, by default softmax(q k^T / √K); `bias` returns
+    the term bias_HTS that is added to the scores of each head, for each distance from query to key.
 
-    The neighbours are r // 2 positions before and (r - 1) // 2 after, or the r - 1 before if `causal`. Those that are
-    padding (keep false) are not looked at, but every position may look at itself, so the output is finite everywhere.
-    `dropout` is the share of attention weights to drop: 0 outside training. torch.export takes any fixed length, or a
-    free number (4 or more) of whole blocks, a block being the larger of r // 2 and SMALLEST_BLOCK.
+    The neighbours are r // 2 positions before and (r - 1) // 2 after, or the r - 1 before if `causal`. Padding (keep
+    false) is masked, but every position attends to itself, so the output is finite everywhere. `dropout` is the
+    probability of dropping a weight: 0 outside training. torch.export supports any fixed length, or a dynamic number (4
+    or more) of whole blocks of max(r // 2, SMALLEST_BLOCK) positions.
     Source: Vaswani et al. 2017, section 4, self-attention (restricted).
     """
     scores = scores or ScoreNormalizer(q_BHTK.shape[3])
@@ -68,7 +68,7 @@ def banded_attention(
 
 
 def allowed(keep_BT: Tensor, block: int, reach: tuple[int, int], band: tuple[int, int]) -> Tensor:
-    """Which positions of its window each query may look at, true = may look: keep_BT -> GCW."""
+    """Return the mask of each query over its window, true = may attend: keep_BT -> GCW."""
     before, after = reach
     window = before + block + after
     missing = round_up(keep_BT.shape[1], block) - keep_BT.shape[1]
@@ -79,29 +79,29 @@ def allowed(keep_BT: Tensor, block: int, reach: tuple[int, int], band: tuple[int
 
 
 def distances(block: int, reach: tuple[int, int], like: Tensor) -> Tensor:
-    """How far after each query each position of its window stands: distance_CW."""
+    """Return the distance from each query to each position of its window: distance_CW."""
     before, after = reach
     query_C = torch.arange(block, device=like.device)
     return torch.arange(-before, block + after, device=like.device) - query_C[:, None]
 
 
 def windows(x_BHTK: Tensor, block: int, reach: tuple[int, int]) -> Tensor:
-    """Every block of positions with those that it reaches before and after it: x_BHTK -> GHWK."""
+    """Return the window of every block, `reach` positions before and after it: x_BHTK -> GHWK."""
     x_GHWK: Tensor = _Windows.apply(x_BHTK, block, *reach)  # type: ignore[no-untyped-call]
     return x_GHWK
 
 
 def round_up(length: int, block: int) -> int:
-    """The least multiple of `block` with room for `length`."""
+    """Round `length` up to a multiple of `block`."""
     return -(-length // block) * block
 
 
 class _Windows(torch.autograd.Function):
-    """Windows of each sequence by itself; their gradients are added up a block at a time.
+    """Overlapping windows of each sequence, with a gradient that is summed block by block.
 
-    Those of a batch are copies. Views of sequences laid end to end would show a window its neighbours in the batch,
-    which a mask does not hide where they are not finite: 0 · NaN is NaN.
-    The gradient is why this is a function of its own: torch's backward of `unfold` adds number by number, far slower.
+    The windows are copies. As views of a flattened batch, windows would contain positions of other sequences, and a
+    mask cannot hide their values if they are not finite: 0 · NaN is NaN.
+    The custom backward exists because torch's backward of `unfold` adds element by element, far slower.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A memory of keys and values that fades: what is known of its decay within one chunk of positions."""
+"""Decay of a recurrent memory of keys and values within one chunk of positions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK = 64  # positions that are read at once; the memory is carried from chunk to chunk
+CHUNK = 64  # positions computed in parallel; the memory is carried from chunk to chunk
 
 
 class Decay(NamedTuple):
-    """Shares that are left of what was remembered, for C positions of a chunk; leading axes are those of the rates.
+    """Fractions of the memory that remain, for C positions of a chunk; leading axes are those of the rates.
 
-    `between`_CC from a position (column) to a later one or itself (row), 0 before it; `since_start`_C1 from before the
-    chunk to each position; `until_end`_C1 from each position to the last; `whole`_11 from before the chunk to the last.
+    `between`_CC: from a position (column) to itself or a later one (row), else 0; `since_start`_C1: from before the
+    chunk to each position; `until_end`_C1: from each position to the last; `whole`_11: from before the chunk to the
+    last.
     """
 
     between: Tensor
@@ -25,7 +26,7 @@ class Decay(NamedTuple):
 
 
 def decay(log_rate_C: Tensor) -> Decay:
-    """Of a memory that position c multiplies by exp(log_rate_C[c]) before it adds to it."""
+    """Return the decay of a memory that position c multiplies by exp(log_rate_C[c]) before it adds its own term."""
     passed_C = log_rate_C.cumsum(-1)
     earlier_CC = torch.ones_like(passed_C[..., None] * passed_C[..., None, :], dtype=torch.bool).tril()
     between_CC = (passed_C[..., :, None] - passed_C[..., None, :]).masked_fill(~earlier_CC, -torch.inf).exp()
@@ -42,7 +43,7 @@ def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *
     outputs = []
     device = "cpu" if memory_BHKV.is_meta else memory_BHKV.device.type  # the meta device has no autocast
     with torch.autocast(device, enabled=False):
-        for chunk in zip(*(torch.split(one, CHUNK, 2) for one in x_BHT), strict=True):
+        for chunk in zip(*(torch.split(x, CHUNK, 2) for x in x_BHT), strict=True):
             y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
             outputs.append(y_BHCV)
     return torch.cat(outputs, 2), memory_BHKV

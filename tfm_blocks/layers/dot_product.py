@@ -1,4 +1,4 @@
-"""Dot-product attention, the arithmetic that all kinds of attention share."""
+"""Dot-product attention, shared by all attention blocks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tfm_blocks.layers.score_normalizer import ScoreNormalizer
 
 
 class AttentionMask(NamedTuple):
-    """What queries may look at, and what is added to their scores.
+    """The mask of an attention, and the bias that is added to its scores.
 
-    `mask` spreads to BHTS: true = may look. `causal` stands for the mask of the past. `bias` spreads to BHTS.
-    `distance_TS` tells how far after each query each key stands.
+    `mask` broadcasts to BHTS: true = may attend. `causal` stands for the causal mask. `bias` broadcasts to BHTS.
+    `distance_TS` is the distance from each query to each key, positive if the key follows.
     """
 
     mask: Tensor | None = None
@@ -26,14 +26,14 @@ class AttentionMask(NamedTuple):
 
     @property
     def learned(self) -> bool:
-        """Whether the bias needs a gradient, for which torch has no fast kernel on a processor."""
+        """Return True if the bias needs a gradient, for which torch has no fast kernel on the CPU."""
         return self.bias is not None and self.bias.requires_grad
 
     def masked_bias(self, q_BHTK: Tensor, k_BHSK: Tensor) -> Tensor | None:
-        """Return the bias, with the least number where a query may not look; None if nothing is added or hidden.
+        """Return the bias, with the lowest float at masked keys; None if there is neither bias nor mask.
 
-        The least number, and not -inf, keeps a sequence of padding alone finite. Both dtypes, of the bias and of the
-        queries, can represent it, because some kernels cast the result to the dtype of the queries.
+        The lowest float, instead of -inf, keeps a sequence of only padding finite. It is representable in the dtypes of
+        the bias and of the queries, because some kernels cast the result to the dtype of the queries.
         """
         mask = self.mask
         if self.causal:
@@ -41,13 +41,13 @@ class AttentionMask(NamedTuple):
             mask = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril()
         if mask is None:
             return self.bias
-        shown = q_BHTK.new_zeros(()) if self.bias is None else self.bias
-        least = max(torch.finfo(dtype).min for dtype in (shown.dtype, q_BHTK.dtype))
-        return torch.where(mask, shown, least)
+        bias = q_BHTK.new_zeros(()) if self.bias is None else self.bias
+        lowest = max(torch.finfo(dtype).min for dtype in (bias.dtype, q_BHTK.dtype))
+        return torch.where(mask, bias, lowest)
 
 
 def causal_mask(keep_BT: Tensor) -> Tensor:
-    """Each position may look at itself and at what is no padding before it: mask_B1TT."""
+    """Return mask_B1TT: each position attends to itself and to earlier positions that are not padding."""
     N = keep_BT.shape[1]
     past_TT = torch.ones(N, N, dtype=torch.bool, device=keep_BT.device).tril()
     itself_TT = torch.eye(N, dtype=torch.bool, device=keep_BT.device)
@@ -64,17 +64,17 @@ def dot_product_attention(
     causal: bool = False,
     beta: float | None = None,
 ) -> Tensor:
-    """softmax(β q k^T) v: q_BHTK, k_BHSK, v_BHSK -> y_BHTK; `mask` spreads to BHTS: true = may look, or is added.
+    """Compute softmax(β q k^T) v: q_BHTK, k_BHSK, v_BHSK -> y_BHTK.
 
-    β is 1/√K unless given. On processors bfloat16 is widened to float32 in between: on sentences of 20 to 60 tokens
-    torch takes four times as long in bfloat16, forward and backward; at 2,048 widening costs a fifth
-    (tests/benchmarks/attention_precision.py). Source: Vaswani et al. 2017, section 3.2.1.
+    `mask` broadcasts to BHTS: boolean (true = may attend) or added to the scores. β defaults to 1/√K. On the CPU,
+    bfloat16 is upcast to float32, which is faster for sentences (tests/benchmarks/attention_precision.py).
+    Source: Vaswani et al. 2017, section 3.2.1.
     """
     if q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.bfloat16:
         with torch.autocast("cpu", enabled=False):
-            wide = (q_BHTK.float(), k_BHSK.float(), v_BHSK.float())
+            upcast = (q_BHTK.float(), k_BHSK.float(), v_BHSK.float())
             added = mask.float() if mask is not None and mask.is_floating_point() else mask
-            return F.scaled_dot_product_attention(*wide, added, dropout, causal, scale=beta).to(q_BHTK.dtype)
+            return F.scaled_dot_product_attention(*upcast, added, dropout, causal, scale=beta).to(q_BHTK.dtype)
     return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout, causal, scale=beta)
 
 
@@ -87,7 +87,7 @@ def weighed_attention(
     *,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention whose weights `scores` makes of the products: q_BHTK, k_BGSK, v_BGSK -> y_BHTK, G dividing H."""
+    """Attend with weights that `scores` computes from the products: q_BHTK, k_BGSK, v_BGSK -> y_BHTK; G divides H."""
     heads = q_BHTK.shape[1]
     k_BHSK, v_BHSK = repeat_kv(k_BGSK, heads), repeat_kv(v_BGSK, heads)
     if scores.fused and not (look.learned and q_BHTK.device.type == "cpu"):
@@ -103,18 +103,17 @@ def weighed_attention(
 
 
 def dot_product_weights(q_BHTK: Tensor, k_BHSK: Tensor, look: AttentionMask, scores: ScoreNormalizer) -> Tensor:
-    """w_BHTS, of every query the share of each key."""
-    scores_BHTS = scores.bend(q_BHTK * scores.beta @ k_BHSK.mT)
+    """Return w_BHTS, the weight of each key for each query."""
+    scores_BHTS = scores.transform(q_BHTK * scores.beta @ k_BHSK.mT)
     added = look.masked_bias(q_BHTK, k_BHSK)
-    return scores.shares(scores_BHTS if added is None else scores_BHTS + added)
+    return scores.normalize(scores_BHTS if added is None else scores_BHTS + added)
 
 
 def few_queries(q_BHMK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor | None, beta: float) -> Tensor:
-    """`dot_product_attention` of a decoding step, without gradients.
+    """Compute `dot_product_attention` for a decoding step, without gradients.
 
-    torch's fused kernel is made for more queries: one of each of 64 sentences to 24 keys in 8 heads of 64 takes it
-    270 µs on a processor, and two products take 180. Without a mask, as for the past of
-    a greedy search, they gain nothing.
+    torch's fused kernel is slow for few queries: 64 sentences of one query, 24 keys and 8 heads of 64 take 270 µs on
+    the CPU, against 180 µs for two matrix products. Without a mask, as in greedy search, torch is not slower.
     """
     if q_BHMK.device.type != "cpu" or q_BHMK.dtype != torch.float32 or mask is None:
         return F.scaled_dot_product_attention(q_BHMK, k_BHSK, v_BHSK, mask, scale=beta)

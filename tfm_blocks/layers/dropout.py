@@ -1,4 +1,4 @@
-"""Dropout with few random numbers, which on a processor cost more than the rest of it."""
+"""Dropout that draws few random numbers, which dominate its cost on the CPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ LEVELS = 2**16  # a rate is rounded to 1/65536
 
 
 class Dropout(nn.Module):
-    """In training each element is 0 with probability `rate`, and the others are divided by 1 - rate, of any shape.
+    """In training, set each element to 0 with probability `rate`, and divide the others by 1 - rate; any shape.
 
-    On a processor torch draws a random number for each element, in turn. Here a 64-bit number serves four of them.
+    On the CPU, torch draws a random number for each element, one after the other. This draws 64 bits for four elements.
     Source: Srivastava et al. 2014.
     """
 
@@ -30,19 +30,19 @@ class Dropout(nn.Module):
             return F.dropout(x, self.rate)
         dropped = round(self.rate * LEVELS)
         levels = levels_like(x) if torch.compiler.is_compiling() else random_levels(x.numel()).view(x.shape)
-        kept = (levels >= dropped - LEVELS // 2).view(torch.uint8)  # of which a conversion takes a fifth of the time
+        kept = (levels >= dropped - LEVELS // 2).view(torch.uint8)  # uint8 converts faster than bool
         return x * kept.to(x.dtype).mul_(LEVELS / (LEVELS - dropped))
 
 
 def random_levels(count: int) -> Tensor:
-    """`count` random int16, all values equally likely, from torch's generator."""
+    """Draw `count` uniform int16 values from torch's generator."""
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     return words.view(torch.int16)[:count]
 
 
 @torch.library.custom_op("tfm_blocks::levels_like", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def levels_like(x: Tensor) -> Tensor:
-    """`random_levels` for each element, as an operator: the compiler cannot see one number as four."""
+    """Draw a level for each element, as a custom operator because the compiler cannot view int64 as int16."""
     return random_levels(x.numel()).view(x.shape)
 
 

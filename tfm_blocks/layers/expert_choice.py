@@ -1,4 +1,4 @@
-"""From the logits of a router to the choice of experts."""
+"""From router logits to the choice of experts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ TINY = 1e-20  # added to a sum of weights, which may all underflow to 0
 
 
 class Routing(nn.Module, ABC):
-    """A part of a mixture of experts: z_BTE, the logits of E experts, -> score_BTE, by which the experts are chosen.
+    """The routing of a mixture of experts: z_BTE, the logits of E experts, -> score_BTE, which selects the experts.
 
-    The experts form `groups` of equal size, in their order. Only experts of the `top_groups` best groups can be chosen;
-    the score of a group is the sum of its `leaders` best scores. `scale` multiplies the weights of the chosen experts.
+    The experts form `groups` of equal size, in order. Only experts of the `top_groups` best groups can be chosen; the
+    score of a group is the sum of its `leaders` best scores. `scale` multiplies the weights of the chosen experts.
     """
 
     leaders = 1
@@ -28,14 +28,14 @@ class Routing(nn.Module, ABC):
 
     @abstractmethod
     def weights(self, z_BTE: Tensor) -> Tensor:
-        """Return the weight of each expert if it is chosen: p_BTE, in float32 under any precision."""
+        """Return the weight that each expert has if it is chosen: p_BTE, in float32 under any precision."""
 
     def scores(self, p_BTE: Tensor) -> Tensor:
         """Return the scores of experts with these weights."""
         return p_BTE
 
     def probabilities(self, p_BTE: Tensor) -> Tensor:
-        """Return the weights, divided so that those of a position add up to 1."""
+        """Return the weights, normalised so that the weights of a position sum to 1."""
         return p_BTE
 
     def forward(self, z_BTE: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear maps of many experts, each on the rows of its own."""
+"""Grouped linear maps of many experts, each applied to its own rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 
 class ExpertLinear(nn.Module):
-    """x W_e^T for the rows of each expert e: x_RI -> y_RO. The rows are sorted by expert; those of e end at ends_E[e].
+    """x W_e^T for the rows of each expert e: x_RI -> y_RO. Rows are sorted by expert; the rows of e end at ends_E[e].
 
-    Every expert starts as a `Linear` without a bias does; `parts` and `depth_scaled` are as there.
+    Every expert is initialised like a `Linear` without a bias; `parts` and `depth_scaled` have the same meaning.
     """
 
     def __init__(
@@ -31,23 +31,23 @@ class ExpertLinear(nn.Module):
                 nn.init.xavier_uniform_(part, generator=generator)
 
     def shrink(self, factor: float) -> None:
-        """Multiplies the starting values of the parts that shrink."""
+        """Multiply the initial values of the parts `depth_scaled`."""
         parts = self.weight.chunk(self.parts, 1)
         for part in self.depth_scaled:
             parts[part].mul_(factor)
 
     def forward(self, x_RI: Tensor, ends_E: Tensor) -> Tensor:
         kind, device = x_RI.dtype, x_RI.device.type
-        if device != "meta" and torch.is_autocast_enabled(device):  # torch casts for its own products alone
+        if device != "meta" and torch.is_autocast_enabled(device):  # autocast covers only torch's own products
             kind = torch.get_autocast_dtype(device)
         y_RO: Tensor = grouped_product(x_RI.to(kind), self.weight.to(kind), ends_E)
         return y_RO
 
 
 class BiasedExpertLinear(ExpertLinear):
-    """x W_e^T + b_e for the rows of each expert e: x_RI -> y_RO. Biases start at 0.
+    """x W_e^T + b_e for the rows of each expert e: x_RI -> y_RO. Biases are initialised to 0.
 
-    The biases of all experts are one vector, because the optimizer does not decay parameters of one axis.
+    The biases of all experts form one vector, because the optimizer does not decay parameters with one axis.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class BiasedExpertLinear(ExpertLinear):
         return y_RO + bias_EO.index_select(0, expert_R)
 
 
-def _grouped_there(x_RI: Tensor, *widths: int) -> bool:
-    """Whether torch's own product reads the ends on the device: in bf16 on CUDA, of rows in steps of 16 bytes."""
+def _has_grouped_kernel(x_RI: Tensor, *widths: int) -> bool:
+    """Return True if torch's grouped kernel applies: bf16 on CUDA, with row sizes that are multiples of 16 bytes."""
     return x_RI.device.type == "cuda" and x_RI.dtype == torch.bfloat16 and all(width % 8 == 0 for width in widths)
 
 
@@ -79,7 +79,7 @@ def _grouped(x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
 
 
 def _grouped_outer(y_RO: Tensor, x_RI: Tensor, ends_E: Tensor) -> Tensor:
-    """torch promises nothing of an expert without rows, which gets its 0 here."""
+    """Compute y^T x for each expert; torch leaves experts without rows undefined, so they are set to 0."""
     weight_EOI = F.grouped_mm(y_RO.contiguous().t(), x_RI.contiguous(), offs=ends_E.int())
     empty_E = ends_E.diff(prepend=ends_E.new_zeros(1)) == 0
     return weight_EOI.masked_fill_(empty_E[:, None, None], 0.0)
@@ -87,12 +87,12 @@ def _grouped_outer(y_RO: Tensor, x_RI: Tensor, ends_E: Tensor) -> Tensor:
 
 @torch.library.custom_op("tfm_blocks::grouped_product", mutates_args=())
 def grouped_product(x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
-    """x W_e^T for the rows up to ends_E[e] that belong to no expert before e: y_RO.
+    """Compute x W_e^T for the rows of each expert e, from ends_E[e - 1] to ends_E[e]: y_RO.
 
-    How many rows each has is known only in the run. As an operator of its own it has a fixed shape for the compiler,
-    for export and on the meta device, and each row is multiplied once.
+    The number of rows per expert is known only at run time. A custom operator has a static output shape for the
+    compiler, for export and on the meta device, and multiplies each row once.
     """
-    if _grouped_there(x_RI, *weight_EOI.shape[1:]):
+    if _has_grouped_kernel(x_RI, *weight_EOI.shape[1:]):
         return _grouped(x_RI, weight_EOI, ends_E)
     y_RO = x_RI.new_empty(x_RI.shape[0], weight_EOI.shape[1])
     first = 0
@@ -104,8 +104,8 @@ def grouped_product(x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
 
 @torch.library.custom_op("tfm_blocks::grouped_outer", mutates_args=())
 def grouped_outer(y_RO: Tensor, x_RI: Tensor, ends_E: Tensor) -> Tensor:
-    """y^T x over the rows of each expert, which is 0 for one without rows: w_EOI."""
-    if _grouped_there(x_RI, y_RO.shape[1], x_RI.shape[1]):
+    """Compute y^T x over the rows of each expert, 0 for an expert without rows: w_EOI."""
+    if _has_grouped_kernel(x_RI, y_RO.shape[1], x_RI.shape[1]):
         return _grouped_outer(y_RO, x_RI, ends_E)
     weight_EOI = x_RI.new_empty(ends_E.shape[0], y_RO.shape[1], x_RI.shape[1])
     first = 0
@@ -143,5 +143,5 @@ grouped_product.register_autograd(_gradients, setup_context=_keep_inputs)
 
 @register_flop_formula(torch.ops.tfm_blocks.grouped_product)
 def _flops(x_RI: Sequence[int], weight_EOI: Sequence[int], *others: Any, **named: Any) -> int:
-    """Two for each row and weight of one expert, however the rows are shared out."""
+    """Count two operations for each row and weight of one expert, for any distribution of the rows."""
     return 2 * x_RI[0] * x_RI[1] * weight_EOI[1]

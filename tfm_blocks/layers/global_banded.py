@@ -1,6 +1,6 @@
-"""A band of neighbours around every position, and a few first positions that see all and that all see.
+"""Local attention with a few global first positions, which attend to all positions and which all attend to.
 
-Axes are those of `parts/banded.py`; besides, F first positions.
+Axes are those of `banded.py`, and F global positions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def global_banded_attention(
     scores: ScoreNormalizer,
     bias: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """`banded_attention` in which the `first` positions are seen by all, and see all: BHTK, in O(n · (r + first) · d).
+    """Compute `banded_attention` with `first` global positions: BHTK, in O(n · (r + first) · d).
 
-    If `causal`, all see those of them that came before, and they see their own past.
+    Global positions attend to all positions, and all attend to them. If `causal`, both only look backward.
     Source: Beltagy et al. 2020, section 3.1, global attention.
     """
     B, H, T, _ = q_BHTK.shape
@@ -41,9 +41,9 @@ def global_banded_attention(
     blocks = round_up(T, block) // block
     near_CW = distances(block, reach, keep_BT)
     bias_GHCS = bias and _bias(bias, near_CW, blocks, first).repeat(B, 1, 1, 1)
-    look = AttentionMask(_seen(keep_BT, block, reach, first, causal)[:, None], bias=bias_GHCS)
+    look = AttentionMask(_mask(keep_BT, block, reach, first, causal)[:, None], bias=bias_GHCS)
     keys, values = (
-        torch.cat((_in_each(one[:, :, :first], blocks), windows(one, block, reach)), 2) for one in (k_BHTK, v_BHTK)
+        torch.cat((_repeat_blocks(x[:, :, :first], blocks), windows(x, block, reach)), 2) for x in (k_BHTK, v_BHTK)
     )
     y_GHCK = weighed_attention(windows(q_BHTK, block, (0, 0)), keys, values, look, scores, dropout=dropout)
     y_BHTK = y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
@@ -56,21 +56,21 @@ def global_banded_attention(
     return torch.cat((y_BHFK, y_BHTK[:, :, first:]), 2)
 
 
-def _in_each(x_BHFK: Tensor, blocks: int) -> Tensor:
-    """The first positions of a sequence beside each of its blocks: x_GHFK."""
+def _repeat_blocks(x_BHFK: Tensor, blocks: int) -> Tensor:
+    """Repeat the first positions of a sequence for each of its blocks: x_GHFK."""
     return x_BHFK[:, None].expand(-1, blocks, -1, -1, -1).flatten(0, 1)
 
 
 def _bias(bias: Callable[[Tensor], Tensor], near_CW: Tensor, blocks: int, first: int) -> Tensor:
-    """The bias between each query and the first positions and its window, for the blocks Q of a sequence: QHC(F+W)."""
+    """Return the bias from each query to the first positions and its window, for Q blocks of a sequence: QHC(F+W)."""
     C, device = near_CW.shape[0], near_CW.device
     far_HNF = bias(distance(torch.arange(blocks * C, device=device), torch.arange(first, device=device)))
     far_QHCF = torch.unflatten(far_HNF, 1, (blocks, C)).transpose(0, 1)
     return torch.cat((far_QHCF, bias(near_CW).expand(blocks, -1, -1, -1)), 3)
 
 
-def _seen(keep_BT: Tensor, block: int, reach: tuple[int, int], first: int, causal: bool) -> Tensor:
-    """Which of the first positions and of its window each query may look at, none of them twice: GC(F+W)."""
+def _mask(keep_BT: Tensor, block: int, reach: tuple[int, int], first: int, causal: bool) -> Tensor:
+    """Return each query's mask over the first positions and its window, without duplicates: GC(F+W)."""
     B, T = keep_BT.shape
     device = keep_BT.device
     blocks = round_up(T, block) // block

@@ -1,4 +1,4 @@
-"""The affine map, with the starting values of the project."""
+"""The affine map, with the project's initialisation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Generator, Tensor, nn
 
 
 class Linear(nn.Linear):
-    """x W^T + b. `parts` stacks several maps of one input: a number of equal maps, or their widths.
+    """x W^T + b. `parts` stacks several maps of the same input: a number of equal maps, or their widths.
 
-    W starts Xavier-uniform (Glorot and Bengio 2010, equation 16), each part by its own fan; b starts at 0. The parts
-    `depth_scaled` lie on the path to the residual, so deepnorm makes their starting values smaller.
+    W is initialised Xavier-uniform (Glorot and Bengio 2010, equation 16), each part by its own fan; b with 0. The parts
+    `depth_scaled` lie on the path to the residual, so deepnorm scales their initial values down.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Linear(nn.Linear):
         return y
 
     def pack(self) -> None:
-        """Makes `forward` multiply by a copy of the weights as oneDNN orders them, until `packed` is None again."""
+        """Make `forward` multiply by a oneDNN-packed copy of the weights, until `packed` is set to None."""
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
 
     def reset_parameters(self) -> None:
-        """Leaves the parameters as they are: `initialise` fills them, each from its own generator."""
+        """Do nothing: `initialise` fills the parameters, each from its own generator."""
 
     def shrink(self, factor: float) -> None:
-        """Multiplies the starting values of the parts that shrink."""
+        """Multiply the initial values of the parts `depth_scaled`."""
         parts = torch.split(self.weight, self.parts)
         for part in self.depth_scaled:
             parts[part].mul_(factor)
@@ -57,5 +57,5 @@ class Linear(nn.Linear):
 
 
 def normal_(weight: Tensor, width: int, generator: Generator) -> None:
-    """N(0, width^-0.5) as the standard deviation, so that an embedding scaled by √width has unit variance."""
+    """Fill with N(0, 1/width), so that an embedding scaled by √width has unit variance."""
     nn.init.normal_(weight, std=1 / math.sqrt(width), generator=generator)

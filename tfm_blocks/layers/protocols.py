@@ -1,4 +1,4 @@
-"""What a block may offer beside `forward`."""
+"""Optional methods of a block besides `forward`."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from tfm_blocks.layers.state import State
 
 @runtime_checkable
 class Initialises(Protocol):
-    """Fills its own parameter `name` with starting values from `generator`."""
+    """A module that initialises its own parameters."""
 
     def initialise(self, name: str, generator: Generator) -> None:
-        """Called once for each parameter that the module owns."""
+        """Fill the module's own parameter `name` from `generator`; called once for each."""
 
 
 @runtime_checkable
 class Resets(Protocol):
-    """A module of PyTorch, which fills all its parameters from the global generator."""
+    """A PyTorch module that fills all its parameters from the global generator."""
 
     def reset_parameters(self) -> None:
-        """Called for each parameter that the module owns."""
+        """Fill all parameters; called for each parameter that the module owns."""
 
 
 @runtime_checkable
 class Shrinks(Protocol):
-    """Has starting values that very deep models make smaller."""
+    """A module whose initial values deepnorm scales down."""
 
     def shrink(self, factor: float) -> None:
-        """Multiplies them."""
+        """Multiply the initial values on the path to the residual by `factor`."""
 
 
 @runtime_checkable
 class Stepping(Protocol):
-    """Decodes token by token."""
+    """A block that decodes token by token."""
 
-    def start(self, **given: Any) -> State:
-        """The state of one call before the first token, from the ports and masks that do not depend on the target."""
+    def start(self, **inputs: Any) -> State:
+        """Return the state before the first token, from the ports and masks that do not depend on the target."""
 
-    def step(self, x_R1D: Tensor, state: State, **given: Any) -> tuple[Tensor, State]:
-        """The output at the next position of each hypothesis."""
+    def step(self, x_R1D: Tensor, state: State, **inputs: Any) -> tuple[Tensor, State]:
+        """Return the output at the next position of each hypothesis, and the state."""
 
 
 @runtime_checkable
 class Prefilling(Protocol):
-    """Reads many positions of the target at once, from the first on."""
+    """A block that reads the first target positions in one pass."""
 
-    def prefill(self, x_BPD: Tensor, state: State, **given: Any) -> tuple[Tensor, State]:
-        """What as many steps would give, and the state after them."""
+    def prefill(self, x_BPD: Tensor, state: State, **inputs: Any) -> tuple[Tensor, State]:
+        """Return the outputs of P steps, and the state after them."""
 
 
 @runtime_checkable
 class HasAttentionWeights(Protocol):
-    """Has attention weights."""
+    """A block with attention weights."""
 
-    def weights(self, **given: Any) -> Tensor:
-        """How much each head of each position looks at what: w_BHTS, of which each row adds up to 1."""
+    def weights(self, **inputs: Any) -> Tensor:
+        """Return the attention weights w_BHTS; each row sums to 1."""
 
 
 @runtime_checkable
 class Bounded(Protocol):
-    """Knows a limited number of positions."""
+    """A block with a maximum sequence length."""
 
     max_length: int

@@ -1,4 +1,4 @@
-"""Norms of queries and keys, in attention."""
+"""Normalisation of queries and keys in attention."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ QKNormKind = Literal["head", "head_gains", "joint", "post_position"]
 def normalise(x_BHNK: Tensor, norm: nn.Module, gain_HK: Tensor | None, kind: QKNormKind) -> Tensor:
     """Normalise queries or keys: x_BHNK -> x_BHNK.
 
-    `joint` normalises the vectors of all heads as one; the others normalise each head separately. `gain_HK` are the
-    gains of `head_gains`.
+    `joint` normalises the vectors of all heads together; the other kinds normalise each head separately. `gain_HK` are
+    the gains of `head_gains`.
     """
     if kind == "joint":
         return torch.unflatten(norm(merge_heads(x_BHNK)), 2, (x_BHNK.shape[1], -1)).transpose(1, 2)

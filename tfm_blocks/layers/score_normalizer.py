@@ -1,4 +1,4 @@
-"""How attention makes weights of the products of queries and keys."""
+"""From attention logits to weights."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch import Tensor, nn
 
 
 class ScoreNormalizer(nn.Module):
-    """softmax(β s) of products s, along the last axis; β is 1/√D unless given, D the width that was multiplied.
+    """softmax(β s) of the products s along the last axis; β defaults to 1/√D, where D is the width of the keys.
 
-    `fused` tells that torch's own kernel does all of it, `whole` that the shares of a row add up to 1.
+    `fused`: torch's own kernel computes all of it. `sums_to_one`: the weights of a row sum to 1.
     """
 
     fused = True
-    whole = True
+    sums_to_one = True
 
     def __init__(self, D: int, beta: float | None = None) -> None:
         super().__init__()
         self.beta = 1 / math.sqrt(D) if beta is None else beta
 
-    def bend(self, scores_BHTS: Tensor) -> Tensor:
-        """What is done to β s before biases and masks are added."""
+    def transform(self, scores_BHTS: Tensor) -> Tensor:
+        """Transform β s before biases and masks are added."""
         return scores_BHTS
 
-    def shares(self, scores_BHTS: Tensor) -> Tensor:
-        """The weights: w_BHTS."""
+    def normalize(self, scores_BHTS: Tensor) -> Tensor:
+        """Return the weights w_BHTS."""
         return torch.softmax(scores_BHTS, -1)

@@ -1,4 +1,4 @@
-"""What a call remembers while the target grows token by token. State belongs to the call, never to the block."""
+"""The decoding state of a call. State belongs to the call, never to the block."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from torch import Tensor
 
 
 class CacheShape(NamedTuple):
-    """How much to allocate, and where: a row for each sentence, and target positions."""
+    """The shape of caches: one row per sentence, `length` target positions, and the dtype and device of `like`."""
 
     rows: int
     length: int
     like: Tensor
 
     def cache(self, heads: int, width: int) -> Tensor:
-        """An unfilled cache_BHTMK of one hypothesis a sentence."""
+        """Allocate an uninitialised cache_BHTMK with one hypothesis per sentence."""
         return self.like.new_empty(self.rows, heads, self.length, 1, width)
 
 
 @dataclass
 class State:
-    """Tensors by name, rows first.
+    """The state of a call: tensors by name, rows first.
 
-    `fixed` was computed once, from what does not depend on the target: a row for each sentence. `caches` are BHTMK, for
-    M hypotheses of a sentence, filled up to `position`; they stay where they are when hypotheses go on from others, and
-    `path_BMTM` tells which one each hypothesis comes from: [b, m, t, k] is true where k is what m was at position t.
-    `moving` is anything else that each step changes: a row for each hypothesis.
+    `fixed` does not depend on the target: one row per sentence. `caches` are BHTMK, for M hypotheses per sentence,
+    filled up to `position`. A search does not move them when it reorders hypotheses; `path_BMTM` records the ancestors:
+    [b, m, t, k] is true if hypothesis k at position t is the ancestor of m. `moving` is all other state that a step
+    changes: one row per hypothesis.
     """
 
     fixed: dict[str, Tensor] = field(default_factory=dict)
@@ -37,25 +37,25 @@ class State:
     hypotheses: int = 1
     path_BMTM: Tensor | None = None
 
-    def abreast(self, x_R1D: Tensor) -> Tensor:
-        """The hypotheses of a sentence as so many positions: x_BMD."""
+    def fold_beams(self, x_R1D: Tensor) -> Tensor:
+        """Fold the M hypotheses of a sentence into positions: x_BMD."""
         return x_R1D.view(-1, self.hypotheses, x_R1D.shape[2])
 
-    def remember(self, name: str, x_BHMK: Tensor, most: int | None = None, every: int = 1) -> Tensor:
-        """Fills a cache at the present position; gives all hypotheses of each of the `past` positions: x_BHNK."""
+    def append(self, name: str, x_BHMK: Tensor, window: int | None = None, dilation: int = 1) -> Tensor:
+        """Write to a cache at the current position; return the `past` positions of all hypotheses: x_BHNK."""
         self.caches[name][:, :, self.position] = x_BHMK
-        return self.caches[name][:, :, self.past(most, every)].flatten(2, 3)
+        return self.caches[name][:, :, self.past(window, dilation)].flatten(2, 3)
 
     def fill(self, **x_BHPK: Tensor) -> None:
-        """Fills caches of one hypothesis a sentence from the first position on."""
-        for name, one_BHPK in x_BHPK.items():
-            self.caches[name][:, :, : one_BHPK.shape[2], 0] = one_BHPK
+        """Fill the caches from the first position on, for one hypothesis per sentence."""
+        for name, value_BHPK in x_BHPK.items():
+            self.caches[name][:, :, : value_BHPK.shape[2], 0] = value_BHPK
 
-    def own(self, most: int | None = None, every: int = 1) -> Tensor | None:
-        """Which of what `remember` gives is a hypothesis's own past: mask_B1MN, or None where all of it is."""
-        return None if self.path_BMTM is None else self.path_BMTM[:, :, self.past(most, every)].flatten(2)[:, None]
+    def beam_mask(self, window: int | None = None, dilation: int = 1) -> Tensor | None:
+        """Return a mask over the output of `append`, true at a hypothesis's own past: mask_B1MN; None if all is."""
+        return None if self.path_BMTM is None else self.path_BMTM[:, :, self.past(window, dilation)].flatten(2)[:, None]
 
-    def past(self, most: int | None = None, every: int = 1) -> slice:
-        """The last `most` positions up to the present, or of every so many, counted back from the present."""
-        known = self.position // every + 1
-        return slice(self.position - every * (min(most or known, known) - 1), self.position + 1, every)
+    def past(self, window: int | None = None, dilation: int = 1) -> slice:
+        """Return the last `window` positions up to the current one, `dilation` apart."""
+        count = self.position // dilation + 1
+        return slice(self.position - dilation * (min(window or count, count) - 1), self.position + 1, dilation)

@@ -1,4 +1,4 @@
-"""What the attention blocks of a network look at."""
+"""Attention weights of the attention blocks of a network."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from tfm_blocks.network.graph import Network
 
 
 class AttentionMap(NamedTuple):
-    """The inputs whose positions look and are looked at, such as tgt and src."""
+    """The inputs that queries and keys come from, such as tgt and src."""
 
     queries: str
     keys: str
 
 
 def attention_nodes(network: Network) -> dict[str, AttentionMap]:
-    """By address, in the order of the graph: the nodes that have `weights` of the positions of one input."""
-    shapes = {one.name: one.shape for one in network.spec.inputs}
+    """Return the attention nodes by address, in graph order, whose queries and keys each come from one input."""
+    shapes = {input.name: input.shape for input in network.spec.inputs}
     shapes |= {node.address: node.shape for node in network.spec.nodes}
-    looks = {
-        call.address: (_input(shapes[call.node.entry]), _input(shapes[_looked_at(call)]))
+    pairs = {
+        call.address: (_input(shapes[call.node.entry]), _input(shapes[_key_address(call)]))
         for call in network.calls
         if isinstance(call.block, HasAttentionWeights) and len(_attended(call, shapes)) < 2
     }
-    return {address: AttentionMap(queries, keys) for address, (queries, keys) in looks.items() if queries and keys}
+    return {address: AttentionMap(queries, keys) for address, (queries, keys) in pairs.items() if queries and keys}
 
 
 def _input(shape: Shape) -> str:
-    """The input on whose sequence a tensor lies; "" where several were laid end to end."""
+    """Return the input whose positions a tensor has, or "" if it concatenates several sequences."""
     axis = shape[1]
     return axis.inputs[0] if isinstance(axis, Axis) and not axis.joined else ""
 
 
-def _looked_at(call: Call) -> str:
-    """The port that has more positions than the output's own: `kv` where it is read, else the first."""
-    sighted = [name for key in call.sees for name in key.split("|") if name in call.node.reads]
-    return call.node.reads[sighted[0]][0] if sighted else call.node.entry
+def _key_address(call: Call) -> str:
+    """Return the address that the keys come from: `kv` if it is connected, else the first port."""
+    ports = [name for key in call.sees for name in key.split("|") if name in call.node.reads]
+    return call.node.reads[ports[0]][0] if ports else call.node.entry
 
 
 def _attended(call: Call, shapes: Mapping[str, Shape]) -> set[str]:
-    """The sequences that it sees in one softmax: two, where a prefix comes before its own."""
-    wired = [next((name for name in key.split("|") if name in call.node.reads), "") for key in call.sees]
-    seen = [shapes[call.node.reads[name][0]] for name in wired if name]
+    """Return the sequences that one softmax covers: two if a prefix precedes the sequence itself."""
+    connected = [next((name for name in key.split("|") if name in call.node.reads), "") for key in call.sees]
+    seen = [shapes[call.node.reads[name][0]] for name in connected if name]
     return {str(shape[1]) for shape in seen if isinstance(shape[0], Axis)}
 
 
 @torch.inference_mode()
 def attention_weights(network: Network, addresses: Collection[str], **inputs: Tensor) -> dict[str, Tensor]:
-    """w_BHTS of these nodes, of which each row adds up to 1. Raises TypeError on wrong inputs."""
+    """Return the attention weights w_BHTS of these nodes; each row sums to 1. Raises TypeError on wrong inputs."""
     values, keeps = network.begin(inputs)
     weights = {}
     for call in network.calls:

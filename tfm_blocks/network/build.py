@@ -1,4 +1,4 @@
-"""From a composed config to a spec, and from a spec to a network with weights."""
+"""Check a composed model config, and build a network with weights from its spec."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def read_model(model: Mapping[str, Any], sources: Sources) -> Spec:
 
 
 def build_network(spec: Spec, *, seed: int) -> Network:
-    """The network with its starting values, on the processor, in float32. Raises ConfigError where it does not fit."""
+    """Build the network with its initial values, on the CPU in float32. Raises ConfigError if it exceeds memory."""
     try:
         with torch.random.fork_rng(devices=[]):
             network = _network(spec, seed)
     except RuntimeError as error:
         size = sum(parameter.nbytes for parameter in network_without_values(spec).parameters())
-        rule = f"its weights take {size:,} bytes, which this machine does not give"
-        raise ConfigError(Problem("model", rule, help="lower its sizes")) from error
+        rule = f"the weights need {size:,} bytes, more than could be allocated"
+        raise ConfigError(Problem("model", rule, help="reduce the sizes of the model")) from error
     initialise(network, seed)
     return network
 
 
 def network_without_values(spec: Spec) -> Network:
-    """The network on the meta device: shapes only, tied parameters tied, nothing allocated."""
+    """Build the network on the meta device: shapes and ties only, no memory is allocated."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         return _network(spec, 0)
 
@@ -67,7 +67,7 @@ def count_parameters(spec: Spec) -> int:
 
 
 def _network(spec: Spec, seed: int) -> Network:
-    """The modules as their constructors leave them; what those draw at random depends on the seed and the address."""
+    """Construct the modules, each with a random state that depends on the seed and the address."""
     modules: dict[str, nn.Module] = {}
     nodes = {node.address: node for node in spec.nodes}
     for node in spec.nodes:
@@ -80,13 +80,14 @@ def _network(spec: Spec, seed: int) -> Network:
     return Network(spec, modules)
 
 
-def _tie(node: Node, source: Node, mine: nn.Module, other: nn.Module, sources: Sources) -> None:
-    """The two blocks share the parameter of `source`. Raises ConfigError where their shapes differ."""
-    assert isinstance(mine, Branch) and isinstance(other, Branch)
-    name, its_name = (REGISTRY.blocks[one.block or ""].tieable or "" for one in (node, source))
-    own, shared = getattr(mine.block, name), getattr(other.block, its_name)
-    if own.shape != shared.shape:
-        rule = f"cannot be tied to {node.tie}: its matrix is {list(own.shape)}, that of {node.tie} {list(shared.shape)}"
+def _tie(node: Node, source: Node, module: nn.Module, source_module: nn.Module, sources: Sources) -> None:
+    """Replace the parameter of `node` by the parameter of `source`. Raises ConfigError if their shapes differ."""
+    assert isinstance(module, Branch) and isinstance(source_module, Branch)
+    name, source_name = (REGISTRY.blocks[tied.block or ""].tieable or "" for tied in (node, source))
+    replaced, shared = getattr(module.block, name), getattr(source_module.block, source_name)
+    if replaced.shape != shared.shape:
+        shapes = f"its matrix is {list(replaced.shape)}, the matrix of {node.tie} is {list(shared.shape)}"
+        rule = f"cannot be tied to {node.tie}: {shapes}"
         help = "give both the same width and vocabulary, or remove tie with tie: null"
         raise ConfigError(sources.problem(node.path, rule, help=help))
-    setattr(mine.block, name, shared)
+    setattr(module.block, name, shared)

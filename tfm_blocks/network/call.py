@@ -1,4 +1,4 @@
-"""One node with the module that it calls."""
+"""A node together with the module that it calls."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Values = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Keeps:
-    """The keep mask of each sequence axis by name, keep_BN: true where a position is no padding.
+    """The keep mask keep_BN of each sequence axis by name: true if a position is not padding.
 
-    `right_padded` are the axes on which padding comes last.
+    `right_padded` names the axes whose padding comes last.
     """
 
     masks: Values = field(default_factory=dict)
@@ -29,9 +29,9 @@ class Keeps:
 
 
 class Operand(NamedTuple):
-    """A port that is wired: what forward calls it, the addresses that it reads, and whether it takes several.
+    """A connected port: the parameter of `forward` that receives it, and the addresses that it reads.
 
-    It `moves` where what it reads grows with the target.
+    `many` is true if the port takes several inputs; `moves` is true if the operand depends on the decoded prefix.
     """
 
     parameter: str
@@ -40,14 +40,14 @@ class Operand(NamedTuple):
     moves: bool
 
     def read(self, values: Values) -> Any:
-        """Its tensor, or its tensors."""
+        """Return the tensor, or the list of tensors of a port that takes several."""
         return [values[address] for address in self.addresses] if self.many else values[self.addresses[0]]
 
 
 class Call:
-    """One node with the module that it calls; nodes that share weights share a module. It holds no state.
+    """A node together with the module that it calls; nodes that share weights share a module. It holds no state.
 
-    `moving` are the addresses of what depends on the target.
+    `moving` are the addresses of values that depend on the target.
     """
 
     def __init__(self, node: Node, module: nn.Module, moving: Collection[str] = ()) -> None:
@@ -59,25 +59,27 @@ class Call:
         self.gives_loss = bool(info and info.signature.loss)
         ports = [port for port in info.signature.ports if port.name in node.reads] if info else []
         self.ports = []
-        for one in ports:
-            addresses = node.reads[one.name]
+        for port in ports:
+            addresses = node.reads[port.name]
             moves = any(address in moving for address in addresses)
-            self.ports.append(Operand(info.parameters[one.name] if info else "", addresses, one.many, moves))
-        self.mask_axes = {f"{KEEP}{one}": str(node.axes.get(one)) for one in (info.keeps if info else ())}
+            self.ports.append(Operand(info.parameters[port.name] if info else "", addresses, port.many, moves))
+        self.mask_axes = {f"{KEEP}{letter}": str(node.axes.get(letter)) for letter in (info.keeps if info else ())}
         self.right_padded_axes = {
-            f"{RIGHT_PADDED}{one}": str(node.axes.get(one)) for one in (info.right_padded if info else ())
+            f"{RIGHT_PADDED}{letter}": str(node.axes.get(letter)) for letter in (info.right_padded if info else ())
         }
-        single = len(node.read) == 1 and len(node.shape) == 3 and not any(one.many for one in self.ports)
+        single = len(node.read) == 1 and len(node.shape) == 3 and not any(port.many for port in self.ports)
         self.skips_padding = bool(info and info.branch and info.alone and single)
-        self.stepping = self.block if isinstance(self.block, Stepping) else None  # asked once: a step is short
+        self.stepping = (
+            self.block if isinstance(self.block, Stepping) else None
+        )  # cached: isinstance is slow for a step
 
     @property
     def block(self) -> nn.Module:
-        """The registered block within the add & norm steps."""
+        """Return the registered block, without the add & norm operations around it."""
         return self.module.block if isinstance(self.module, Branch) else self.module
 
     def __call__(self, values: Values, keeps: Keeps, losses: Values | None = None) -> Tensor:
-        """The node's output, from the values and keep masks of what it reads. Its loss is put into `losses`."""
+        """Compute the node's output from the values and keep masks that it reads, and add its loss to `losses`."""
         if not isinstance(self.module, Branch):
             return self.module(values[self.node.entry], values[self.node.residual])  # type: ignore[no-any-return]
         keep_BN = keeps.masks.get(str(self.node.shape[1])) if self.skips_padding else None
@@ -91,23 +93,23 @@ class Call:
         return self.after(y, values)
 
     def after(self, y: Tensor, values: Values) -> Tensor:
-        """The steps after the block."""
+        """Apply the add & norm operations after the block."""
         assert isinstance(self.module, Branch)
         return self.module.post(y, values[self.node.residual])  # type: ignore[no-any-return]
 
     def operands(self, values: Values) -> dict[str, Any]:
-        """What the block itself reads, by the names that its forward has: the first port after the steps before it."""
+        """Return the arguments of the block's `forward`; the first has passed the operations before the block."""
         first, *others = self.ports
         read = {first.parameter: first.read(values) if first.many else self.first(values)}
-        return read | {one.parameter: one.read(values) for one in others}
+        return read | {operand.parameter: operand.read(values) for operand in others}
 
     def first(self, values: Values) -> Tensor:
-        """What the first port reads, after the steps before the block."""
+        """Return the first port's tensor after the operations before the block."""
         x = values[self.node.entry]
         return self.module.pre(x, x) if self.node.pre and isinstance(self.module, Branch) else x
 
     def masks(self, keeps: Keeps) -> dict[str, Any]:
-        """What the block asks of the axes that its letters are bound to: known keep masks, and where padding lies."""
+        """Return the keep masks, and the flags for right padding, that the block's `forward` takes."""
         masks: dict[str, Any] = {
             name: keeps.masks[axis] for name, axis in self.mask_axes.items() if axis in keeps.masks
         }
@@ -115,9 +117,9 @@ class Call:
 
 
 def _has_padding(keep_BN: Tensor) -> bool:
-    """Asked on processors alone, where time is arithmetic; elsewhere the answer would wait for the device.
+    """Return True if a position is padding; always False off the CPU, where the check would synchronise the device.
 
-    A first position, as of a decoding step, is no padding.
+    A single position, as in a decoding step, is not padding.
     """
     if keep_BN.device.type != "cpu" or keep_BN.shape[1] == 1 or torch.compiler.is_compiling():
         return False
@@ -125,7 +127,7 @@ def _has_padding(keep_BN: Tensor) -> bool:
 
 
 def _on_tokens(block: nn.Module, x_BND: Tensor, keep_BN: Tensor) -> Tensor:
-    """A positionwise block on the positions that are no padding; 0 on the others."""
+    """Apply a positionwise block to the positions that are not padding; the others get 0."""
     rows_R = keep_BN.flatten().nonzero()[:, 0]
     y_RE: Tensor = block(x_BND.flatten(0, 1).index_select(0, rows_R)[None])[0]
     y_QE = y_RE.new_zeros(keep_BN.numel(), y_RE.shape[1]).index_copy_(0, rows_R, y_RE)

@@ -1,4 +1,4 @@
-"""What a forward costs, counted on the meta device: nothing is computed or allocated."""
+"""Count the operations of a forward pass on the meta device, without computing or allocating anything."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from tfm_blocks.network.graph import Network
 
 
 def multiply_adds(network: Network, lengths: Mapping[str, int]) -> dict[str, int]:
-    """The multiplications with an addition of each node by address, of one row with sequences of these lengths.
+    """Return the multiply-adds of each node by address, for one row with sequences of these lengths.
 
-    `network` is on the meta device; `lengths` are by axis, such as S. Products of matrices and attention are counted,
-    as torch's own counter does, halved; what is done number by number is not.
+    `network` is on the meta device; `lengths` are by axis, such as S. As in `FlopCounterMode`, whose counts are halved,
+    matrix products and attention count; elementwise operations do not.
     """
     values = {
-        one.name: torch.ones(
-            [lengths.get(axis.name, 1) if isinstance(axis, Axis) else axis for axis in one.shape],
-            dtype=torch.int64 if one.tokens else torch.float32,
+        input.name: torch.ones(
+            [lengths.get(axis.name, 1) if isinstance(axis, Axis) else axis for axis in input.shape],
+            dtype=torch.int64 if input.tokens else torch.float32,
             device="meta",
         )
-        for one in network.spec.inputs
+        for input in network.spec.inputs
     }
     values, keeps = network.begin(values)
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     with torch.no_grad():
         for call in (*network.calls, *network.head_calls):
             counter = FlopCounterMode(display=False)
             with counter:
                 values[call.address] = call(values, keeps)
-            found[call.address] = counter.get_total_flops() // 2
-    return found
+            counts[call.address] = counter.get_total_flops() // 2
+    return counts
 
 
-def axis_lengths(spec: Spec, asked: Mapping[str, int], default: int) -> dict[str, int]:
-    """The length of each sequence axis, from those that are asked for by the names of inputs."""
-    found: dict[str, int] = {}
-    for one in spec.inputs:
-        for axis in one.sequences:
-            found[axis.name] = max(found.get(axis.name, 0), asked.get(one.name, 0)) or default
-    return found
+def axis_lengths(spec: Spec, requested: Mapping[str, int], default: int) -> dict[str, int]:
+    """Return the length of each sequence axis, from the lengths requested by input name."""
+    lengths: dict[str, int] = {}
+    for input in spec.inputs:
+        for axis in input.sequences:
+            lengths[axis.name] = max(lengths.get(axis.name, 0), requested.get(input.name, 0)) or default
+    return lengths

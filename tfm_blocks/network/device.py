@@ -1,4 +1,4 @@
-"""The device that computes."""
+"""Choice of the compute device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def choose_device(name: str) -> str:
-    """Return `cuda` or `cpu` for `auto`, whichever this machine has, and any other name as it is."""
+    """Return `name`; `auto` becomes `cuda` if CUDA is available, else `cpu`."""
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"

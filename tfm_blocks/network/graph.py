@@ -1,4 +1,4 @@
-"""The module that runs a graph."""
+"""The module that executes a graph."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Longest:
 class Network(nn.ModuleDict):
     """Modules at their addresses (`encoder.3.attn.block.qkv`), run in the order of `spec.nodes`: trunk, then head.
 
-    The head treats each position by itself; so training can give it only the positions that count.
-    `model(src=src_BS, tgt=tgt_BT)` gives logits_BTV; ids are int64, 0 is padding and comes last in a sequence. Where
-    padding is something else, `keep={"src": keep_BS}` says which positions are none. With `recomputes` a backward pass
-    through the trunk computes each layer of a stack a second time, and so needs less memory. With `by_layer` the trunk
-    runs each layer through its container, whose hooks FSDP uses.
+    The head treats each position separately, so training passes it only the positions that count in the loss.
+    `model(src=src_BS, tgt=tgt_BT)` returns logits_BTV; ids are int64, 0 is padding and comes last in a sequence. For
+    other padding, `keep={"src": keep_BS}` is true at the positions that are not padding. With `recomputes` the backward
+    pass recomputes each layer of a stack, to save memory. With `by_layer` the trunk runs each layer through its
+    container, whose hooks FSDP uses.
     """
 
     def __init__(self, spec: Spec, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        for address in sorted(modules, key=lambda address: address.count(".")):  # what holds others comes first
+        for address in sorted(modules, key=lambda address: address.count(".")):  # parents first
             _place(self, address.split("."), modules[address])
         self.spec = spec
         self.recomputes = self.by_layer = False
@@ -48,20 +48,20 @@ class Network(nn.ModuleDict):
         self.calls = calls[: len(calls) - spec.head]
         self.head_calls = calls[len(calls) - spec.head :]
         self.bounded = [(call.node, call.block.max_length) for call in calls if isinstance(call.block, Bounded)]
-        shapes = [one.shape for one in spec.inputs] + [node.shape for node in spec.nodes]
+        shapes = [input.shape for input in spec.inputs] + [node.shape for node in spec.nodes]
         self.joined = {axis for shape in shapes for axis in shape if isinstance(axis, Axis) and axis.joined}
 
     def forward(self, *, keep: Mapping[str, Tensor] | None = None, **inputs: Tensor) -> Tensor:
         return self.head(self.trunk(keep=keep, **inputs))
 
     def trunk(self, *, keep: Mapping[str, Tensor] | None = None, **inputs: Tensor) -> Tensor:
-        """Everything but the head: the inputs -> x_BTD. Raises TypeError where an input is missing or unknown."""
+        """Run everything but the head: inputs -> x_BTD. Raises TypeError if an input is missing or unknown."""
         return self.trunk_with_losses(inputs, keep)[0]
 
     def trunk_with_losses(
         self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, Values]:
-        """The trunk's output, and by address the losses that blocks give beside theirs: a number, or loss_B."""
+        """Return the trunk's output, and the auxiliary losses of blocks by address: each a scalar or loss_B."""
         values, keeps = self.begin(inputs, keep)
         losses: Values = {}
         recomputes = self.recomputes and torch.is_grad_enabled()
@@ -75,25 +75,25 @@ class Network(nn.ModuleDict):
 
     @cached_property
     def stack_layers(self) -> list[LayerCalls]:
-        """The calls of the trunk, in their order, by layers of stacks."""
-        containers = {name: one for name, one in self.named_modules() if isinstance(one, Container)}
+        """Return the calls of the trunk in order, grouped by layers of stacks."""
+        containers = {name: module for name, module in self.named_modules() if isinstance(module, Container)}
         return calls_by_layer(self.calls, self.exit, containers)
 
     @property
     def exit(self) -> str:
-        """The address of the trunk's output."""
+        """Return the address of the trunk's output."""
         return self.head_calls[0].node.entry if self.head_calls else self.calls[-1].address
 
     def begin(self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None) -> tuple[Values, Keeps]:
-        """What is known before the first call: values and keep masks. Raises TypeError on wrong inputs."""
+        """Return the values and keep masks before the first call. Raises TypeError on wrong inputs."""
         self.expect(inputs, names(self.spec.inputs))
         for name in keep or ():
             if name not in inputs:
-                raise TypeError(f"keep says what is padding in {name}, but the inputs are {', '.join(inputs)}")
+                raise TypeError(f"keep has a mask for {name}, but the inputs are {', '.join(inputs)}")
         return dict(inputs), self.keep_masks(inputs, keep)
 
     def head(self, x_ND: Tensor) -> Tensor:
-        """x_ND -> logits_NV, for any leading axes in the place of N."""
+        """Compute the logits: x_ND -> logits_NV, where N stands for any leading axes."""
         x_1ND = x_ND.reshape(1, -1, x_ND.shape[-1]) if self.head_calls else x_ND
         for call in self.head_calls:
             values = {call.node.entry: x_1ND}
@@ -101,20 +101,20 @@ class Network(nn.ModuleDict):
         return x_1ND.view(*x_ND.shape[:-1], -1)
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """What the head uses: its own parameters and those it is tied to."""
-        found = {id(one): one for call in self.head_calls for one in call.module.parameters()}
-        return list(found.values())
+        """Return the parameters that the head uses, tied ones included."""
+        by_id = {id(parameter): parameter for call in self.head_calls for parameter in call.module.parameters()}
+        return list(by_id.values())
 
     def keep_masks(self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None) -> Keeps:
-        """keep_BN of every sequence axis of these inputs: as `keep` says, else ids that are not 0, else all true."""
+        """Return keep_BN of every sequence axis of the inputs: from `keep`, else ids that are not 0, else all true."""
         masks: Values = {}
-        given = set()
-        for one in self.spec.inputs:
-            for position, axis in enumerate(one.shape):
-                if position and isinstance(axis, Axis) and one.name in inputs and axis.inputs == (one.name,):
-                    masks[axis.name] = (keep or {}).get(one.name, _real(one, inputs[one.name], position))
-                    given |= {axis.name} if one.name in (keep or {}) else set()
-        right_padded = frozenset(masks) - given
+        explicit = set()
+        for input in self.spec.inputs:
+            for position, axis in enumerate(input.shape):
+                if position and isinstance(axis, Axis) and input.name in inputs and axis.inputs == (input.name,):
+                    masks[axis.name] = (keep or {}).get(input.name, _default_mask(input, inputs[input.name], position))
+                    explicit |= {axis.name} if input.name in (keep or {}) else set()
+        right_padded = frozenset(masks) - explicit
         for axis in self.joined:
             parts = axis.name.split("+")
             if masks.keys() >= set(parts):
@@ -122,22 +122,22 @@ class Network(nn.ModuleDict):
         return Keeps(masks, right_padded)
 
     def longest(self, name: str) -> Longest:
-        """The most tokens that the input `name` can have, as blocks with an attribute `max_length` say."""
+        """Return the maximum length of the input `name`, the least `max_length` of the blocks that read it."""
         axis = self.spec.input(name).shape[1]
         bounds = [Longest(most, node) for node, most in self.bounded if axis in node.shape[1:2]]
         return min(bounds, key=lambda bound: bound.tokens, default=Longest(math.inf, None))
 
-    def expect(self, inputs: Mapping[str, Tensor], wanted: Iterable[str]) -> None:
-        """Raises TypeError unless `inputs` are exactly those that are `wanted`."""
-        wanted = set(wanted)
-        if set(inputs) != wanted:
-            known, given = (", ".join(sorted(some)) or "nothing" for some in (wanted, inputs))
-            raise TypeError(f"the model reads {known}, but was given {given}")
+    def expect(self, inputs: Mapping[str, Tensor], expected: Iterable[str]) -> None:
+        """Raise TypeError unless the names of `inputs` equal `expected`."""
+        expected = set(expected)
+        if set(inputs) != expected:
+            read, passed = (", ".join(sorted(names)) or "nothing" for names in (expected, inputs))
+            raise TypeError(f"the model reads {read}, but received {passed}")
 
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Within it nothing is dropped out; afterwards, an error or not, the network trains if it did before."""
+    """Set eval mode within the context, and restore the previous mode on exit."""
     was_training = network.training
     network.eval()
     try:
@@ -146,14 +146,14 @@ def evaluating(network: nn.Module) -> Iterator[None]:
         network.train(was_training)
 
 
-def _real(one: Input, value: Tensor, position: int) -> Tensor:
-    if one.tokens:
+def _default_mask(input: Input, value: Tensor, position: int) -> Tensor:
+    if input.tokens:
         return value != 0
     return torch.ones(value.shape[0], value.shape[position], dtype=torch.bool, device=value.device)
 
 
 def _place(root: nn.Module, address: list[str], module: nn.Module) -> None:
-    """Puts the module at its address, below dictionaries, or below the branch of which it is a part."""
+    """Register the module at its address, below containers or below the branch that contains it."""
     for part in address[:-1]:
         inner = root._modules.get(part)
         if inner is None:

@@ -1,4 +1,4 @@
-"""The target one token at a time, for any graph: what does not depend on it runs once, the rest is stepped."""
+"""Incremental decoding of any graph: nodes that do not depend on the target run once, the others run step by step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tfm_blocks.network.graph import Network
 
 @dataclass
 class Decoding:
-    """One decoding in progress.
+    """The state of a decoding in progress.
 
-    `values` is what steps read of the sources, and `keeps` are their masks, a row for each hypothesis; `states` hold
-    what each call remembers, by its address; `path_BMTM` is that of State.
+    `values` are the source values that steps read, and `keeps` their masks, one row per hypothesis. `states` holds the
+    state of each call by address. `path_BMTM` is described at `State`.
     """
 
     values: Values
@@ -32,7 +32,7 @@ class Decoding:
 
     @property
     def hypotheses(self) -> int:
-        """Of each sentence."""
+        """Return the number of hypotheses per sentence."""
         return self.path_BMTM.shape[1]
 
 
@@ -44,10 +44,10 @@ def start(
     sentences: int | None = None,
     keep: Mapping[str, Tensor] | None = None,
 ) -> Decoding:
-    """Runs what does not depend on the target, and makes room for `length` target tokens of one hypothesis a sentence.
+    """Run the nodes that do not depend on the target, and allocate caches for `length` target tokens per sentence.
 
-    `sentences` is their number, which a model without sources cannot tell; `keep` are the masks of sources whose
-    padding is not 0. Raises TypeError on wrong inputs.
+    There is one hypothesis per sentence. `sentences` is their number, required for a model without sources. `keep` are
+    the masks of sources whose padding is not 0. Raises TypeError on wrong inputs.
     """
     network.expect(sources, names(network.spec.sources))
     values, keeps = dict(sources), network.keep_masks(sources, keep)
@@ -66,8 +66,8 @@ def start(
 
 
 def prefill(network: Network, ids_BP: Tensor, decoding: Decoding) -> tuple[Tensor, Decoding]:
-    """Reads the first P target tokens of every sentence at once; gives x_BPD, of each what a step would."""
-    assert decoding.position == 0 and decoding.hypotheses == 1, "only a new decoding is filled"
+    """Read the first P target tokens of every sentence in one pass; return x_BPD, equal to the outputs of P steps."""
+    assert decoding.position == 0 and decoding.hypotheses == 1, "only a new decoding can be prefilled"
     values, keeps = _target(network, ids_BP, decoding)
     for call in _stepped(network):
         values[call.address] = _prefill(call, values, keeps, decoding.states[call.address])
@@ -76,7 +76,7 @@ def prefill(network: Network, ids_BP: Tensor, decoding: Decoding) -> tuple[Tenso
 
 
 def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, Decoding]:
-    """Reads one more target token a row; gives x_BD, of which the network's head makes the logits of the next."""
+    """Read the next target token of each row; return x_BD, from which the head computes the next token's logits."""
     values, keeps = _target(network, ids_B[:, None], decoding)
     for call in _stepped(network):
         state = decoding.states[call.address]
@@ -88,13 +88,13 @@ def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, D
 
 
 def _target(network: Network, ids_BN: Tensor, decoding: Decoding) -> tuple[Values, Keeps]:
-    """What the next target tokens and the sources give to the calls; none of these tokens is padding."""
-    own = network.keep_masks({TARGET: torch.ones_like(ids_BN)})
-    return {**decoding.values, TARGET: ids_BN}, Keeps({**own.masks, **decoding.keeps}, own.right_padded)
+    """Return the values and keep masks of the next target tokens and the sources; no target token is padding."""
+    target = network.keep_masks({TARGET: torch.ones_like(ids_BN)})
+    return {**decoding.values, TARGET: ids_BN}, Keeps({**target.masks, **decoding.keeps}, target.right_padded)
 
 
 def select(decoding: Decoding, sentences: Tensor) -> Decoding:
-    """The decoding of these sentences alone, in this order, each with all of its hypotheses."""
+    """Return the decoding of these sentences only, in this order, each with all of its hypotheses."""
     within = torch.arange(decoding.hypotheses, device=sentences.device)
     rows = (sentences[:, None] * decoding.hypotheses + within).flatten()
     states = {
@@ -106,14 +106,14 @@ def select(decoding: Decoding, sentences: Tensor) -> Decoding:
 
 
 def spread(decoding: Decoding, hypotheses: int) -> Decoding:
-    """The decoding with as many hypotheses, side by side, in the place of each sentence's one: they share its past."""
+    """Return a decoding in which `hypotheses` adjacent rows replace the single row of each sentence, with its past."""
     sentences, _, length, _ = decoding.path_BMTM.shape
     past, device = slice(0, decoding.position), decoding.path_BMTM.device
     path_MTM = torch.eye(hypotheses, dtype=torch.bool, device=device)[:, None].repeat(1, length, 1)
     path_MTM[:, past] = torch.arange(hypotheses, device=device) == 0
     rows = torch.arange(sentences, device=device).repeat_interleave(hypotheses)
     states = {
-        address: State(state.fixed, _widened(state.caches, hypotheses, past), _pick(state.moving, rows))
+        address: State(state.fixed, _expand(state.caches, hypotheses, past), _pick(state.moving, rows))
         for address, state in decoding.states.items()
     }
     path_BMTM = path_MTM.expand(sentences, -1, -1, -1).clone()
@@ -121,8 +121,8 @@ def spread(decoding: Decoding, hypotheses: int) -> Decoding:
     return Decoding(values, keeps, states, path_BMTM, decoding.position)
 
 
-def _widened(caches: Values, hypotheses: int, past: slice) -> Values:
-    """Room for as many hypotheses, each of which has the one's past."""
+def _expand(caches: Values, hypotheses: int, past: slice) -> Values:
+    """Allocate caches for `hypotheses` hypotheses, each with a copy of the past."""
     wide = {}
     for name, cache_BHT1K in caches.items():
         B, H, T, _, K = cache_BHT1K.shape
@@ -132,7 +132,7 @@ def _widened(caches: Values, hypotheses: int, past: slice) -> Values:
 
 
 def reorder(decoding: Decoding, origin_BM: Tensor) -> None:
-    """Each hypothesis goes on from the one of its sentence that `origin_BM` names; caches stay where they are."""
+    """Continue each hypothesis from hypothesis `origin_BM` of its sentence; caches are not moved."""
     past = slice(0, decoding.position)
     decoding.path_BMTM[:, :, past] = decoding.path_BMTM[:, :, past].take_along_dim(origin_BM[:, :, None, None], 1)
     first_B1 = torch.arange(len(origin_BM), device=origin_BM.device)[:, None] * decoding.hypotheses
@@ -150,7 +150,7 @@ def _stepped(network: Network) -> list[Call]:
 
 
 def _like(network: Network, values: Values) -> Tensor:
-    """Caches take the type of what the blocks compute: that of the encoded source, or of the weights."""
+    """Return a tensor with the dtype and device of the caches: those of the encoded source, or of the weights."""
     computed = [value for value in values.values() if value.is_floating_point()]
     if computed:
         return computed[-1]
@@ -160,13 +160,13 @@ def _like(network: Network, values: Values) -> Tensor:
 
 
 def _start(call: Call, values: Values, keeps: Keeps, room: CacheShape) -> State:
-    """Ports that do not depend on the target are read here; the first port, and what moves with it, by each step."""
+    """Return the initial state of a call, from the ports that do not depend on the target."""
     block = call.stepping
     if block is None:
         return State()
-    fixed = {one.parameter: one.read(values) for one in call.ports[1:] if not one.moves}
-    taken = inspect.signature(block.start).parameters
-    masks = {name: mask for name, mask in call.masks(keeps).items() if name in taken}
+    fixed = {port.parameter: port.read(values) for port in call.ports[1:] if not port.moves}
+    parameters = inspect.signature(block.start).parameters
+    masks = {name: mask for name, mask in call.masks(keeps).items() if name in parameters}
     return block.start(**fixed, **masks, room=room)
 
 
@@ -179,7 +179,7 @@ def _step(call: Call, values: Values, keeps: Keeps, state: State) -> Tensor:
 
 
 def _prefill(call: Call, values: Values, keeps: Keeps, state: State) -> Tensor:
-    """Many positions at once; of a block that has no `prefill`, as many steps."""
+    """Read several positions in one pass, or step by step if the block has no `prefill`."""
     block = call.stepping
     if block is None:
         return call(values, keeps)
@@ -187,23 +187,23 @@ def _prefill(call: Call, values: Values, keeps: Keeps, state: State) -> Tensor:
     if isinstance(block, Prefilling):
         y_BPD, _ = block.prefill(x_BPD, state, **moving)
         return call.after(y_BPD, values)
-    found = []
+    outputs = []
     for position in range(x_BPD.shape[1]):
         state.position = position
-        here = slice(position, position + 1)
-        y_B1D, _ = block.step(x_BPD[:, here], state, **{name: one[:, here] for name, one in moving.items()})
-        found.append(y_B1D)
-    return call.after(torch.cat(found, 1), values)
+        current = slice(position, position + 1)
+        y_B1D, _ = block.step(x_BPD[:, current], state, **{name: value[:, current] for name, value in moving.items()})
+        outputs.append(y_B1D)
+    return call.after(torch.cat(outputs, 1), values)
 
 
 def _moving(call: Call, values: Values) -> dict[str, Tensor]:
-    """What the ports after the first read of what the present step has computed."""
-    return {one.parameter: one.read(values) for one in call.ports[1:] if one.moves}
+    """Return the operands of the ports after the first that depend on the target."""
+    return {port.parameter: port.read(values) for port in call.ports[1:] if port.moves}
 
 
 def _read_by_steps(call: Call) -> list[str]:
-    """What a step of the call reads, beside what its `start` has read."""
+    """Return the addresses that a step of the call reads, without those that `start` has read."""
     if call.stepping is None:
         return [*call.node.read, call.node.residual]
-    moving = [address for one in call.ports[1:] if one.moves for address in one.addresses]
+    moving = [address for port in call.ports[1:] if port.moves for address in port.addresses]
     return [call.node.entry, call.node.residual, *moving]

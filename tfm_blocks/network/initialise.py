@@ -1,4 +1,4 @@
-"""Starting values: each parameter from its own generator, seeded by (seed, address); deepnorm scales some of them."""
+"""Initial values: each parameter has its own generator, seeded by (seed, address); deepnorm scales some of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tfm_blocks.network.graph import Network
 
 
 def initialise(network: Network, seed: int) -> None:
-    """Fill every parameter.
+    """Initialise every parameter.
 
-    Parameters of two networks with the same address and shape start equal, except those that deepnorm multiplies by the
+    Parameters of two networks with the same address and shape get the same values. Deepnorm then multiplies some by the
     factor `shrink` of their node.
 
-    A module that owns parameters has `initialise(name, generator)`; one from elsewhere may have `reset_parameters()`
-    instead. Buffers keep what their module made them. Raises TypeError for a module that has neither.
+    A module with parameters has `initialise(name, generator)`; a third-party module may have `reset_parameters()`
+    instead. Buffers keep the values of the constructor. Raises TypeError for a module that has neither.
     """
     done: set[int] = set()
     with torch.no_grad():
@@ -40,12 +40,12 @@ def _fill(module: nn.Module, address: str, seed: int) -> None:
         _reset(module, address.rpartition(".")[2], number)
     else:
         raise TypeError(
-            f"{type(module).__name__} at {address} says nowhere how it starts: give it initialise(name, generator)"
+            f"{type(module).__name__} at {address} does not define its initial values: add initialise(name, generator)"
         )
 
 
 def _reset(module: nn.Module, name: str, number: int) -> None:
-    """Fills one parameter: `reset_parameters` fills all of them, so the others get back what they had."""
+    """Initialise one parameter; `reset_parameters` fills all of them, so the values of the others are restored."""
     others = {key: value.clone() for key, value in module.named_parameters(recurse=False) if key != name}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
@@ -61,6 +61,6 @@ def _shrink(block: nn.Module, factor: float) -> None:
 
 
 def address_seed(seed: int, address: str) -> int:
-    """A 63-bit number, the same on every machine."""
+    """Return a 63-bit seed, the same on every machine."""
     digest = hashlib.sha256(f"{seed}:{address}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

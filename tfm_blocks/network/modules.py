@@ -1,4 +1,4 @@
-"""The module of a node: its block between the steps around it."""
+"""Build the module of a node: its block between the add & norm operations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tfm_blocks.registry.values import Part
 
 
 def losses_of(spec: Spec) -> list[str]:
-    """The addresses of the nodes whose block gives a loss beside its output."""
+    """Return the addresses of the nodes whose block returns a loss besides its output."""
     return [node.address for node in spec.nodes if node.block and REGISTRY.blocks[node.block].signature.loss]
 
 
 def module_of(node: Node) -> nn.Module:
-    """A new module, on the current default device. Raises what the constructors raise: ValueError, RuntimeError."""
+    """Build the module of a node on the default device. Raises what constructors raise: ValueError, RuntimeError."""
     if node.block is None:
         return _steps(node.post)
     info = REGISTRY.blocks[node.block]

@@ -1,5 +1,6 @@
-"""Pass 5: each kind of node run on the meta device at two lengths. Real shapes are the declared ones, and every
-parameter is reached.
+"""Pass 5: run each kind of node on the meta device at two lengths.
+
+The output must have the declared shape, and every parameter must receive a gradient.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from tfm_blocks.layers.protocols import Bounded
 from tfm_blocks.network.call import Call, Keeps
 from tfm_blocks.network.modules import module_of
 
-LENGTHS = ((2, 5), (3, 7))  # of the batch, and of the first sequence; each further sequence is longer by 2
+LENGTHS = ((2, 5), (3, 7))  # batch size and length of the first sequence; each further sequence is longer by 2
 
 
 def trace(spec: Spec, sources: Sources) -> list[Problem]:
-    """What is wrong with the nodes' modules; nodes that are alike are run once. Nothing is allocated."""
-    shapes = {one.name: one.shape for one in spec.inputs} | {node.address: node.shape for node in spec.nodes}
-    ids = {one.name for one in spec.inputs if one.tokens}
+    """Return the problems of the nodes' modules; identical nodes run once. No memory is allocated."""
+    shapes = {input.name: input.shape for input in spec.inputs} | {node.address: node.shape for node in spec.nodes}
+    ids = {input.name for input in spec.inputs if input.tokens}
     axes = {axis for shape in shapes.values() for axis in shape if isinstance(axis, Axis)}
     problems: list[Problem] = []
     seen = set()
@@ -33,29 +34,29 @@ def trace(spec: Spec, sources: Sources) -> list[Problem]:
             kind = _kind(node, shapes, ids)
             if not node.shares and kind not in seen:
                 seen.add(kind)
-                rules = _Trial(node, shapes, ids, axes).rules()
-                help = f"tfm blocks {node.block} shows what it takes and gives" if node.block else "change add_norm"
+                rules = _Trace(node, shapes, ids, axes).rules()
+                help = f"tfm blocks {node.block} shows its signature" if node.block else "change add_norm"
                 problems += (sources.problem(node.path, rule, help=help) for rule in rules)
-    return list({(one.address, one.rule): one for one in problems}.values())
+    return list({(problem.address, problem.rule): problem for problem in problems}.values())
 
 
 def _kind(node: Node, shapes: Mapping[str, Shape], ids: set[str]) -> str:
-    """The same for nodes whose trials would give the same; `node.axes` follow from what it reads."""
+    """Return a key that is equal for nodes with equal traces; `node.axes` follow from the inputs."""
     read = {
         port: [(shapes[address], address in ids) for address in addresses] for port, addresses in node.reads.items()
     }
     return str((node.block, node.arguments, node.pre, node.post, read, shapes[node.residual], node.shape))
 
 
-class _Trial:
-    """One node and what it reads, at several lengths."""
+class _Trace:
+    """A node and its inputs, at several lengths."""
 
     def __init__(self, node: Node, shapes: Mapping[str, Shape], ids: set[str], axes: Collection[Axis]) -> None:
         self.node, self.shapes, self.ids = node, shapes, ids
         self.axes = sorted(axes, key=str)
 
     def rules(self) -> Iterator[str]:
-        """What a run of the node shows to be wrong."""
+        """Yield the rules that a run of the node breaks."""
         try:
             module = module_of(self.node)
         except Exception as error:
@@ -69,32 +70,32 @@ class _Trial:
                 return
         for name, parameter in module.named_parameters():
             if parameter.grad is None:
-                yield f"the parameter {name} does not reach the output, so it could not learn"
+                yield f"the parameter {name} does not affect the output, so it could not learn"
 
     def _run(self, call: Call, batch: int, length: int) -> str:
         sizes = self._lengths(call.block, batch, length)
         values = {address: self._tensor(address, sizes) for address in (*self.node.read, self.node.residual)}
-        masks = {one.name: torch.ones(batch, sizes[one.name], dtype=torch.bool) for one in self.axes if one.inputs}
+        masks = {axis.name: torch.ones(batch, sizes[axis.name], dtype=torch.bool) for axis in self.axes if axis.inputs}
         losses: dict[str, Tensor] = {}
         try:
             with torch.enable_grad():
                 out = call(values, Keeps(masks, frozenset(masks)), losses)
-                learned = [one.sum() for one in (out, *losses.values()) if one.requires_grad]
-                if learned:
-                    torch.autograd.backward(learned)
+                sums = [value.sum() for value in (out, *losses.values()) if value.requires_grad]
+                if sums:
+                    torch.autograd.backward(sums)
         except Exception as error:
-            return f"fails when it is run: {_first_line(error)}"
-        wanted = _real(self.node.shape, sizes)
-        if tuple(out.shape) != wanted:
-            return f"its output is {list(out.shape)} where its signature says {list(wanted)}"
+            return f"fails when run: {_first_line(error)}"
+        expected = _real(self.node.shape, sizes)
+        if tuple(out.shape) != expected:
+            return f"its output has the shape {list(out.shape)}, but its signature declares {list(expected)}"
         return ""
 
     def _lengths(self, block: nn.Module, batch: int, length: int) -> dict[str, int]:
-        """A length for every axis by name, of sequences laid end to end their sum; at most what the block knows."""
-        known = block.max_length if isinstance(block, Bounded) else math.inf
+        """Return the length of every axis by name, within the block's `max_length`; concatenated lengths add up."""
+        longest = block.max_length if isinstance(block, Bounded) else math.inf
         sizes = {axis.name: batch for axis in self.axes if not axis.inputs}
-        alone = [axis.name for axis in self.axes if len(axis.inputs) == 1]
-        sizes |= {name: int(min(length + 2 * place, known)) for place, name in enumerate(alone)}
+        single = [axis.name for axis in self.axes if len(axis.inputs) == 1]
+        sizes |= {name: int(min(length + 2 * place, longest)) for place, name in enumerate(single)}
         for axis in self.axes:
             if axis.joined:
                 sizes[axis.name] = sum(sizes[part] for part in axis.name.split("+"))

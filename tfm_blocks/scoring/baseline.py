@@ -1,4 +1,4 @@
-"""Scores of a system beside those of a baseline, with tests of the differences."""
+"""Scores of a system and of a baseline, with significance tests of the differences."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tfm_blocks.scoring.paired_test import interval_over_sentences, p_over_sente
 
 
 def compare(
-    baseline: Sequence[str], outputs: Sequence[str], references: Sequence[str], asked: Mapping[str, Metric]
+    baseline: Sequence[str], outputs: Sequence[str], references: Sequence[str], metrics: Mapping[str, Metric]
 ) -> tuple[list[Score], list[Score]]:
     """Return the scores of a baseline and of a system, the latter with p-values and differences."""
     systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("system", list(outputs))]
     pairs = []
-    for name, metric in asked.items():
+    for name, metric in metrics.items():
         signatures, results = PairedTest(systems, {name: metric}, [list(references)], "bs", RESAMPLES)()
         ((key, signature),) = signatures.items()
-        before, after = (_score(name, one, str(signature)) for one in cast(list[Result], results[key]))
+        before, after = (_score(name, result, str(signature)) for result in cast(list[Result], results[key]))
         pairs.append((before, _tested(before, after, *(_lines(metric, text, references) for _, text in systems))))
     return [before for before, _ in pairs], [after for _, after in pairs]
 

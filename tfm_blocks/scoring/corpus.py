@@ -1,4 +1,4 @@
-"""Scores of translations, as sacreBLEU computes and signs them."""
+"""Corpus scores of translations by sacreBLEU, with their signatures."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ TOKENISED = "BLEU, tokenised lower-cased"
 
 @dataclass(frozen=True)
 class Score:
-    """A score of a whole text, with the half width of its 95 % interval over bootstrap resamples (Koehn 2004).
+    """A corpus score with the half width of its 95 % interval over bootstrap resamples (Koehn 2004).
 
-    `signature` says how sacreBLEU computed it. `p` is the two-sided p-value of the difference to another system,
-    `p_sacrebleu` that of sacreBLEU's paired bootstrap, and `difference` comes with its 95 % interval.
+    `signature` is sacreBLEU's description of the settings. `p` is the two-sided p-value of the difference to another
+    system, and `p_sacrebleu` the p-value of sacreBLEU's paired bootstrap. `difference_interval` is the 95 % interval of
+    `difference`.
     """
 
     name: str
@@ -34,21 +35,21 @@ class Score:
 
 
 def metrics(tokenizer: str, *, tokenised: bool) -> dict[str, Metric]:
-    """BLEU with sacreBLEU's `tokenizer`, chrF and TER, of text as it is written.
+    """Return BLEU with sacreBLEU's `tokenizer`, chrF and TER, for detokenised text.
 
-    With `tokenised` also the BLEU of text that is tokenised already, in lower case: the number of much of the
-    literature, which cannot be compared between papers that tokenise differently.
+    With `tokenised`, add the lower-cased BLEU of tokenised text, as in much of the literature. It is not comparable
+    between papers with different tokenisation.
     """
-    found: dict[str, Metric] = {"BLEU": BLEU(tokenize=tokenizer, force=True), "chrF": CHRF(), "TER": TER()}
+    by_name: dict[str, Metric] = {"BLEU": BLEU(tokenize=tokenizer, force=True), "chrF": CHRF(), "TER": TER()}
     if tokenised:
-        found[TOKENISED] = BLEU(tokenize="none", lowercase=True, force=True)
-    for metric in found.values():
-        _give_floats(metric)
-    return found
+        by_name[TOKENISED] = BLEU(tokenize="none", lowercase=True, force=True)
+    for metric in by_name.values():
+        _convert_scores(metric)
+    return by_name
 
 
-def _give_floats(metric: Metric) -> None:
-    """sacreBLEU 2.6 cannot take the mean of scores of which some are NumPy's float32 and some, as 0, are not."""
+def _convert_scores(metric: Metric) -> None:
+    """Make the metric return floats; sacreBLEU 2.6 fails on a mixture of float and NumPy's float32."""
     compute = metric._compute_score_from_stats
 
     def floats(stats: Any) -> Any:
@@ -59,10 +60,10 @@ def _give_floats(metric: Metric) -> None:
     metric._compute_score_from_stats = floats  # type: ignore[method-assign]
 
 
-def score(outputs: Sequence[str], references: Sequence[str], asked: Mapping[str, Metric]) -> list[Score]:
-    """The scores of one system."""
-    found = []
-    for name, metric in asked.items():
+def score(outputs: Sequence[str], references: Sequence[str], metrics: Mapping[str, Metric]) -> list[Score]:
+    """Return the scores of a system."""
+    scores = []
+    for name, metric in metrics.items():
         result = metric.corpus_score(list(outputs), [list(references)], n_bootstrap=RESAMPLES)
-        found.append(Score(name, float(result.score), float(result._ci), str(metric.get_signature())))
-    return found
+        scores.append(Score(name, float(result.score), float(result._ci), str(metric.get_signature())))
+    return scores

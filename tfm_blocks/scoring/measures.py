@@ -22,7 +22,7 @@ class Measure:
 
 
 def bleu(sums_RK: Floats) -> Floats:
-    """sacreBLEU's BLEU with `exp` smoothing, of (output length, reference length, matches by n, n-grams by n)."""
+    """Compute BLEU with `exp` smoothing from (output length, reference length, matches by n, n-grams by n)."""
     length_R, reference_R = sums_RK[:, 0], sums_RK[:, 1]
     match_RG, total_RG = sums_RK[:, 2 : 2 + NGRAMS], sums_RK[:, 2 + NGRAMS :]
     scored_R = match_RG.any(1) & total_RG.all(1)
@@ -34,7 +34,7 @@ def bleu(sums_RK: Floats) -> Floats:
 
 
 def chrf(sums_RK: Floats) -> Floats:
-    """sacreBLEU's chrF, of (n-grams of the output, of the reference, matches) for each n."""
+    """Compute chrF from (n-grams of the output, n-grams of the reference, matches) for each n."""
     output_RG, reference_RG, match_RG = sums_RK[:, 0::3], sums_RK[:, 1::3], sums_RK[:, 2::3]
     counted_RG = (output_RG > 0) & (reference_RG > 0)
     orders_R = np.maximum(counted_RG.sum(1), 1)
@@ -46,21 +46,21 @@ def chrf(sums_RK: Floats) -> Floats:
 
 
 def ter(sums_RK: Floats) -> Floats:
-    """sacreBLEU's TER, of (edits, reference words); edits of an empty reference are 100 %."""
+    """Compute TER from (edits, reference words); edits of an empty reference are 100 %."""
     edits_R, words_R = sums_RK.T
     score_R: Floats = 100 * np.where(words_R > 0, edits_R / np.where(words_R > 0, words_R, 1), edits_R > 0)
     return score_R
 
 
 def mean(sums_RK: Floats) -> Floats:
-    """The mean loss, of (loss, tokens)."""
+    """Compute the mean loss from (loss, tokens)."""
     loss_R: Floats = sums_RK[:, 0] / sums_RK[:, 1]
     return loss_R
 
 
 MEASURES = {
-    one.name: one
-    for one in (
+    measure.name: measure
+    for measure in (
         Measure("exact match", lambda sums_RK: 100 * mean(sums_RK)),  # of (matches, lines)
         Measure("BLEU", bleu),
         Measure("chrF", chrf),

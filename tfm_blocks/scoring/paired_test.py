@@ -18,15 +18,15 @@ from tfm_blocks.scoring.line_statistics import Floats, Statistics
 from tfm_blocks.scoring.measures import MEASURES, Measure
 from tfm_blocks.scoring.student import quantile
 
-TRIALS = 10_000  # of randomization, as in sacreBLEU
+TRIALS = 10_000  # of the randomization test, as in sacreBLEU
 CHUNK = 500  # trials at a time: 8 MB for 2,000 sentences
-ROUNDING = 1e-9  # sums in another order differ by less, and scores by more
+ROUNDING = 1e-9  # above rounding errors of sums, below differences of scores
 
 System = Sequence[Statistics]
 
 
 def common_measures(before: System, after: System) -> list[str]:
-    """Return the measures that all runs have, of the same number of sentences as the first of them."""
+    """Return the measures that all runs have, with the same number of sentences as the first measure."""
     runs = [*before, *after]
     shared = [name for name in MEASURES if all(name in run for run in runs)]
     lengths = {name: {len(run[name]) for run in runs} for name in shared}
@@ -46,7 +46,7 @@ def p_over_sentences(before: System, after: System) -> dict[str, float]:
     sides = [[np.mean([run[name] for run in side], 0) for name in names] for side in (before, after)]
     sums = [[stats_NK.sum(0) for stats_NK in side] for side in sides]
     gap_NK = np.hstack(sides[1]) - np.hstack(sides[0])
-    ends = np.cumsum([len(one) for one in sums[0]])[:-1]
+    ends = np.cumsum([len(sum_K) for sum_K in sums[0]])[:-1]
     beyond = dict.fromkeys(names, 1)
     for swap_RN in _swaps(len(gap_NK)):
         moved = np.split(swap_RN @ gap_NK, ends, 1)
@@ -101,7 +101,7 @@ def p_of_sacrebleu(measure: Measure, before: Statistics, after: Statistics) -> f
     It counts resamples whose absolute difference exceeds the mean absolute difference by more than the observed one,
     which is about half of a two-sided p-value (docs/decisions/20-significance-over-sentences.md).
     """
-    texts = [one[measure.name] for one in (before, after)]
+    texts = [run[measure.name] for run in (before, after)]
     observed = abs(np.subtract(*(measure.score(stats_NK.sum(0)[None]) for stats_NK in texts)))
     counts_RN = _resamples(len(texts[0]))
     distance_R = abs(np.subtract(*(measure.score(counts_RN @ stats_NK) for stats_NK in texts)))

@@ -1,4 +1,4 @@
-"""How well a model of plain text predicts a text."""
+"""Perplexity of a language model on a text."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ DEFAULT_CONTEXT = 512
 
 @dataclass(frozen=True)
 class Perplexity:
-    """`nll` is the sum of -log p over all tokens, eos of each line included, in nats. Words are what white space parts,
-    and the end of each line; bytes are those of the text in UTF-8, line ends included.
+    """The perplexity of a text, from `nll`, the sum of -log p over all tokens, eos of each line included, in nats.
+
+    Words are separated by white space, and each line end counts as a word. Bytes are those of the UTF-8 text, line ends
+    included.
     """
 
     nll: float
@@ -32,34 +34,34 @@ class Perplexity:
 
     @property
     def per_token(self) -> float:
-        """e^(nll / tokens)."""
+        """Return e^(nll / tokens)."""
         return math.exp(self.nll / self.tokens)
 
     @property
     def per_word(self) -> float:
-        """e^(nll / words), which does not depend on the tokenizer."""
+        """Return e^(nll / words), which does not depend on the tokenizer."""
         return math.exp(self.nll / self.words)
 
     @property
     def bits_per_byte(self) -> float:
-        """nll / (bytes · ln 2), which does not depend on the tokenizer."""
+        """Return nll / (bytes · ln 2), which does not depend on the tokenizer."""
         return self.nll / self.bytes / math.log(2)
 
 
 @torch.inference_mode()
 def perplexity(translator: Translator, lines: Iterable[str], *, context: int, batch_tokens: int) -> Perplexity:
-    """Of text that is read as in training: packed into rows of `context` tokens, each from bos, without blank lines.
+    """Compute the perplexity of lines, packed as in training: rows of `context` tokens after bos, no blank lines.
 
-    Raises RunError for a model that reads sources, DataError for a text without a word.
+    Raises RunError for a model that reads sources, and DataError for a text without words.
     """
     network, tokenizer = translator.network, translator.tokenizer
     if translator.inputs:
-        rule = f"reads {', '.join(translator.inputs)} beside the target, so it has no perplexity of plain text"
+        rule = f"reads {', '.join(translator.inputs)} besides the target, so it has no perplexity of plain text"
         raise RunError(Problem("model", rule, help="tfm evaluate RUN --src FILE --ref FILE"))
     texts = [line for line in lines if line.strip()]
     if not texts:
-        raise DataError(Problem("--text", "holds no word", help="name a file with text"))
-    ids = [id for one in tokenizer.encode_batch(texts) for id in (*one, EOS)]
+        raise DataError(Problem("--text", "has no words", help="name a file with text"))
+    ids = [id for line_ids in tokenizer.encode_batch(texts) for id in (*line_ids, EOS)]
     rows = iter(torch.tensor(ids[first : first + context]) for first in range(0, len(ids), context))
     with evaluating(network):
         nll = sum(_nll(network, batch) for batch in _batches(rows, max(1, batch_tokens // context)))

@@ -1,4 +1,4 @@
-"""Differences between two models over seeds, and the correction for many comparisons."""
+"""Significance of differences between two models over seeds, and the correction for multiple comparisons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Welch:
 def over_seeds(before: Sequence[float], after: Sequence[float]) -> Welch | None:
     """Test the difference of the means of two models, from one score per seed.
 
-    None for fewer than two runs on a side. Without any spread equal means have p = 1, and others p = 0.
+    Return None for fewer than two runs on a side. Without variance, equal means have p = 1, and others p = 0.
     """
     if min(len(before), len(after)) < 2:
         return None
@@ -37,7 +37,7 @@ def over_seeds(before: Sequence[float], after: Sequence[float]) -> Welch | None:
 
 
 def correct(p_values: Mapping[int, float]) -> dict[int, float]:
-    """Correct p-values for their number (Holm 1979): they bound the probability of even one false claim."""
+    """Correct p-values for multiple comparisons (Holm 1979), which bounds the family-wise error rate."""
     corrected: dict[int, float] = {}
     largest = 0.0
     for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):

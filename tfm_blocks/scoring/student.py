@@ -14,7 +14,7 @@ def two_sided(t: float, freedom: float) -> float:
 
 @lru_cache(maxsize=4096)
 def quantile(freedom: float, outside: float = 0.05) -> float:
-    """Return the t beyond which, on both sides together, the probability is `outside`; found by bisection."""
+    """Return the t with a two-sided tail probability of `outside`, by bisection."""
     low, high = 0.0, 1.0
     while two_sided(high, freedom) > outside:
         low, high = high, 2 * high

@@ -26,16 +26,16 @@ from tfm_blocks.translation.search import (
 )
 
 Penalty = Callable[[int], float]
-"""What the log probability of a hypothesis of so many tokens, eos included, is divided by; it never shrinks."""
+"""Maps the number of tokens, eos included, to the divisor of the log probability; it is non-decreasing."""
 
 
 def gnmt(alpha: float) -> Penalty:
-    """((5 + n) / 6)^alpha. Source: Wu et al. 2016, equation 14."""
+    """Return the penalty ((5 + n) / 6)^alpha. Source: Wu et al. 2016, equation 14."""
     return lambda length: ((5 + length) / 6) ** alpha
 
 
 def plain(alpha: float) -> Penalty:
-    """n^alpha; 1 ranks by the mean log probability of a token."""
+    """Return the penalty n^alpha; with alpha 1, hypotheses rank by the mean log probability of their tokens."""
     return lambda length: float(length**alpha)
 
 
@@ -51,12 +51,12 @@ def beam_search(
     patient: bool = False,
     before_BN: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `nbest` best hypotheses of each sentence, best first.
+    """Return the `nbest` best hypotheses of each sentence, best first.
 
-    Each step keeps the `beam` best unfinished hypotheses; of the `beam` best extensions, those by eos are finished. The
-    search of a sentence is over when none goes on within `longest_B`, when no unfinished one can still come among the
-    nbest, or, unless `patient`, when `beam` are finished. With a beam of 1 that is not patient this is greedy search.
-    Raises NotFiniteError.
+    Each step keeps the `beam` best unfinished hypotheses; among the `beam` best extensions, those with eos are
+    finished. The search of a sentence ends at `longest_B`, when no unfinished hypothesis can still enter the nbest,
+    or, unless `patient`, when `beam` hypotheses are finished. A beam of 1 without `patient` is greedy search. Raises
+    NotFiniteError.
     """
     begun = begin(network, sources, bounds, before_BN)
     search = _Search(network, begun, bounds, beam, _End(penalty, nbest, math.inf if patient else beam))
@@ -68,28 +68,28 @@ def beam_search(
 
 
 def ranked(hypotheses: Sequence[Hypothesis], penalty: Penalty) -> list[Hypothesis]:
-    """Best first."""
+    """Sort hypotheses by their penalised log probability, best first."""
     return sorted(hypotheses, key=lambda one: one.log_p / penalty(one.length), reverse=True)
 
 
 def chunk(x_RD: Tensor) -> int:
-    """Hypotheses whose logits are made and judged at once: on processors as many as were fastest, elsewhere all."""
+    """Return how many hypotheses to compute logits for at once: the fastest number on the CPU, all elsewhere."""
     return max(256, x_RD.shape[1] // 2) if x_RD.device.type == "cpu" else len(x_RD)
 
 
 @dataclass(frozen=True)
 class _End:
-    """When the search of a sentence is over."""
+    """The stopping rule of the search of a sentence."""
 
     penalty: Penalty
     nbest: int
     enough: float
 
     def may_improve(self, finished: Sequence[Hypothesis], best: float, longest: int) -> bool:
-        """Whether an unfinished hypothesis, the best of which has the log probability `best`, can come among the nbest.
+        """Return True if an unfinished hypothesis, at best with log probability `best`, can still enter the nbest.
 
-        A log probability never grows and a penalty never shrinks, so that what is reached at best is `best` over the
-        penalty of `longest` tokens.
+        Log probabilities never increase and penalties never decrease, so the best reachable score is `best` divided by
+        the penalty of `longest` tokens.
         """
         if len(finished) >= self.enough or not math.isfinite(best):
             return False
@@ -100,22 +100,22 @@ class _End:
 
 
 class _Extensions(NamedTuple):
-    """Hypotheses and one token more: sums of log probabilities, places of the hypotheses, and the tokens."""
+    """Hypotheses extended by a token: sums of log probabilities, indices of the hypotheses, and the tokens."""
 
     log_p_BC: Tensor
     origin_BC: Tensor
     token_BC: Tensor
 
     def live(self, beam: int) -> _Extensions:
-        """Of each sentence the first that are not by eos: a hypothesis has one by eos, so half of 2·beam are not."""
+        """Return the first `beam` extensions without eos; at most half of 2·beam extensions have eos."""
         live_BK = (self.token_BC == EOS).to(torch.int8).argsort(dim=1, stable=True)[:, :beam]
-        return _Extensions(*(one.gather(1, live_BK) for one in self))
+        return _Extensions(*(tensor.gather(1, live_BK) for tensor in self))
 
 
 class _Search:
-    """The unfinished sentences, `beam` rows each, best first, and what is finished of all of them.
+    """The unfinished sentences, `beam` rows each, best first, and the finished hypotheses of all sentences.
 
-    Scores are on the device and ids on the processor, which waits for the device once a step, for the best extensions.
+    Scores are on the device and ids on the CPU; each step synchronises once, to read the best extensions.
     """
 
     def __init__(self, network: Network, begun: Begun, bounds: Bounds, beam: int, end: _End) -> None:
@@ -124,51 +124,52 @@ class _Search:
         self.sentences = list(range(len(self.longest)))
         self.finished: list[list[Hypothesis]] = [[] for _ in self.sentences]
         self.first, self.x_RD, self.decoding = begun.first, begun.x_BD, begun.decoding
-        self.score_BK = begun.log_p_B[:, None]  # one hypothesis each, until the first step
+        self.score_BK = begun.log_p_B[:, None]  # one hypothesis per sentence until the first step
         self.ids: list[list[list[int]]] = [[ids] for ids in bounds.prefix_BP[:, : self.first].tolist()]
 
     def step(self, position: int) -> None:
-        """One more token; sentences that are over leave."""
+        """Extend the hypotheses by a token, and remove finished sentences."""
         best = self._extensions(self.x_RD, position)
         self.score_BK, origin_BK, token_BK = live = best.live(self.beam)
         log_p, origin, token = _read(best, live)
-        expect_finite([one[0] for one in log_p], self.sentences)  # the largest of numbers with a NaN is NaN
+        expect_finite([row[0] for row in log_p], self.sentences)  # NaN sorts as the largest
         if position == self.first:
             self.decoding = incremental.spread(self.decoding, self.beam)
         else:
             incremental.reorder(self.decoding, origin_BK)
         rows = zip(range(len(token)), log_p, origin, token, strict=True)
-        kept = [row for row, *extensions in rows if self._goes_on(row, position, *extensions)]
+        kept = [row for row, *extensions in rows if self._continues(row, position, *extensions)]
         if len(kept) < len(token):
             token_BK = self._keep(kept, token_BK)
         if kept:
             self.x_RD, self.decoding = incremental.step(self.network, token_BK.flatten(), self.decoding)
 
     def _extensions(self, x_RD: Tensor, position: int) -> _Extensions:
-        """Of each sentence the 2·beam best, best first.
+        """Return the 2·beam best extensions of each sentence, best first.
 
-        Some sentences at a time. Where there are fewer in all, impossible ones fill up.
+        Sentences are processed in chunks. If there are fewer extensions, the rest have log probability -inf.
         """
         hypotheses = self.score_BK.shape[1]
         sentences = max(1, chunk(x_RD) // hypotheses)
-        found = []
+        parts = []
         for first in range(0, len(self.sentences), sentences):
             part = slice(first, first + sentences)
             x_rD = x_RD[part.start * hypotheses : part.stop * hypotheses]
-            log_p_rV = next_log_p(self.network, x_rD, Bounds(*(one[part] for one in self.bounds)), position)
+            log_p_rV = next_log_p(self.network, x_rD, Bounds(*(bound[part] for bound in self.bounds)), position)
             vocab = log_p_rV.shape[1]
-            found.append(largest(log_p_rV.view(-1, hypotheses, vocab), self.score_BK[part], 2 * self.beam))
-        total_BC, place_BC = (torch.cat(parts) for parts in zip(*found, strict=True))
+            parts.append(largest(log_p_rV.view(-1, hypotheses, vocab), self.score_BK[part], 2 * self.beam))
+        total_BC, place_BC = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         missing = (0, 2 * self.beam - total_BC.shape[1])
         total_BC, place_BC = F.pad(total_BC, missing, value=-torch.inf), F.pad(place_BC, missing)
         return _Extensions(total_BC, place_BC // vocab, place_BC % vocab)
 
-    def _goes_on(
+    def _continues(
         self, row: int, position: int, log_p: Sequence[float], origin: Sequence[float], token: Sequence[float]
     ) -> bool:
-        """Whether the sentence does, of which the `beam` best extensions come first and then those that are not by eos.
+        """Record finished hypotheses of a sentence, and return True if its search continues.
 
-        Those of the best that are by eos are finished. At the most tokens what is not finished ends as it is.
+        The extensions are the `beam` best, then the `beam` best without eos. Those of the first that have eos are
+        finished. At the maximum length, unfinished hypotheses end without eos.
         """
 
         def ids(place: int) -> list[int]:
@@ -185,7 +186,7 @@ class _Search:
         return not is_last and self.end.may_improve(finished, log_p[self.beam], self.longest[row])
 
     def _keep(self, kept: list[int], token_BK: Tensor) -> Tensor:
-        """Takes out the sentences that are over; gives the last tokens of those that go on."""
+        """Remove the finished sentences; return the last tokens of the others."""
         for name in ("sentences", "longest", "ids"):
             setattr(self, name, [getattr(self, name)[row] for row in kept])
         rows = torch.tensor(kept, dtype=torch.int64, device=token_BK.device)
@@ -196,13 +197,13 @@ class _Search:
 
 
 def _read(best: _Extensions, live: _Extensions) -> list[list[list[float]]]:
-    """As many of the best as are live, and the live: all sums, all origins, all tokens, of each sentence.
+    """Copy the `beam` best and the live extensions to the CPU: sums, origins and tokens of each sentence.
 
-    In one transfer, for which the device is waited for, as float64, which holds all of them exactly.
+    It is a single transfer, as float64, which represents all of them exactly.
     """
     beam = live.token_BC.shape[1]
     pairs = zip(best, live, strict=True)
     read: list[list[list[float]]] = torch.stack(
-        [torch.cat((one[:, :beam], other), 1).double() for one, other in pairs]
+        [torch.cat((first[:, :beam], second), 1).double() for first, second in pairs]
     ).tolist()
     return read

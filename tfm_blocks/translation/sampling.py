@@ -1,4 +1,4 @@
-"""Drawing the next token."""
+"""Random sampling of the next token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfm_blocks.translation.settings import Sampling
 
 
 def chooser(sampling: Sampling, numbers: Sequence[int], length: int) -> Choose:
-    """For a search over sentences with these numbers, of at most `length` tokens."""
+    """Return the sampler for sentences with these numbers, which seed it, of at most `length` tokens."""
     streams = [np.random.default_rng((sampling.seed, number)).random(length) for number in numbers]
     return _Chooser(sampling, torch.from_numpy(np.stack(streams)))
 

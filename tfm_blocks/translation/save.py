@@ -1,4 +1,4 @@
-"""A network that was trained outside of a run, as a run folder."""
+"""Write a network that was trained outside of a run as a run folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def save_network(network: Network, folder: Path, tokenizer: Tokenizer) -> Path:
     config = {"name": folder.name, "vocab": tokenizer.size, "plugins": plugins, "model": spec.mapping}
     (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
     write_weights(folder, weights)
-    write_status(folder, Status("saved", parameters=sum(one.numel() for one in network.parameters())))
+    write_status(folder, Status("saved", parameters=sum(weight.numel() for weight in network.parameters())))
     return folder
 
 
@@ -59,6 +59,6 @@ def _plugin_modules(spec: Spec) -> list[str]:
     known = {entry.module for entry in entry_points(group=GROUP)}
     for name, module in modules.items():
         if module == "__main__":
-            rule = f"the block {name} is defined in the script, which nothing can import"
-            raise ConfigError(Problem("model", rule, help="move it to a module, and name that in plugins=[…]"))
-    return sorted({one for one in modules.values() if one.split(".")[0] != "tfm_blocks"} - known)
+            rule = f"the block {name} is defined in the script, which cannot be imported"
+            raise ConfigError(Problem("model", rule, help="move it to a module, and add the module to plugins=[…]"))
+    return sorted({module for module in modules.values() if module.split(".")[0] != "tfm_blocks"} - known)

@@ -1,4 +1,4 @@
-"""What all searches share, and the searches that keep one hypothesis a sentence: greedy and drawn."""
+"""Parts that all searches share, and the searches with one hypothesis per sentence: greedy search and sampling."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tfm_blocks.network import incremental
 from tfm_blocks.network.graph import Network
 
 PAD, BOS, EOS = 0, 1, 2
-CHUNK = 64  # columns; for the 8 largest of 10,000, half or twice as many took longer
+CHUNK = 64  # columns; 32 and 128 were slower for the 8 largest of 10,000
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
-"""log_p_BV, the position and the sentences_B that the rows are -> ids_B."""
+"""(log_p_BV, position, sentences_B of the rows) -> ids_B."""
 
 
 class NotFiniteError(ArithmeticError):
-    """The logits of a sentence, counted from 0 in its batch, are not numbers that a softmax can take."""
+    """Raised if the logits of a sentence are not finite; `sentence` is its index in the batch."""
 
     def __init__(self, sentence: int) -> None:
         super().__init__(f"the logits of sentence {sentence} are not finite")
@@ -30,9 +30,9 @@ class NotFiniteError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Ids without bos and eos; the sum of the log probabilities of its `length` tokens, of which eos is one.
+    """Ids without bos and eos, and the sum of the log probabilities of its `length` tokens, eos included.
 
-    `coverage` is at most 0, which is all of the source, and 0 where nobody asked.
+    `coverage` is at most 0, which means full coverage of the source; it is 0 if it was not computed.
     """
 
     ids: list[int]
@@ -42,18 +42,18 @@ class Hypothesis:
 
 
 class Bounds(NamedTuple):
-    """Of each sentence: the fewest tokens without eos, the most with eos, and how the target begins, PAD where free."""
+    """For each sentence: minimum tokens without eos, maximum with eos, and the target's prefix, padded with PAD."""
 
     shortest_B: Tensor
     longest_B: Tensor
     prefix_BP: Tensor
 
     def select(self, sentences: Tensor) -> Bounds:
-        """Those of these sentences."""
+        """Return the bounds of these sentences."""
         return Bounds(*(tensor.index_select(0, sentences) for tensor in self))
 
     def refuse(self, log_p_RV: Tensor, position: int) -> Tensor:
-        """-inf, in place, for tokens that may not come at `position`; a sentence has R / B rows side by side."""
+        """Set tokens that are not allowed at `position` to -inf, in place; each sentence has R / B adjacent rows."""
         rows = log_p_RV.shape[0] // len(self.longest_B)
         log_p_RV[:, : BOS + 1] = -torch.inf  # PAD and BOS
         early_R = (self.shortest_B > position).repeat_interleave(rows)
@@ -66,15 +66,15 @@ class Bounds(NamedTuple):
 
 
 def likeliest(log_p_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
-    """Greedy: the likeliest token."""
+    """Return the most probable token (greedy search)."""
     return largest(log_p_BV[:, None], log_p_BV.new_zeros(len(log_p_BV), 1), 1)[1][:, 0]
 
 
 def largest(x_RMV: Tensor, plus_RM: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Of each row the `count` largest of x + plus, largest first, and their places m·V + v: values_RC, places_RC.
+    """Return the `count` largest of x + plus in each row, in descending order, and their indices m·V + v.
 
-    They lie in the chunks with the largest maxima, or in what is left over after the last chunk. On processors this
-    takes a third of the time of topk or argmax, which are not vectorised, as amax is.
+    The outputs are values_RC and places_RC. The largest lie in the chunks with the largest maxima, or after the last
+    whole chunk. On the CPU this takes a third of the time of topk or argmax, which are not vectorised.
     """
     R, M, V = x_RMV.shape
     chunks = V // CHUNK
@@ -85,17 +85,17 @@ def largest(x_RMV: Tensor, plus_RM: Tensor, count: int) -> tuple[Tensor, Tensor]
     best_RC = (maxima_RMN + plus_RM[:, :, None]).flatten(1).topk(count).indices
     places_MV = torch.arange(M * V, device=x_RMV.device).view(M, V)
     near_RCW = (best_RC // chunks * V + best_RC % chunks * CHUNK)[:, :, None] + places_MV[0, :CHUNK]
-    left_RN = places_MV[:, chunks * CHUNK :].flatten().expand(R, -1)
-    places_RN = torch.cat((near_RCW.flatten(1), left_RN), 1)
+    rest_RN = places_MV[:, chunks * CHUNK :].flatten().expand(R, -1)
+    places_RN = torch.cat((near_RCW.flatten(1), rest_RN), 1)
     values_RN = x_RMV.flatten(1).gather(1, places_RN) + plus_RM.gather(1, places_RN // V)
-    values_RC, found_RC = values_RN.topk(count)
-    return values_RC, places_RN.gather(1, found_RC)
+    values_RC, index_RC = values_RN.topk(count)
+    return values_RC, places_RN.gather(1, index_RC)
 
 
 class Begun(NamedTuple):
-    """A search whose targets have begun: `first` tokens of each are read, and `log_p_B` is what they add up to.
+    """A search after its prompts: `first` target tokens were read, and `log_p_B` is their log probability.
 
-    `x_BD` is what the head makes the next token of.
+    The head computes the next token from `x_BD`.
     """
 
     first: int
@@ -105,9 +105,9 @@ class Begun(NamedTuple):
 
 
 def begin(network: Network, sources: Mapping[str, Tensor], bounds: Bounds, before_BN: Tensor | None) -> Begun:
-    """Reads at once what stands before the targets, and as much of their prefixes as all of them have.
+    """Read the prompts, and the prefix tokens that all sentences have, in one pass.
 
-    `before_BN` is bos, or a prompt with bos at its end; bos where it is left out.
+    `before_BN` is a prompt that ends in bos; by default only bos.
     """
     rows, device = len(bounds.longest_B), bounds.longest_B.device
     if before_BN is None:
@@ -131,7 +131,7 @@ def one_by_one(
     choose: Choose = likeliest,
     before_BN: Tensor | None = None,
 ) -> list[Hypothesis]:
-    """The token that `choose` takes at every step, until eos or the most tokens: a hypothesis for each sentence.
+    """Generate token by token with `choose`, until eos or the maximum length; return a hypothesis for each sentence.
 
     Raises NotFiniteError.
     """
@@ -144,13 +144,13 @@ def one_by_one(
         log_p_BV = next_log_p(network, x_BD, bounds, position)
         ids_B = choose(log_p_BV, position, sentences_B)
         log_p_B = log_p_B + log_p_BV.gather(1, ids_B[:, None])[:, 0]
-        sums, tokens = torch.stack((log_p_B.double(), ids_B.double())).tolist()  # the one wait for the device
+        sums, tokens = torch.stack((log_p_B.double(), ids_B.double())).tolist()  # the only synchronisation
         for sentence, token in zip(sentences, tokens, strict=True):
             ids[sentence].append(int(token))
         most = [longest[sentence] for sentence in sentences]
         over = {row for row, token in enumerate(tokens) if token == EOS or most[row] == position + 1}
         if over:
-            expect_finite(sums, sentences)  # a sum that once was not finite stays so
+            expect_finite(sums, sentences)  # a sum that is not finite stays so
             done |= {sentences[row]: hypothesis(ids[sentences[row]], sums[row]) for row in over}
             kept = [row for row in range(len(sentences)) if row not in over]
             if not kept:
@@ -164,18 +164,18 @@ def one_by_one(
 
 
 def expect_finite(log_ps: Sequence[float], sentences: Sequence[int]) -> None:
-    """Raises NotFiniteError for the first of the sentences, row by row, whose best log probability is not a number."""
+    """Raise NotFiniteError for the first of the sentences whose best log probability is not finite."""
     for log_p, sentence in zip(log_ps, sentences, strict=True):
         if not math.isfinite(log_p):
             raise NotFiniteError(sentence)
 
 
 def next_log_p(network: Network, x_RD: Tensor, bounds: Bounds, position: int) -> Tensor:
-    """log_p_RV of the next token, -inf where `bounds` refuse it, from what the head reads."""
+    """Return log_p_RV of the next token from the inputs of the head, -inf for tokens that `bounds` does not allow."""
     logits_RV = network.head(x_RD).float()
-    return bounds.refuse(torch.log_softmax(logits_RV, 1, out=logits_RV), position)  # in place: fresh memory takes time
+    return bounds.refuse(torch.log_softmax(logits_RV, 1, out=logits_RV), position)  # in place: allocation is slow
 
 
 def hypothesis(ids: list[int], log_p: float) -> Hypothesis:
-    """From the ids as they were searched, eos included where the search got there."""
+    """Make a hypothesis from its ids, with or without eos at the end."""
     return Hypothesis(ids[:-1] if ids[-1] == EOS else ids, log_p, len(ids))

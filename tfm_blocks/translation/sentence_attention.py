@@ -1,4 +1,4 @@
-"""What a model looks at while it translates one sentence."""
+"""Attention weights of a model while it translates a sentence."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tfm_blocks.translation.translator import Translator
 
 @dataclass(frozen=True)
 class SentenceAttention:
-    """The tokens that were read of each input, and w_HTS of each node that looks, by address in the order of the graph.
+    """The tokens of each input, and w_HTS of each attention node by address, in graph order.
 
-    The target is read from bos on: a row of it predicts the token after the one that it reads.
+    The target begins with bos: a target row predicts the next token.
     """
 
     source: str
@@ -33,27 +33,30 @@ class SentenceAttention:
 
 
 def attention_of(translator: Translator, sentence: Text, target: str | None = None) -> SentenceAttention:
-    """Of `sentence` and `target`, or its greedy translation. Raises RunError for a model without attention."""
+    """Return the attention for `sentence` and `target`, by default its greedy translation.
+
+    Raises RunError for a model without attention.
+    """
     network, tokenizer = translator.network, translator.tokenizer
     looks = attention_nodes(network)
     if not looks:
         rule = "none of its nodes has attention weights"
-        raise RunError(Problem("model.graph", rule, help="a block of yours shows its own with a method weights"))
+        raise RunError(Problem("model.graph", rule, help="give your attention blocks a method weights"))
     if target is None:
         ((best,),) = translator.search([sentence], Search())
-        target, made = best.text, list(best.ids)
+        target, target_ids = best.text, list(best.ids)
     else:
-        made = tokenizer.encode(target)
+        target_ids = tokenizer.encode(target)
     (texts,) = texts_of([sentence], translator.sources)
-    read = [tokenizer.encode(text) for text in texts]
-    ids = {name: [*one, EOS] for name, one in zip(translator.inputs, read, strict=False)}
-    ids[TARGET] = [BOS, *made] if translator.inputs else [*prompt(read).tolist(), *made]
+    sources = [tokenizer.encode(text) for text in texts]
+    ids = {name: [*source, EOS] for name, source in zip(translator.inputs, sources, strict=False)}
+    ids[TARGET] = [BOS, *target_ids] if translator.inputs else [*prompt(sources).tolist(), *target_ids]
     device = next(network.parameters()).device
     with evaluating(network):
         weights = attention_weights(
             network, looks, **{name: torch.tensor([row], device=device) for name, row in ids.items()}
         )
-    tokens = {name: [tokenizer.piece(one) for one in row] for name, row in ids.items()}
+    tokens = {name: [tokenizer.piece(id) for id in row] for name, row in ids.items()}
     return SentenceAttention(
         " | ".join(texts), target, tokens, looks, {name: w_BHTS[0].float().cpu() for name, w_BHTS in weights.items()}
     )

@@ -1,4 +1,4 @@
-"""What can be asked of a search and of its scores; nothing heavy is imported to ask."""
+"""Settings of a search and of its scores, without heavy imports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 BleuTokenizer = Literal["13a", "none", "char", "intl", "zh"]
-"""Those of sacreBLEU's that need nothing further; none: the text is tokenised already."""
+"""Tokenizers of sacreBLEU without extra dependencies; none: the text is already tokenised."""
 
 LengthPenalty = Literal["gnmt", "plain"]
 
@@ -16,11 +16,11 @@ LARGEST_BEAM = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Draws from softmax(log p / temperature): from the `top_k` likeliest tokens (0: all) and of these from the fewest
-    whose share reaches `top_p` (Holtzman et al. 2020).
+    """Sample from softmax(log p / temperature), restricted to `top_k` tokens and to the nucleus `top_p`.
 
-    A sentence draws from a stream of its own, by its number and `seed`, so that it does not depend on its batch. Raises
-    ValueError for numbers that leave nothing to draw.
+    `top_k` keeps the most probable tokens (0: all); `top_p` keeps the fewest of them whose probability reaches it
+    (Holtzman et al. 2020). Each sentence has its own random stream, seeded by its number and `seed`, so samples do not
+    depend on the batch. Raises ValueError for settings out of range.
     """
 
     temperature: float = 1.0
@@ -29,7 +29,7 @@ class Sampling:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raise ValueError for settings out of range."""
         _must("temperature", self.temperature, "above 0 and finite", 0 < self.temperature < math.inf)
         _must("top_p", self.top_p, "above 0 and at most 1", 0 < self.top_p <= 1)
         _whole("top_k", self.top_k, 0)
@@ -38,15 +38,15 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How to look for translations. A beam of 1 is greedy search; with `sampling` tokens are drawn instead.
+    """Settings of the search for translations. A beam of 1 is greedy search; `sampling` draws tokens instead.
 
-    patient: the search of a sentence is not over as soon as `beam` hypotheses are finished, but goes on while an
-    unfinished one can still win.
-    alpha, penalty: the length penalty that ranks hypotheses of n tokens, eos included: "gnmt" ((5 + n) / 6)^alpha, or
-    "plain" n^alpha. coverage: the weight of the coverage penalty (Wu et al. 2016, equation 14), 0 for none. nbest: how
-    many of a sentence, at most `beam`. longest, shortest: (a, b), the most tokens with eos and the fewest without,
-    a·n + b for n source tokens with eos. max_tokens: the most tokens in any case. Raises ValueError for what
-    says nothing.
+    patient: continue the search of a sentence after `beam` hypotheses are finished, while an unfinished one can still
+    win.
+    alpha, penalty: the length penalty for hypotheses of n tokens, eos included: "gnmt" ((5 + n) / 6)^alpha, or "plain"
+    n^alpha. coverage: the weight of the coverage penalty (Wu et al. 2016, equation 14), 0 for none. nbest: number of
+    outputs per sentence, at most `beam`. longest, shortest: (a, b) for the maximum number of tokens with eos and the
+    minimum without, a·n + b for n source tokens with eos. max_tokens: upper limit of the maximum. Raises ValueError for
+    settings out of range.
     """
 
     beam: int = 1
@@ -61,7 +61,7 @@ class Search:
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raise ValueError for settings out of range."""
         for name in ("beam", "nbest", "max_tokens"):
             _whole(name, getattr(self, name), 1)
         _must("beam", self.beam, f"at most {LARGEST_BEAM}", self.beam <= LARGEST_BEAM)
@@ -73,18 +73,18 @@ class Search:
         _must("penalty", self.penalty, f"one of {', '.join(penalties)}", self.penalty in penalties)
         _must("sampling", self.sampling, "a Sampling or None", isinstance(self.sampling, Sampling | None))
         if self.patient and self.beam == 1:
-            raise ValueError("patient is a search by beam, but beam is 1: raise it, or leave patient out")
+            raise ValueError("patient needs a beam search, but beam is 1: raise it, or leave patient out")
         if self.coverage and self.beam == 1:
             raise ValueError("coverage ranks the hypotheses of a beam, but beam is 1: raise it, or leave coverage out")
         if self.sampling and self.beam > 1:
             raise ValueError(f"sampling draws one token at a time, but beam is {self.beam}: leave one of them out")
 
     def most(self, source_tokens: int) -> int:
-        """The most tokens of an output, eos included."""
+        """Return the maximum number of tokens of an output, eos included."""
         return max(1, min(int(self.longest[0] * source_tokens) + self.longest[1], self.max_tokens))
 
     def fewest(self, source_tokens: int) -> int:
-        """The fewest tokens of an output, without eos."""
+        """Return the minimum number of tokens of an output, without eos."""
         return int(self.shortest[0] * source_tokens) + self.shortest[1]
 
 

@@ -1,4 +1,4 @@
-"""Lines in, translated lines out, while the input is still being written."""
+"""Streaming translation: lines in, translated lines out."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tfm_blocks.translation.fitting import fitting, split_columns
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translation, Translator
 
-BREAKING = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")  # what readers of lines and columns could stumble over
-READ = 1 << 16  # bytes at a time: some hundred lines, enough to fill batches of like length
+BREAKING = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")  # characters that break lines or columns
+READ = 1 << 16  # bytes per read: some hundred lines, enough for batches of similar length
 
 
 class LineTask(Protocol):
-    """What is made of each line."""
+    """The processing of lines."""
 
     @property
     def translator(self) -> Translator: ...
@@ -34,15 +34,15 @@ class LineTask(Protocol):
     def search(self) -> Search: ...
 
     def outputs(self, lines: Sequence[str], prefixes: Sequence[str], first: int) -> list[list[Translation]]:
-        """The nbest outputs of each line; lines count from `first`."""
+        """Return the nbest outputs of each line; lines count from `first`."""
 
     def written(self, line: str, output: Translation) -> str:
-        """The text of an output, beside its line."""
+        """Return the text to print for an output of a line."""
 
 
 @dataclass(frozen=True)
 class Translating:
-    """Each line is translated; of a model with several sources it holds a text for each, with tabs between."""
+    """Translates each line; for a model with several sources, tabs separate their texts."""
 
     translator: Translator
     search: Search
@@ -55,7 +55,7 @@ class Translating:
         rows = fitting(split, self.translator, self.search, "stdin", strict=self.strict, first_line=first)
         for number, (row, prefix) in enumerate(zip(rows, prefixes, strict=False), first):
             if prefix.strip() and not any(text.strip() for text in row):
-                print(f"warning: stdin:{number}: the line is blank, so its prefix is left out", file=sys.stderr)
+                print(f"warning: stdin:{number}: the line is blank, so its prefix is ignored", file=sys.stderr)
         return self.translator.search(
             rows, self.search, prefixes=prefixes, batch_tokens=self.batch_tokens, first_line=first
         )
@@ -66,7 +66,7 @@ class Translating:
 
 @dataclass(frozen=True)
 class Generating:
-    """Each line is a prompt, printed with what comes after it: at most `tokens` tokens."""
+    """Continues each line, a prompt, by at most `tokens` tokens; prints the prompt and the continuation."""
 
     translator: Translator
     search: Search
@@ -92,19 +92,16 @@ def stream(
     scores: bool,
     tell: Callable[[int], object],
 ) -> None:
-    """Writes what becomes of each chunk of lines as soon as it is there, and tells how many lines are done.
-
-    Raises DataError.
-    """
+    """Write the outputs of each chunk of lines, and pass the number of lines done to `tell`. Raises DataError."""
     prefixes = read_lines(prefix, "--prefix") if prefix else None
     first = 1
     with packed(work.translator.network):
         for chunk in source:
-            begins = _as_many(prefixes, len(chunk), first, str(prefix)) if prefixes else []
-            for number, (line, found) in enumerate(zip(chunk, work.outputs(chunk, begins, first), strict=True), first):
-                for one in found:
-                    text = BREAKING.sub(" ", work.written(line, one))
-                    target.write(_line(number, one, text, several=work.search.nbest > 1, scores=scores))
+            begins = _next_prefixes(prefixes, len(chunk), first, str(prefix)) if prefixes else []
+            for number, (line, nbest) in enumerate(zip(chunk, work.outputs(chunk, begins, first), strict=True), first):
+                for output in nbest:
+                    text = BREAKING.sub(" ", work.written(line, output))
+                    target.write(_line(number, output, text, several=work.search.nbest > 1, scores=scores))
             target.flush()
             first += len(chunk)
             tell(first - 1)
@@ -113,16 +110,16 @@ def stream(
         raise DataError(Problem(str(prefix), rule, Place(str(prefix), first)))
 
 
-def _line(number: int, one: Translation, text: str, *, several: bool, scores: bool) -> str:
+def _line(number: int, output: Translation, text: str, *, several: bool, scores: bool) -> str:
     if several:
-        return f"{number}\t{one.score:.4f}\t{text}\n"
-    return f"{one.score:.4f}\t{text}\n" if scores else f"{text}\n"
+        return f"{number}\t{output.score:.4f}\t{text}\n"
+    return f"{output.score:.4f}\t{text}\n" if scores else f"{text}\n"
 
 
 def chunks(source: BinaryIO, name: str, *, strict: bool) -> Iterator[list[str]]:
-    """The lines that are there, at most READ bytes of them; it waits for one line.
+    """Yield the available lines, up to READ bytes at a time; wait until there is at least one line.
 
-    A line that is not UTF-8 is empty, with a warning, or raises DataError if `strict`.
+    A line that is not UTF-8 becomes empty with a warning, or raises DataError if `strict`.
     """
     rest, number = b"", 1
     while data := os.read(source.fileno(), READ):
@@ -135,12 +132,12 @@ def chunks(source: BinaryIO, name: str, *, strict: bool) -> Iterator[list[str]]:
 
 
 def typed() -> Iterator[list[str]]:
-    """The lines that somebody types at a prompt, each by itself, until Ctrl-D."""
+    """Yield the lines typed at a prompt, one at a time, until Ctrl-D."""
     with suppress(ImportError):
-        import readline  # noqa: F401  gives `input` history and keys to edit with; not on every system
+        import readline  # noqa: F401  adds history and line editing to `input`; not on every system
     assert isinstance(sys.stdin, TextIOWrapper)
     sys.stdin.reconfigure(encoding="utf-8", errors="replace")
-    print("a sentence a line; Ctrl-D ends", file=sys.stderr)
+    print("one sentence per line; Ctrl-D ends", file=sys.stderr)
     while True:
         try:
             yield [input("> " if sys.stdout.isatty() else "")]
@@ -149,7 +146,7 @@ def typed() -> Iterator[list[str]]:
 
 
 def _decoded(lines: Sequence[bytes], name: str, first: int, strict: bool) -> Iterator[list[str]]:
-    """The lines; where one is not UTF-8 and that is an error, those before it, and then the error."""
+    """Yield the decoded lines; if `strict`, yield those before an invalid line, then raise."""
     chunk: list[str] = []
     for number, line in enumerate(lines, first):
         try:
@@ -164,9 +161,9 @@ def _decoded(lines: Sequence[bytes], name: str, first: int, strict: bool) -> Ite
     yield chunk
 
 
-def _as_many(prefixes: Iterator[str], count: int, first: int, name: str) -> list[str]:
-    found = list(islice(prefixes, count))
-    if len(found) < count:
-        rule = f"ends after {first - 1 + len(found)} lines, but stdin goes on"
-        raise DataError(Problem(name, rule, help="a prefix file has a line, empty or not, for each line of stdin"))
-    return found
+def _next_prefixes(prefixes: Iterator[str], count: int, first: int, name: str) -> list[str]:
+    lines = list(islice(prefixes, count))
+    if len(lines) < count:
+        rule = f"ends after {first - 1 + len(lines)} lines, but stdin has more"
+        raise DataError(Problem(name, rule, help="a prefix file needs a line, empty or not, for each line of stdin"))
+    return lines

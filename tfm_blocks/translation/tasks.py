@@ -1,4 +1,4 @@
-"""What a translator is asked for, encoded, and which of it is computed together."""
+"""Encoded inputs of a translator, and their batches."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Text = str | Sequence[str] | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Task:
-    """One output to make, of the sentence at `place`.
+    """An output to generate, for the sentence with index `place`.
 
-    `sources` are the ids of each source with eos; `before` is what stands before the output, bos last or at its begin;
-    `prefix` is how the output begins; `tokens` are those of the sentence, eos included.
+    `sources` are the ids of each source with eos. `before` are the ids before the output, with bos at the end or the
+    start. `prefix` are the forced first ids of the output. `tokens` is the number of source tokens, eos included.
     """
 
     place: int
@@ -25,12 +25,12 @@ class Task:
 
     @property
     def begin(self) -> tuple[int, int]:
-        """How much is read before the first token is chosen: in a batch as much of each."""
+        """Return the lengths of prompt and prefix, which are equal within a batch."""
         return len(self.before), len(self.prefix)
 
 
 def batches_of(tasks: Iterable[Task], batch_tokens: int) -> Iterator[list[Task]]:
-    """Tasks that begin alike, from short to long, each batch at most `batch_tokens` with padding, or one task."""
+    """Yield batches of tasks with equal `begin`, short ones first: up to `batch_tokens` padded tokens or one task."""
     batch: list[Task] = []
     for task in sorted(tasks, key=lambda task: (task.begin, task.tokens)):
         full = (len(batch) + 1) * task.tokens > batch_tokens
@@ -43,17 +43,17 @@ def batches_of(tasks: Iterable[Task], batch_tokens: int) -> Iterator[list[Task]]
 
 
 def texts_of(sentences: Iterable[Text], names: Sequence[str]) -> list[tuple[str, ...]]:
-    """The texts of each sentence in the order of `names`. Raises TypeError for what is no text or not one for each."""
+    """Return the texts of each sentence in the order of `names`. Raises TypeError for a wrong type or number."""
     if isinstance(sentences, str):
-        raise TypeError("sentences are a list of texts, not one string")
-    return [_texts_of(one, number, names) for number, one in enumerate(sentences, 1)]
+        raise TypeError("sentences must be a list of texts, not a string")
+    return [_texts_of(sentence, number, names) for number, sentence in enumerate(sentences, 1)]
 
 
 def _texts_of(sentence: Text, number: int, names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(sentence, Mapping):
         if set(sentence) != set(names):
-            given = ", ".join(sentence) or "nothing"
-            raise TypeError(f"sentence {number} has {given}, but the model reads {', '.join(names)}")
+            keys = ", ".join(sentence) or "nothing"
+            raise TypeError(f"sentence {number} has {keys}, but the model reads {', '.join(names)}")
         texts = [sentence[name] for name in names]
     else:
         texts = [sentence] if isinstance(sentence, str) or not isinstance(sentence, Sequence) else list(sentence)
@@ -62,13 +62,13 @@ def _texts_of(sentence: Text, number: int, names: Sequence[str]) -> tuple[str, .
     return tuple(plain_texts(texts, f"the texts of sentence {number}"))
 
 
-def plain_texts(texts: Sequence[object], what: str) -> list[str]:
-    """The texts as they are. Raises TypeError where one is none."""
+def plain_texts(texts: Sequence[object], name: str) -> list[str]:
+    """Return the texts as a list. Raises TypeError if one is not a string."""
     if isinstance(texts, str):
-        raise TypeError(f"{what} are a list of texts, not one string")
-    found = []
+        raise TypeError(f"{name} must be a list of texts, not a string")
+    checked = []
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
-            raise TypeError(f"{what} are texts, but number {number} is {type(text).__name__}")
-        found.append(text)
-    return found
+            raise TypeError(f"{name} must be texts, but number {number} is {type(text).__name__}")
+        checked.append(text)
+    return checked

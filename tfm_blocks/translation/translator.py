@@ -1,4 +1,4 @@
-"""Text in, text out."""
+"""Translation and generation of text with a trained network."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ PENALTIES: dict[LengthPenalty, Callable[[float], Penalty]] = {"gnmt": gnmt, "pla
 
 @dataclass(frozen=True)
 class Translation:
-    """A text with the ids that it was decoded from, the sum of its tokens' log probabilities, and the score that ranks
-    it: that sum divided by the length penalty, plus the weighted coverage.
+    """An output text with its ids, the sum of its tokens' log probabilities, and its ranking score.
+
+    The score is that sum divided by the length penalty, plus the weighted coverage.
     """
 
     text: str
@@ -47,25 +48,25 @@ BLANK = Translation("", (), 0.0, 0.0)
 
 
 class Translator:
-    """Translates with a network that reads `tgt`, and a tokenizer with as many pieces as it; or RunError.
+    """Translates with a network that reads `tgt`, and a tokenizer of the same vocabulary size.
 
-    `columns` are those of the text that it was trained on. `sources` names what a sentence consists of: the inputs of
-    the network beside the target; where it has none, as in a decoder-only model, the columns that one sequence begins
-    with.
+    `columns` are those of the training text. `sources` names the texts of a sentence: the inputs of the network besides
+    the target, or for a decoder-only model the columns before the target. Raises RunError for an unsuitable network or
+    tokenizer.
     """
 
     def __init__(self, network: Network, tokenizer: Tokenizer, columns: Sequence[str] = ()) -> None:
         inputs = network.spec.inputs
         if TARGET not in names(inputs):
-            rule = f"is not autoregressive: it does not read {TARGET}, what has been translated so far"
+            rule = f"is not autoregressive: it does not read {TARGET}, the tokens translated so far"
             raise RunError(Problem("model", rule, help="translate with a run whose model reads src and tgt"))
-        for one in inputs:
-            if not one.tokens:
-                rule = f"translating reads text, but the input {one.name} holds vectors"
-                raise RunError(Problem("model.inputs", rule, help="call the network itself, in Python"))
+        for input in inputs:
+            if not input.tokens:
+                rule = f"translation needs text inputs, but the input {input.name} has vectors"
+                raise RunError(Problem("model.inputs", rule, help="call the network directly, in Python"))
         if network.spec.sink.shape[-1] != tokenizer.size:
-            rule = f"has {tokenizer.size} pieces, but the model {network.spec.sink.shape[-1]}"
-            raise RunError(Problem("tokenizer", rule, help="take the tokenizer of the model's own run folder"))
+            rule = f"has {tokenizer.size} subwords, but the model has {network.spec.sink.shape[-1]}"
+            raise RunError(Problem("tokenizer", rule, help="use the tokenizer of the model's run folder"))
         self.network = network
         self.tokenizer = tokenizer
         self.inputs = tuple(names(network.spec.sources))
@@ -75,10 +76,10 @@ class Translator:
     def load(
         cls, run: str | Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
     ) -> Translator:
-        """The translator of a run folder, with the plug-in modules that its model needs. Raises RunError.
+        """Load the translator of a run folder, with the plug-in modules that its model needs. Raises RunError.
 
-        `checkpoint` takes the weights of a validation in place of the finished ones: `last`, `best` or a step.
-        `device` is `auto` or a name of torch's.
+        `checkpoint` selects the weights of a validation instead of the final ones: `last`, `best` or a step. `device`
+        is `auto` or a device name of torch.
         """
         device = choose_device(device)
         network = read_network(Path(run), plugins, checkpoint)
@@ -86,22 +87,22 @@ class Translator:
         try:
             torch.zeros((), device=device).item()
             return cls(network.to(device), tokenizer, read_text_columns(Path(run)))
-        except (RuntimeError, AssertionError) as error:  # torch's answers to a device that it does not have
+        except (RuntimeError, AssertionError) as error:  # raised for a missing device
             rule = f"{device!r} cannot be used: {str(error).splitlines()[0]}"
-            raise RunError(Problem("device", rule, help="write cpu, or cuda where there is one")) from None
+            raise RunError(Problem("device", rule, help="write cpu, or cuda if available")) from None
 
     def expect_sources(self) -> None:
-        """Raises RunError where there is nothing that a sentence could consist of."""
+        """Raise RunError if the model has no sources to translate from."""
         if not self.sources:
-            rule = "was trained on plain text, so it continues text and translates none"
+            rule = "was trained on plain text, so it continues text and cannot translate"
             help = "tfm generate RUN, or generate(prompts) in Python; tfm evaluate RUN --text FILE scores it"
             raise RunError(Problem("model", rule, help=help))
 
     def translate(self, sentences: Iterable[Text], *, batch_tokens: int = 4096, **settings: Any) -> list[str]:
-        """The best translation of each sentence, in the order given; `settings` are those of Search, such as beam=4."""
+        """Return the best translation of each sentence, in order; `settings` are those of Search, such as beam=4."""
         search = Search(**settings)
         if search.nbest > 1:
-            raise ValueError("translate gives the best of each sentence: search(sentences, Search(nbest=…)) gives more")
+            raise ValueError("translate returns only the best translation; use search(sentences, Search(nbest=…))")
         return [best[0].text for best in self.search(sentences, search, batch_tokens=batch_tokens)]
 
     def search(
@@ -114,15 +115,14 @@ class Translator:
         first_line: int = 1,
         stop: Callable[[], object] = lambda: False,
     ) -> list[list[Translation]]:
-        """The nbest translations of each sentence, best first, in the order given; blank sentences stay blank.
+        """Return the nbest translations of each sentence, best first, in order; blank sentences stay blank.
 
-        `stop` is asked before each batch; once it says so, all that is left stays blank.
-
-        A sentence is a text, or with several sources a mapping or a sequence of their texts. `prefixes`, where given
-        one for each sentence, begin the translations. A batch has about `batch_tokens` source tokens over all
-        hypotheses. Errors name sentences, and sampling draws by them, by numbers that count from `first_line`. Raises
-        DataError for a sentence beyond the known positions or a prefix beyond the most tokens, RunError where the
-        model's logits are not finite, TypeError for what is no text, ValueError for another number of prefixes.
+        A sentence is a text, or for several sources a mapping or a sequence of their texts. `prefixes`, one for each
+        sentence, begin the translations. A batch has about `batch_tokens` source tokens over all hypotheses. Sentences
+        are numbered from `first_line`; errors name these numbers, and sampling is seeded by them. `stop` is called
+        before each batch; if it returns true, the remaining sentences stay blank. Raises DataError for a sentence or
+        prefix that is too long, RunError if the model's logits are not finite, TypeError for an input that is not text,
+        and ValueError for a wrong number of prefixes.
         """
         self.expect_sources()
         rows, begins = texts_of(sentences, self.sources), list(prefixes)
@@ -131,27 +131,27 @@ class Translator:
         encoded = iter(self.tokenizer.encode_batch([text for row in rows for text in row]))
         starts = self.tokenizer.encode_batch(plain_texts(begins, "prefixes")) if begins else [[]] * len(rows)
         tasks = []
-        for place, (row, start) in enumerate(zip(rows, starts, strict=True)):
+        for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
             ids = [next(encoded) for _ in row]
             if any(text.strip() for text in row):
                 before = [BOS] if self.inputs else prompt(ids).tolist()
-                sources = [[*one, EOS] for one in ids] if self.inputs else []
-                tasks.append(Task(place, sources, before, start, sum(map(len, ids)) + len(ids)))
+                sources = [[*source, EOS] for source in ids] if self.inputs else []
+                tasks.append(Task(index, sources, before, start, sum(map(len, ids)) + len(ids)))
         return self._run(tasks, len(rows), search, batch_tokens, first_line, stop)
 
     def generate(
         self, prompts: Iterable[str], tokens: int, search: Search, *, batch_tokens: int = 4096, first_line: int = 1
     ) -> list[list[Translation]]:
-        """The nbest continuations of each prompt, until eos or of at most `tokens`; the rest is as of `search`.
+        """Return the nbest continuations of each prompt, of at most `tokens` tokens; other arguments as in `search`.
 
         Raises RunError for a model that reads sources.
         """
         if self.inputs:
-            rule = f"reads {', '.join(self.inputs)} beside the target, so it translates and continues no text"
+            rule = f"reads {', '.join(self.inputs)} besides the target, so it translates and cannot continue text"
             raise RunError(Problem("model", rule, help="tfm translate RUN"))
         search = replace(search, longest=(0.0, tokens), max_tokens=tokens)
         ids = self.tokenizer.encode_batch(plain_texts(list(prompts), "prompts"))
-        tasks = [Task(place, [], [BOS, *one], [], len(one) + 1) for place, one in enumerate(ids)]
+        tasks = [Task(index, [], [BOS, *start], [], len(start) + 1) for index, start in enumerate(ids)]
         return self._run(tasks, len(ids), search, batch_tokens, first_line, lambda: False)
 
     def _run(
@@ -164,38 +164,38 @@ class Translator:
         stop: Callable[[], object],
     ) -> list[list[Translation]]:
         for task in tasks:
-            self._expect_room(task, search, first_line)
+            self._expect_fits(task, search, first_line)
         done = [[BLANK] for _ in range(count)]
         with evaluating(self.network), packed(self.network):
             for batch in takewhile(lambda batch: not stop(), batches_of(tasks, batch_tokens // search.beam)):
                 numbers = [first_line + task.place for task in batch]
                 try:
-                    found = self._batch(batch, numbers, search)
+                    outputs = self._batch(batch, numbers, search)
                 except NotFiniteError as error:
-                    raise _broken(numbers[error.sentence]) from None
-                for task, hypotheses in zip(batch, found, strict=True):
-                    done[task.place] = [self._translation(one, search) for one in hypotheses]
+                    raise _not_finite(numbers[error.sentence]) from None
+                for task, hypotheses in zip(batch, outputs, strict=True):
+                    done[task.place] = [self._translation(hypothesis, search) for hypothesis in hypotheses]
         return done
 
-    def _room(self, task: Task) -> float:
-        """The most tokens of an output: the last of them is not read, and what stands before it takes positions too."""
+    def _longest_output(self, task: Task) -> float:
+        """Return the maximum number of output tokens: the prompt takes positions, the last output token does not."""
         return self.network.longest(TARGET).tokens - len(task.before) + 1
 
-    def _expect_room(self, task: Task, search: Search, first_line: int) -> None:
+    def _expect_fits(self, task: Task, search: Search, first_line: int) -> None:
         number = first_line + task.place
         for name, ids in zip(self.inputs, task.sources, strict=True):
-            known = self.network.longest(name).tokens
-            if len(ids) > known:
-                rule = f"has {len(ids)} tokens with eos, and the model knows {known} positions"
+            longest = self.network.longest(name).tokens
+            if len(ids) > longest:
+                rule = f"has {len(ids)} tokens with eos, but the model has {longest} positions"
                 raise DataError(Problem(f"sentence {number}", rule, help="split it"))
-        most = min(search.max_tokens, self._room(task))
+        most = min(search.max_tokens, self._longest_output(task))
         if most < 1:
-            known = self.network.longest(TARGET).tokens
-            rule = f"has {len(task.before)} tokens, and the model knows {known} positions"
+            longest = self.network.longest(TARGET).tokens
+            rule = f"has {len(task.before)} tokens, but the model has {longest} positions"
             raise DataError(Problem(f"sentence {number}", rule, help="shorten it"))
         if len(task.prefix) + 1 > most:
-            rule = f"has {len(task.prefix) + 1} tokens with eos, and a translation at most {most}"
-            raise DataError(Problem(f"prefix {number}", rule, help="shorten it, or raise the most tokens"))
+            rule = f"has {len(task.prefix) + 1} tokens with eos, but a translation has at most {most}"
+            raise DataError(Problem(f"prefix {number}", rule, help="shorten it, or raise the maximum length"))
 
     def _batch(self, batch: Sequence[Task], numbers: Sequence[int], search: Search) -> list[list[Hypothesis]]:
         columns = zip(*(task.sources for task in batch), strict=True)
@@ -204,12 +204,12 @@ class Translator:
         if search.beam > 1:
             return self._beam(sources, bounds, search, before_BN)
         choose = chooser(search.sampling, numbers, int(bounds.longest_B.max())) if search.sampling else likeliest
-        return [[one] for one in one_by_one(self.network, sources, bounds, choose, before_BN)]
+        return [[hypothesis] for hypothesis in one_by_one(self.network, sources, bounds, choose, before_BN)]
 
     def _beam(
         self, sources: dict[str, Tensor], bounds: Bounds, search: Search, before_BN: Tensor
     ) -> list[list[Hypothesis]]:
-        found = beam_search(
+        nbest = beam_search(
             self.network,
             sources,
             bounds,
@@ -220,12 +220,14 @@ class Translator:
             before_BN=before_BN,
         )
         if not search.coverage:
-            return found
-        covered = with_coverage(self.network, sources, found)
-        return [sorted(one, key=lambda each: -_score(each, search))[: search.nbest] for one in covered]
+            return nbest
+        covered = with_coverage(self.network, sources, nbest)
+        return [sorted(group, key=lambda one: -_score(one, search))[: search.nbest] for group in covered]
 
     def _bounds(self, batch: Sequence[Task], search: Search) -> Bounds:
-        longest = [int(min(max(search.most(task.tokens), len(task.prefix) + 1), self._room(task))) for task in batch]
+        longest = [
+            int(min(max(search.most(task.tokens), len(task.prefix) + 1), self._longest_output(task))) for task in batch
+        ]
         device = next(self.network.parameters()).device
         shortest = [search.fewest(task.tokens) for task in batch]
         prefix_BP = self._padded([task.prefix for task in batch])
@@ -236,14 +238,16 @@ class Translator:
         ids = [[*row] + [PAD] * (width - len(row)) for row in rows]
         return torch.tensor(ids, dtype=torch.int64, device=next(self.network.parameters()).device)
 
-    def _translation(self, one: Hypothesis, search: Search) -> Translation:
-        return Translation(self.tokenizer.decode(one.ids), tuple(one.ids), one.log_p, _score(one, search))
+    def _translation(self, hypothesis: Hypothesis, search: Search) -> Translation:
+        ids = hypothesis.ids
+        return Translation(self.tokenizer.decode(ids), tuple(ids), hypothesis.log_p, _score(hypothesis, search))
 
 
-def _broken(number: int) -> RunError:
-    help = "take the weights of an earlier validation, and leave out --precision bf16 if you gave it"
-    return RunError(Problem(f"sentence {number}", "the model's logits are not finite numbers", help=help))
+def _not_finite(number: int) -> RunError:
+    help = "use the weights of an earlier validation, and remove --precision bf16 if it is set"
+    return RunError(Problem(f"sentence {number}", "the model's logits are not finite", help=help))
 
 
-def _score(one: Hypothesis, search: Search) -> float:
-    return one.log_p / PENALTIES[search.penalty](search.alpha)(one.length) + search.coverage * one.coverage
+def _score(hypothesis: Hypothesis, search: Search) -> float:
+    penalty = PENALTIES[search.penalty](search.alpha)(hypothesis.length)
+    return hypothesis.log_p / penalty + search.coverage * hypothesis.coverage

@@ -33,7 +33,7 @@ def test_a_problem_has_the_address_the_line_the_block_what_was_measured_and_a_fi
     assert problem.address == "model.graph.decoder.layer.self"
     assert str(problem.place).startswith("conf/model/base.yaml:27:9")
     assert problem.rule.startswith("leaks (plug-in wrong_blocks): changing x at position 1 changes the output at")
-    assert problem.help == "mask later positions in forward; tfm blocks --test wrong_blocks tries every rule"
+    assert problem.help == "mask later positions in forward; tfm blocks --test wrong_blocks checks every rule"
 
 
 @pytest.mark.parametrize(

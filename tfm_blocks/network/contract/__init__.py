@@ -1,1 +1,1 @@
-"""The contract of a block, as checks that run: what it declares is what it does."""
+"""Checks that a block behaves as its declaration states."""

@@ -1,4 +1,4 @@
-"""One block with arguments as two small models: the block alone, and the block in a decoder."""
+"""A test case of a block: two small models, the block alone and the block in a decoder."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 
 NODE = "node"
 BATCH = 3
-LENGTHS = (5, 7, 4, 6)  # of the sequences, in the order in which the ports name them
-PADDING = 3  # positions that a test of padding adds
+LENGTHS = (5, 7, 4, 6)  # of the sequences, in the order of the ports
+PADDING = 3  # padded positions that a test adds
 SOURCE = "src"
 SOURCE_LENGTH = 7
 TARGET_LENGTH = 5
-VOCAB = 11  # of the decoder
-FEWEST_IDS = 3  # of an embedding whose vocabulary is not an argument `vocab`: ids 1 and 2
+VOCAB = 11  # vocabulary of the decoder
+FEWEST_IDS = 3  # vocabulary of an embedding without an argument `vocab`: ids 1 and 2
 
 PARTS = {
     "norm": "compute a norm from the vector of each position alone",
     "activation": "compute an activation from the vector of each position alone",
-    "position": "turn each vector by its own position alone, and let a bias depend on the distance alone",
-    "scores": "compute along the last axis, that of the keys, and give a masked key, of the least score, the weight 0",
+    "position": "rotate each vector by its own position alone, and let a bias depend on the distance alone",
+    "scores": "normalize along the last axis, the keys, and give masked keys, which have the least score, the weight 0",
     "gate": "compute the factors of each position from the vector of that position alone",
     "router": "compute the scores and weights of the experts from the logits of each position alone",
 }
@@ -39,10 +39,10 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A block with its arguments, and by port the axes of each input that the port reads.
+    """A block with its arguments, and the axes of each input by port.
 
-    `part` names the argument whose value is tried inside the block, such as a position inside attention. `note`
-    distinguishes the cases of one block, such as `mask: causal`.
+    `part` names the argument whose value is tested inside the block, such as a position inside attention. `note`
+    distinguishes cases of the same block, such as `mask: causal`.
     """
 
     info: BlockInfo
@@ -57,40 +57,41 @@ class Case:
 
     @property
     def reads(self) -> dict[str, list[str]]:
-        """The names of the inputs by port."""
+        """Return the names of the inputs by port."""
         return {port: [f"{port}_{number}" for number in range(len(axes))] for port, axes in self.ports.items()}
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The axes of the inputs by name."""
+        """Return the axes of the inputs by name."""
         return {
             name: axes for port, names in self.reads.items() for name, axes in zip(names, self.ports[port], strict=True)
         }
 
     def node(self, reads: Mapping[str, list[str]] | None = None) -> dict[str, Any]:
-        """Write the node of a model file; `reads` replaces the inputs."""
+        """Return the node as a model file writes it; `reads` replaces the inputs."""
         first, *others = self.info.signature.ports
         known = reads or self.reads
-        wired = {one: known[one.name] for one in (first, *others) if one.name in known}
+        connected = {port: known[port.name] for port in (first, *others) if port.name in known}
         keys = {
-            ("in" if port is first else port.name): names if port.many else names[0] for port, names in wired.items()
+            ("in" if port is first else port.name): names if port.many else names[0]
+            for port, names in connected.items()
         }
         return {"block": self.info.name, **keys, **self.arguments}
 
     @cached_property
     def spec(self) -> Spec:
-        """The block alone. Raises ConfigError if the language refuses the arguments."""
+        """Return the spec of the block alone. Raises ConfigError if the checker rejects the arguments."""
         spec = check({"inputs": self.inputs, "graph": {NODE: self.node()}}, REGISTRY)
-        return replace(spec, head=0)  # a head reads the rows of a batch as one
+        return replace(spec, head=0)  # a head flattens the rows of a batch
 
     @cached_property
     def network(self) -> Network:
-        """The block alone, in eval mode."""
+        """Return the network of the block alone, in eval mode."""
         return _network(self.spec)
 
     @cached_property
     def decoder(self) -> Network | None:
-        """The block between embeddings and an unembed, in eval mode; None if it cannot stand in a decoder."""
+        """Return a decoder with the block between embedding and unembed, in eval mode; None if it does not fit."""
         first, *_ = self.info.signature.ports
         aligned = [name for name in self.ports if self.info.signature.port(name).axes[1:2] == first.axes[1:2]]
         arguments = self.spec.sink.arguments
@@ -101,7 +102,7 @@ class Case:
         return _network(check(self._decoder_model(aligned), REGISTRY))
 
     def _decoder_model(self, aligned: Collection[str]) -> dict[str, Any]:
-        """The ports that are `aligned` with the output read an embedding of tgt, the others one of src."""
+        """Return a model whose `aligned` ports read an embedding of tgt; the other ports read an embedding of src."""
         read = {name: TARGET if port in aligned else SOURCE for port, names in self.reads.items() for name in names}
         graph: dict[str, Any] = {}
         for name, axes in self.inputs.items():
@@ -122,58 +123,59 @@ class Case:
         return same and vectors and not first.sums & signature.sequences
 
     def fix(self, text: str) -> str:
-        """What to change if positions are mixed up: `text`, or a sentence on parts."""
+        """Return the remedy for a block that mixes positions: `text`, or the sentence for its category of part."""
         return PARTS.get(self.part or self.info.category, text) if self.part or self.positionwise_part else text
 
     @property
     def positionwise_part(self) -> bool:
-        """Return True for a norm or an activation, which treats each position by itself whatever `sees` declares."""
+        """Return True for a norm or an activation, which must treat each position separately."""
         return self.info.category in ("norm", "activation")
 
     @property
     def joins_sequences(self) -> bool:
-        """Return True if the output lays sequences end to end, so that padding stands in its middle."""
+        """Return True if the output concatenates sequences, so that padding lies in its middle."""
         return any(size.joined for size in self.spec.sink.shape if isinstance(size, Axis))
 
     def sizes(self, longer: int = 0) -> dict[str, int]:
-        """The batch size and the length of each sequence by axis, at most what the block knows."""
-        axes = [axis.name for one in self.spec.inputs for axis in one.shape[1:] if isinstance(axis, Axis)]
-        known = self.network.longest(self.spec.inputs[0].name).tokens
+        """Return the batch size and the length of each sequence by axis, within the block's `max_length`."""
+        axes = [axis.name for input in self.spec.inputs for axis in input.shape[1:] if isinstance(axis, Axis)]
+        longest = self.network.longest(self.spec.inputs[0].name).tokens
         lengths = {
-            axis: int(min(length, max(1, known - PADDING))) for axis, length in zip(dict.fromkeys(axes), cycle(LENGTHS))
+            axis: int(min(length, max(1, longest - PADDING)))
+            for axis, length in zip(dict.fromkeys(axes), cycle(LENGTHS))
         }
         batch = self.spec.inputs[0].shape[0]
-        return {str(batch): BATCH} | {axis: int(min(length + longer, known)) for axis, length in lengths.items()}
+        return {str(batch): BATCH} | {axis: int(min(length + longer, longest)) for axis, length in lengths.items()}
 
     def tensors(self, seed: int = 0, longer: int = 0) -> dict[str, Tensor]:
-        """Draw the inputs: ids above 0, or normally distributed vectors."""
+        """Draw random inputs: ids above 0, or normally distributed vectors."""
         generator, sizes = torch.Generator().manual_seed(seed), self.sizes(longer)
         drawn = {}
-        for one in self.spec.inputs:
-            shape = [sizes[axis.name] if isinstance(axis, Axis) else axis for axis in one.shape]
+        for input in self.spec.inputs:
+            shape = [sizes[axis.name] if isinstance(axis, Axis) else axis for axis in input.shape]
             ids = torch.randint(1, self.vocab, shape, generator=generator)
-            drawn[one.name] = ids if one.tokens else torch.randn(shape, generator=generator)
+            drawn[input.name] = ids if input.tokens else torch.randn(shape, generator=generator)
         return drawn
 
     def decoder_tensors(self, target: int = TARGET_LENGTH) -> dict[str, Tensor]:
-        """Draw ids for the decoder, which must exist, at most as many as it knows positions."""
+        """Draw random ids for the decoder, which must exist, within its `max_length`."""
         assert self.decoder is not None
         generator, lengths = torch.Generator().manual_seed(0), {TARGET: target, SOURCE: SOURCE_LENGTH}
         drawn = {}
-        for one in self.decoder.spec.inputs:
-            length = int(min(lengths[one.name], self.decoder.longest(one.name).tokens))
-            drawn[one.name] = torch.randint(1, VOCAB, (BATCH, length), generator=generator)
+        for input in self.decoder.spec.inputs:
+            length = int(min(lengths[input.name], self.decoder.longest(input.name).tokens))
+            drawn[input.name] = torch.randint(1, VOCAB, (BATCH, length), generator=generator)
         return drawn
 
     @property
     def vocab(self) -> int:
-        """The number of ids to draw from."""
+        """Return the number of ids to draw from."""
         vocab = self.spec.sink.arguments.get("vocab")
         return min(vocab, VOCAB) if isinstance(vocab, int) and vocab > 1 else FEWEST_IDS
 
 
 def _network(spec: Spec) -> Network:
-    """Build a network in eval mode; parameters that start at 0 are drawn, or they would hide what they multiply."""
+    """Build a network in eval mode, with random values for parameters that start at 0, which would hide their input."""
     network = build_network(spec, seed=1).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The cases of a registered block: its required ports, all its ports, `mask: causal`, and inside another block."""
+"""Test cases of a registered block: required ports, all ports, `mask: causal`, and inside another block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfm_blocks.network.modules import module_of
 from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
 from tfm_blocks.registry.signature import Port, is_letter
 
-NAMED = {"vocab": VOCAB, "d_model": 8, "factor": 2.0, "factors": [2.0]}  # values that others depend on
+NAMED = {"vocab": VOCAB, "d_model": 8, "factor": 2.0, "factors": [2.0]}  # values that other arguments depend on
 BY_KIND = {"int": 2, "float": 0.5, "rate": 0.25, "bool": True}
 WIDTHS = {"D": 8, "E": 12}
 OTHER_WIDTH = 16
@@ -24,51 +24,53 @@ HOSTS = {
     "scores": "attention",
     "gate": "attention",
     "router": "moe",
-}  # a part is tried inside such a block
+}  # the block that a part is tested in
 
 Arguments = Mapping[str, Any]
 
 
-def cases_of(info: BlockInfo, given: Arguments | None = None) -> Iterator[Case]:
-    """The cases of a block with the arguments and widths `given`, and guesses for the other required ones.
+def cases_of(info: BlockInfo, overrides: Arguments | None = None) -> Iterator[Case]:
+    """Yield the cases of a block with the arguments and widths `overrides`; other required ones are guessed.
 
-    Raises ConfigError if an argument cannot be guessed, or if the block refuses the arguments.
+    Raises ConfigError if an argument cannot be guessed, or if the block rejects the arguments.
     """
-    given = given or {}
-    for name in given:
+    overrides = overrides or {}
+    for name in overrides:
         if name not in info.arguments and name not in info.signature.letters:
             help = suggest(name, [*info.arguments, *info.signature.letters])
             raise ConfigError(
                 Problem(f"{info.name}.{name}", f"{info.name} has no argument or letter {shown(name)}", help=help)
             )
-    arguments = {name: value for name, value in given.items() if name in info.arguments} | _guessed(info, given)
-    for case in (*_alone(info, arguments, given), *_hosted(info, arguments, given)):
+    arguments = {name: value for name, value in overrides.items() if name in info.arguments} | _guesses(info, overrides)
+    for case in (*_alone(info, arguments, overrides), *_hosted(info, arguments, overrides)):
         _expect_made(case, info)
         yield case
 
 
-def _alone(info: BlockInfo, arguments: Arguments, given: Arguments) -> Iterator[Case]:
+def _alone(info: BlockInfo, arguments: Arguments, overrides: Arguments) -> Iterator[Case]:
     if not is_letter(info.signature.output[0]):
         return  # without a batch
     ports = [port for port in info.signature.ports if is_letter(port.axes[0])]
     required = [port for port in ports if not port.optional]
-    yield _case(info, required, arguments, given)
+    yield _case(info, required, arguments, overrides)
     if len(ports) > len(required):
-        yield _case(info, ports, arguments, given)
+        yield _case(info, ports, arguments, overrides)
     masks = {
-        one.name: "causal" for one in info.arguments.values() if "causal" in one.kind.options and one.name not in given
+        one.name: "causal"
+        for one in info.arguments.values()
+        if "causal" in one.kind.options and one.name not in overrides
     }
     if masks:
-        yield _case(info, required, {**arguments, **masks}, given, _note(masks))
+        yield _case(info, required, {**arguments, **masks}, overrides, _note(masks))
 
 
-def _hosted(info: BlockInfo, arguments: Arguments, given: Arguments) -> Iterator[Case]:
-    """A part inside the block that it is a part of."""
+def _hosted(info: BlockInfo, arguments: Arguments, overrides: Arguments) -> Iterator[Case]:
+    """Yield the cases of a part inside a block that takes it."""
     if info.category not in HOSTS:
         return
     host = REGISTRY.blocks[HOSTS[info.category]]
     part = {info.category: {"block": info.name, **arguments}}
-    for case in _alone(host, {**_guessed(host, {}), **part}, given):
+    for case in _alone(host, {**_guesses(host, {}), **part}, overrides):
         yield replace(case, part=info.category)
 
 
@@ -76,16 +78,16 @@ def _note(arguments: Arguments) -> str:
     return ", ".join(f"{name}: {value}" for name, value in arguments.items())
 
 
-def _case(info: BlockInfo, ports: list[Port], arguments: Arguments, given: Arguments, note: str = "") -> Case:
+def _case(info: BlockInfo, ports: list[Port], arguments: Arguments, overrides: Arguments, note: str = "") -> Case:
     axes = {
-        port.name: tuple(_axes(info, port, number, arguments, given) for number in range(1 + port.many))
+        port.name: tuple(_axes(info, port, number, arguments, overrides) for number in range(1 + port.many))
         for port in ports
     }
     return Case(info, arguments, axes, note=note)
 
 
-def _axes(info: BlockInfo, port: Port, number: int, arguments: Arguments, given: Arguments) -> str:
-    """The axes of one input of a port; inputs that are summed along an axis differ in it."""
+def _axes(info: BlockInfo, port: Port, number: int, arguments: Arguments, overrides: Arguments) -> str:
+    """Return the axes of one input of a port; inputs that the port concatenates differ in that axis."""
     words = []
     for place, axis in enumerate(port.axes):
         if not is_letter(axis):
@@ -93,30 +95,32 @@ def _axes(info: BlockInfo, port: Port, number: int, arguments: Arguments, given:
         elif place == 0 or axis in info.signature.sequences:
             words.append(f"{axis}{number}" if axis in port.sums else axis)
         else:
-            width = given.get(axis, WIDTHS.get(axis, OTHER_WIDTH))
+            width = overrides.get(axis, WIDTHS.get(axis, OTHER_WIDTH))
             words.append(str(width + 4 * number if axis in port.sums else width))
     return " ".join(words)
 
 
-def _guessed(info: BlockInfo, given: Arguments) -> dict[str, Any]:
-    required = [one for one in info.arguments.values() if one.required and one.name not in given]
-    return {one.name: guess(info, one) for one in required}
+def _guesses(info: BlockInfo, overrides: Arguments) -> dict[str, Any]:
+    required = [
+        argument for argument in info.arguments.values() if argument.required and argument.name not in overrides
+    ]
+    return {argument.name: guess(info, argument) for argument in required}
 
 
 def guess(info: BlockInfo, argument: Argument) -> Any:
-    """A value for a required argument. Raises ConfigError if there is no telling."""
+    """Return a value for a required argument. Raises ConfigError if its type has no default guess."""
     kind = argument.kind
     options = kind.options or (REGISTRY.members(kind.category) if kind.category else ())
     if argument.name in NAMED or options:
         return NAMED.get(argument.name, options[0] if options else None)
     if kind.name not in BY_KIND:
         rule = f"no value can be guessed for the required argument {argument.name} ({kind})"
-        raise ConfigError(Problem(info.name, rule, help=f"give one: {info.name}.{argument.name}=VALUE"))
+        raise ConfigError(Problem(info.name, rule, help=f"pass a value: {info.name}.{argument.name}=VALUE"))
     return BY_KIND[kind.name]
 
 
 def _expect_made(case: Case, info: BlockInfo) -> None:
-    """Raise ConfigError if the language or the constructor refuses the arguments."""
+    """Raise ConfigError if the checker or the constructor rejects the arguments."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             module_of(case.spec.sink)
@@ -126,10 +130,10 @@ def _expect_made(case: Case, info: BlockInfo) -> None:
     except Exception as error:  # whatever a constructor raises
         reason = f"{type(error).__name__}: {error}"
     rule = f"cannot be built for the test with {_note(case.arguments) or 'no arguments'}: {reason}"
-    raise ConfigError(Problem(info.name, rule, help=f"give other values, such as {info.name}.{_example(info)}=VALUE"))
+    raise ConfigError(Problem(info.name, rule, help=f"pass other values, such as {info.name}.{_example(info)}=VALUE"))
 
 
 def _example(info: BlockInfo) -> str:
-    """The name of an argument or letter that can be given, a required one first."""
-    names = sorted(info.arguments.values(), key=lambda one: not one.required)
+    """Return the name of an argument or letter, a required argument first."""
+    names = sorted(info.arguments.values(), key=lambda argument: not argument.required)
     return names[0].name if names else info.sizes[0] if info.sizes else "D"

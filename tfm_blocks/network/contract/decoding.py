@@ -1,4 +1,4 @@
-"""Rules on decoding: `start`, `prefill` and `step` give what `forward` gives."""
+"""Rules on decoding: `start`, `prefill` and `step` compute the same output as `forward`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tfm_blocks.network.contract.breach import expect_close
 from tfm_blocks.network.contract.case import BATCH, SOURCE, Case
 from tfm_blocks.network.graph import Network
 
-STEP = "give in step, and in prefill, what forward gives with the tokens so far; keep them in State"
-ORDER = "keep in State.moving, or by state.remember, all that differs between hypotheses, and nothing on the module"
-LENGTH, FIRST = 6, 2  # of the search: its target positions, and those that are read at once
+STEP = "return from step and prefill what forward returns for the tokens so far; store those tokens in State"
+ORDER = "store all that differs between hypotheses in State.moving or by state.append, and nothing on the module"
+LENGTH, FIRST = 6, 2  # target positions of the search, and how many of them prefill reads
 
 
 @torch.no_grad()
 def steps_as_it_reads(case: Case) -> None:
-    """A step equals the forward pass, however many tokens were read before at once."""
+    """Check that a step equals the forward pass after a prefill of any length."""
     if case.decoder is None:
         return
     inputs = case.decoder_tensors()
@@ -47,7 +47,7 @@ def expect_steps(network: Network, inputs: Mapping[str, Tensor], prefixes: Itera
 
 @torch.no_grad()
 def steps_in_a_search(case: Case) -> None:
-    """A step equals the forward pass also after a search has reordered its hypotheses and dropped a sentence."""
+    """Check that a step equals the forward pass after a search reordered its hypotheses and dropped a sentence."""
     network = case.decoder
     if network is None or network.longest(TARGET).tokens < LENGTH:
         return

@@ -1,4 +1,4 @@
-"""Rules on `forward`: shapes, finite numbers, which positions an output position reads, rows, gradients, seeds."""
+"""Rules on `forward`: shapes, finite values, visible positions, independent rows, gradients, seeds."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ DECLARED = {
     "itself": "without an entry in sees, an output position sees only the same position",
     "past": "sees declares that an output position sees only the same and earlier positions",
 }
-META = "use every parameter in forward, without detach or .data, and let nothing depend on the numbers in a tensor"
+META = "use every parameter in forward, without detach or .data, and let nothing depend on the values of a tensor"
 
 
 def runs_on_the_meta_device(case: Case) -> None:
-    """The block runs without numbers, at two lengths, and every parameter gets a gradient."""
+    """Check that the block runs on the meta device at two lengths, and that every parameter gets a gradient."""
     for problem in trace(case.spec, Sources()):
         raise BreachError(f"{problem.rule} (on the meta device)", META)
 
 
 def has_no_weights_if_weightless(case: Case) -> None:
-    """A block that is declared weightless has no parameters and no buffers that are saved."""
+    """Check that a block declared weightless has no parameters and no persistent buffers."""
     names = [name.rpartition("block.")[2] for name in case.network.state_dict()]
     if case.info.weightless and names:
         measured = f"declares weightless=True, but has {', '.join(names)}"
@@ -38,7 +38,7 @@ def has_no_weights_if_weightless(case: Case) -> None:
 
 @torch.no_grad()
 def has_the_declared_shape(case: Case) -> None:
-    """The output has the axes of the signature, at two lengths."""
+    """Check that the output has the axes of the signature, at two lengths."""
     for longer in (0, 3):
         sizes = case.sizes(longer)
         declared = [
@@ -53,14 +53,14 @@ def has_the_declared_shape(case: Case) -> None:
 
 @torch.no_grad()
 def gives_finite_numbers(case: Case) -> None:
-    """No output is NaN or infinite."""
+    """Check that no output is NaN or infinite."""
     fix = "guard divisions, logarithms and roots against 0 and negative numbers"
     require_finite(case.network(**case.tensors()), "for normally distributed inputs", fix)
 
 
 @torch.no_grad()
 def repeats_itself(case: Case) -> None:
-    """Two calls in eval mode give the same."""
+    """Check that two calls in eval mode return the same."""
     inputs = case.tensors()
     first = case.network(**inputs)
     fix = "draw at random only if self.training, and keep nothing between calls"
@@ -69,7 +69,7 @@ def repeats_itself(case: Case) -> None:
 
 @torch.no_grad()
 def sees_no_more_than_declared(case: Case) -> None:
-    """An output position reads only those positions of a port that `sees` declares."""
+    """Check that an output position depends only on the positions of a port that `sees` declares."""
     inputs = case.tensors()
     before = case.network(**inputs)
     for port in case.info.signature.ports:
@@ -83,7 +83,7 @@ def sees_no_more_than_declared(case: Case) -> None:
 
 
 def _is_aligned(case: Case, port: Port) -> bool:
-    """Return True if the port lies on the sequence of the output."""
+    """Return True if the port has the sequence axis of the output."""
     axes = port.axes[1:2]
     return bool(axes) and axes == case.info.signature.output[1:2] and not set(axes) & port.sums
 
@@ -114,20 +114,20 @@ def _expect_unseen(case: Case, before: Tensor, after: Tensor, name: str, positio
 
 @torch.no_grad()
 def keeps_rows_apart(case: Case) -> None:
-    """A row of the output depends on the same row of the inputs alone, whatever the others hold."""
+    """Check that a row of the output depends only on the same row of the inputs."""
     inputs = case.tensors()
     alone = case.network(**{name: value[1:2] for name, value in inputs.items()})
     for value in inputs.values():
         value[0], value[BATCH - 1] = (torch.nan, torch.inf) if value.is_floating_point() else (0, 0)
-    found = case.network(**inputs)[1:2]
-    fix = "compute nothing over the batch axis; in eval mode use kept statistics"
+    mixed = case.network(**inputs)[1:2]
+    fix = "compute nothing over the batch axis; in eval mode use stored statistics"
     expect_close(
-        found, alone, "a row changes with the other rows of the batch, which held NaN, infinity or padding,", fix
+        mixed, alone, "a row changes with the other rows of the batch, which held NaN, infinity or padding,", fix
     )
 
 
 def gives_gradients(case: Case) -> None:
-    """Every parameter gets a gradient of finite numbers."""
+    """Check that every parameter gets a finite gradient."""
     network = case.network
     with torch.enable_grad():
         x, losses = network.trunk_with_losses(case.tensors())
@@ -139,20 +139,22 @@ def gives_gradients(case: Case) -> None:
             return
         gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     for name, gradient in zip(parameters, gradients, strict=True):
-        own = name.removeprefix(f"{case.spec.sink.address}.block.")
+        parameter = name.removeprefix(f"{case.spec.sink.address}.block.")
         if gradient is None:
-            raise BreachError(f"its parameter {own} gets no gradient", "use it in forward, without detach or .data")
+            raise BreachError(
+                f"its parameter {parameter} gets no gradient", "use it in forward, without detach or .data"
+            )
         require_finite(
-            gradient, f"in the gradient of {own}", "avoid a root or a logarithm at 0, whose slope is infinite"
+            gradient, f"in the gradient of {parameter}", "avoid a root or a logarithm at 0, whose slope is infinite"
         )
 
 
 def starts_from_the_seed(case: Case) -> None:
-    """Starting values are finite, and the same for the same seed."""
-    one, again = (dict(build_network(case.spec, seed=seed).named_parameters()) for seed in (1, 1))
-    for name, parameter in one.items():
-        own = name.removeprefix(f"{case.spec.sink.address}.block.")
-        fix = f"fill {own} in initialise(name, generator), with numbers of this generator"
-        require_finite(parameter, f"in the starting values of {own}", fix)
-        if not torch.equal(parameter, again[name]):
-            raise BreachError(f"its parameter {own} starts with other values when built again with the same seed", fix)
+    """Check that initial values are finite, and equal for equal seeds."""
+    first, again = (dict(build_network(case.spec, seed=seed).named_parameters()) for seed in (1, 1))
+    for address, parameter in first.items():
+        name = address.removeprefix(f"{case.spec.sink.address}.block.")
+        fix = f"fill {name} in initialise(name, generator), with random values from this generator"
+        require_finite(parameter, f"in the initial values of {name}", fix)
+        if not torch.equal(parameter, again[address]):
+            raise BreachError(f"its parameter {name} has other initial values when built again with the same seed", fix)

@@ -1,4 +1,4 @@
-"""Before a run: the nodes of a model that use a plug-in keep the rules that training and decoding depend on."""
+"""Check, before a run, the nodes of a model that use a plug-in block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfm_blocks.registry.values import Part, block_names
 
 
 def plugin_problems(spec: Spec, sources: Sources) -> list[Problem]:
-    """A problem for each kind of node that uses a plug-in and breaks a rule."""
+    """Return a problem for each kind of node that uses a plug-in block and breaks a rule."""
     kinds: dict[str, tuple[Node, Case, str]] = {}
     for node in spec.nodes:
         for case, plugged in _cases(node, spec):
@@ -27,7 +27,7 @@ def plugin_problems(spec: Spec, sources: Sources) -> list[Problem]:
 
 
 def _rules(spec: Spec) -> Sequence[Rule]:
-    """In training, padding comes last, except where a model lays sequences end to end."""
+    """Return the rules to check; left padding occurs only in models that concatenate sequences."""
     sizes = [size for node in spec.nodes for size in node.shape if isinstance(size, Axis)]
     return (*BEFORE_A_RUN, ignores_padding_that_comes_first) if any(size.joined for size in sizes) else BEFORE_A_RUN
 
@@ -37,12 +37,12 @@ def _problems(node: Node, case: Case, plugged: str, rules: Sequence[Rule], sourc
     if breach:
         module = REGISTRY.blocks[plugged].cls.__module__
         name = f"{case.info.name} with the {case.part} {plugged}" if case.part else plugged
-        help = f"{breach.fix}; tfm blocks --test {module} tries every rule"
+        help = f"{breach.fix}; tfm blocks --test {module} checks every rule"
         yield sources.problem(node.path, f"{name} (plug-in {module}): {breach.measured}", help=help)
 
 
 def _cases(node: Node, spec: Spec) -> Iterator[tuple[Case, str]]:
-    """The node's block, and the norms around it, if they use a plug-in; each with the name of the plug-in's block."""
+    """Yield the node's block, and the norms around it, if they use a plug-in; each with the plug-in block's name."""
     info = REGISTRY.blocks[node.block] if node.block else None
     if info and is_letter(info.signature.output[0]):
         plugged = _plugged([info.name, *block_names(list(node.arguments.values()))])
@@ -62,19 +62,19 @@ def _plugged(names: Sequence[str]) -> list[str]:
 
 
 def _written(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as a model file writes them."""
+    """Return the arguments as a model file writes them."""
     return {name: _value(value) for name, value in arguments.items() if value is not None}
 
 
 def _value(value: Any) -> Any:
     if isinstance(value, Part):
         return {"block": value.block, **_written(value.arguments)}
-    return [_value(one) for one in value] if isinstance(value, list) else value
+    return [_value(item) for item in value] if isinstance(value, list) else value
 
 
 def _ports(node: Node, info: BlockInfo, spec: Spec) -> dict[str, tuple[str, ...]]:
-    """By port the axes of the values that it reads in the model. Ports without a batch are left out."""
-    shapes: dict[str, Shape] = {one.name: one.shape for one in spec.inputs}
+    """Return the axes that each port reads in the model. Ports without a batch axis are omitted."""
+    shapes: dict[str, Shape] = {input.name: input.shape for input in spec.inputs}
     shapes |= {other.address: other.shape for other in spec.nodes}
     return {
         port.name: tuple(

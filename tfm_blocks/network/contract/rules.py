@@ -1,4 +1,4 @@
-"""The rules of the contract in the order in which they are tried, and the first that a block breaks."""
+"""The rules of the contract in the order of their checks, and the first that a block breaks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ALL: Sequence[Rule] = (
 
 @dataclass(frozen=True)
 class Breach:
-    """The case in which a rule is broken; `measured` is a sentence that follows the block's name."""
+    """The case in which a rule is broken; `measured` completes a sentence that begins with the block's name."""
 
     case: Case
     measured: str
@@ -59,7 +59,7 @@ class Breach:
 
 
 def first_breach(cases: Iterable[Case], rules: Sequence[Rule] = ALL) -> Breach | None:
-    """Try the rules on each case; None if all hold. The caller's random state stays as it is."""
+    """Check the rules on each case and return the first breach, or None. The caller's random state is preserved."""
     with torch.random.fork_rng(devices=[]):
         for case in cases:
             for rule in rules:
@@ -77,5 +77,5 @@ def _breach(case: Case, rule: Rule) -> Breach | None:
     except Exception as error:  # whatever the code of a plug-in raises
         lines = str(error).strip().splitlines()
         measured = f"fails on float32 tensors on the CPU: {type(error).__name__}: {lines[0] if lines else ''}"
-        return Breach(case, measured, f"call it in Python with small tensors; the rule is {rule.__name__}")
+        return Breach(case, measured, f"call the block in Python with small tensors; the rule is {rule.__name__}")
     return None
