@@ -17,7 +17,7 @@ import numpy as np
 from tfm_blocks.data.layout import Sides
 from tfm_blocks.data.plan import epoch_plan
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.data.settings import Columns, TextSettings
+from tfm_blocks.data.settings import TextSettings
 
 WORDS = 1_000_000
 CHUNK = 20_000
@@ -57,7 +57,7 @@ def report(folder: Path, vocab: int) -> None:
         kind="text",
         dir=str(folder),
         cache=str(folder / "cache"),
-        **{name: Columns(src=f"{name}.src", tgt=f"{name}.tgt") for name in ("train", "val", "test")},
+        **{name: {"src": f"{name}.src", "tgt": f"{name}.tgt"} for name in ("train", "val", "test")},
         step_tokens=25_000,
         batch_tokens=25_000,
         max_length=128,
