@@ -15,7 +15,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import LmSettings, columns_in
-from tfm_blocks.distributed.cluster import find_place
+from tfm_blocks.distributed.cluster import find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.launch.devices import expect_devices
@@ -113,7 +113,7 @@ def _check_devices(config: Mapping[str, Any]) -> None:
     given = {key: trainer[key] for key in DeviceSettings.model_fields if key in trainer}
     with suppress(ValidationError):
         settings = DeviceSettings.model_validate(given)
-        expect_devices(settings, find_place(settings, os.environ))
+        expect_devices(settings, find_rank_info(settings, os.environ))
 
 
 def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:

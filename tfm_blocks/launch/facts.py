@@ -15,7 +15,7 @@ import torch
 from tfm_blocks import __version__
 from tfm_blocks.compose.run import RESUMABLE_KEYS
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.launch.devices import device_of, processor_cores
+from tfm_blocks.launch.devices import available_cores, device_of
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.graph import Network
@@ -29,16 +29,16 @@ from tfm_blocks.training.settings import TrainerSettings
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
 
 
-def keep_facts(job: RunSpec, trainer: TrainerSettings, network: Network, place: RankInfo) -> dict[str, Any]:
+def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_info: RankInfo) -> dict[str, Any]:
     """The facts of this part of the run, which run.json has from here on, and which its loggers are told."""
     record = read_json(job.folder / RUN)
-    facts = _facts(job, trainer, record, network, place)
+    facts = _facts(job, trainer, record, network, rank_info)
     write_json(job.folder / RUN, with_facts(record, facts))
     return facts
 
 
 def _facts(
-    job: RunSpec, trainer: TrainerSettings, record: Mapping[str, Any], network: Network, place: RankInfo
+    job: RunSpec, trainer: TrainerSettings, record: Mapping[str, Any], network: Network, rank_info: RankInfo
 ) -> dict[str, Any]:
     """Return the facts by name; FACTS in tfm_blocks/metric_schema.py describes each."""
     commands = record.get("commands") or [""]
@@ -52,7 +52,7 @@ def _facts(
         "seed": job.config["seed"],
         "resumed": len(commands) - 1,
         "command": commands[-1],
-        "hardware": _hardware(trainer, place),
+        "hardware": _hardware(trainer, rank_info),
         "precision": choose_precision(trainer.precision, device_of(trainer), job.timings).fact,
         "versions": _versions(),
     }
@@ -90,10 +90,16 @@ def git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def _hardware(trainer: TrainerSettings, place: RankInfo) -> dict[str, Any]:
+def _hardware(trainer: TrainerSettings, rank_info: RankInfo) -> dict[str, Any]:
     kind = device_of(trainer)
     name = torch.cuda.get_device_name() if kind == "cuda" else platform.machine()
-    return {"device": kind, "name": name, "devices": place.world, "nodes": place.nodes, "cores": processor_cores()}
+    return {
+        "device": kind,
+        "name": name,
+        "devices": rank_info.world,
+        "nodes": rank_info.nodes,
+        "cores": available_cores(),
+    }
 
 
 def _versions() -> dict[str, str]:

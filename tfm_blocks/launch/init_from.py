@@ -17,7 +17,7 @@ from tfm_blocks.runs.model import read_tensors, weights_of
 
 
 @dataclass(frozen=True)
-class Start:
+class InitReport:
     """What became of the weights: addresses of those that were `taken`, of the network's that are `new`, and of the
     other run's that were `left`. `pieces` of the vocabulary have kept their rows.
     """
@@ -34,18 +34,18 @@ class Start:
         return "\n".join(lines)
 
 
-def starting_weights(run: Path) -> Path:
+def find_weights(run: Path) -> Path:
     """The file of a run's weights: the finished ones, else those of its last validation. Raises RunError."""
     expect_folder(run)
     return run / WEIGHTS if (run / WEIGHTS).is_file() else kept_weights(run, "last")
 
 
 @torch.no_grad()
-def start_from(network: Network, tokenizer: Tokenizer, run: Path) -> Start:
+def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> InitReport:
     """Gives `network` every weight of the run whose address and shape match; of a vocabulary's, the rows of each piece
     that both know, whatever its number. Raises RunError where the run is damaged.
     """
-    found = read_tensors(starting_weights(run))
+    found = read_tensors(find_weights(run))
     ids, before = tokenizer.ids, Tokenizer.load(run / TOKENIZER).ids
     common = [piece for piece in ids if piece in before]
     rows = torch.tensor([[ids[piece], before[piece]] for piece in common])
@@ -59,7 +59,7 @@ def start_from(network: Network, tokenizer: Tokenizer, run: Path) -> Start:
             own.copy_(found[name])
             taken.append(name)
     new = [name for name in weights_of(network) if name not in taken]
-    return Start(taken, new, [name for name in found if name not in taken], len(common))
+    return InitReport(taken, new, [name for name in found if name not in taken], len(common))
 
 
 def _is_table(found: Mapping[str, Tensor], name: str, vocab: int, own: Tensor) -> bool:

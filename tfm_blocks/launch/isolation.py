@@ -12,7 +12,7 @@ from types import ModuleType
 
 import torch
 
-from tfm_blocks.distributed.signals import own_handlers
+from tfm_blocks.distributed.signals import temporary_handlers
 from tfm_blocks.launch.memory import limit_primitive_caches, return_freed_memory
 
 LOGGERS = (
@@ -25,7 +25,7 @@ LOGGERS = (
 
 
 @contextmanager
-def caller_restored() -> Iterator[None]:
+def restore_caller() -> Iterator[None]:
     """Restore what a run sets for its whole process.
 
     These are handlers of signals, the environment, logging levels, warning filters, random generators, and how the C
@@ -38,7 +38,7 @@ def caller_restored() -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         stack.enter_context(_same_environment())
         stack.enter_context(_same_levels())
-        stack.enter_context(own_handlers())
+        stack.enter_context(temporary_handlers())
         yield
 
 
@@ -64,7 +64,7 @@ def _same_levels() -> Iterator[None]:
 
 
 @contextmanager
-def ready_for_processes() -> Iterator[None]:
+def prepare_spawn() -> Iterator[None]:
     """Limit the caches of new processes, and keep them from running the caller's script.
 
     A spawned process imports the script of its parent, which would train again unless all of it stood below

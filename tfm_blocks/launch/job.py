@@ -16,22 +16,22 @@ import yaml
 from lightning.pytorch import Callback
 
 from tfm_blocks.data.prepare import Prepared
-from tfm_blocks.distributed.cluster import find_place
-from tfm_blocks.distributed.consistency import asked_fingerprint, expect_same, fingerprint
+from tfm_blocks.distributed.cluster import find_rank_info
+from tfm_blocks.distributed.consistency import config_fingerprint, expect_same, fingerprint
 from tfm_blocks.distributed.processes import spawn_ranks
-from tfm_blocks.distributed.rendezvous import Json, Meeting
-from tfm_blocks.distributed.signals import StoppedError, end_on_signals
+from tfm_blocks.distributed.rendezvous import Json, Rendezvous
+from tfm_blocks.distributed.signals import StoppedError, exit_on_signals
 from tfm_blocks.errors import TfmError, file_error, print_warnings
 from tfm_blocks.launch.check import CheckedRun, check_lengths, warn_about_warmup, with_locations
 from tfm_blocks.launch.devices import device_of
-from tfm_blocks.launch.init_from import starting_weights
+from tfm_blocks.launch.init_from import find_weights
 from tfm_blocks.launch.precision import measure_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
-from tfm_blocks.launch.resume import SavedRun, expect_same_text, find_begun
+from tfm_blocks.launch.resume import SavedRun, expect_same_text, find_restarted_run
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import count_parameters, network_without_values
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.checkpoints import newest_whole
+from tfm_blocks.runs.checkpoints import newest_intact
 from tfm_blocks.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -47,7 +47,7 @@ from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.runs.status import Status, read_status_or_empty, write_end, write_status
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
-from tfm_blocks.training.data import feed_of
+from tfm_blocks.training.data import plan_corpus
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError
 from tfm_blocks.training.settings import RunSettings
 
@@ -67,24 +67,24 @@ def train(
     loss is not finite, PreemptedError where a signal has stopped it; status.json says how it ended. A launcher that
     starts the processes anew goes on with the run that they have begun. After `until` steps it stops as by a signal.
     """
-    meeting = _meet(run)
+    rendezvous = _meet(run)
     name, command = str(run.composed.mapping["name"]), shlex.join(typed)
 
     def find() -> Json:
-        left = find_begun(root, name, meeting.place, command)
+        left = find_restarted_run(root, name, rendezvous.rank_info, command)
         return left.to_json() if left else None
 
-    found = meeting.decide("begun", find)
+    found = rendezvous.decide("begun", find)
     if found is None:
-        return _begin(meeting, run, root, typed, until, callbacks)
+        return _begin(rendezvous, run, root, typed, until, callbacks)
     begun = SavedRun.from_json(found)
     if begun.state == "done":
         return begun.folder
-    return _resume(meeting, run.with_config(begun.config), begun, typed, None, callbacks)
+    return _resume(rendezvous, run.with_config(begun.config), begun, typed, None, callbacks)
 
 
 def _begin(
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     asked: CheckedRun,
     root: Path,
     typed: Sequence[str],
@@ -92,13 +92,13 @@ def _begin(
     callbacks: Sequence[Callback],
 ) -> Path:
     settings, mapping = asked.settings, asked.composed.mapping
-    if meeting.place.rank == 0:
+    if rendezvous.rank_info.rank == 0:
         warn_about_warmup(settings)
         print_warnings(asked.spec.warnings)
     with with_locations(asked.composed):
-        prepared = meeting.prepare(settings.data, mapping["vocab"])
+        prepared = rendezvous.prepare(settings.data, mapping["vocab"])
         if settings.init_from:
-            starting_weights(Path(settings.init_from))  # which must be there before anything is started
+            find_weights(Path(settings.init_from))  # which must be there before anything is started
     run = asked.with_vocab(prepared.tokenizer.size)
     config = run.composed.mapping | {"plugins": settings.plugins}
     config = {key: value for key, value in config.items() if key not in ("resume", "verify")}
@@ -106,20 +106,20 @@ def _begin(
     check_lengths(network, prepared, run)
 
     def claim() -> Json:
-        timings = _measure_precision(meeting, network, prepared, settings)
+        timings = _measure_precision(rendezvous, network, prepared, settings)
         folder = claim_folder(root, str(mapping["name"]))
         command = resume_command(typed, folder, settings)
         started = config, folder, mapping["vocab"], command, _wandb_id()
         return RunSpec(*started, until=until, asked_parameters=count_parameters(asked.spec), timings=timings).to_json()
 
-    job = RunSpec.from_json(meeting.decide("job", claim))
-    with _held(meeting, job.folder), _ends(meeting, job):
-        if meeting.place.rank == 0:
+    job = RunSpec.from_json(rendezvous.decide("job", claim))
+    with _held(rendezvous, job.folder), _ends(rendezvous, job):
+        if rendezvous.rank_info.rank == 0:
             choices = dict(run.composed.choices)
-            how = {"commands": [shlex.join(typed)], "launch": meeting.place.launch, "choices": choices}
-            feed = feed_of(network.spec, prepared, settings.data)
-            start_folder(job, prepared, how | {"text": fingerprint(settings.seed, prepared, feed)})
-        _run(meeting, job, run, prepared, callbacks)
+            how = {"commands": [shlex.join(typed)], "launch": rendezvous.rank_info.launch, "choices": choices}
+            planned_corpus = plan_corpus(network.spec, prepared, settings.data)
+            start_folder(job, prepared, how | {"text": fingerprint(settings.seed, prepared, planned_corpus)})
+        _run(rendezvous, job, run, prepared, callbacks)
     return job.folder
 
 
@@ -143,19 +143,19 @@ def resume(
     return _resume(_meet(run), run, left, typed, until, callbacks)
 
 
-def _meet(run: CheckedRun) -> Meeting:
+def _meet(run: CheckedRun) -> Rendezvous:
     """All processes of a launcher have read the same command line and the same files. Raises RunError."""
-    place = find_place(run.settings.trainer, os.environ)
-    if place.outside:
-        end_on_signals(led=True)
-    meeting = Meeting(place)
-    found = meeting.gather("asked", asked_fingerprint(run.composed.mapping))
-    meeting.decide("same", lambda: expect_same(found))
-    return meeting
+    rank_info = find_rank_info(run.settings.trainer, os.environ)
+    if rank_info.is_external:
+        exit_on_signals(supervised=True)
+    rendezvous = Rendezvous(rank_info)
+    found = rendezvous.gather("asked", config_fingerprint(run.composed.mapping))
+    rendezvous.decide("same", lambda: expect_same(found))
+    return rendezvous
 
 
 def _resume(
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     run: CheckedRun,
     left: SavedRun,
     typed: Sequence[str],
@@ -163,55 +163,57 @@ def _resume(
     callbacks: Sequence[Callback],
 ) -> Path:
     settings, config = run.settings, run.composed.mapping
-    with _held(meeting, left.folder):
+    with _held(rendezvous, left.folder):
         with with_locations(run.composed):
-            prepared = meeting.prepare(settings.data, left.asked_vocab)
+            prepared = rendezvous.prepare(settings.data, left.asked_vocab)
 
         def go_on() -> Json:
-            newest = newest_whole(left.folder / CHECKPOINTS)
+            newest = newest_intact(left.folder / CHECKPOINTS)
             step = newest.step if newest else 0
-            left.expect_to_go_on(settings, step)
+            left.expect_resumable(settings, step)
             path = left.folder / CHECKPOINTS / newest.file if newest else None
             command = resume_command(typed, left.folder, settings)
             started = left.asked_vocab, command, left.wandb_id, path, until, left.asked_parameters
             network = network_without_values(run.spec)
-            feed = feed_of(network.spec, prepared, settings.data)
-            expect_same_text(left, fingerprint(settings.seed, prepared, feed))
+            planned_corpus = plan_corpus(network.spec, prepared, settings.data)
+            expect_same_text(left, fingerprint(settings.seed, prepared, planned_corpus))
             print(f"resume: {left.folder} after {step} steps")
-            timings = left.timings or _measure_precision(meeting, network, prepared, settings)
+            timings = left.timings or _measure_precision(rendezvous, network, prepared, settings)
             prolonged = left.is_prolonged(settings, step)
             return RunSpec(config, left.folder, *started, prolonged=prolonged, timings=timings).to_json()
 
-        job = RunSpec.from_json(meeting.decide("job", go_on))
-        with _ends(meeting, job):
-            if meeting.place.rank == 0:
+        job = RunSpec.from_json(rendezvous.decide("job", go_on))
+        with _ends(rendezvous, job):
+            if rendezvous.rank_info.rank == 0:
                 _go_on_in_folder(job, left, typed)
-            _run(meeting, job, run, prepared, callbacks)
+            _run(rendezvous, job, run, prepared, callbacks)
     return left.folder
 
 
 def _measure_precision(
-    meeting: Meeting, network: Network, prepared: Prepared, settings: RunSettings
+    rendezvous: Rendezvous, network: Network, prepared: Prepared, settings: RunSettings
 ) -> dict[str, float]:
     """Measure for `trainer.precision=auto` with the threads that a rank will have."""
-    ranks = 1 if meeting.place.outside else settings.trainer.devices
-    feed = feed_of(network.spec, prepared, settings.data)
-    return dict(measure_precision(network, feed, settings, ranks))
+    ranks = 1 if rendezvous.rank_info.is_external else settings.trainer.devices
+    planned_corpus = plan_corpus(network.spec, prepared, settings.data)
+    return dict(measure_precision(network, planned_corpus, settings, ranks))
 
 
-def _held(meeting: Meeting, folder: Path) -> AbstractContextManager[None]:
+def _held(rendezvous: Rendezvous, folder: Path) -> AbstractContextManager[None]:
     """Hold the folder on rank 0. A launcher that restarts a run has ended it before: wait for its heartbeat to stop."""
-    return hold(folder, wait=meeting.place.restarts > 0) if meeting.place.rank == 0 else nullcontext()
+    return hold(folder, wait=rendezvous.rank_info.restarts > 0) if rendezvous.rank_info.rank == 0 else nullcontext()
 
 
-def _run(meeting: Meeting, job: RunSpec, run: CheckedRun, prepared: Prepared, callbacks: Sequence[Callback]) -> None:
-    if not meeting.place.outside and run.settings.trainer.devices > 1:
+def _run(
+    rendezvous: Rendezvous, job: RunSpec, run: CheckedRun, prepared: Prepared, callbacks: Sequence[Callback]
+) -> None:
+    if not rendezvous.rank_info.is_external and run.settings.trainer.devices > 1:
         spawn_ranks(spawned_main, run.settings.trainer.devices, job, callbacks)
         return
-    meeting.join(device_of(run.settings.trainer))
-    meeting.expect_seen(job.folder)
-    train_rank(meeting.place, job, run.settings, run.spec, prepared, callbacks)
-    meeting.leave()
+    rendezvous.join(device_of(run.settings.trainer))
+    rendezvous.expect_shared_folder(job.folder)
+    train_rank(rendezvous.rank_info, job, run.settings, run.spec, prepared, callbacks)
+    rendezvous.leave()
 
 
 def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) -> str:
@@ -222,7 +224,7 @@ def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) ->
 
 
 @contextmanager
-def _ends(meeting: Meeting, job: RunSpec) -> Iterator[None]:
+def _ends(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
     """Whatever ends the run is written down by the first process, which tells the command that goes on with it.
 
     A run that is done stays so, and a signal that comes while its loggers are closed has nothing left to stop.
@@ -240,11 +242,13 @@ def _ends(meeting: Meeting, job: RunSpec) -> Iterator[None]:
             error = preempted(error.number, job.command)
         if isinstance(error, OSError):
             error = file_error(error, str(job.folder)) or error
-        if meeting.place.rank == 0:
+        if rendezvous.rank_info.rank == 0:
             _write_end(job, error)
         if agreed:
-            meeting.part()
-        if meeting.place.rank and isinstance(error, (PreemptedError, DivergedError)):  # the first process says so
+            rendezvous.leave_together()
+        if rendezvous.rank_info.rank and isinstance(
+            error, (PreemptedError, DivergedError)
+        ):  # the first process says so
             raise SystemExit(error.exit_status) from None
         raise error from None
 

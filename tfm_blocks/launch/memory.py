@@ -62,7 +62,7 @@ def limit_primitive_caches() -> None:
 
 
 @contextmanager
-def loaded_objects_kept() -> Iterator[None]:
+def freeze_loaded_objects() -> Iterator[None]:
     """Garbage is looked for among new objects alone: libraries hold hundreds of thousands that stay.
 
     To look through them took 30 ms now and then, as long as a training step of a small model.

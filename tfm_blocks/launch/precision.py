@@ -65,7 +65,7 @@ def choose_precision(asked: Literal["auto", "bf16", "fp32"], device: str, timing
     return Precision(faster, measured, timings)
 
 
-def measure_precision(network: Network, feed: PlannedCorpus, settings: RunSettings, ranks: int) -> Timings:
+def measure_precision(network: Network, planned_corpus: PlannedCorpus, settings: RunSettings, ranks: int) -> Timings:
     """Return the timings that `choose_precision` needs, or UNMEASURED if it needs none.
 
     `network` is on the meta device; `ranks` processes share the threads of this one. The timings of a model are kept in
@@ -79,7 +79,7 @@ def measure_precision(network: Network, feed: PlannedCorpus, settings: RunSettin
     kept = cache_folder(settings.data.cache) / "precision" / cache_key(machine, network.spec.mapping)
 
     def build(place: Path) -> None:
-        (place / FILE).write_text(json.dumps(time_products(network, feed, settings.seed, threads)))
+        (place / FILE).write_text(json.dumps(time_products(network, planned_corpus, settings.seed, threads)))
 
     timings: Timings = json.loads((find_or_build(kept, build) / FILE).read_text())
     return timings

@@ -17,7 +17,7 @@ from tfm_blocks.compose.request import compose_request
 from tfm_blocks.distributed.signals import StoppedError
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import check_resumed_run, check_run
-from tfm_blocks.launch.isolation import caller_restored, ready_for_processes
+from tfm_blocks.launch.isolation import prepare_spawn, restore_caller
 from tfm_blocks.launch.job import resume as resume_run
 from tfm_blocks.launch.job import train as train_run
 from tfm_blocks.launch.resume import read_saved_run
@@ -64,7 +64,7 @@ def train(
     if model and Path(model).suffix in (".yaml", ".yml"):
         model, config_dir = _in_folder(Path(model), config_dir)
     try:
-        with caller_restored():
+        with restore_caller():
             return Run(_train([f"model={model}"] * bool(model) + [*overrides], callbacks, config_dir))
     except StoppedError as error:
         number = error.number
@@ -93,7 +93,7 @@ def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | No
     several = run.settings.trainer.devices > 1
     if several:
         _expect_picklable(callbacks)
-    with ready_for_processes() if several else nullcontext():
+    with prepare_spawn() if several else nullcontext():
         if request.resumed:
             return resume_run(run, left, typed, callbacks=callbacks)
         root = Path("runs") / composed.mapping.get("sweep_name", "")

@@ -88,7 +88,7 @@ class SavedRun:
         before = read_run(self.config)
         return (settings.callbacks, settings.trainer.steps) != (before.callbacks, before.trainer.steps)
 
-    def expect_to_go_on(self, settings: RunSettings, step: int) -> None:
+    def expect_resumable(self, settings: RunSettings, step: int) -> None:
         """Raises ConfigError where there is nothing to do after `step`, or nothing that would end better."""
         steps, schedule = settings.trainer.steps, settings.schedule
         if self.state == "diverged":
@@ -122,19 +122,19 @@ def read_saved_run(run: Path) -> SavedRun:
     return SavedRun(run, config, text, record, status.state, status.reason)
 
 
-def find_begun(root: Path, name: str, place: RankInfo, command: str) -> SavedRun | None:
+def find_restarted_run(root: Path, name: str, rank_info: RankInfo, command: str) -> SavedRun | None:
     """What this command of this launch had begun before its launcher started it anew; None where it has not.
 
     A batch script may have several commands, whose runs have one name.
     """
-    if not place.restarts:
+    if not rank_info.restarts:
         return None
     number = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
     folders = {int(found[1] or 1): path for path in root.glob(f"{name}*") if (found := number.fullmatch(path.name))}
     for _, folder in sorted(folders.items(), reverse=True):
         with suppress(RunError):
             record = read_json(folder / RUN)
-            if record.get("launch") == place.launch and list_at(record, "commands")[:1] == [command]:
+            if record.get("launch") == rank_info.launch and list_at(record, "commands")[:1] == [command]:
                 return read_saved_run(folder)
     return None
 

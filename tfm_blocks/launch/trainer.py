@@ -10,8 +10,8 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
 
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.distributed.rendezvous import environment_of
-from tfm_blocks.distributed.signals import take_signals
+from tfm_blocks.distributed.rendezvous import cluster_environment
+from tfm_blocks.distributed.signals import install_handlers
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.precision import Precision
 from tfm_blocks.launch.run_spec import RunSpec
@@ -25,31 +25,31 @@ from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.settings import TrainerSettings
 
 
-class OwnSignals(Callback):
+class RestoreSignalHandlers(Callback):
     """Each stage of the trainer begins with handlers of Lightning's, which this one takes away again.
 
     So is what the ranks exchange in each step about those, for which they would wait for the device.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        take_signals()
+        install_handlers()
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        take_signals()
+        install_handlers()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        take_signals()
+        install_handlers()
 
 
 def build_trainer(
-    place: RankInfo,
+    rank_info: RankInfo,
     job: RunSpec,
     settings: TrainerSettings,
     precision: Precision,
     loggers: list[LightningLogger],
     callbacks: list[Callback],
-    silence: Heartbeat,
+    heartbeat: Heartbeat,
 ) -> Trainer:
     picturing = [logger for logger in loggers if logger.shows_pictures]
     callbacks = [
@@ -57,15 +57,15 @@ def build_trainer(
         *([LogAttention(picturing)] if picturing else []),
         BestWeights(job.folder / CHECKPOINTS, settings.keep_last),
         WholeWhileScored(),
-        *([ShowProgress(Console(), silence)] if place.rank == 0 else []),
+        *([ShowProgress(Console(), heartbeat)] if rank_info.rank == 0 else []),
         *([MovingAverage(settings.ema)] if settings.ema else []),
     ]
     return Trainer(
         accelerator="gpu" if device_of(settings) == "cuda" else "cpu",
-        devices=place.devices,
-        num_nodes=place.nodes,
-        strategy=_strategy(settings, place.world),
-        plugins=[environment_of(place), CheckpointFiles(settings.checkpoint_keep)],
+        devices=rank_info.devices,
+        num_nodes=rank_info.nodes,
+        strategy=_strategy(settings, rank_info.world),
+        plugins=[cluster_environment(rank_info), CheckpointFiles(settings.checkpoint_keep)],
         precision=precision.lightning,
         logger=loggers or False,
         callbacks=callbacks,

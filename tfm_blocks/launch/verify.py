@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm_blocks.distributed.cluster import find_place
+from tfm_blocks.distributed.cluster import find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import CheckedRun
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.resume import read_saved_run
-from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
+from tfm_blocks.runs.checkpoints import newest_intact, read_checkpoint
 from tfm_blocks.runs.folder import CHECKPOINTS
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.settings import read_run
@@ -33,7 +33,7 @@ def verify_resume(run: CheckedRun) -> int:
 
     Nothing is tested, and nothing stays on disk. Returns 0. Raises RunError where something differs.
     """
-    if find_place(run.settings.trainer, os.environ).outside:
+    if find_rank_info(run.settings.trainer, os.environ).is_external:
         rule = "is done by one command, and a launcher has started this process"
         raise ConfigError(Problem("verify", rule, help="leave the launcher out: trainer.devices is taken"))
     short, until = _with_values(run, _short(run.composed.mapping)), min(STEPS, run.settings.trainer.steps)
@@ -79,17 +79,17 @@ def _with_values(run: CheckedRun, values: Mapping[str, Any]) -> CheckedRun:
 
 @contextmanager
 def _stopped(run: Path, step: int) -> Iterator[None]:
-    """What is inside ends after `step`; a signal from outside, which ends it before, ends all."""
+    """What is inside ends after `step`; a signal from is_external, which ends it before, ends all."""
     try:
         yield
     except PreemptedError:
-        newest = newest_whole(run / CHECKPOINTS)
+        newest = newest_intact(run / CHECKPOINTS)
         if newest is None or newest.step != step:
             raise
 
 
 def _tensors(run: Path) -> dict[str, Tensor]:
-    newest = newest_whole(run / CHECKPOINTS)
+    newest = newest_intact(run / CHECKPOINTS)
     assert newest is not None
     state = read_checkpoint(run / CHECKPOINTS / newest.file)
     return {name: tensor for part in PARTS for name, tensor in _leaves(part, state[part])}

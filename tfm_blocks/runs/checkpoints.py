@@ -82,7 +82,7 @@ def _name(step: int) -> str:
     return f"step-{step:08d}.ckpt"
 
 
-def newest_whole(folder: Path) -> Checkpoint | None:
+def newest_intact(folder: Path) -> Checkpoint | None:
     """The newest checkpoint whose size and hash are right; None where none was written.
 
     A damaged one is told on stderr, and the one before it is taken. Raises RunError where all are damaged.

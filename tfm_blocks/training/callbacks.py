@@ -93,11 +93,11 @@ class LogAttention(Callback):
 class ShowProgress(Callback):
     """Shows a progress bar on a terminal, and prints a line and the samples at each validation.
 
-    Elsewhere a long `silence` is broken by the step, loss and pace, or by what takes the place of training.
+    Elsewhere a long `heartbeat` is broken by the step, loss and pace, or by what takes the place of training.
     """
 
-    def __init__(self, console: Console, silence: Heartbeat) -> None:
-        self.console, self.silence = console, silence
+    def __init__(self, console: Console, heartbeat: Heartbeat) -> None:
+        self.console, self.heartbeat = console, heartbeat
         self.begun, self.first = time.perf_counter(), 0
         self.bar: Progress | None = None
 
@@ -105,7 +105,7 @@ class ShowProgress(Callback):
         assert isinstance(pl_module, TrainingModule)
         self.begun = time.perf_counter()
         self.first = trainer.global_step
-        self.silence.line = lambda: f"{_step(trainer)}  {self._pace(trainer, pl_module)}"
+        self.heartbeat.line = lambda: f"{_step(trainer)}  {self._pace(trainer, pl_module)}"
         if self.console.is_terminal:
             self.bar = Progress(
                 TextColumn("step"),
@@ -129,12 +129,12 @@ class ShowProgress(Callback):
             self.bar.update(self.task, completed=trainer.global_step, news=train_news(pl_module.latest))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.training = self.silence.line
-        self.silence.doing(f"{_step(trainer)}  validating")
+        self.training = self.heartbeat.line
+        self.heartbeat.doing(f"{_step(trainer)}  validating")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
-        self.silence.line = self.training
+        self.heartbeat.line = self.training
         if pl_module.abandoned:
             return
         line = f"{_step(trainer)}  {score_news(pl_module.latest, 'val')}"
@@ -145,14 +145,14 @@ class ShowProgress(Callback):
             self._print(f"  {source}\n    -> {output}" + ("" if output == reference else f"\n     = {reference}"))
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.silence.doing("testing")
+        self.heartbeat.doing("testing")
 
     def _pace(self, trainer: Trainer, module: TrainingModule) -> str:
         left = (time.perf_counter() - self.begun) / max(trainer.global_step - self.first, 1)
         return f"{train_news(module.latest)}  {left * (trainer.max_steps - trainer.global_step):.0f} s left".strip()
 
     def _print(self, text: str) -> None:
-        self.silence.said = time.monotonic()
+        self.heartbeat.said = time.monotonic()
         self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

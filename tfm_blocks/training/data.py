@@ -49,7 +49,7 @@ class PlannedCorpus:
         return self.layout.batch(self.corpus, rows_B, empty=step.idle(ranks.rank, ranks.world))
 
 
-def feed_of(spec: Spec, prepared: Prepared, settings: DataSettings) -> PlannedCorpus:
+def plan_corpus(spec: Spec, prepared: Prepared, settings: DataSettings) -> PlannedCorpus:
     """The training text as a model reads it."""
     return PlannedCorpus(prepared.train, layout_of(prepared.train.columns, names(spec.sources)), settings)
 
@@ -100,15 +100,29 @@ class TrainStream(IterableDataset[StepBatches]):
     """
 
     def __init__(
-        self, feed: PlannedCorpus, *, seed: int, start: int, ranks: Ranks, cursor: Cursor = Cursor(), even: bool = False
+        self,
+        planned_corpus: PlannedCorpus,
+        *,
+        seed: int,
+        start: int,
+        ranks: Ranks,
+        cursor: Cursor = Cursor(),
+        even: bool = False,
     ) -> None:
-        self.feed, self.seed, self.start, self.ranks, self.cursor, self.even = feed, seed, start, ranks, cursor, even
+        self.planned_corpus, self.seed, self.start, self.ranks, self.cursor, self.even = (
+            planned_corpus,
+            seed,
+            start,
+            ranks,
+            cursor,
+            even,
+        )
 
     def __iter__(self) -> Iterator[StepBatches]:
         worker, workers = _worker()
         skip, begun = self.start - self.cursor.begun, self.cursor.begun
         for epoch in count(self.cursor.epoch):
-            plan = self.feed.plan(seed=self.seed, epoch=epoch)
+            plan = self.planned_corpus.plan(seed=self.seed, epoch=epoch)
             for place in range(min(skip, len(plan)), len(plan)):
                 if (begun + place - self.start) % workers == worker:
                     yield self._step(plan[place], Cursor(epoch, begun))
@@ -116,26 +130,30 @@ class TrainStream(IterableDataset[StepBatches]):
             begun += len(plan)
 
     def _step(self, step: PlanStep, cursor: Cursor) -> StepBatches:
-        batches = self.feed.batches(step, self.ranks)
+        batches = self.planned_corpus.batches(step, self.ranks)
         if self.even:
             world = self.ranks.world
             missing = max(len(step.share(rank, world)) for rank in range(world)) - len(batches)
-            batches += missing * [self.feed.layout.batch(self.feed.corpus, step.rows_N[:1], empty=True)]
+            batches += missing * [
+                self.planned_corpus.layout.batch(self.planned_corpus.corpus, step.rows_N[:1], empty=True)
+            ]
         return StepBatches(step.tokens, batches, cursor, step.rows_N.tolist())
 
 
 class EvalStream(IterableDataset[Batch]):
     """What a rank reads of a whole corpus, once."""
 
-    def __init__(self, feed: PlannedCorpus, ranks: Ranks) -> None:
-        self.feed, self.ranks = feed, ranks
+    def __init__(self, planned_corpus: PlannedCorpus, ranks: Ranks) -> None:
+        self.planned_corpus, self.ranks = planned_corpus, ranks
 
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = _worker()
         rank, world = self.ranks.rank, self.ranks.world
-        parts = ((step, rows_B) for step in self.feed.plan(seed=0, epoch=0) for rows_B in step.share(rank, world))
+        parts = (
+            (step, rows_B) for step in self.planned_corpus.plan(seed=0, epoch=0) for rows_B in step.share(rank, world)
+        )
         for step, rows_B in islice(parts, worker, None, workers):
-            yield replace(self.feed.batch(step, rows_B, self.ranks), rows=tuple(map(int, rows_B)))
+            yield replace(self.planned_corpus.batch(step, rows_B, self.ranks), rows=tuple(map(int, rows_B)))
 
 
 def _worker() -> tuple[int, int]:

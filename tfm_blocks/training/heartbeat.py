@@ -29,7 +29,7 @@ class Heartbeat:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         if speaks and not os.isatty(OUTPUT):
-            self._thread = threading.Thread(target=self._watch, name="silence", daemon=True)
+            self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
         if self._thread:

@@ -60,7 +60,7 @@ class MemoryCheck:
     """
 
     network: Network
-    feed: PlannedCorpus
+    planned_corpus: PlannedCorpus
     smoothing: float
     ranks: Ranks
     device: torch.device
@@ -69,13 +69,13 @@ class MemoryCheck:
 
     def run(self, seed: int) -> str:
         """What the most expensive micro-batches of the first epoch take, for people. Raises RunError."""
-        cap = self.feed.settings.batch_tokens
+        cap = self.planned_corpus.settings.batch_tokens
         if not self._fits(cap, seed):
             raise RunError(self._too_large(cap, seed))
         return f"memory: {_peak(self.device)} for micro-batches of up to {cap:,} tokens"
 
     def _too_large(self, cap: int, seed: int) -> Problem:
-        settings = self.feed.settings
+        settings = self.planned_corpus.settings
         least = settings.context if isinstance(settings, LmSettings) else 2 * (settings.max_length + 1)
         rule = f"is {cap}: memory does not hold the largest micro-batch of the plan"
         if cap == least or not self._fits(least, seed):
@@ -90,9 +90,9 @@ class MemoryCheck:
 
     def _fits(self, cap: int, seed: int) -> bool:
         """Whether the largest micro-batches under the cap run forward and backward."""
-        settings = self.feed.settings.model_copy(update={"batch_tokens": cap})
+        settings = self.planned_corpus.settings.model_copy(update={"batch_tokens": cap})
         try:
-            self._try(worst(replace(self.feed, settings=settings), seed, self.ranks))
+            self._try(worst(replace(self.planned_corpus, settings=settings), seed, self.ranks))
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return False
@@ -137,9 +137,9 @@ def _free_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def worst(feed: PlannedCorpus, seed: int, ranks: Ranks) -> Iterator[Batch]:
+def worst(planned_corpus: PlannedCorpus, seed: int, ranks: Ranks) -> Iterator[Batch]:
     """Of the first epoch the micro-batch of most tokens, and the one of most products between its tokens if another."""
-    plan = feed.plan(seed=seed, epoch=0)
+    plan = planned_corpus.plan(seed=seed, epoch=0)
     found = []
     for power in (1, 2):
         place = _largest(plan, power)
@@ -147,7 +147,7 @@ def worst(feed: PlannedCorpus, seed: int, ranks: Ranks) -> Iterator[Batch]:
         widths = [plan.widths_NC[rows_B].max(0).astype(np.int64) for rows_B in shares]
         costs = [len(rows_B) * (widths_C**power).sum() for rows_B, widths_C in zip(shares, widths, strict=True)]
         found.append((place, int(np.argmax(costs))))
-    return (feed.batches(plan[place], ranks)[part] for place, part in dict.fromkeys(found))
+    return (planned_corpus.batches(plan[place], ranks)[part] for place, part in dict.fromkeys(found))
 
 
 def _largest(plan: EpochPlan, power: int) -> int:
