@@ -260,7 +260,7 @@ def test_a_model_that_reads_other_inputs_is_refused_with_a_reason(
     image = "++model.inputs={img: B P 16, src: B S, tgt: B T}"
     picture = "++model.graph.picture={block: layernorm, in: img, after: encoder}"
     joined = "++model.graph.decoder.layer.look={block: attention, kv: picture, before: ffn}"
-    with pytest.raises(ConfigError, match=r"model\.inputs\.img: holds vectors, and training reads text"):
+    with pytest.raises(ConfigError, match=r"model\.inputs\.img: is an input of vectors, but training reads text"):
         run(small(image, picture, joined), tmp_path)
 
 

@@ -266,8 +266,8 @@ REFUSED = [
     (["model=base"], "model", "keeps what it was begun with: model=base"),
     (["data.train=50"], "data.train", "keeps what it was begun with: data.train=50"),
     (["seed=2", "optimizer=adamw"], "optimizer", "seed=2"),
-    (["trainer.steps=4"], "trainer.steps", "is 4, and the run has done 6 steps"),
-    (["seed=1"], "trainer.steps", "is 6, and the run has done 6 steps"),
+    (["trainer.steps=4"], "trainer.steps", "is 4, but the run already has 6 steps"),
+    (["seed=1"], "trainer.steps", "is 6, but the run already has 6 steps"),
 ]
 
 
@@ -322,7 +322,7 @@ def test_folders_that_cannot_be_resumed_say_why(small: Small, tmp_path: Path) ->
         go_on(run, "trainer.steps=20")
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(record | {"text": record["text"] | {"training text": "other"}}))
-    with pytest.raises(RunError, match="the training text is not what the run was begun with"):
+    with pytest.raises(RunError, match="the training text changed since the run began"):
         go_on(run, "trainer.steps=20")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("heads: 2", "heads: 4"))

@@ -120,7 +120,7 @@ def test_six_jobs_end_in_six_ways_and_the_second_call_runs_the_four_that_are_not
     }  # fmt: skip
     assert (status, states(sweep)) == (1, ends), output
     assert "SIGKILL" in jobs(sweep)["experiment-killed"]["reason"]
-    assert "knows 3 positions" in jobs(sweep)["experiment-wrong"]["reason"]
+    assert "has 3 positions" in jobs(sweep)["experiment-wrong"]["reason"]
     assert "sweep: 2 of 6 runs done" in output
     assert "chrF" in output and "not done: experiment-diverges: diverged" in output, "tfm compare"
     for name, end in ends.items():

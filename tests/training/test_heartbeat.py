@@ -68,7 +68,7 @@ def test_no_part_of_a_run_is_silent_and_its_lines_stay_whole_and_in_order(
     told = [line.rpartition(", for ")[0] for line in lines if re.fullmatch(r"[\w/ ]+, for \d+ s", line)]
     order = list(dict.fromkeys(told))
     assert order == [
-        "preparing the text", "building the model", "opening the loggers", "trying the memory",
+        "preparing the text", "building the model", "opening the loggers", "checking the memory",
         "step 1/2  validating", "step 2/2  validating", "testing", "scoring the translations",
     ]  # fmt: skip
     steps = [line for line in lines if re.fullmatch(r"step 1/2  loss .* s left", line)]

@@ -60,7 +60,7 @@ def test_another_run_starts_with_the_weights_of_a_saved_network(translator: Tran
     folder = tfm.save(translator.network, tmp_path / "mine", tokenizer=translator.tokenizer)
     network = tfm.build("tiny", layers=2, d_model=32, d_ff=64, vocab=translator.tokenizer.size, seed=9)
     start = load_matching_weights(network, translator.tokenizer, folder)
-    assert not start.new and not start.left
+    assert not start.new and not start.unused
     assert all(torch.equal(one, weights_of(network)[name]) for name, one in weights_of(translator.network).items())
 
 

@@ -1,4 +1,4 @@
-"""What a run changes of its process, and how a caller in Python gets it back."""
+"""Restore the state of the caller's process after a run that was started from Python."""
 
 from __future__ import annotations
 

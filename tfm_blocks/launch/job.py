@@ -1,4 +1,4 @@
-"""One run from its folder to its end: a new folder, or one that was left, and what status.json says of it."""
+"""Train a new run or resume a saved one, and write its status to status.json."""
 
 from __future__ import annotations
 
@@ -61,45 +61,45 @@ def train(
     until: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Path:
-    """Trains a new run in a new folder below `root`, and returns it; its last lines say what to type next.
+    """Train a new run in a new folder below `root`, and return the folder.
 
-    `typed` is the command line. Raises ConfigError or DataError before anything is started, DivergedError where the
-    loss is not finite, PreemptedError where a signal has stopped it; status.json says how it ended. A launcher that
-    starts the processes anew goes on with the run that they have begun. After `until` steps it stops as by a signal.
+    `typed` is the command line. Under a launcher that restarted the processes, resume the run that they began. After
+    `until` steps the run stops as after a signal. Raises ConfigError or DataError before anything starts, DivergedError
+    if the loss is not finite, and PreemptedError after a stop signal.
     """
-    rendezvous = _meet(run)
+    rendezvous = _connect(run)
     name, command = str(run.composed.mapping["name"]), shlex.join(typed)
 
     def find() -> Json:
-        left = find_restarted_run(root, name, rendezvous.rank_info, command)
-        return left.to_json() if left else None
+        saved = find_restarted_run(root, name, rendezvous.rank_info, command)
+        return saved.to_json() if saved else None
 
-    found = rendezvous.decide("begun", find)
-    if found is None:
+    fields = rendezvous.decide("restarted run", find)
+    if fields is None:
         return _begin(rendezvous, run, root, typed, until, callbacks)
-    begun = SavedRun.from_json(found)
-    if begun.state == "done":
-        return begun.folder
-    return _resume(rendezvous, run.with_config(begun.config), begun, typed, None, callbacks)
+    saved = SavedRun.from_json(fields)
+    if saved.state == "done":
+        return saved.folder
+    return _resume(rendezvous, run.with_config(saved.config), saved, typed, None, callbacks)
 
 
 def _begin(
     rendezvous: Rendezvous,
-    asked: CheckedRun,
+    requested: CheckedRun,
     root: Path,
     typed: Sequence[str],
     until: int | None,
     callbacks: Sequence[Callback],
 ) -> Path:
-    settings, mapping = asked.settings, asked.composed.mapping
+    settings, mapping = requested.settings, requested.composed.mapping
     if rendezvous.rank_info.rank == 0:
         warn_about_warmup(settings)
-        print_warnings(asked.spec.warnings)
-    with with_locations(asked.composed):
+        print_warnings(requested.spec.warnings)
+    with with_locations(requested.composed):
         prepared = rendezvous.prepare(settings.data, mapping["vocab"])
         if settings.init_from:
-            find_weights(Path(settings.init_from))  # which must be there before anything is started
-    run = asked.with_vocab(prepared.tokenizer.size)
+            find_weights(Path(settings.init_from))  # raises before anything starts
+    run = requested.with_vocab(prepared.tokenizer.size)
     config = run.composed.mapping | {"plugins": settings.plugins}
     config = {key: value for key, value in config.items() if key not in ("resume", "verify")}
     network = network_without_values(run.spec)
@@ -110,84 +110,86 @@ def _begin(
         folder = claim_folder(root, str(mapping["name"]))
         command = resume_command(typed, folder, settings)
         started = config, folder, mapping["vocab"], command, _wandb_id()
-        return RunSpec(*started, until=until, asked_parameters=count_parameters(asked.spec), timings=timings).to_json()
+        return RunSpec(
+            *started, until=until, asked_parameters=count_parameters(requested.spec), timings=timings
+        ).to_json()
 
     job = RunSpec.from_json(rendezvous.decide("job", claim))
-    with _held(rendezvous, job.folder), _ends(rendezvous, job):
+    with _lock(rendezvous, job.folder), _record_end(rendezvous, job):
         if rendezvous.rank_info.rank == 0:
             choices = dict(run.composed.choices)
-            how = {"commands": [shlex.join(typed)], "launch": rendezvous.rank_info.launch, "choices": choices}
+            record = {"commands": [shlex.join(typed)], "launch": rendezvous.rank_info.launch, "choices": choices}
             planned_corpus = plan_corpus(network.spec, prepared, settings.data)
-            start_folder(job, prepared, how | {"text": fingerprint(settings.seed, prepared, planned_corpus)})
+            start_folder(job, prepared, record | {"text": fingerprint(settings.seed, prepared, planned_corpus)})
         _run(rendezvous, job, run, prepared, callbacks)
     return job.folder
 
 
 def _wandb_id() -> str:
-    """An agent of a W&B sweep has given the run its own."""
+    """Return the ID that a W&B sweep agent assigned to the run, or a new ID."""
     agent = os.environ.get("WANDB_RUN_ID") if "WANDB_SWEEP_ID" in os.environ else None
     return agent or uuid4().hex[:8]
 
 
 def resume(
     run: CheckedRun,
-    left: SavedRun,
+    saved: SavedRun,
     typed: Sequence[str] = TYPED,
     until: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Path:
-    """Goes on with a run after the newest of its checkpoints that is whole, in its folder, and returns that.
+    """Resume a run from its newest intact checkpoint, and return its folder.
 
-    Raises what `train` raises, and RunError where the text is not what the run was begun with.
+    Raises the errors of `train`, and RunError if the text changed since the run began.
     """
-    return _resume(_meet(run), run, left, typed, until, callbacks)
+    return _resume(_connect(run), run, saved, typed, until, callbacks)
 
 
-def _meet(run: CheckedRun) -> Rendezvous:
-    """All processes of a launcher have read the same command line and the same files. Raises RunError."""
+def _connect(run: CheckedRun) -> Rendezvous:
+    """Connect the processes of a launcher. Raises RunError if their configs or versions differ."""
     rank_info = find_rank_info(run.settings.trainer, os.environ)
     if rank_info.is_external:
         exit_on_signals(supervised=True)
     rendezvous = Rendezvous(rank_info)
-    found = rendezvous.gather("asked", config_fingerprint(run.composed.mapping))
-    rendezvous.decide("same", lambda: expect_same(found))
+    fingerprints = rendezvous.gather("config", config_fingerprint(run.composed.mapping))
+    rendezvous.decide("same config", lambda: expect_same(fingerprints))
     return rendezvous
 
 
 def _resume(
     rendezvous: Rendezvous,
     run: CheckedRun,
-    left: SavedRun,
+    saved: SavedRun,
     typed: Sequence[str],
     until: int | None,
     callbacks: Sequence[Callback],
 ) -> Path:
     settings, config = run.settings, run.composed.mapping
-    with _held(rendezvous, left.folder):
+    with _lock(rendezvous, saved.folder):
         with with_locations(run.composed):
-            prepared = rendezvous.prepare(settings.data, left.asked_vocab)
+            prepared = rendezvous.prepare(settings.data, saved.asked_vocab)
 
-        def go_on() -> Json:
-            newest = newest_intact(left.folder / CHECKPOINTS)
+        def build_spec() -> Json:
+            newest = newest_intact(saved.folder / CHECKPOINTS)
             step = newest.step if newest else 0
-            left.expect_resumable(settings, step)
-            path = left.folder / CHECKPOINTS / newest.file if newest else None
-            command = resume_command(typed, left.folder, settings)
-            started = left.asked_vocab, command, left.wandb_id, path, until, left.asked_parameters
+            saved.expect_resumable(settings, step)
+            path = saved.folder / CHECKPOINTS / newest.file if newest else None
+            command = resume_command(typed, saved.folder, settings)
+            started = saved.asked_vocab, command, saved.wandb_id, path, until, saved.asked_parameters
             network = network_without_values(run.spec)
             planned_corpus = plan_corpus(network.spec, prepared, settings.data)
-            expect_same_text(left, fingerprint(settings.seed, prepared, planned_corpus))
-            print(f"resume: {left.folder} after {step} steps")
-            timings = left.timings or _measure_precision(rendezvous, network, prepared, settings)
-            prolonged = left.is_prolonged(settings, step)
-            return RunSpec(config, left.folder, *started, prolonged=prolonged, timings=timings).to_json()
+            expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
+            print(f"resume: {saved.folder} after {step} steps")
+            timings = saved.timings or _measure_precision(rendezvous, network, prepared, settings)
+            prolonged = saved.is_prolonged(settings, step)
+            return RunSpec(config, saved.folder, *started, prolonged=prolonged, timings=timings).to_json()
 
-        job = RunSpec.from_json(rendezvous.decide("job", go_on))
-        with _ends(rendezvous, job):
+        job = RunSpec.from_json(rendezvous.decide("job", build_spec))
+        with _record_end(rendezvous, job):
             if rendezvous.rank_info.rank == 0:
-                _go_on_in_folder(job, left, typed)
+                _update_folder(job, saved, typed)
             _run(rendezvous, job, run, prepared, callbacks)
-    return left.folder
+    return saved.folder
 
 
 def _measure_precision(
@@ -199,8 +201,8 @@ def _measure_precision(
     return dict(measure_precision(network, planned_corpus, settings, ranks))
 
 
-def _held(rendezvous: Rendezvous, folder: Path) -> AbstractContextManager[None]:
-    """Hold the folder on rank 0. A launcher that restarts a run has ended it before: wait for its heartbeat to stop."""
+def _lock(rendezvous: Rendezvous, folder: Path) -> AbstractContextManager[None]:
+    """Lock the folder on rank 0. After a restart by a launcher, wait until the earlier process lost the lock."""
     return hold(folder, wait=rendezvous.rank_info.restarts > 0) if rendezvous.rank_info.rank == 0 else nullcontext()
 
 
@@ -217,19 +219,19 @@ def _run(
 
 
 def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) -> str:
-    """What goes on with the run. A run folder never imports anything: who types it names the plug-ins."""
+    """Return the command that resumes the run. It names the plug-ins, because a run folder never imports code."""
     program = [word for word in typed[:2] if "=" not in word]
     plugins = [f"plugins=[{','.join(settings.plugins)}]"] if settings.plugins else []
     return shlex.join([*program, f"resume={folder}", *plugins])
 
 
 @contextmanager
-def _ends(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
-    """Whatever ends the run is written down by the first process, which tells the command that goes on with it.
+def _record_end(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
+    """Write the error that ends the run to status.json on rank 0, and print the command that resumes it.
 
-    A run that is done stays so, and a signal that comes while its loggers are closed has nothing left to stop.
+    A run that is done stays done. A signal that comes while its loggers are closed is ignored.
     """
-    before = read_status_or_empty(job.folder)  # of a part before this one, which was shorter
+    before = read_status_or_empty(job.folder)  # a resumed run may have been done before, with fewer steps
     try:
         yield
     except BaseException as error:
@@ -254,7 +256,7 @@ def _ends(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
 
 
 def _write_end(job: RunSpec, error: BaseException) -> None:
-    with suppress(OSError):  # of a disk that cannot be written at all
+    with suppress(OSError):  # the disk may not be writable
         write_end(job.folder, Status(_state(error), _reason(error), job.command))
     if not isinstance(error, (PreemptedError, DivergedError)):
         print(f"resume: {job.command}", file=sys.stderr)
@@ -268,7 +270,7 @@ def _state(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The error in one line; of a process that failed, the last line of its traceback."""
+    """Return the error in one line; for a failed process, the last line of its traceback."""
     if isinstance(error, StoppedError):
         return signal.Signals(error.number).name
     if isinstance(error, TfmError):
@@ -278,7 +280,7 @@ def _reason(error: BaseException) -> str:
 
 
 def start_folder(job: RunSpec, prepared: Prepared, record: Mapping[str, Any]) -> None:
-    """Everything of a run folder that is known before the first step; `record` says how it was begun."""
+    """Write the files of a run folder that are known before the first step; `record` goes to run.json."""
     write_config(job)
     write_model(job.folder, job.config["model"], job.config["plugins"], prepared.train.columns)
     prepared.tokenizer.save(job.folder / TOKENIZER)
@@ -288,16 +290,16 @@ def start_folder(job: RunSpec, prepared: Prepared, record: Mapping[str, Any]) ->
 
 
 def write_config(job: RunSpec) -> None:
-    """`config.yaml`, whole or as it was."""
+    """Replace config.yaml atomically."""
     part = job.folder / f"{CONFIG}.part"
     part.write_text(yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True), "utf-8")
     settle(part, job.folder / CONFIG)
 
 
-def _go_on_in_folder(job: RunSpec, left: SavedRun, typed: Sequence[str]) -> None:
-    """The folder says what has changed, and has no row of metrics that is written again."""
+def _update_folder(job: RunSpec, saved: SavedRun, typed: Sequence[str]) -> None:
+    """Update the folder of a resumed run, and delete the logs if it starts again from step 0."""
     write_config(job)
-    record = left.record | {"commands": [*left.record.get("commands", []), shlex.join(typed)]}
+    record = saved.record | {"commands": [*saved.record.get("commands", []), shlex.join(typed)]}
     if job.prolonged and job.checkpoint:
         record["prolonged"] = step_of(job.checkpoint)
     write_json(job.folder / RUN, record)

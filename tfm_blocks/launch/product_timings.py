@@ -106,7 +106,7 @@ def time_products(network: Network, planned_corpus: PlannedCorpus, seed: int, th
 
 
 def _milliseconds(rounds: list[list[list[float]]], counts: list[float], side: int) -> float:
-    seconds = (count * median(one[place][side] for one in rounds) for place, count in enumerate(counts))
+    seconds = (count * median(one[index][side] for one in rounds) for index, count in enumerate(counts))
     return round(1e3 * sum(seconds), 3)
 
 

@@ -1,4 +1,4 @@
-"""What each of the processes of a run does: it trains, scores, and the first leaves the weights."""
+"""Train and score on each rank of a run. Rank 0 writes the results."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ from tfm_blocks.training.stopped_early import StoppedEarly
 
 
 def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ()) -> None:
-    """In a process of its own: reads from the cache what the first process prepared and reported."""
+    """Entry point of a spawned rank; loads the data that the parent cached, and prints nothing twice."""
     try:
         settings = read_run(job.config)
-        load_plugins(settings.plugins, warn=lambda text: None)  # the first process printed it
+        load_plugins(settings.plugins, warn=lambda text: None)  # the parent printed the warnings
         prepared = prepare(settings.data, job.asked_vocab, tell=lambda text: None)
         spec = read_model(job.config["model"], Sources())
         train_rank(torchrun_rank_info(os.environ, "local"), job, settings, spec, prepared, callbacks)
     except StoppedError as error:
         raise preempted(error.number, job.command) from None
     except PreemptedError:
-        if ranks.rank == 0:  # the others, which have agreed, leave it to tell so, after it has closed its loggers
+        if ranks.rank == 0:  # all ranks agreed to stop; rank 0 reports it after it closed its loggers
             raise
 
 
@@ -72,9 +72,9 @@ def train_rank(
     prepared: Prepared,
     callbacks: Sequence[Callback] = (),
 ) -> None:
-    """Trains, scores the best weights on the test set, else the validation set, and leaves them in the folder.
+    """Train, score the final weights on the test set or else the validation set, and write them to the folder.
 
-    `callbacks` are those of a caller in Python.
+    `callbacks` come from a caller in Python.
     """
     ranks = rank_info.ranks
     quiet_lightning()
@@ -106,28 +106,28 @@ def _fit_and_test(
     heartbeat: Heartbeat,
 ) -> None:
     ranks = rank_info.ranks
-    precision = _introduce(rank_info, job, prepared, settings, network)
+    precision = _print_run(rank_info, job, prepared, settings, network)
     planned_corpus = plan_corpus(network.spec, prepared, settings.data)
     skipped = job.folder / SKIPPED
-    count = NonFiniteSteps(None if ranks.rank else skipped, prepared.train, settings.trainer.patience_nan)
-    module = TrainingModule(network, prepared, settings, ranks, count, pending_signal)
-    heartbeat.doing("trying the memory")
+    non_finite = NonFiniteSteps(None if ranks.rank else skipped, prepared.train, settings.trainer.patience_nan)
+    module = TrainingModule(network, prepared, settings, ranks, non_finite, pending_signal)
+    heartbeat.doing("checking the memory")
     peak = build_memory_check(rank_info, module, planned_corpus, precision).run(settings.seed)
     if ranks.rank == 0:
         print(peak)
     data = _data(ranks, planned_corpus, prepared, settings)
     logs = (job.folder / METRICS, skipped)
-    asked = _asked(job, module)
-    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, asked, job.command, job.until)
-    common = ExpectSameRun(fingerprint(settings.seed, prepared, planned_corpus))
+    stop = _stop_signal(job, module)
+    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, stop, job.command, job.until)
+    same_run = ExpectSameRun(fingerprint(settings.seed, prepared, planned_corpus))
     early = StoppedEarly(callbacks, prolonged=job.prolonged)
-    callbacks = [RestoreSignalHandlers(), checkpoints, common, early, *callbacks]
+    callbacks = [RestoreSignalHandlers(), checkpoints, same_run, early, *callbacks]
     trainer = build_trainer(rank_info, job, settings.trainer, precision, loggers, callbacks, heartbeat)
     with freeze_loaded_objects():
         with defer_signals():
             trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
-        off = trainer.global_step % settings.trainer.validate_every and module.validated != trainer.global_step
-        if checkpoints.owed or off:
+        unvalidated = trainer.global_step % settings.trainer.validate_every and module.validated != trainer.global_step
+        if checkpoints.owed or unvalidated:
             trainer.validate(module, datamodule=data, verbose=False)
     _test(module, data, trainer)
     weights = full_tensors(weights_of(network))
@@ -137,7 +137,7 @@ def _fit_and_test(
 
 
 def _configured(settings: CallbackSettings) -> list[Callback]:
-    """Return the callbacks that the config switches on."""
+    """Return the callbacks that the config enables."""
     stop = settings.early_stopping
     return [EarlyStopping(stop.monitor, stop.patience, stop.min_delta)] if stop.patience else []
 
@@ -145,22 +145,22 @@ def _configured(settings: CallbackSettings) -> list[Callback]:
 def _introduce(
     rank_info: RankInfo, job: RunSpec, prepared: Prepared, settings: RunSettings, network: Network
 ) -> Precision:
-    """Tells what is about to train, with another run's weights in the network where they are asked for."""
-    tell: Callable[[object], None] = print if rank_info.rank == 0 else lambda text: None
+    """Print the run's devices, size, precision and folder, and load the weights of `init_from`."""
+    report: Callable[[object], None] = print if rank_info.rank == 0 else lambda text: None
     device = device_of(settings.trainer)
     if rank_info.local_rank == 0:
         print(f"cluster: {rank_info}, {describe_backend(rank_info, device)}")
     precision = choose_precision(settings.trainer.precision, device, job.timings)
-    tell(f"model: {sum(one.numel() for one in network.parameters()):,} parameters")
+    report(f"model: {sum(parameter.numel() for parameter in network.parameters()):,} parameters")
     if settings.init_from and not job.checkpoint:
-        tell(load_matching_weights(network, prepared.tokenizer, Path(settings.init_from)))
-    tell(precision)
-    tell(f"folder: {job.folder}")
+        report(load_matching_weights(network, prepared.tokenizer, Path(settings.init_from)))
+    report(precision)
+    report(f"folder: {job.folder}")
     return precision
 
 
-def _asked(job: RunSpec, module: TrainingModule) -> Callable[[], int]:
-    """The signal that has come, or 0."""
+def _stop_signal(job: RunSpec, module: TrainingModule) -> Callable[[], int]:
+    """Return a function for the pending stop signal, or 0. Reaching `until` counts as SIGTERM."""
     until = job.until
     if until is None:
         return pending_signal
@@ -200,7 +200,7 @@ def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSe
 
 
 def _test(module: TrainingModule, data: RunData, trainer: Trainer) -> None:
-    """Fills in the weights that the run is to leave, and scores them."""
-    trainer.strategy.barrier()  # what the first rank has written is there for all
+    """Load the final weights into the network and score them."""
+    trainer.strategy.barrier()  # so that all ranks see the files of rank 0
     fill_shares(module.network, final_weights(module.settings.trainer, Path(trainer.default_root_dir) / CHECKPOINTS))
     trainer.test(module, datamodule=data, verbose=False)

@@ -1,4 +1,4 @@
-"""Lightning's trainer, with what is decided here and not by it."""
+"""Build the Lightning Trainer of a run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tfm_blocks.training.settings import TrainerSettings
 
 
 class RestoreSignalHandlers(Callback):
-    """Each stage of the trainer begins with handlers of Lightning's, which this one takes away again.
+    """Replace the signal handlers that Lightning installs at each stage of the trainer.
 
-    So is what the ranks exchange in each step about those, for which they would wait for the device.
+    This also disables Lightning's exchange of SIGTERM in each step, which would wait for the device.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -51,10 +51,10 @@ def build_trainer(
     callbacks: list[Callback],
     heartbeat: Heartbeat,
 ) -> Trainer:
-    picturing = [logger for logger in loggers if logger.shows_pictures]
+    image_loggers = [logger for logger in loggers if logger.shows_pictures]
     callbacks = [
         *callbacks,
-        *([LogAttention(picturing)] if picturing else []),
+        *([LogAttention(image_loggers)] if image_loggers else []),
         BestWeights(job.folder / CHECKPOINTS, settings.keep_last),
         WholeWhileScored(),
         *([ShowProgress(Console(), heartbeat)] if rank_info.rank == 0 else []),
@@ -84,14 +84,17 @@ def build_trainer(
 
 
 def _strategy(settings: TrainerSettings, world: int) -> Strategy | str:
-    """Buffers are constants. To exchange them would hang where ranks validate unequal numbers of batches."""
+    """Return the strategy for `world` ranks.
+
+    DDP does not broadcast buffers, which are constants: that would hang if ranks validate unequal numbers of batches.
+    """
     if world == 1:
         return "auto"
     return FSDP2Strategy(world) if settings.strategy == "fsdp2" else DDPStrategy(broadcast_buffers=False)
 
 
 def quiet_lightning() -> None:
-    """It advises on what is decided here: workers, devices, loggers."""
+    """Silence Lightning's advice about workers, devices and loggers, which this package chooses."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
