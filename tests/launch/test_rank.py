@@ -124,5 +124,5 @@ def test_a_limit_between_both_figures_accepts_the_run_with_the_option_alone(
     trials = [trial_of(small(*sizes)), trial_of(small(*sizes, option))]
     weights = sum(parameter.nbytes for parameter in trials[0].network.parameters())
     room = sum(map(peak_of, trials)) // 2 - weights  # the run's weights are in memory before the check
-    assert "memory does not hold the largest micro-batch" in printed(sizes)
+    assert "the largest micro-batch of the plan does not fit in memory" in printed(sizes)
     assert printed([*sizes, option]).startswith("memory: ")

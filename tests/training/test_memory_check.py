@@ -116,7 +116,7 @@ def test_a_trial_tells_its_peak_and_leaves_the_network_as_it_was(small: Callable
     one = trial(small("dropout=0.3"))
     before = [parameter.detach().clone() for parameter in one.network.parameters()]
     state = torch.random.get_rng_state()
-    assert one.run(1).startswith("memory: the process has taken ")
+    assert one.run(1).startswith("memory: peak ")
     assert torch.equal(state, torch.random.get_rng_state())
     for parameter, kept in zip(one.network.parameters(), before, strict=True):
         assert torch.equal(parameter, kept) and parameter.grad is None
@@ -151,11 +151,11 @@ def test_too_little_memory_is_told_before_the_first_step_with_a_cap_that_fits(tm
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    refusal = "error: data.batch_tokens: is {}: memory does not hold the largest micro-batch of the plan"
+    refusal = "error: data.batch_tokens: is {}: the largest micro-batch of the plan does not fit in memory"
     _, found, said = told(30000).partition(refusal.format(30000))
     assert found
     match = re.fullmatch(r"\s*help: data\.batch_tokens=(\d+) fits; it changes no result\n", said)
     assert match
     cap = int(match[1])
-    assert "memory: the process has taken " in told(cap)
+    assert "memory: peak " in told(cap)
     assert refusal.format(2 * cap) in told(2 * cap)

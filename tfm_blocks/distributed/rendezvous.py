@@ -123,7 +123,7 @@ class Rendezvous:
         """Return the prepared corpora. The first process of each node writes them to the cache."""
         rank_info = self.rank_info
         tell = print if rank_info.rank == 0 else lambda text: None
-        with Heartbeat("preparing the text", speaks=rank_info.rank == 0):
+        with Heartbeat("preparing the text", enabled=rank_info.rank == 0):
             if self.store is None:
                 return prepare(settings, vocab, tell=tell)
             built: list[Prepared] = []

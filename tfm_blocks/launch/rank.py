@@ -81,7 +81,7 @@ def train_rank(
     keep_freed_memory()
     with (
         hold(job.folder / CHECKPOINTS, wait=True) if ranks.rank == 0 else nullcontext(),
-        Heartbeat("building the model", speaks=ranks.rank == 0) as heartbeat,
+        Heartbeat("building the model", enabled=ranks.rank == 0) as heartbeat,
     ):
         network = build_network(spec, seed=settings.seed)
         callbacks = [*_configured(settings.callbacks), *callbacks]

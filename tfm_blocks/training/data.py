@@ -1,4 +1,4 @@
-"""The planned steps of all epochs as one endless stream, and the fixed batches of the validation and test sets."""
+"""Data loaders: an endless stream of the planned training steps, and fixed batches of the validation and test sets."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tfm_blocks.language.spec import Spec, names
 
 @dataclass(frozen=True)
 class PlannedCorpus:
-    """A corpus as a model reads it, in steps and micro-batches of the sizes that the settings say."""
+    """A corpus in the layout of a model, split into steps and micro-batches of the configured sizes."""
 
     corpus: Corpus
     layout: Layout
     settings: DataSettings
 
     def plan(self, *, seed: int, epoch: int) -> EpochPlan:
-        """The plan of one epoch."""
+        """Return the plan of one epoch."""
         return epoch_plan(
             self.layout.widths_NC(self.corpus),
             self.layout.labels_N(self.corpus),
@@ -41,22 +41,22 @@ class PlannedCorpus:
         )
 
     def batches(self, step: PlanStep, ranks: Ranks) -> list[Batch]:
-        """The micro-batches of a step that a rank reads."""
+        """Return the micro-batches of a step for a rank."""
         return [self.batch(step, rows_B, ranks) for rows_B in step.share(ranks.rank, ranks.world)]
 
     def batch(self, step: PlanStep, rows_B: Rows, ranks: Ranks) -> Batch:
-        """One of them, of these rows."""
+        """Return the micro-batch of these rows of a step."""
         return self.layout.batch(self.corpus, rows_B, empty=step.idle(ranks.rank, ranks.world))
 
 
 def plan_corpus(spec: Spec, prepared: Prepared, settings: DataSettings) -> PlannedCorpus:
-    """The training text as a model reads it."""
+    """Return the planned training corpus of a model."""
     return PlannedCorpus(prepared.train, layout_of(prepared.train.columns, names(spec.sources)), settings)
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where a run reads: in `epoch`, whose first step was the run's step `begun`."""
+    """The position of a run in its data: `epoch`, and the number of steps before that epoch as `begun`."""
 
     epoch: int = 0
     begun: int = 0
@@ -64,9 +64,9 @@ class Cursor:
 
 @dataclass(frozen=True)
 class StepBatches:
-    """One optimizer step as a rank reads it: its micro-batches, and the target tokens of the step over all ranks.
+    """The data of one optimizer step for a rank: its micro-batches, and the target tokens of all ranks.
 
-    `rows` are the rows of the corpus that the ranks together read; `waited` the seconds until the batches were there.
+    `rows` are the corpus rows of all ranks. `waited` is the number of seconds that training waited for the batches.
     """
 
     tokens: int
@@ -77,26 +77,26 @@ class StepBatches:
 
     @property
     def own_tokens(self) -> int:
-        """The target tokens that this rank reads."""
+        """Return the number of target tokens of this rank."""
         return sum(len(batch.kept_N) for batch in self.batches)
 
     @property
     def padding(self) -> tuple[int, int]:
-        """How many of the token ids that the rank reads are padding, and how many it reads, over all inputs."""
+        """Return the number of padding ids and of all ids in the inputs of this rank."""
         inputs = [ids for batch in self.batches for ids in batch.inputs.values()]
         return sum(int((ids == PAD).sum()) for ids in inputs), sum(ids.numel() for ids in inputs)
 
     def pin_memory(self) -> StepBatches:
-        """In pages that an accelerator can read by itself; called by torch's loader."""
+        """Return the step in pinned memory; called by torch's loader."""
         return replace(self, batches=[batch.pin_memory() for batch in self.batches])
 
 
 class TrainStream(IterableDataset[StepBatches]):
-    """Step `start` of the run and all that follow.
+    """The steps of a run from `start` on, without end.
 
-    `cursor` is that of an epoch no later than that step's: the plans of those before it are not made again. Each of
-    several workers of a loader, which takes from them in turn, gives its part of the steps. With `even` all ranks get
-    the same number of micro-batches of a step, some of which predict nothing.
+    `cursor` is the start of an epoch no later than `start`, so that earlier plans are not made again. Several loader
+    workers take turns: each yields its part of the steps. With `even` all ranks get the same number of micro-batches in
+    a step, and some of these predict nothing.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class TrainStream(IterableDataset[StepBatches]):
 
 
 class EvalStream(IterableDataset[Batch]):
-    """What a rank reads of a whole corpus, once."""
+    """The micro-batches of a rank in one pass over a corpus."""
 
     def __init__(self, planned_corpus: PlannedCorpus, ranks: Ranks) -> None:
         self.planned_corpus, self.ranks = planned_corpus, ranks
@@ -157,13 +157,13 @@ class EvalStream(IterableDataset[Batch]):
 
 
 def _worker() -> tuple[int, int]:
-    """Which of how many of a loader's workers this process is."""
+    """Return the ID of this loader worker and the number of workers."""
     info = get_worker_info()
     return (info.id, info.num_workers) if info else (0, 1)
 
 
 class TimedLoader(DataLoader[StepBatches]):
-    """A loader that tells each step how long it was waited for."""
+    """A loader that records how long training waited for each step."""
 
     def __iter__(self) -> Iterator[StepBatches]:  # type: ignore[override]
         rest = super().__iter__()
@@ -174,10 +174,11 @@ class TimedLoader(DataLoader[StepBatches]):
 
 
 class RunData(LightningDataModule):
-    """Loaders over what was prepared; the test's is over the validation set where there is no test set.
+    """The loaders of a run. Without a test set, the test loader reads the validation set.
 
-    Training goes on at the trainer's step: a resumed run repeats nothing. `workers` are processes that make batches
-    ahead of their use; `pinned` batches go to an accelerator while it computes. `even` is that of TrainStream.
+    The training loader starts at the trainer's step, so that a resumed run repeats no data. `workers` is the number of
+    processes that prepare batches ahead. `pinned` batches are copied to the device asynchronously. See TrainStream for
+    `even`.
     """
 
     def __init__(
@@ -203,13 +204,13 @@ class RunData(LightningDataModule):
             self._options["multiprocessing_context"] = "fork"  # a rank was spawned, and so would be its workers
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Notes where training reads."""
+        """Record the position of training in the data."""
         if isinstance(batch, StepBatches):
             self.cursor = batch.cursor
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the position in the data, for a checkpoint."""
         return asdict(self.cursor)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -239,6 +240,6 @@ class RunData(LightningDataModule):
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """A signal to all processes of a run stops none that makes batches: the run ends them when it has agreed."""
+    """Ignore stop signals in a loader worker: the run ends its workers after the ranks agreed to stop."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
