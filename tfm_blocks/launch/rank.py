@@ -142,7 +142,7 @@ def _configured(settings: CallbackSettings) -> list[Callback]:
     return [EarlyStopping(stop.monitor, stop.patience, stop.min_delta)] if stop.patience else []
 
 
-def _introduce(
+def _print_run(
     rank_info: RankInfo, job: RunSpec, prepared: Prepared, settings: RunSettings, network: Network
 ) -> Precision:
     """Print the run's devices, size, precision and folder, and load the weights of `init_from`."""
