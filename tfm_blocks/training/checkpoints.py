@@ -49,7 +49,7 @@ class CheckpointFiles(CheckpointIO):
             write_checkpoint(folder, checkpoint["global_step"], checkpoint, self.keep)
         except OSError as error:
             rule = f"a checkpoint cannot be written: {error.strerror}"
-            raise RunError(Problem(str(folder), rule, help="make room on the disk, then resume the run")) from None
+            raise RunError(Problem(str(folder), rule, help="free disk space, then resume the run")) from None
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Load the checkpoint on the CPU; loading never runs code. Raises RunError."""
