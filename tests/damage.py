@@ -35,7 +35,7 @@ from tfm_blocks.launch.check import check_resumed_run, check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import rows_until
 from tfm_blocks.launch.resume import read_saved_run
-from tfm_blocks.runs.checkpoints import newest_whole
+from tfm_blocks.runs.checkpoints import newest_intact
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.record import adopt_names, claim_sweep, state_before
 from tfm_blocks.sweep.result import result_of
@@ -112,8 +112,8 @@ class Resumed:
         left = read_saved_run(run)
         composed = compose_resumed(self.config, left.config, str(run / "config.yaml"), left.text)
         settings = check_resumed_run(composed).settings
-        newest = newest_whole(run / "checkpoints")
-        left.expect_to_go_on(settings, newest.step if newest else 0)
+        newest = newest_intact(run / "checkpoints")
+        left.expect_resumable(settings, newest.step if newest else 0)
         rows_until(run / "metrics.csv", 9)
 
 

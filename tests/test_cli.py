@@ -185,7 +185,7 @@ def test_show_of_a_run_tells_how_it_stands_and_the_nodes_that_were_trained(trans
     assert "none can be changed: 'heads=2'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["show", str(tmp_path)])
-    assert "this is no run folder" in capsys.readouterr().err
+    assert "this is not a run folder" in capsys.readouterr().err
 
 
 def test_models_lists_those_of_ones_own_folder_too_with_what_their_files_say(tmp_path, capsys):

@@ -27,7 +27,7 @@ from tests.translation.test_any_graph import sharper
 from tests.translation.test_search import bounds
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.distributed.signals import end_on_signals
+from tfm_blocks.distributed.signals import exit_on_signals
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.precision import choose_precision
@@ -52,7 +52,7 @@ if torch.cuda.is_available():
 
 
 def run(composed: Composed, root: Path) -> Path:
-    end_on_signals()
+    exit_on_signals()
     train(check_run(composed), root)
     return max(root.glob("run*"), key=lambda path: path.stat().st_mtime)
 

@@ -49,7 +49,7 @@ WRONG = {
     "step of nothing": (["trainer.clip=0"], "trainer.clip: must be above 0", "default.yaml", "trainer.clip=0"),
     "too few positions": (
         ["model.graph.src_pos={block: learned_position, max_length: 5}"],
-        "src_pos: knows 5 positions, but src of train has up to ",
+        "src_pos: has 5 positions, but src of train has up to ",
         "base.yaml:16",
         "raise its max_length",
     ),

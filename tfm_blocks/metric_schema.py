@@ -1,6 +1,6 @@
-"""The table of metrics: name, unit, direction and digits of all that is logged or scored, and where it is shown.
+"""The table of metrics: the name, unit, direction and format of each metric, and where it is shown.
 
-Every other module reads it, so a new metric is a row here and the code that computes it.
+All other modules read it. To add a metric, add a row here and the code that computes it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ TOKENS = "train/tokens"
 SECONDS = "train/seconds"
 SPEED = "train/tokens_per_second"
 SKIPPED = "train/skipped"
-OBJECTIVE = "val/loss"  # decides which weights are the best, and what a search minimises by default
+OBJECTIVE = "val/loss"  # selects the best weights, and is the default objective of a search
 
 
 @dataclass(frozen=True)
 class Key:
-    """One metric that runs log.
+    """One logged metric.
 
-    summary: the value of a run that Weights & Biases shows in its tables. min: lower values are better; max: higher
+    summary: the value that Weights & Biases shows for a run in its tables. min: lower values are better; max: higher
     values are better, or the metric only grows; last: neither.
-    form: its format in tables with fixed digits. progress: its text on progress lines, or "".
-    best: `tfm compare` and `tfm show` have a column for its best validation. chart: `tfm report` draws it.
-    headline: `tfm runs` shows the measured metric with the lowest number. translated: it needs translations.
+    form: format in tables with fixed digits. progress: format on progress lines, or "".
+    best: `tfm compare` and `tfm show` have a column for the best validation. chart: `tfm report` plots it.
+    headline: `tfm runs` shows the measured metric with the lowest number. translated: it requires translations.
 
-    A name that ends in {node} or {group} is several keys: one for each block that adds a loss, or each group of the
-    text.
+    A name that ends in {node} or {group} stands for several keys: one for each block with an auxiliary loss, or for
+    each group of the text.
     """
 
     name: str
@@ -44,17 +44,17 @@ class Key:
 
     @property
     def summarised(self) -> str:
-        """The name of that value in W&B."""
+        """Return the name of the summary value in W&B."""
         return self.name if self.summary == "last" else f"{self.name}.{self.summary}"
 
 
 @dataclass(frozen=True)
 class FinalScore:
-    """A score of the finished model, by which `tfm compare`, `tfm show` and `tfm report` compare runs.
+    """A score of the finished model that `tfm compare`, `tfm show` and `tfm report` show.
 
-    kind: corpus: sacreBLEU computes it, with an interval and a signature; fraction: a logged fraction, in percent, with
-    an interval; token: a logged value without an interval. key: the name under which the split logs it.
-    mean, difference: formats of the tables over seeds, which leave out a score without `mean`, and against a baseline.
+    kind: corpus: computed by sacreBLEU, with an interval and a signature; fraction: a logged fraction, in percent, with
+    an interval; token: a logged value without an interval. key: its name in the log of the split.
+    mean: format in tables over seeds, or "" to omit it there. difference: format in tables against a baseline.
     """
 
     name: str
@@ -67,53 +67,53 @@ class FinalScore:
 
 @dataclass(frozen=True)
 class Medium:
-    """What is no number, logged at each validation."""
+    """A table or an image that is logged at each validation."""
 
     name: str
-    what: str
+    description: str
 
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of a run from its start, beside its config: `facts.NAME`."""
+    """A fact that is known at the start of a run, besides its config: `facts.NAME`."""
 
     name: str
-    what: str
+    description: str
 
 
 IN_EVERY_ROW = frozenset({TOKENS, SECONDS})
 TRAIN_KEYS = (
     Key(
         "train/loss",
-        "nats a target token, label-smoothed, without auxiliary losses; mean since the row before",
+        "nats per target token, label-smoothed, without auxiliary losses; mean since the previous row",
         "min",
         progress="loss {:.3f}",
         chart=True,
     ),
-    Key("train/perplexity", "e^(nats a target token), not smoothed; mean since the row before", "min"),
-    Key(TOKENS, "target tokens that the run has read, those of skipped steps too; in every row", "max"),
-    Key(SECONDS, "seconds of training, with validations and those before a resume; in every row", "max"),
+    Key("train/perplexity", "e^(nats per target token), not smoothed; mean since the previous row", "min"),
+    Key(TOKENS, "target tokens read so far, with those of skipped steps; in every row", "max"),
+    Key(SECONDS, "seconds of training so far, with validations and the time before a resume; in every row", "max"),
     Key("train/lr", "learning rate of the last step", progress="lr {:.2e}", chart=True),
-    Key("train/gradient_norm", "L2 norm before clipping, of the last step that was taken"),
+    Key("train/gradient_norm", "L2 norm before clipping, of the last step that was not skipped"),
     Key("train/gradient_norm_clipped", "the same after clipping"),
-    Key(SPEED, "target tokens a second, of all ranks", form="{:,.0f}", progress="{:,.0f} tokens/s"),
-    Key("train/padding", "share of the token ids that are read, 0 to 1"),
-    Key("train/waiting", "share of the time that a rank waits for its next batches, 0 to 1"),
+    Key(SPEED, "target tokens per second, of all ranks", form="{:,.0f}", progress="{:,.0f} tokens/s"),
+    Key("train/padding", "fraction of the input ids that are padding, 0 to 1"),
+    Key("train/waiting", "fraction of the time that ranks wait for batches, 0 to 1"),
     Key(SKIPPED, "steps of the run whose loss or gradient was not finite", progress="{:.0f} skipped"),
-    Key("train/aux_loss/{node}", "auxiliary loss of the block a target token; added to the minimised sum"),
+    Key("train/aux_loss/{node}", "auxiliary loss of the block per target token; part of the minimised sum"),
 )
 SPLIT_KEYS = (  # of val/ and test/
     Key(
         "loss",
-        "nats a target token, label-smoothed",
+        "nats per target token, label-smoothed",
         "min",
         progress="loss {:.3f}",
         best=True,
         chart=True,
         headline=4,
     ),
-    Key("perplexity", "e^(nats a target token), not smoothed", "min", progress="perplexity {:.2f}", headline=3),
-    Key("token_accuracy", "share of target tokens, 0 to 1", "max", progress="tokens {:.1%}"),
+    Key("perplexity", "e^(nats per target token), not smoothed", "min", progress="perplexity {:.2f}", headline=3),
+    Key("token_accuracy", "fraction of target tokens that are ranked first, 0 to 1", "max", progress="tokens {:.1%}"),
     Key(
         "bleu",
         "sacreBLEU's BLEU of TEXTS, 0 to 100",
@@ -127,7 +127,7 @@ SPLIT_KEYS = (  # of val/ and test/
     Key("chrf", "sacreBLEU's chrF of TEXTS, 0 to 100", "max", progress="chrF {:.2f}", chart=True, translated=True),
     Key(
         "exact_match",
-        "share of TEXTS, 0 to 1",
+        "fraction of TEXTS that equal their references, 0 to 1",
         "max",
         progress="exact {:.1%}",
         best=True,
@@ -135,8 +135,8 @@ SPLIT_KEYS = (  # of val/ and test/
         headline=2,
         translated=True,
     ),
-    Key("length_ratio", "pieces of TEXTS a piece of their references", translated=True),
-    Key("exact_match/{group}", "share of TEXTS of the group, 0 to 1", "max", translated=True),
+    Key("length_ratio", "tokens of TEXTS per token of their references", translated=True),
+    Key("exact_match/{group}", "the same for TEXTS of the group, 0 to 1", "max", translated=True),
 )
 
 
@@ -158,30 +158,31 @@ FINAL_SCORES = (
 )
 MEDIA = (
     Medium(
-        "samples/val", "table of source, output and reference of the first validation sentences, each time the same"
+        "samples/val",
+        "table of source, output and reference for the first validation sentences, the same in each validation",
     ),
-    Medium("samples/test", "the same of the test set, once"),
-    Medium("attention/1", "picture of what each head looks at in a short validation sentence, each time the same"),
-    Medium("attention/2", "the same of another sentence"),
+    Medium("samples/test", "the same for the test set, logged once"),
+    Medium("attention/1", "image of each attention head for a short validation sentence, the same in each validation"),
+    Medium("attention/2", "the same for another sentence"),
 )
 FACTS = (
-    Fact("model", "the name of the model"),
-    Fact("parameters", "how many, tied and shared ones counted once"),
-    Fact("parameters_asked", "the same with the vocabulary that was asked for, as `tfm show` counts"),
-    Fact("parameters_by_node", "of each node's address"),
-    Fact("config_hash", "equal for runs that differ in their seed alone, or in what a resumed run may change"),
-    Fact("git_commit", "of the folder in which the run was started, with -dirty where files differ from it"),
-    Fact("seed", "of weights, order and dropout"),
-    Fact("resumed", "how often"),
-    Fact("command", "the newest command line"),
-    Fact("hardware", "device, its name, devices, nodes, processor cores"),
-    Fact("precision", "its name, the reason, and for `auto` on a CPU the measured milliseconds of both"),
-    Fact("versions", "of Python and the libraries"),
+    Fact("model", "name of the model"),
+    Fact("parameters", "number of parameters; tied and shared ones count once"),
+    Fact("parameters_asked", "the same with the requested size of the vocabulary, as in `tfm show`"),
+    Fact("parameters_by_node", "number of parameters by node address"),
+    Fact("config_hash", "equal for runs that differ only in their seed, or in keys that a resume may change"),
+    Fact("git_commit", "commit of the folder in which the run started, with -dirty if files differ from it"),
+    Fact("seed", "seed of weights, order and dropout"),
+    Fact("resumed", "number of resumes"),
+    Fact("command", "newest command line"),
+    Fact("hardware", "kind and name of the device, number of devices, nodes and CPU cores"),
+    Fact("precision", "name and reason; for `auto` on a CPU also the measured milliseconds of both precisions"),
+    Fact("versions", "versions of Python and the libraries"),
 )
 
 
 def columns(nodes: Sequence[str], groups: Sequence[str]) -> list[str]:
-    """The keys of a run whose blocks at `nodes` add a loss, and whose text has these groups."""
+    """Return the keys of a run with auxiliary losses at `nodes`, and with these groups in its text."""
     return [name for key in METRIC_KEYS for name in _expand(key.name, nodes, groups)]
 
 
@@ -190,12 +191,12 @@ def _expand(name: str, nodes: Sequence[str], groups: Sequence[str]) -> Iterator[
     if not brace:
         yield name
         return
-    for one in nodes if kind == "node}" else groups:
-        yield head + one
+    for suffix in nodes if kind == "node}" else groups:
+        yield head + suffix
 
 
 def find_key(name: str) -> Key:
-    """The key that a logged name is of. Raises KeyError where the contract has none."""
+    """Return the key of a logged name. Raises KeyError if the table has none."""
     for key in METRIC_KEYS:
         head, brace, _ = key.name.partition("{")
         if name == key.name or (brace and name.startswith(head)):
@@ -210,10 +211,10 @@ def markdown() -> str:
     return "\n".join(
         [
             "# Logged keys\n",
-            "Made by `python -m tfm_blocks.metric_schema > docs/logged-keys.md` from the table that all commands read.",
-            "W&B shows the summary of a run in its tables. Samples, pictures and facts: [tracking.md](tracking.md).\n",
+            "Generated by `python -m tfm_blocks.metric_schema > docs/logged-keys.md`, from the table of all metrics.",
+            "W&B shows the summary of a run in its tables. Samples, images and facts: [tracking.md](tracking.md).\n",
             *("| key | unit | summary |", "|---|---|---|", *keys),
-            "\n[comparing.md](comparing.md) compares these scores of finished models:\n",
+            "\nThe scores of finished models, which [comparing.md](comparing.md) compares:\n",
             *("| score | better |", "|---|---|", *scores),
         ]
     )

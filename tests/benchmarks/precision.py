@@ -19,7 +19,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.launch.precision import choose_precision, measure_precision
 from tfm_blocks.network.build import build_network, check_model, network_without_values
-from tfm_blocks.training.data import PlannedCorpus, feed_of
+from tfm_blocks.training.data import PlannedCorpus, plan_corpus
 from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.settings import RunSettings, read_run
 
@@ -58,7 +58,7 @@ def main() -> None:
     composed = composed.with_vocab(prepared.tokenizer.size)
     settings = read_run(composed.mapping)
     network = network_without_values(check_model(composed.model))
-    feed = feed_of(network.spec, prepared, settings.data)
+    feed = plan_corpus(network.spec, prepared, settings.data)
     begin = time.perf_counter()
     chosen = choose_precision("auto", "cpu", measure_precision(network, feed, settings, 1))
     print(f"{chosen}, after {time.perf_counter() - begin:.2f} s")

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.distributed.cluster import RankInfo, find_place, refuse_launched_sweep
-from tfm_blocks.distributed.rendezvous import environment_of
+from tfm_blocks.distributed.cluster import RankInfo, find_rank_info, refuse_launched_sweep
+from tfm_blocks.distributed.rendezvous import cluster_environment
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.launch.resume import find_begun
+from tfm_blocks.launch.resume import find_restarted_run
 from tfm_blocks.training.settings import DeviceSettings
 
 TORCHRUN = {
@@ -39,33 +39,33 @@ def asked(**given: Any) -> DeviceSettings:
 
 
 def test_a_process_of_torchruns_finds_its_place() -> None:
-    place = find_place(asked(), TORCHRUN)
+    place = find_rank_info(asked(), TORCHRUN)
     told = {"launch": "torchrun abc", "restarts": 1}
     assert place == RankInfo(cluster="torchrun", rank=3, world=4, local_rank=1, devices=2, nodes=2, **told)
     assert str(place) == "torchrun, rank 3 of 4 on 2 nodes"
 
 
 def test_a_process_of_sruns_finds_its_place() -> None:
-    place = find_place(asked(), SRUN)
+    place = find_rank_info(asked(), SRUN)
     assert place == RankInfo(
         cluster="slurm", rank=2, world=4, local_rank=0, devices=2, nodes=2, launch="slurm 7", restarts=2
     )
 
 
 def test_torchrun_inside_a_job_of_slurms_is_torchrun_unless_it_is_said() -> None:
-    assert find_place(asked(), SRUN | TORCHRUN).cluster == "torchrun"
-    assert find_place(asked(cluster="slurm"), SRUN | TORCHRUN).cluster == "slurm"
+    assert find_rank_info(asked(), SRUN | TORCHRUN).cluster == "torchrun"
+    assert find_rank_info(asked(cluster="slurm"), SRUN | TORCHRUN).cluster == "slurm"
 
 
 @pytest.mark.parametrize("environment", ALONE.values(), ids=ALONE)
 def test_a_process_that_was_started_alone_starts_the_others(environment: dict[str, str]) -> None:
-    place = find_place(asked(num_nodes=1), environment)
-    assert (place.cluster, place.world, place.outside) == ("local", 1, False)
+    place = find_rank_info(asked(num_nodes=1), environment)
+    assert (place.cluster, place.world, place.is_external) == ("local", 1, False)
 
 
 @pytest.mark.parametrize("environment", ALONE.values(), ids=ALONE)
 def test_a_job_of_slurms_that_is_requeued_is_known_where_it_is_one_process(environment: dict[str, str]) -> None:
-    place = find_place(asked(num_nodes=1), environment | {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
+    place = find_rank_info(asked(num_nodes=1), environment | {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
     assert (place.cluster, place.launch, place.restarts) == ("local", "slurm 7", 1)
 
 
@@ -73,10 +73,10 @@ WRONG = {
     "fewer devices": (
         asked(devices=1),
         TORCHRUN,
-        "asks for 1 processes on each of 2 nodes, but torchrun has started 4",
+        "requests 1 processes on each of 2 nodes, but torchrun started 4",
     ),
-    "fewer nodes": (asked(num_nodes=1), SRUN, "asks for 2 processes on each of 1 nodes, but slurm has started 4"),
-    "uneven nodes": (asked(), TORCHRUN | {"WORLD_SIZE": "3"}, "but torchrun has started 3 processes"),
+    "fewer nodes": (asked(num_nodes=1), SRUN, "requests 2 processes on each of 1 nodes, but slurm started 4"),
+    "uneven nodes": (asked(), TORCHRUN | {"WORLD_SIZE": "3"}, "but torchrun started 3 processes"),
     "nodes of nobody": (asked(), {}, "starts processes on its own machine only"),
     "no torchrun": (asked(cluster="torchrun"), {}, "is torchrun, but the environment of this process has no RANK"),
     "no srun": (
@@ -85,9 +85,9 @@ WRONG = {
         "is slurm, but the environment of this process has no",
     ),
     "tasks without a number": (asked(), SRUN | {"SLURM_NTASKS_PER_NODE": ""}, "has no SLURM_NTASKS_PER_NODE"),
-    "alone among many": (asked(cluster="local"), SRUN, "srun has started 4 processes, and each would train the whole"),
-    "mpirun": (asked(num_nodes=1), {"OMPI_COMM_WORLD_SIZE": "3"}, "mpirun has started 3 processes"),
-    "another launcher": (asked(num_nodes=1), {"RANK": "0", "WORLD_SIZE": "2"}, "a launcher has started 2 processes"),
+    "alone among many": (asked(cluster="local"), SRUN, "srun started 4 processes, and each would train the whole"),
+    "mpirun": (asked(num_nodes=1), {"OMPI_COMM_WORLD_SIZE": "3"}, "mpirun started 3 processes"),
+    "another launcher": (asked(num_nodes=1), {"RANK": "0", "WORLD_SIZE": "2"}, "a launcher started 2 processes"),
 }
 
 
@@ -96,7 +96,7 @@ def test_another_world_than_was_asked_for_is_refused(
     settings: DeviceSettings, environment: dict[str, str], told: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"{told}(?s:.*)help: .*(torchrun|srun|trainer\.devices=2)"):
-        find_place(settings, environment)
+        find_rank_info(settings, environment)
 
 
 @pytest.mark.parametrize("environment", [TORCHRUN, SRUN])
@@ -111,9 +111,9 @@ def test_lightning_is_told_who_has_started_the_processes(monkeypatch: pytest.Mon
     """It would take Slurm for the launcher where both are there."""
     for name, value in (SRUN | TORCHRUN).items():
         monkeypatch.setenv(name, value)
-    environment = environment_of(find_place(asked(), SRUN | TORCHRUN))
+    environment = cluster_environment(find_rank_info(asked(), SRUN | TORCHRUN))
     assert (environment.global_rank(), environment.world_size(), environment.local_rank()) == (3, 4, 1)
-    slurm: Any = environment_of(find_place(asked(cluster="slurm"), SRUN | TORCHRUN))
+    slurm: Any = cluster_environment(find_rank_info(asked(cluster="slurm"), SRUN | TORCHRUN))
     assert (slurm.global_rank(), slurm.world_size(), slurm.auto_requeue) == (2, 4, False)
 
 
@@ -137,9 +137,9 @@ def test_processes_that_are_started_anew_find_the_newest_run_of_their_launch(
         (run / "model.json").write_text(json.dumps({"model": config["model"]}))
         (run / "status.json").write_text('{"state": "failed"}')
     (tmp_path / "a.b-5").mkdir()
-    anew = find_place(asked(), TORCHRUN)
-    found = find_begun(tmp_path, "a.b", anew, TYPED)
+    anew = find_rank_info(asked(), TORCHRUN)
+    found = find_restarted_run(tmp_path, "a.b", anew, TYPED)
     assert found is not None and found.folder.name == "a.b-2"
-    assert find_begun(tmp_path, "other", anew, TYPED) is None
-    first = find_place(asked(), TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"})
-    assert find_begun(tmp_path, "a.b", first, TYPED) is None
+    assert find_restarted_run(tmp_path, "other", anew, TYPED) is None
+    first = find_rank_info(asked(), TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"})
+    assert find_restarted_run(tmp_path, "a.b", first, TYPED) is None

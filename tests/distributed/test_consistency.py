@@ -10,8 +10,8 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import Sides
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.distributed.cluster import torchrun_place
-from tfm_blocks.distributed.consistency import asked_fingerprint, fingerprint
+from tfm_blocks.distributed.cluster import torchrun_rank_info
+from tfm_blocks.distributed.consistency import config_fingerprint, fingerprint
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.errors import RunError
 from tfm_blocks.launch.job import start_folder
@@ -27,7 +27,7 @@ def read_another(ranks: Ranks, job: RunSpec) -> None:
     settings = read_run(job.config).data.model_copy(update={"train": 200 + ranks.rank})
     prepared = prepare(settings, job.asked_vocab, tell=lambda text: None)
     spec = check_model(job.config["model"])
-    train_rank(torchrun_place(os.environ, "local"), job, read_run(job.config), spec, prepared)
+    train_rank(torchrun_rank_info(os.environ, "local"), job, read_run(job.config), spec, prepared)
 
 
 def test_ranks_that_read_different_texts_stop_before_the_first_step_and_say_what_differs(
@@ -52,7 +52,7 @@ def test_the_fingerprint_tells_what_differs_and_the_cap_on_a_batch_is_not_in_the
         settings = read_run(config)
         prepared = prepare(settings.data, config["vocab"], tell=lambda text: None)
         feed = PlannedCorpus(prepared.train, Sides(["src"]), settings.data)
-        return {**asked_fingerprint(config), **fingerprint(settings.seed, prepared, feed)}
+        return {**config_fingerprint(config), **fingerprint(settings.seed, prepared, feed)}
 
     first, versions = made(), {"version of tfm-blocks", "version of torch"}
     assert first == made()

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tfm_blocks.runs.checkpoints import list_checkpoints, newest_whole
+from tfm_blocks.runs.checkpoints import list_checkpoints, newest_intact
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 900  # seconds: a machine may be busy
@@ -148,7 +148,7 @@ def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
             while time.monotonic() < begun + PATIENCE:
                 os.killpg(process.pid, 0)
                 time.sleep(0.1)
-    newest = newest_whole(checkpoints)
+    newest = newest_intact(checkpoints)
     assert newest is not None and newest.step >= 4
 
 
@@ -157,7 +157,7 @@ def test_a_world_that_was_not_asked_for_ends_before_anything_is_started(tmp_path
     process = start([*torchrun(1, 2, "--standalone"), str(ROOT / "train.py"), *SMALL], tmp_path / "other")
     output = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode != 0
-    assert "asks for 1 processes on each of 1 nodes, but torchrun has started 2 processes on 1 nodes" in output
+    assert "requests 1 processes on each of 1 nodes, but torchrun started 2 processes on 1 nodes" in output
     assert "help: write trainer.devices=2 trainer.num_nodes=1" in output
     assert not list((tmp_path / "other").iterdir())
 

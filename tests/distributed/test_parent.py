@@ -130,8 +130,8 @@ def test_sighup_stops_as_sigterm_does_unless_nohup_ignores_it(ignored: bool, sta
     code = """
 import os, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "True" else signal.SIG_DFL)
-from tfm_blocks.distributed.signals import StoppedError, end_on_signals
-end_on_signals()
+from tfm_blocks.distributed.signals import StoppedError, exit_on_signals
+exit_on_signals()
 try:
     os.kill(os.getpid(), signal.SIGHUP)
     print("went on")

@@ -9,7 +9,7 @@ import torch.distributed
 from torch.distributed import HashStore
 
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.distributed.rendezvous import Meeting, _greet
+from tfm_blocks.distributed.rendezvous import Rendezvous, _greet
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.launch.resume import SavedRun
 from tfm_blocks.launch.run_spec import RunSpec
@@ -27,7 +27,7 @@ def test_processes_that_are_started_anew_do_not_believe_what_others_have_said_be
 
 
 def test_what_a_process_has_joined_it_leaves() -> None:
-    meeting = Meeting(RankInfo())
+    meeting = Rendezvous(RankInfo())
     meeting.store = HashStore()
     for leave in (meeting.part, meeting.leave):
         meeting.join("cpu")
@@ -36,10 +36,10 @@ def test_what_a_process_has_joined_it_leaves() -> None:
         assert not torch.distributed.is_initialized()
 
 
-def two_meetings(store: HashStore) -> list[Meeting]:
-    meetings = [Meeting(RankInfo()) for _ in range(2)]
+def two_meetings(store: HashStore) -> list[Rendezvous]:
+    meetings = [Rendezvous(RankInfo()) for _ in range(2)]
     for rank, meeting in enumerate(meetings):
-        meeting.place, meeting.store = RankInfo(cluster="torchrun", rank=rank, world=2, devices=2), store
+        meeting.rank_info, meeting.store = RankInfo(cluster="torchrun", rank=rank, world=2, devices=2), store
     return meetings
 
 
@@ -62,7 +62,7 @@ def test_what_ranks_gather_is_json_in_the_store() -> None:
     store, threads = HashStore(), ThreadPoolExecutor(2)
     meetings = two_meetings(store)
     with threads:
-        gathered = threads.map(lambda meeting: meeting.gather("asked", {"rank": meeting.place.rank}), meetings)
+        gathered = threads.map(lambda meeting: meeting.gather("asked", {"rank": meeting.rank_info.rank}), meetings)
         assert list(gathered) == [[{"rank": 0}, {"rank": 1}]] * 2
     assert [json.loads(store.get(f"asked {rank}")) for rank in range(2)] == [
         {"value": {"rank": 0}},

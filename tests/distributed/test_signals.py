@@ -13,7 +13,7 @@ import pytest
 
 from tests.launch.test_job import wandb_exit_code
 from tests.launch.test_resume import ROOT, expect_same, rows
-from tfm_blocks.launch.devices import processor_cores
+from tfm_blocks.launch.devices import available_cores
 
 LIMIT = 10.0  # seconds on a machine that does nothing else
 RUN = [
@@ -41,7 +41,7 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Compl
 
 def seconds_since(folder: Path) -> float:
     """Since the signal was sent, for a machine that does nothing else."""
-    return (time.time() - (folder / "sent").stat().st_mtime) / max(1, os.getloadavg()[0] / processor_cores())
+    return (time.time() - (folder / "sent").stat().st_mtime) / max(1, os.getloadavg()[0] / available_cores())
 
 
 GRID = [

@@ -20,7 +20,7 @@ from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch import check as launch_check
 from tfm_blocks.launch import rank as launch_rank
 from tfm_blocks.launch.check import check_remote_run, check_resumed_run, check_run, warn_about_warmup
-from tfm_blocks.launch.devices import processor_cores
+from tfm_blocks.launch.devices import available_cores
 from tfm_blocks.launch.job import train as train_run
 from tfm_blocks.network import build
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
@@ -61,7 +61,7 @@ def test_a_file_of_ones_own_is_read_like_the_command_line(tmp_path: Path) -> Non
 
 
 def test_more_processes_than_cores_are_refused(small: Callable[..., Composed]) -> None:
-    cores = processor_cores()
+    cores = available_cores()
     with pytest.raises(ConfigError, match=f"trainer.devices: is {cores + 1}, but this process may use {cores} "):
         check_run(small(f"trainer.devices={cores + 1}"))
     assert check_run(small(f"trainer.devices={cores}")).settings.trainer.devices == cores
@@ -92,7 +92,7 @@ def test_cores_are_those_that_the_process_may_use() -> None:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})
-        assert processor_cores() == 1
+        assert available_cores() == 1
     finally:
         os.sched_setaffinity(0, before)
 

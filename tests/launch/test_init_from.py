@@ -6,7 +6,7 @@ import torch
 import tfm_blocks as tfm
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import RunError
-from tfm_blocks.launch.init_from import start_from
+from tfm_blocks.launch.init_from import load_matching_weights
 from tfm_blocks.runs.model import weights_of, write_weights
 
 KNOBS = {"d_model": 16, "d_ff": 8, "heads": 2, "model.graph.logits.out_bias": True}
@@ -30,8 +30,8 @@ def run(tmp_path):
 def test_the_same_model_and_vocabulary_take_everything(run):
     folder, pieces, weights = run
     network = tfm.build("tiny", **KNOBS, layers=2, vocab=pieces.size, seed=1)
-    start = start_from(network, pieces, folder)
-    assert (sorted(start.taken), start.new, start.left, start.pieces) == (sorted(weights), [], [], pieces.size)
+    start = load_matching_weights(network, pieces, folder)
+    assert (sorted(start.loaded), start.new, start.unused, start.subwords) == (sorted(weights), [], [], pieces.size)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in weights_of(network).items())
 
 
@@ -39,12 +39,12 @@ def test_a_model_that_has_grown_takes_what_it_has_in_common_and_lists_the_rest(r
     folder, pieces, weights = run
     network = tfm.build("prenorm", **KNOBS, layers=3, vocab=pieces.size, seed=1)
     before = {name: tensor.clone() for name, tensor in weights_of(network).items()}
-    start = start_from(network, pieces, folder)
-    assert "encoder.1.attn.block.qkv.weight" in start.taken
+    start = load_matching_weights(network, pieces, folder)
+    assert "encoder.1.attn.block.qkv.weight" in start.loaded
     assert "encoder.2.attn.block.qkv.weight" in start.new and "encoder.last.norm.weight" in start.new
-    assert set(start.taken) | set(start.new) == set(before) and set(start.left) == set(weights) - set(start.taken)
+    assert set(start.loaded) | set(start.new) == set(before) and set(start.unused) == set(weights) - set(start.loaded)
     for name, tensor in weights_of(network).items():
-        assert torch.equal(tensor, weights[name] if name in start.taken else before[name])
+        assert torch.equal(tensor, weights[name] if name in start.loaded else before[name])
     assert "init: new: encoder.last.norm.weight" in str(start)
 
 
@@ -57,8 +57,8 @@ def test_the_pieces_in_common_with_another_vocabulary_keep_their_rows_and_biases
     network = tfm.build("tiny", **KNOBS, layers=2, vocab=new.size, seed=1)
     before = {name: one.clone() for name, one in weights_of(network).items() if one.shape[0] == new.size}
     assert before.keys() == {"src_emb.block.weight", "logits.block.bias"}
-    start = start_from(network, new, folder)
-    assert 260 <= start.pieces < new.size and start.new == []
+    start = load_matching_weights(network, new, folder)
+    assert 260 <= start.subwords < new.size and start.new == []
     for table in before:
         for piece, row in new.ids.items():
             expected = weights[table][old.ids[piece]] if piece in old.ids else before[table][row]
@@ -69,4 +69,4 @@ def test_a_run_without_weights_says_so(tmp_path):
     pieces = tokenizer("a")
     network = tfm.build("tiny", **KNOBS, layers=1, vocab=pieces.size)
     with pytest.raises(RunError, match="has no weights of a validation"):
-        start_from(network, pieces, tmp_path)
+        load_matching_weights(network, pieces, tmp_path)

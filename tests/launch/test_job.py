@@ -33,7 +33,7 @@ from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.metric_schema import columns, find_key
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
+from tfm_blocks.runs.checkpoints import newest_intact, read_checkpoint
 from tfm_blocks.runs.folder import step_file, step_files
 from tfm_blocks.training.settings import read_run
 from tfm_blocks.translation.translator import Translator
@@ -272,7 +272,7 @@ def test_a_model_that_reads_other_inputs_is_refused_with_a_reason(
     image = "++model.inputs={img: B P 16, src: B S, tgt: B T}"
     picture = "++model.graph.picture={block: layernorm, in: img, after: encoder}"
     joined = "++model.graph.decoder.layer.look={block: attention, kv: picture, before: ffn}"
-    with pytest.raises(ConfigError, match=r"model\.inputs\.img: holds vectors, and training reads text"):
+    with pytest.raises(ConfigError, match=r"model\.inputs\.img: is an input of vectors, but training reads text"):
         run(small(image, picture, joined), tmp_path)
 
 
@@ -308,7 +308,7 @@ def test_a_run_that_gets_a_signal_ends_with_75_and_says_how_to_go_on(
     assert process.stderr.read() == f"the run was stopped by {number.name}\nresume: {command}\n"
     status = json.loads((run / "status.json").read_text())
     assert status == {"state": "preempted", "reason": f"the run was stopped by {number.name}", "resume": command}
-    assert newest_whole(checkpoint.parent) is not None
+    assert newest_intact(checkpoint.parent) is not None
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.grid)])

@@ -267,9 +267,9 @@ def test_what_a_logger_loses_is_told_once_and_the_run_is_done_with_every_value(
     assert [one.get("exit_code", 0) for one in of_kind(parts, "exit")] == [0]
     told = capsys.readouterr().err.splitlines()
     lost = [line.removeprefix("warning: ").partition(" (")[0] for line in told]
-    assert {"W&B has lost the weights", "TensorBoard has lost metrics", "MLflow has lost metrics"} <= set(lost)
-    assert "MLflow has lost the end of the run" in lost and len(lost) == len(set(lost))
-    assert all(line.endswith("); the run goes on, and metrics.csv has every value") for line in told)
+    assert {"W&B lost the weights", "TensorBoard lost metrics", "MLflow lost metrics"} <= set(lost)
+    assert "MLflow lost the end of the run" in lost and len(lost) == len(set(lost))
+    assert all(line.endswith("); the run continues, and metrics.csv has every value") for line in told)
 
 
 @pytest.mark.grid

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tfm_blocks.launch.memory import keep_freed_memory, limit_primitive_caches, loaded_objects_kept
+from tfm_blocks.launch.memory import freeze_loaded_objects, keep_freed_memory, limit_primitive_caches
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
@@ -110,7 +110,7 @@ print(os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPAC
 
 
 def test_garbage_is_not_looked_for_among_what_was_loaded_until_an_error_or_the_end() -> None:
-    with pytest.raises(KeyError), loaded_objects_kept():
+    with pytest.raises(KeyError), freeze_loaded_objects():
         assert gc.get_freeze_count() > 100_000
         raise KeyError
     assert gc.get_freeze_count() == 0

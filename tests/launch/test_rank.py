@@ -18,7 +18,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.errors import RunError
 from tfm_blocks.launch.precision import choose_precision
-from tfm_blocks.launch.rank import _data, memory_trial
+from tfm_blocks.launch.rank import _data, build_memory_check
 from tfm_blocks.training.fsdp2 import units_of
 from tfm_blocks.training.memory_check import MemoryCheck, worst
 
@@ -50,7 +50,7 @@ def trial_of(composed: Composed) -> MemoryCheck:
     """The memory check that the first rank of this run makes."""
     module, data = make(composed)
     devices = module.settings.trainer.devices
-    return memory_trial(
+    return build_memory_check(
         RankInfo(world=devices, devices=devices), module, feed_of(data), choose_precision("fp32", "cpu")
     )
 
@@ -61,7 +61,7 @@ def bytes_of(module: nn.Module) -> int:
 
 def peak_of(tried: MemoryCheck) -> int:
     with Peak("cpu") as peak:
-        assert tried._fits(tried.feed.settings.batch_tokens, 1)
+        assert tried._fits(tried.planned_corpus.settings.batch_tokens, 1)
     return peak.most
 
 
@@ -96,7 +96,7 @@ def test_fsdp2_exchanges_gradients_of_what_is_in_no_layer_after_the_backward_pas
 def check_within(room: int, overrides: list[str]) -> None:
     """Entry point of a process: print the result of the memory check when `room` more bytes can be mapped."""
     tried = trial_of(composed_small(Path(os.environ["FOLDER"]), pytest.MonkeyPatch())(*overrides))
-    tried._try([next(worst(tried.feed, 1, Ranks(63, 64)))])  # maps the memory that a first backward pass keeps
+    tried._try([next(worst(tried.planned_corpus, 1, Ranks(63, 64)))])  # what a first backward pass maps
     (mapped,) = [
         line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")
     ]
@@ -125,5 +125,5 @@ def test_a_limit_between_both_figures_accepts_the_run_with_the_option_alone(
     trials = [trial_of(small(*sizes)), trial_of(small(*sizes, option))]
     weights = sum(parameter.nbytes for parameter in trials[0].network.parameters())
     room = sum(map(peak_of, trials)) // 2 - weights  # the run's weights are in memory before the check
-    assert "memory does not hold the largest micro-batch" in printed(sizes)
+    assert "the largest micro-batch of the plan does not fit in memory" in printed(sizes)
     assert printed([*sizes, option]).startswith("memory: ")

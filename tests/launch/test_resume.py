@@ -30,14 +30,14 @@ from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed
-from tfm_blocks.distributed.signals import STOPS, end_on_signals
+from tfm_blocks.distributed.signals import STOPS, exit_on_signals
 from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs import lock
-from tfm_blocks.runs.checkpoints import list_checkpoints, newest_whole
+from tfm_blocks.runs.checkpoints import list_checkpoints, newest_intact
 from tfm_blocks.runs.folder import step_files
 from tfm_blocks.runs.lock import LIMIT, LOCK, hold
 from tfm_blocks.runs.metrics import read_rows
@@ -56,7 +56,7 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
     load_plugins(["faulty"])
     before = {number: signal.getsignal(number) for number in STOPS}
-    end_on_signals()
+    exit_on_signals()
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -69,13 +69,13 @@ def stopping(every: int) -> list[str]:
 
 
 def begin(composed: Composed, root: Path, callbacks: Sequence[Callback] = ()) -> Path:
-    end_on_signals()
+    exit_on_signals()
     return train(check_run(composed), root, callbacks=callbacks)
 
 
 def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Path:
     """`python train.py resume=RUN …`, in this process."""
-    end_on_signals()
+    exit_on_signals()
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
         config: Any = compose("train", [f"resume={run}", *overrides], return_hydra_config=True)
     HydraConfig.instance().set_config(config)
@@ -282,8 +282,8 @@ REFUSED = [
     (["model=base"], "model", "keeps its original value: model=base"),
     (["data.train=50"], "data.train", "keeps its original value: data.train=50"),
     (["seed=2", "optimizer=adamw"], "optimizer", "seed=2"),
-    (["trainer.steps=4"], "trainer.steps", "is 4, and the run has done 6 steps"),
-    (["seed=1"], "trainer.steps", "is 6, and the run has done 6 steps"),
+    (["trainer.steps=4"], "trainer.steps", "is 4, but the run already has 6 steps"),
+    (["seed=1"], "trainer.steps", "is 6, but the run already has 6 steps"),
 ]
 
 
@@ -339,7 +339,7 @@ def test_folders_that_cannot_be_resumed_say_why(small: Small, tmp_path: Path) ->
         go_on(run, "trainer.steps=20")
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(record | {"text": record["text"] | {"training text": "other"}}))
-    with pytest.raises(RunError, match="the training text is not what the run was begun with"):
+    with pytest.raises(RunError, match="the training text changed since the run began"):
         go_on(run, "trainer.steps=20")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("heads: 2", "heads: 4"))
@@ -404,7 +404,7 @@ def test_a_disk_that_is_full_ends_the_run_with_a_sentence_and_what_it_holds_load
     assert rest[0].startswith("error: ") and f"cannot be written: {told}" in rest[0] and len(rest) == 2
     assert state(disk / "runs" / "run") in ("failed", "running")  # where not even the new status finds room
     if told[0] == "N":
-        assert newest_whole(disk / "runs" / "run" / "checkpoints") is not None
+        assert newest_intact(disk / "runs" / "run" / "checkpoints") is not None
 
 
 SMALL = [

@@ -26,7 +26,5 @@ def test_dropout_that_goes_on_from_what_was_drawn_before_is_found(
 ) -> None:
     monkeypatch.setattr(TrainingModule, "_seed_dropout", lambda self: None)
     composed = small("dropout=0.3")
-    with pytest.raises(
-        RunError, match=r"tensors are not those of a run without a stop, after 6 steps, with a stop after 3"
-    ):
+    with pytest.raises(RunError, match=r"tensors differ from a run without a stop, after 6 steps, with a stop after 3"):
         verify_resume(check_run(composed))

@@ -393,7 +393,7 @@ def test_a_baseline_that_is_not_compared_is_refused_with_the_nearest(sweep, caps
 
 def test_a_folder_without_runs_is_told(tmp_path, capsys):
     for folder, rule in (
-        (tmp_path, "is no run folder, and holds none"),
+        (tmp_path, "is not a run folder, and contains none"),
         (tmp_path / "none", "there is no such run folder"),
     ):
         with pytest.raises(SystemExit):

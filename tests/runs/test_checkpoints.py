@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tfm_blocks.errors import RunError
-from tfm_blocks.runs.checkpoints import LATEST, list_checkpoints, newest_whole, read_checkpoint, write_checkpoint
+from tfm_blocks.runs.checkpoints import LATEST, list_checkpoints, newest_intact, read_checkpoint, write_checkpoint
 
 WRITER = """
 import itertools, sys, torch
@@ -46,7 +46,7 @@ def write(folder, *steps, keep=2):
 
 
 def loaded(folder):
-    return read_checkpoint(folder / newest_whole(folder).file)["step"]
+    return read_checkpoint(folder / newest_intact(folder).file)["step"]
 
 
 def test_the_newest_few_stay_and_nothing_else_is_left(tmp_path):
@@ -79,14 +79,14 @@ def test_a_damaged_newest_one_is_told_and_the_one_before_it_is_taken(tmp_path, c
 
 
 def test_where_none_is_whole_the_run_says_so_and_without_any_there_is_none(tmp_path):
-    assert newest_whole(tmp_path) is None
+    assert newest_intact(tmp_path) is None
     write(tmp_path, 1)
     (tmp_path / "step-00000001.ckpt").write_bytes(b"")
     with pytest.raises(RunError, match="none of the 1 checkpoints can be read"):
-        newest_whole(tmp_path)
+        newest_intact(tmp_path)
     (tmp_path / LATEST).write_text(json.dumps({"checkpoints": [{"step": 1}]}))
     with pytest.raises(RunError, match="is damaged"):
-        newest_whole(tmp_path)
+        newest_intact(tmp_path)
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
@@ -118,7 +118,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_one_that_loads(tmp_path
             time.sleep(random.uniform(0, 0.3))
             process.send_signal(signal.SIGKILL)
             written = [int(line) for line in process.stdout.read().split()]
-        newest = newest_whole(tmp_path)
+        newest = newest_intact(tmp_path)
         state = read_checkpoint(tmp_path / newest.file)
         assert newest.step >= max(written, default=step + 1) > step
         assert state["step"] == newest.step and (state["weights"] == newest.step).all()

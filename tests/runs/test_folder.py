@@ -38,15 +38,15 @@ def unfinished(tmp_path):
 @pytest.mark.parametrize(
     ("status", "kept", "told"),
     [
-        ({"state": "stopped", "reason": "SIGINT"}, [1000, 1425], ["was stopped before its end (SIGINT)", "tfm translate RUN --checkpoint last", "after step 1,425"]),
-        ({"state": "stopped", "reason": "SIGTERM", "resume": "GO ON"}, [], ["was stopped before its end (SIGTERM)", "help: GO ON goes on with it"]),
-        ({"state": "preempted", "resume": "GO ON 'plugins=[a]'"}, [], ["can be resumed", "help: GO ON 'plugins=[a]' goes on with it"]),
-        ({"state": "failed", "resume": "GO ON"}, [], ["training failed", "help: GO ON goes on with it"]),
+        ({"state": "stopped", "reason": "SIGINT"}, [1000, 1425], ["was stopped early (SIGINT)", "tfm translate RUN --checkpoint last", "after step 1,425"]),
+        ({"state": "stopped", "reason": "SIGTERM", "resume": "GO ON"}, [], ["was stopped early (SIGTERM)", "help: GO ON resumes it"]),
+        ({"state": "preempted", "resume": "GO ON 'plugins=[a]'"}, [], ["can be resumed", "help: GO ON 'plugins=[a]' resumes it"]),
+        ({"state": "failed", "resume": "GO ON"}, [], ["training failed", "help: GO ON resumes it"]),
         ({"state": "failed", "reason": "OSError: disk full"}, [425], ["training failed (OSError: disk full)", "tfm translate RUN --checkpoint last"]),
         ({"state": "diverged", "reason": "the loss is nan", "resume": "GO ON"}, [425], ["training diverged (the loss is nan)", "help: tfm translate RUN --checkpoint last"]),
         ({"state": "diverged", "resume": "GO ON"}, [], ["training diverged", "train it again"]),
-        ({"state": "running", "resume": "GO ON"}, [], ["training was killed", "help: GO ON goes on with it"]),
-        ({"state": "running"}, [425], ["training was killed", "help: python train.py resume=RUN goes on with it, or: tfm translate RUN --checkpoint last"]),
+        ({"state": "running", "resume": "GO ON"}, [], ["training was killed", "help: GO ON resumes it"]),
+        ({"state": "running"}, [425], ["training was killed", "help: python train.py resume=RUN resumes it, or: tfm translate RUN --checkpoint last"]),
         ({"state": "done"}, [], ["the training has finished, but the file is lost", "restore it"]),
         ({"state": "new in a later version"}, [], ["the training did not finish", "train it again"]),
         ({"state": "failed", "reason": "x" * 9000}, [], ["training failed (xxx"]),
@@ -93,7 +93,7 @@ def test_a_finished_run_that_trains_for_longer_says_whose_weights_it_has(unfinis
     write_tensors(folder / "weights.safetensors", weights_of(tfm.build("tiny", **KNOBS)))
     with hold(folder):
         read_network(folder)
-    assert "warning" in (told := capsys.readouterr().err) and "still running; its weights are those of before" in told
+    assert "warning" in (told := capsys.readouterr().err) and "still running; its weights are from before that" in told
 
 
 @pytest.mark.parametrize("name", ["nowhere", "a" * 5000], ids=["missing", "too long"])

@@ -84,8 +84,8 @@ def test_a_run_is_deleted_when_asked_twice_and_never_while_it_trains(tmp_path, c
     text.mkdir()
     for arguments, said in [
         ([run], "nothing has been deleted yet"),
-        ([run, text, "--yes"], "is no run folder, so it stays"),
-        ([tmp_path, "--yes"], "is no run folder, so it stays"),
+        ([run, text, "--yes"], "is not a run folder, so it is not deleted"),
+        ([tmp_path, "--yes"], "is not a run folder, so it is not deleted"),
     ]:
         with pytest.raises(SystemExit):
             main(["runs", "--delete", *map(str, arguments)])

@@ -154,7 +154,7 @@ def needs_a_plugin(folder):
     ("damage", "told"),
     [
         (damage_json, "model.json: is damaged"),
-        (future_format, "has the format 99, and this version reads 1 and 2"),
+        (future_format, "has the format 99, but this version reads 1 and 2"),
         (foreign_block, "no block is called 'os.system'"),
         (truncate_weights, "weights.safetensors: is damaged"),
         (drop_a_weight, "has no weights for encoder.0.ffn.block.out.bias"),

@@ -22,7 +22,7 @@ from tests.preloaded import run_python
 from tests.run_folders import leave_run
 from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.launch.devices import processor_cores
+from tfm_blocks.launch.devices import available_cores
 from tfm_blocks.sweep.command import _tell
 from tfm_blocks.sweep.engine import Grid, Sweep
 from tfm_blocks.sweep.job import SweepJob
@@ -112,7 +112,7 @@ def test_six_jobs_end_in_six_ways_and_the_second_call_runs_the_four_that_are_not
     this time is not: its fault counts the steps of a process.
     """
     swept = "experiment=" + ",".join(SIX)
-    how = [f"sweep.timeout={40 * max(1.0, os.getloadavg()[0] / processor_cores()):.0f}s", "sweep.parallel=2"]
+    how = [f"sweep.timeout={40 * max(1.0, os.getloadavg()[0] / available_cores()):.0f}s", "sweep.parallel=2"]
     status, output = run(folder, swept, *how)
     sweep = folder / "runs" / "experiment"
     ends = {
@@ -121,7 +121,7 @@ def test_six_jobs_end_in_six_ways_and_the_second_call_runs_the_four_that_are_not
     }  # fmt: skip
     assert (status, states(sweep)) == (1, ends), output
     assert "SIGKILL" in jobs(sweep)["experiment-killed"]["reason"]
-    assert "knows 3 positions" in jobs(sweep)["experiment-wrong"]["reason"]
+    assert "has 3 positions" in jobs(sweep)["experiment-wrong"]["reason"]
     assert "sweep: 2 of 6 runs done" in output
     assert "chrF" in output and "not done: experiment-diverges: diverged" in output, "tfm compare"
     for name, end in ends.items():

@@ -65,11 +65,15 @@ def test_an_interval_is_to_weights_and_biases_what_it_is_here(asked: str, expect
 @pytest.mark.parametrize(
     ("overrides", "metric", "told"),
     [
-        (["model=tiny", "heads=2"], "val/loss", "has one value of each key"),
+        (["model=tiny", "heads=2"], "val/loss", "has only one value for each key"),
         (["model=tiny", "haeds=2,4"], "val/loss", "no such key"),
         (["model=tinny", "heads=2,4"], "val/loss", "there is no model called"),
-        (["model=tiny", "heads=2,4"], "val/lr", "is no score of a run"),
-        (["model=tiny", "dropout=interval(0,0.3)"], "val/loss", "dropout: is an interval from 0 to 0.3, which no grid"),
+        (["model=tiny", "heads=2,4"], "val/lr", "is not a metric of a run"),
+        (
+            ["model=tiny", "dropout=interval(0,0.3)"],
+            "val/loss",
+            "dropout: is an interval from 0 to 0.3, but a grid needs separate values",
+        ),
     ],
 )
 def test_what_train_py_would_refuse_is_refused(overrides: list[str], metric: str, told: str) -> None:

@@ -22,7 +22,7 @@ def fit(composed: Composed, folder: Path, console: Console, *, best_loss: float 
     keep.load_state_dict({"best_loss": best_loss})
     Trainer(
         accelerator="cpu", max_steps=4, max_epochs=-1, val_check_interval=2, check_val_every_n_epoch=None,
-        num_sanity_val_steps=0, callbacks=[keep, ShowProgress(console, Heartbeat("training", speaks=False))], logger=False, enable_checkpointing=False,
+        num_sanity_val_steps=0, callbacks=[keep, ShowProgress(console, Heartbeat("training", enabled=False))], logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
     ).fit(module, datamodule=data)  # fmt: skip
     return keep

@@ -32,12 +32,12 @@ def test_what_is_done_is_told_until_its_end_and_only_by_who_speaks(
     heard: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silence, "LONGEST", 0.01)
-    for speaks in (False, True):
-        with Heartbeat("reading", speaks=speaks) as told:
+    for enabled in (False, True):
+        with Heartbeat("reading", enabled=enabled) as told:
             time.sleep(0.2)
             told.doing("writing")
             time.sleep(0.2)
-        if not speaks:
+        if not enabled:
             with pytest.raises(BlockingIOError):
                 heard()
     lines = heard().splitlines()
@@ -49,9 +49,9 @@ def test_what_is_done_is_told_until_its_end_and_only_by_who_speaks(
 
 def test_what_somebody_else_says_puts_it_off(heard: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence, "LONGEST", 0.5)
-    with Heartbeat("reading", speaks=True) as told:
+    with Heartbeat("reading", enabled=True) as told:
         time.sleep(0.3)
-        told.said = time.monotonic() + 3600
+        told.printed = time.monotonic() + 3600
         time.sleep(0.4)
     with pytest.raises(BlockingIOError):
         heard()
@@ -68,7 +68,7 @@ def test_no_part_of_a_run_is_silent_and_its_lines_stay_whole_and_in_order(
     told = [line.rpartition(", for ")[0] for line in lines if re.fullmatch(r"[\w/ ]+, for \d+ s", line)]
     order = list(dict.fromkeys(told))
     assert order == [
-        "preparing the text", "building the model", "opening the loggers", "trying the memory",
+        "preparing the text", "building the model", "opening the loggers", "checking the memory",
         "step 1/2  validating", "step 2/2  validating", "testing", "scoring the translations",
     ]  # fmt: skip
     steps = [line for line in lines if re.fullmatch(r"step 1/2  loss .* s left", line)]

@@ -95,7 +95,7 @@ def test_where_the_weights_of_the_run_are_still_elsewhere_a_trial_holds_as_many(
 
 
 def test_the_most_expensive_of_all_micro_batches_are_tried(small: Callable[..., Composed]) -> None:
-    feed = trial(small("data.batch_tokens=200")).feed
+    feed = trial(small("data.batch_tokens=200")).planned_corpus
     costs = []
     for step in feed.plan(seed=1, epoch=0):
         widths = [(len(rows_B), feed.layout.widths_NC(feed.corpus)[rows_B].max(0)) for rows_B in step.share(0, 1)]
@@ -107,7 +107,7 @@ def test_the_most_expensive_of_all_micro_batches_are_tried(small: Callable[..., 
 
 
 def test_what_is_most_expensive_in_both_ways_is_tried_once(small: Callable[..., Composed]) -> None:
-    feed = trial(small("data.train=60", "data.step_tokens=5000", "data.batch_tokens=5000")).feed
+    feed = trial(small("data.train=60", "data.step_tokens=5000", "data.batch_tokens=5000")).planned_corpus
     assert len(feed.plan(seed=1, epoch=0)) == 1
     assert len(list(worst(feed, 1, Ranks()))) == 1
 
@@ -116,7 +116,7 @@ def test_a_trial_tells_its_peak_and_leaves_the_network_as_it_was(small: Callable
     one = trial(small("dropout=0.3"))
     before = [parameter.detach().clone() for parameter in one.network.parameters()]
     state = torch.random.get_rng_state()
-    assert one.run(1).startswith("memory: the process has taken ")
+    assert one.run(1).startswith("memory: peak ")
     assert torch.equal(state, torch.random.get_rng_state())
     for parameter, kept in zip(one.network.parameters(), before, strict=True):
         assert torch.equal(parameter, kept) and parameter.grad is None
@@ -129,7 +129,7 @@ def try_in_little_memory(cap: int) -> None:
     small = composed_small(Path(os.environ["FOLDER"]), pytest.MonkeyPatch())
     sizes = ("data.train=3000", "data.step_tokens=20000", "d_model=64", "d_ff=256")
     one = trial(small(*sizes, f"data.batch_tokens={cap}"))
-    one._try([next(worst(one.feed, 1, Ranks(63, 64)))])  # what a first backward maps
+    one._try([next(worst(one.planned_corpus, 1, Ranks(63, 64)))])  # what a first backward maps
     (mapped,) = [
         line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")
     ]
@@ -151,11 +151,11 @@ def test_too_little_memory_is_told_before_the_first_step_with_a_cap_that_fits(tm
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    refusal = "error: data.batch_tokens: is {}: memory does not hold the largest micro-batch of the plan"
+    refusal = "error: data.batch_tokens: is {}: the largest micro-batch of the plan does not fit in memory"
     _, found, said = told(30000).partition(refusal.format(30000))
     assert found
     match = re.fullmatch(r"\s*help: data\.batch_tokens=(\d+) fits; it changes no result\n", said)
     assert match
     cap = int(match[1])
-    assert "memory: the process has taken " in told(cap)
+    assert "memory: peak " in told(cap)
     assert refusal.format(2 * cap) in told(2 * cap)

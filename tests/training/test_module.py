@@ -228,7 +228,7 @@ def test_a_patience_that_a_resume_has_lowered_below_what_was_skipped_before_ends
     skipped.in_row = 3  # which a checkpoint has brought
     skipped.note(torch.tensor(True), 9, [])
     with pytest.raises(DivergedError, match="diverged after 5 steps: the loss or the gradient of 4 steps"):
-        skipped.look()
+        skipped.flush()
 
 
 def test_a_search_that_a_signal_breaks_off_translates_no_further_and_nothing_is_logged(
@@ -237,7 +237,7 @@ def test_a_search_that_a_signal_breaks_off_translates_no_further_and_nothing_is_
     """The signal comes when the tokens of the only batch are scored, and all have agreed to search."""
     module, data = make(small("data.batch_tokens=4000"))
     told = [0, 0]
-    module.asked = lambda: told.pop() if told else 15
+    module.stop_signal = lambda: told.pop() if told else 15
     run = trainer(2)
     run.limit_val_batches, run.val_check_interval = 1.0, 2
     run.fit(module, datamodule=data)

@@ -137,7 +137,7 @@ def test_what_cannot_be_is_refused_at_its_address(small: Callable[..., Composed]
 def test_what_needs_the_whole_weights_is_refused_where_they_are_shared_out(
     small: Callable[..., Composed], override: str, address: str
 ) -> None:
-    with pytest.raises(ConfigError, match=r"needs the whole weights(?s:.*)trainer\.strategy=ddp") as caught:
+    with pytest.raises(ConfigError, match=r"needs unsharded weights(?s:.*)trainer\.strategy=ddp") as caught:
         read_run(small(override, "trainer.strategy=fsdp2").mapping)
     assert [problem.address for problem in caught.value.problems] == [address]
 

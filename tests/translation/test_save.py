@@ -13,7 +13,7 @@ import tfm_blocks as tfm
 from tfm_blocks.cli import main
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError, RunError
-from tfm_blocks.launch.init_from import start_from
+from tfm_blocks.launch.init_from import load_matching_weights
 from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.model import weights_of
@@ -59,8 +59,8 @@ def test_the_folder_says_no_more_than_is_known(translator: Translator, tmp_path:
 def test_another_run_starts_with_the_weights_of_a_saved_network(translator: Translator, tmp_path: Path) -> None:
     folder = tfm.save(translator.network, tmp_path / "mine", tokenizer=translator.tokenizer)
     network = tfm.build("tiny", layers=2, d_model=32, d_ff=64, vocab=translator.tokenizer.size, seed=9)
-    start = start_from(network, translator.tokenizer, folder)
-    assert not start.new and not start.left
+    start = load_matching_weights(network, translator.tokenizer, folder)
+    assert not start.new and not start.unused
     assert all(torch.equal(one, weights_of(network)[name]) for name, one in weights_of(translator.network).items())
 
 

@@ -22,11 +22,11 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
 
     `program` is the command as people type it, `command` starts it again in a process of its own.
     """
-    from tfm_blocks.distributed.signals import end_on_signals
+    from tfm_blocks.distributed.signals import exit_on_signals
     from tfm_blocks.launch.memory import limit_primitive_caches
 
     limit_primitive_caches()
-    end_on_signals()
+    exit_on_signals()
     return run_command(lambda: _train(arguments, program, command))
 
 

@@ -1,4 +1,4 @@
-"""Who has started the processes of a run, which of them this one is, and whether they are those that were asked for."""
+"""Detect the launcher of a run (none, torchrun or Slurm) and this process's rank, and check them against the config."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class _Launch(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """One process of a run: its rank of `world`, and its rank among the `devices` processes of its node.
+    """The rank of this process in `world`, and its local rank among the `devices` processes of its node.
 
-    `launch` is the launcher's name for all processes together; `restarts`: how often it has started them anew. A job of
-    Slurm's has both where it is one process, too, as a batch script that starts no step is.
+    `launch` is the launcher's ID of this start, and `restarts` is the number of times that it restarted the processes.
+    A Slurm job of a single process, such as a batch script without srun, has both too.
     """
 
     cluster: Literal["local", "torchrun", "slurm"] = "local"
@@ -42,8 +42,8 @@ class RankInfo:
         return Ranks(self.rank, self.world)
 
     @property
-    def outside(self) -> bool:
-        """Whether a launcher has started it, and not this package."""
+    def is_external(self) -> bool:
+        """Return True if a launcher started the process, and not this package."""
         return self.cluster != "local"
 
     def __str__(self) -> str:
@@ -51,20 +51,20 @@ class RankInfo:
         return f"{self.cluster}, rank {self.rank} of {self.world}{nodes}"
 
 
-def find_place(settings: DeviceSettings, environment: Mapping[str, str]) -> RankInfo:
-    """The place of a process that a command has started. Raises ConfigError where the run would not be what was asked.
+def find_rank_info(settings: DeviceSettings, environment: Mapping[str, str]) -> RankInfo:
+    """Return the rank of this process. Raises ConfigError if the launcher and the settings disagree.
 
-    With `auto`, torchrun comes before Slurm, because it can run inside a job of Slurm's. A batch script of Slurm's has
-    its tasks in SLURM_NTASKS although it is one process; only a step of srun's has SLURM_STEP_NUM_TASKS.
+    `auto` prefers torchrun to Slurm, because torchrun can run inside a Slurm job. A Slurm batch script is one process
+    although it has SLURM_NTASKS. Only an srun step has SLURM_STEP_NUM_TASKS.
     """
-    found = settings.cluster if settings.cluster != "auto" else _find_cluster(environment)
-    if found == "local":
+    cluster = settings.cluster if settings.cluster != "auto" else _find_cluster(environment)
+    if cluster == "local":
         _expect_alone(environment)
-        place = RankInfo(devices=settings.devices, **_slurm_job(environment))
+        rank_info = RankInfo(devices=settings.devices, **_slurm_job(environment))
     else:
-        place = torchrun_place(environment) if found == "torchrun" else _slurm_place(environment)
-    _expect_asked(settings, place)
-    return place
+        rank_info = torchrun_rank_info(environment) if cluster == "torchrun" else _slurm_rank_info(environment)
+    _expect_world(settings, rank_info)
+    return rank_info
 
 
 def _find_cluster(environment: Mapping[str, str]) -> Literal["local", "torchrun", "slurm"]:
@@ -74,11 +74,11 @@ def _find_cluster(environment: Mapping[str, str]) -> Literal["local", "torchrun"
 
 
 def refuse_launched_sweep(environment: Mapping[str, str]) -> None:
-    """Raises ConfigError where a launcher has started this process, since each of them would start every job."""
+    """Raise ConfigError if a launcher started this process, because each of its processes would start every job."""
     cluster = _find_cluster(environment)
     if cluster != "local":
-        rule = f"{cluster} has started this process, and each that it starts would train every job of the sweep"
-        help = "start the sweep once, without it: each job starts its own processes, trainer.devices of them"
+        rule = f"{cluster} started this process, and each of its processes would train every job of the sweep"
+        help = "start the sweep once, without a launcher: each job starts trainer.devices processes"
         raise ConfigError(Problem("sweep", rule, help=help))
 
 
@@ -88,21 +88,21 @@ def _count(environment: Mapping[str, str], name: str) -> int:
 
 
 def _expect_alone(environment: Mapping[str, str]) -> None:
-    """Raises ConfigError where this is one of several processes, each of which would train a run of its own.
+    """Raise ConfigError if this is one of several processes, because each would train a separate run.
 
-    WORLD_SIZE, which anybody may set, comes with RANK from a launcher.
+    WORLD_SIZE counts only together with RANK, as launchers set both.
     """
     names = {"SLURM_STEP_NUM_TASKS": "srun"} | FOREIGN
     for name, launcher in names.items():
         count = _count(environment, name)
         if count > 1 and (name != "WORLD_SIZE" or "RANK" in environment):
-            rule = f"{name}={count}: {launcher} has started {count} processes, and each would train the whole run"
-            help = f"start them by torchrun or srun and leave trainer.cluster at auto: {_command(TORCHRUN, count, 1)}"
+            rule = f"{name}={count}: {launcher} started {count} processes, and each would train the whole run"
+            help = f"start them with torchrun or srun and keep trainer.cluster=auto: {_command(TORCHRUN, count, 1)}"
             raise ConfigError(Problem("trainer.cluster", rule, help=help))
 
 
-def torchrun_place(environment: Mapping[str, str], cluster: Literal["local", "torchrun"] = "torchrun") -> RankInfo:
-    """The place of a process that torch's elastic agent has started. Raises ConfigError where it has not."""
+def torchrun_rank_info(environment: Mapping[str, str], cluster: Literal["local", "torchrun"] = "torchrun") -> RankInfo:
+    """Return the rank of a process of torch's elastic agent. Raises ConfigError if its variables are missing."""
     _expect(environment, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "torchrun")
     return RankInfo(
         cluster=cluster,
@@ -116,7 +116,7 @@ def torchrun_place(environment: Mapping[str, str], cluster: Literal["local", "to
     )
 
 
-def _slurm_place(environment: Mapping[str, str]) -> RankInfo:
+def _slurm_rank_info(environment: Mapping[str, str]) -> RankInfo:
     names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE")
     _expect(environment, names, "slurm")
     return RankInfo(
@@ -136,31 +136,35 @@ def _slurm_job(environment: Mapping[str, str]) -> _Launch:
 
 
 def _expect(environment: Mapping[str, str], names: tuple[str, ...], cluster: str) -> None:
-    """Raises ConfigError where the environment lacks what the launcher gives each of its processes."""
+    """Raise ConfigError if a variable that the launcher sets for each process is missing."""
     missing = [name for name in names if not environment.get(name, "").isdecimal()]
     if missing:
         command = _command(TORCHRUN if cluster == "torchrun" else SRUN, 2, 1)
         rule = f"is {cluster}, but the environment of this process has no {', '.join(missing)}"
-        raise ConfigError(Problem("trainer.cluster", rule, help=f"start it by {command}"))
+        raise ConfigError(Problem("trainer.cluster", rule, help=f"start the run with {command}"))
 
 
 def _command(text: str, devices: int, nodes: int) -> str:
     command = text.format(devices=devices, nodes=nodes)
-    added = [f" trainer.devices={devices}" if devices > 1 else "", f" trainer.num_nodes={nodes}" if nodes > 1 else ""]
-    return command.removesuffix(" …") + "".join(added)
+    overrides = [
+        f" trainer.devices={devices}" if devices > 1 else "",
+        f" trainer.num_nodes={nodes}" if nodes > 1 else "",
+    ]
+    return command.removesuffix(" …") + "".join(overrides)
 
 
-def _expect_asked(settings: DeviceSettings, place: RankInfo) -> None:
-    """Raises ConfigError where the launcher has started other processes than the settings ask for."""
-    asked = settings.devices, settings.num_nodes
-    if place.cluster == "local":
+def _expect_world(settings: DeviceSettings, rank_info: RankInfo) -> None:
+    """Raise ConfigError if the processes of the launcher are not those that the settings request."""
+    requested = settings.devices, settings.num_nodes
+    if rank_info.cluster == "local":
         if settings.num_nodes > 1:
             rule = f"is {settings.num_nodes}, but this command starts processes on its own machine only"
-            help = f"start it on each node: {_command(TORCHRUN, *asked)}, or {_command(SRUN, *asked)}"
+            help = f"start it on each node: {_command(TORCHRUN, *requested)}, or {_command(SRUN, *requested)}"
             raise ConfigError(Problem("trainer.num_nodes", rule, help=help))
         return
-    if asked != (place.devices, place.nodes) or place.world != place.devices * place.nodes:
-        started = f"{place.cluster} has started {place.world} processes on {place.nodes} nodes, {place.devices} on each"
-        rule = f"asks for {settings.devices} processes on each of {settings.num_nodes} nodes, but {started}"
-        help = f"write trainer.devices={place.devices} trainer.num_nodes={place.nodes}, or start others"
+    if requested != (rank_info.devices, rank_info.nodes) or rank_info.world != rank_info.devices * rank_info.nodes:
+        count = f"{rank_info.world} processes on {rank_info.nodes} nodes, {rank_info.devices} on each"
+        started = f"{rank_info.cluster} started {count}"
+        rule = f"requests {settings.devices} processes on each of {settings.num_nodes} nodes, but {started}"
+        help = f"write trainer.devices={rank_info.devices} trainer.num_nodes={rank_info.nodes}, or change the launcher"
         raise ConfigError(Problem("trainer.devices", rule, help=help))

@@ -1,4 +1,4 @@
-"""What all ranks of a run, and a run that goes on, must have in common."""
+"""Check that all ranks of a run, and a resumed run, have the same config, versions, vocabulary and training text."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tfm_blocks.training.gather import gather_json
 Fingerprint = Mapping[str, str]
 
 
-def asked_fingerprint(config: Mapping[str, Any]) -> Fingerprint:
-    """What a process was told to do, before any other has told it: a hash of its config, and what it would do it by."""
+def config_fingerprint(config: Mapping[str, Any]) -> Fingerprint:
+    """Return a hash of the config and the versions of the libraries, before the ranks exchange anything."""
     return {
         "version of tfm-blocks": __version__,
         "version of torch": torch.__version__,
@@ -28,9 +28,9 @@ def asked_fingerprint(config: Mapping[str, Any]) -> Fingerprint:
     }
 
 
-def fingerprint(seed: int, prepared: Prepared, feed: PlannedCorpus) -> Fingerprint:
-    """Hashes of the vocabulary, and of the order in which the first epoch reads the training text."""
-    plan = feed.plan(seed=seed, epoch=0)
+def fingerprint(seed: int, prepared: Prepared, planned_corpus: PlannedCorpus) -> Fingerprint:
+    """Return hashes of the vocabulary, and of the training text in the order of the first epoch."""
+    plan = planned_corpus.plan(seed=seed, epoch=0)
     arrays = (plan.rows_N, plan.bounds_K1, plan.order_K, plan.widths_NC, plan.labels_N)
     return {
         "vocabulary": _hash(prepared.tokenizer.text.encode()),
@@ -43,23 +43,23 @@ def _hash(data: bytes) -> str:
 
 
 def expect_same(fingerprints: Sequence[Fingerprint]) -> None:
-    """Raises RunError for what is not the same on every rank."""
+    """Raise RunError if a rank has a different fingerprint than rank 0."""
     first = fingerprints[0]
     for rank, other in enumerate(fingerprints):
-        for what, found in other.items():
-            if found != first[what]:
-                rule = f"process {rank} has another {what} than process 0, so they would train different models"
-                help = "give all the same command line, conf/, files, TFM_BLOCKS_CACHE and versions"
+        for name, value in other.items():
+            if value != first[name]:
+                rule = f"process {rank} has another {name} than process 0, so they would train different models"
+                help = "use the same command line, conf/, files, TFM_BLOCKS_CACHE and versions on all nodes"
                 raise RunError(Problem("trainer.devices", rule, help=help))
 
 
 def compare_ranks(fingerprint: Fingerprint) -> None:
-    """Raises RunError, on every rank, where one has another fingerprint than the first."""
+    """Raise RunError on every rank if the fingerprints of the ranks differ."""
     expect_same(gather_json(fingerprint))
 
 
 class ExpectSameRun(Callback):
-    """Before the first step all ranks compare what they are about to read."""
+    """Compare the fingerprints of all ranks before the first step."""
 
     def __init__(self, fingerprint: Fingerprint) -> None:
         self.fingerprint = fingerprint

@@ -1,4 +1,4 @@
-"""Several processes that train together, under torch's elastic agent: if one ends badly, all end."""
+"""Spawn the ranks of a run under torch's elastic agent. If one rank fails, all ranks end."""
 
 from __future__ import annotations
 
@@ -23,41 +23,42 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.distributed.parent import end_with_parent
-from tfm_blocks.distributed.signals import asked_to_stop, end_on_signals, signals_blocked, signals_wait
+from tfm_blocks.distributed.signals import block_signals, defer_signals, exit_on_signals, pending_signal
 from tfm_blocks.errors import Problem, TfmError
 from tfm_blocks.terminal import escape_unknown_letters
 
-LOOK = 0.1  # seconds between two looks at the processes, as the agent's own
-LATE = 0.5  # seconds that a process lives on after it has raised, so that the agent sees first the death that it met
-GRACE = 5.0  # seconds for the others to end by themselves after one has; the agent would give them 30
+POLL_INTERVAL = 0.1  # seconds, as in the agent
+EXIT_DELAY = 0.5  # seconds that a rank waits after an error, so that a rank that died before it is reported first
+GRACE = 5.0  # seconds that the other ranks have to exit after one did; the agent would give them 30
 RankFunction = Callable[..., None]
 
 
 def spawn_ranks(work: RankFunction, world: int, *arguments: Any) -> None:
-    """Calls `work(Ranks(rank, world), *arguments)` in `world` new processes and waits for all of them.
+    """Call `work(Ranks(rank, world), *arguments)` in `world` new processes and wait for all of them.
 
-    What one raises is raised here, after the others, which may be waiting for it, have been ended. The agent runs in a
-    thread, which no signal interrupts, and its processes inherit that signals are blocked until they have handlers.
+    If a rank raises, the other ranks are killed, because they may wait for it, and the error is raised here. The agent
+    runs in a thread, where signals do not interrupt it. Its processes start with signals blocked until they have
+    handlers.
     """
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what they have to tell is raised here
-    with signals_blocked():
-        crew = _Crew(world)  # which starts the process that counts its locks
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # their errors are raised here
+    with block_signals():
+        group = _ProcessGroup(world)  # its queue starts multiprocessing's resource tracker
     with ThreadPoolExecutor(1) as pool:
-        with signals_blocked():
-            agent = pool.submit(elastic_launch(_config(world), _work), work, crew.messages, arguments)
+        with block_signals():
+            agent = pool.submit(elastic_launch(_config(world), _work), work, group.messages, arguments)
         try:
-            with signals_wait():
+            with defer_signals():
                 while not agent.done():
-                    crew.look()
-                    time.sleep(LOOK)
+                    group.poll()
+                    time.sleep(POLL_INTERVAL)
         finally:
-            while not agent.done():  # a second signal has come
-                crew.listen()
-                crew.send(signal.SIGKILL)
-                time.sleep(LOOK)
-    crew.listen()
-    _raise(agent, crew)
+            while not agent.done():  # after a second signal
+                group.read_messages()
+                group.send_signal(signal.SIGKILL)
+                time.sleep(POLL_INTERVAL)
+    group.read_messages()
+    _raise_failure(agent, group)
 
 
 def _config(world: int) -> LaunchConfig:
@@ -75,52 +76,55 @@ def _config(world: int) -> LaunchConfig:
 
 
 @dataclass
-class _Crew:
-    """The processes, by what they have told: their ids by rank, who has done its work, what was raised, and who has
-    come to an end in either way.
+class _ProcessGroup:
+    """The state of the ranks, from their messages.
+
+    `pids` maps ranks to process IDs. `finished` holds the ranks that returned from their work or raised an error, and
+    `done` only those that returned. `relayed` is True after a stop signal was passed on. `kill_at` is the time at which
+    the remaining ranks are killed, after one died.
     """
 
     world: int
     messages: Any = field(default_factory=get_context("spawn").SimpleQueue)
     pids: dict[int, int] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
-    raised: list[tuple[type[TfmError], Any, str]] = field(default_factory=list)
-    over: set[int] = field(default_factory=set)
+    errors: list[tuple[type[TfmError], Any, str]] = field(default_factory=list)
+    finished: set[int] = field(default_factory=set)
     relayed: bool = False
-    until: float | None = None
+    kill_at: float | None = None
 
-    def listen(self) -> None:
-        """Reads what they have told."""
+    def read_messages(self) -> None:
+        """Read a rank's messages: its process ID first, and at its end None or its error."""
         while not self.messages.empty():
-            rank, told = self.messages.get()
-            if isinstance(told, int):
-                self.pids[rank] = told
+            rank, message = self.messages.get()
+            if isinstance(message, int):
+                self.pids[rank] = message
                 continue
-            self.over.add(rank)
-            if told is None:
+            self.finished.add(rank)
+            if message is None:
                 self.done.add(rank)
             else:
-                self.raised.append(told)
+                self.errors.append(message)
 
-    def look(self) -> None:
-        """A signal to this process is for all of them, who agree on a step; who waits for a lost one is ended."""
-        self.listen()
-        if asked_to_stop() and not self.relayed and len(self.pids) == self.world:
+    def poll(self) -> None:
+        """Relay a stop signal to all ranks, which agree on a step. Kill the ranks that wait for a dead one."""
+        self.read_messages()
+        if pending_signal() and not self.relayed and len(self.pids) == self.world:
             self.relayed = True
-            self.send(asked_to_stop(), self.over)
-        if self.until is None and not all(_lives(self.pids[rank]) for rank in self.pids.keys() - self.done):
-            self.until = time.monotonic() + GRACE
-        if self.until is not None and time.monotonic() > self.until:
-            self.send(signal.SIGKILL)
+            self.send_signal(pending_signal(), self.finished)
+        if self.kill_at is None and not all(_is_alive(self.pids[rank]) for rank in self.pids.keys() - self.done):
+            self.kill_at = time.monotonic() + GRACE
+        if self.kill_at is not None and time.monotonic() > self.kill_at:
+            self.send_signal(signal.SIGKILL)
 
-    def send(self, number: int, but: Set[int] = frozenset()) -> None:
-        """Sends a signal to all that live, but for some."""
-        for rank in self.pids.keys() - but:
+    def send_signal(self, number: int, excluded: Set[int] = frozenset()) -> None:
+        """Send a signal to all live ranks that are not `excluded`."""
+        for rank in self.pids.keys() - excluded:
             with suppress(ProcessLookupError):
                 os.kill(self.pids[rank], number)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -128,27 +132,26 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _raise(agent: Future[Any], crew: _Crew) -> None:
-    """Raises what the first process that failed has raised, or says how it ended."""
+def _raise_failure(agent: Future[Any], group: _ProcessGroup) -> None:
+    """Raise the error of the first rank that failed, or an error with its signal or exit status."""
     try:
         agent.result()
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if crew.raised and failure.exitcode >= 0:
-            kind, problems, trace = crew.raised[0]
+        if group.errors and failure.exitcode >= 0:
+            kind, problems, trace = group.errors[0]
             print(trace, end="", file=sys.stderr)
             raise kind(problems) from None
         ended = signal.Signals(-failure.exitcode).name if failure.exitcode < 0 else f"exit status {failure.exitcode}"
-        rule = f"process {rank} of {crew.world} ended with {ended}"
-        raise TfmError(
-            Problem("trainer.devices", rule, help="a killed process often means too little memory")
-        ) from None
+        rule = f"process {rank} of {group.world} ended with {ended}"
+        help = "a killed process often means that memory ran out"
+        raise TfmError(Problem("trainer.devices", rule, help=help)) from None
 
 
 def _work(work: RankFunction, messages: Any, arguments: tuple[Any, ...]) -> None:
-    """In one of the processes, whose rank is in its environment."""
+    """Entry point of a spawned process. Its rank is in the environment."""
     ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    end_on_signals(led=True)
+    exit_on_signals(supervised=True)
     end_with_parent()
     escape_unknown_letters()
     messages.put((ranks.rank, os.getpid()))
@@ -160,11 +163,11 @@ def _work(work: RankFunction, messages: Any, arguments: tuple[Any, ...]) -> None
         messages.put((ranks.rank, (type(error), error.problems, "")))
         raise SystemExit(error.exit_status) from None
     except Exception as error:
-        rule = f"process {ranks.rank} of {ranks.world} broke: {type(error).__name__}: {error}"
+        rule = f"process {ranks.rank} of {ranks.world} failed: {type(error).__name__}: {error}"
         messages.put((ranks.rank, (TfmError, Problem("", rule), traceback.format_exc())))
-        time.sleep(LATE)
+        time.sleep(EXIT_DELAY)
         raise SystemExit(1) from None
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the agent ends whom it need not wait for
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # with SIGTERM the agent ends the other ranks
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # whoever sends it to a whole group comes too late
+            signal.signal(number, signal.SIG_IGN)  # the work is done, so a signal to the whole group is too late

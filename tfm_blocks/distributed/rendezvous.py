@@ -1,4 +1,4 @@
-"""What the processes that a launcher has started agree on before they train together."""
+"""Let the processes of a launcher exchange values before their first collective."""
 
 from __future__ import annotations
 
@@ -26,134 +26,138 @@ from tfm_blocks.errors import Problem, RunError, TfmError
 from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.heartbeat import Heartbeat
 
-LOOK = 0.1  # seconds between two looks at what another process has decided, so that a signal is heard meanwhile
-LATE = 1.0  # seconds that a process lives on after it has said that it fails: the first takes Slurm's store with it
+POLL_INTERVAL = 0.1  # seconds; polling lets Python handle signals, which a blocking wait does not
+EXIT_DELAY = 1.0  # seconds that rank 0 waits after it reported an error: under Slurm the store ends with it
 Json = Any  # None, bool, int, float, str, and lists and dicts of them
 
 
-def environment_of(place: RankInfo) -> ClusterEnvironment:
-    """Lightning's name for who has started the process. Slurm is to start again only what its user asks it to."""
-    if place.cluster == "slurm":
+def cluster_environment(rank_info: RankInfo) -> ClusterEnvironment:
+    """Return Lightning's environment of the launcher. Slurm jobs are not requeued automatically."""
+    if rank_info.cluster == "slurm":
         return SLURMEnvironment(auto_requeue=False)
-    return LightningEnvironment() if place.world == 1 else TorchElasticEnvironment()
+    return LightningEnvironment() if rank_info.world == 1 else TorchElasticEnvironment()
 
 
-def backend_of(place: RankInfo, device: str) -> str:
-    """What carries the collectives: `gloo`, `nccl`, or none for a process that trains alone, and the device."""
-    return f"{torch.distributed.get_default_backend_for_device(device)} on {device}" if place.world > 1 else device
+def describe_backend(rank_info: RankInfo, device: str) -> str:
+    """Return the backend of the collectives and the device, such as `gloo on cpu`; only the device for one process."""
+    return f"{torch.distributed.get_default_backend_for_device(device)} on {device}" if rank_info.world > 1 else device
 
 
-def _greet(store: Store, place: RankInfo) -> str:
-    """A name for this start of the processes that all of them know.
+def _greet(store: Store, rank_info: RankInfo) -> str:
+    """Return an ID of this start that all processes share.
 
-    torchrun keeps one store for all its restarts (torch 2.13), and what is found there may be of processes that are
-    gone. So each asks with a word of its own, and believes the answer that repeats it.
+    torchrun keeps one store for all its restarts (torch 2.13), so values in it may come from processes that exited.
+    Each process therefore writes a random token, and accepts only an answer that repeats it.
     """
-    word = uuid4().hex
-    if place.rank == 0:
-        late = set(range(1, place.world))
-        while late:
-            for rank in sorted(late):
-                store.set(f"answer {rank}", _read(store, f"question {rank}") + word)
-            late -= {rank for rank in late if _read(store, f"heard {rank}") == word}
-            time.sleep(LOOK)
-        return word
-    store.set(f"question {place.rank}", word)
-    while not (answer := _read(store, f"answer {place.rank}")).startswith(word):
-        time.sleep(LOOK)
-    store.set(f"heard {place.rank}", answer.removeprefix(word))
-    return answer.removeprefix(word)
+    token = uuid4().hex
+    if rank_info.rank == 0:
+        missing = set(range(1, rank_info.world))
+        while missing:
+            for rank in sorted(missing):
+                store.set(f"answer {rank}", _read(store, f"question {rank}") + token)
+            missing -= {rank for rank in missing if _read(store, f"accepted {rank}") == token}
+            time.sleep(POLL_INTERVAL)
+        return token
+    store.set(f"question {rank_info.rank}", token)
+    while not (answer := _read(store, f"answer {rank_info.rank}")).startswith(token):
+        time.sleep(POLL_INTERVAL)
+    store.set(f"accepted {rank_info.rank}", answer.removeprefix(token))
+    return answer.removeprefix(token)
 
 
 def _read(store: Store, key: str) -> str:
     return store.get(key).decode() if store.check([key]) else ""
 
 
-class Meeting:
-    """The processes of a launcher from outside, before the first collective; any other process decides for itself.
+class Rendezvous:
+    """Exchange values between the processes of an external launcher. A process without a launcher only has its own.
 
-    They meet at a store of torch's and not in a collective, because the first can take hours to read its text, and
-    because one that fails must be able to say so. The store holds JSON: reading a pickle could run code.
+    The exchange uses torch's key-value store, because rank 0 may need hours to prepare the text, which would time out
+    a collective, and because a process that fails must report it. Values are JSON: reading a pickle could run code.
     """
 
-    def __init__(self, place: RankInfo) -> None:
-        self.place = place
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.rank_info = rank_info
         self.store: Store | None = None
-        if place.outside and place.world > 1:
-            environment = environment_of(place)
+        if rank_info.is_external and rank_info.world > 1:
+            environment = cluster_environment(rank_info)
             os.environ.update(MASTER_ADDR=environment.main_address, MASTER_PORT=str(environment.main_port))
-            store = next(rendezvous("env://", place.rank, place.world))[0]
-            self.store = PrefixStore(_greet(store, place), store)
+            store = next(rendezvous("env://", rank_info.rank, rank_info.world))[0]
+            self.store = PrefixStore(_greet(store, rank_info), store)
 
-    def decide(self, what: str, make: Callable[[], Json], *, first: bool | None = None) -> Json:
-        """Run `make` on rank 0 and send its result to the other ranks. If it raises, they exit with its status."""
+    def decide(self, key: str, make: Callable[[], Json], *, leads: bool | None = None) -> Json:
+        """Run `make` on rank 0, or on the process that `leads`, and send its result to the others.
+
+        If `make` raises, they exit with its status.
+        """
         if self.store is None:
             return make()
-        if not (self.place.rank == 0 if first is None else first):
-            return self._wait(what)
+        if not (self.rank_info.rank == 0 if leads is None else leads):
+            return self._wait(key)
         try:
             value = make()
         except TfmError as error:
-            self.store.set(what, json.dumps({"exit_status": error.exit_status}))
-            time.sleep(LATE)
+            self.store.set(key, json.dumps({"exit_status": error.exit_status}))
+            time.sleep(EXIT_DELAY)
             raise
-        self.store.set(what, json.dumps({"value": value}))
+        self.store.set(key, json.dumps({"value": value}))
         return value
 
-    def gather(self, what: str, value: Json) -> list[Json]:
+    def gather(self, key: str, value: Json) -> list[Json]:
         """Return the value of each rank, by rank."""
         if self.store is None:
             return [value]
-        self.store.set(f"{what} {self.place.rank}", json.dumps({"value": value}))
-        return [self._wait(f"{what} {rank}") for rank in range(self.place.world)]
+        self.store.set(f"{key} {self.rank_info.rank}", json.dumps({"value": value}))
+        return [self._wait(f"{key} {rank}") for rank in range(self.rank_info.world)]
 
-    def _wait(self, what: str) -> Json:
+    def _wait(self, key: str) -> Json:
         assert self.store is not None
-        while not self.store.check([what]):
-            time.sleep(LOOK)
-        message = json.loads(self.store.get(what))
+        while not self.store.check([key]):
+            time.sleep(POLL_INTERVAL)
+        message = json.loads(self.store.get(key))
         if "exit_status" in message:
             raise SystemExit(message["exit_status"])
         return message["value"]
 
     def prepare(self, settings: DataSettings, vocab: int) -> Prepared:
-        """The text, which the first process of each node brings into the cache."""
-        place = self.place
-        tell = print if place.rank == 0 else lambda text: None
-        with Heartbeat("preparing the text", speaks=place.rank == 0):
+        """Return the prepared corpora. The first process of each node writes them to the cache."""
+        rank_info = self.rank_info
+        tell = print if rank_info.rank == 0 else lambda text: None
+        with Heartbeat("preparing the text", enabled=rank_info.rank == 0):
             if self.store is None:
                 return prepare(settings, vocab, tell=tell)
-            read: list[Prepared] = []
-            what = f"text of node {place.rank // place.devices}"
-            self.decide(what, lambda: read.append(prepare(settings, vocab, tell=tell)), first=place.local_rank == 0)
-            return read[0] if read else prepare(settings, vocab, tell=tell)
+            built: list[Prepared] = []
+            key = f"text of node {rank_info.rank // rank_info.devices}"
+            leads = rank_info.local_rank == 0
+            self.decide(key, lambda: built.append(prepare(settings, vocab, tell=tell)), leads=leads)
+            return built[0] if built else prepare(settings, vocab, tell=tell)
 
     def join(self, device: str) -> None:
-        """From here on the processes wait for each other in collectives, which Lightning takes up."""
+        """Initialise the process group that Lightning uses."""
         if self.store is not None:
             if device == "cuda":
-                torch.cuda.set_device(self.place.local_rank)
+                torch.cuda.set_device(self.rank_info.local_rank)
             backend = torch.distributed.get_default_backend_for_device(device)
             torch.distributed.init_process_group(
-                backend, store=self.store, rank=self.place.rank, world_size=self.place.world
+                backend, store=self.store, rank=self.rank_info.rank, world_size=self.rank_info.world
             )
 
-    def part(self) -> None:
-        """Waits for all, so that no launcher ends the first process before it has written down how the run ended."""
+    def leave_together(self) -> None:
+        """Leave after a barrier, so that no launcher ends rank 0 before it has written the status of the run."""
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
         self.leave()
 
     def leave(self) -> None:
-        """After the last collective. What a run that breaks has joined ends with its process."""
+        """Destroy the process group after the last collective. A failed run only exits."""
         if self.store is not None and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
-    def expect_seen(self, folder: Path) -> None:
-        """Raises RunError where a process does not see the folder of the run."""
+    def expect_shared_folder(self, folder: Path) -> None:
+        """Raise RunError on all ranks if one does not see the folder of the run."""
         if self.store is not None:
             seen = gather_json(folder.is_dir())
             if not all(seen):
-                rule = f"is not there for process {seen.index(False)}"
-                help = "start all processes in one folder, on a file system that all nodes share"
+                rule = f"does not exist for process {seen.index(False)}"
+                help = "start all processes in the same folder, on a file system that all nodes share"
                 raise RunError(Problem(str(folder), rule, help=help))

@@ -1,4 +1,4 @@
-"""How a run is stopped from outside: at the end of a step, or at once."""
+"""Stop a run by a signal: after the current step, or immediately."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StoppedError(SystemExit):
-    """Ends the process with 128 + the number of the signal, after every `finally` on the way.
+    """Exit with 128 + the number of the signal, after every enclosing `finally`.
 
-    `again`: it is the second signal, whose sender did not want to wait for the end of a step.
+    `again` is True for a second signal, which does not wait for the end of a step.
     """
 
     def __init__(self, number: int, *, again: bool) -> None:
@@ -24,47 +24,49 @@ class StoppedError(SystemExit):
 
 
 @dataclass
-class _Asked:
-    """`number`: the signal that has come, or 0. `waits`: it is read at the end of a step, and need not end the process.
-    `led`: a parent decides when this process ends at once, so a second signal, which the parent may relay, is nothing.
+class _State:
+    """The pending stop signal, and how to handle the next one.
+
+    `number` is the pending signal, or 0. With `deferred`, training reads it at the end of a step. With `supervised`, a
+    parent decides when to end this process, so a second signal, which the parent may have relayed, is ignored.
     """
 
     number: int = 0
-    waits: bool = False
-    led: bool = False
+    deferred: bool = False
+    supervised: bool = False
 
 
-_asked = _Asked()
+_state = _State()
 
 
-def end_on_signals(*, led: bool = False) -> None:
-    """Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP become exceptions; `led`: a parent has called this, too."""
-    _asked.number, _asked.led = 0, led
-    take_signals()
+def exit_on_signals(*, supervised: bool = False) -> None:
+    """Raise StoppedError on Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP. With `supervised`, a parent process does so too."""
+    _state.number, _state.supervised = 0, supervised
+    install_handlers()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 @contextmanager
-def own_handlers() -> Iterator[None]:
-    """Make the handlers ours inside, and the caller's again afterwards."""
+def temporary_handlers() -> Iterator[None]:
+    """Install the handlers inside the block, and restore the caller's afterwards."""
     handlers = {number: signal.getsignal(number) for number in STOPS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    end_on_signals()
+    exit_on_signals()
     try:
         yield
     finally:
-        _asked.number = 0
+        _state.number = 0
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def take_signals() -> None:
-    """Makes the handlers ours, and again where Lightning has put its own before them.
+def install_handlers() -> None:
+    """Install the handlers, also in place of Lightning's.
 
-    That one, for SIGTERM, waits for the other ranks inside the handler, which can hang. Does nothing in a thread, in
-    which Python sets no handlers. An ignored SIGHUP stays ignored, because nohup ignores it.
+    Lightning's handler of SIGTERM waits for the other ranks, which can hang. In a thread this does nothing, because
+    Python allows handlers only in the main thread. An ignored SIGHUP stays ignored, as nohup requests.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -73,27 +75,27 @@ def take_signals() -> None:
             signal.signal(number, _handle)
 
 
-def asked_to_stop() -> int:
-    """The number of the signal that waits for the end of the step, or 0."""
-    return _asked.number
+def pending_signal() -> int:
+    """Return the stop signal that waits for the end of the step, or 0."""
+    return _state.number
 
 
 @contextmanager
-def signals_wait() -> Iterator[None]:
-    """Inside, the first signal is only written down; who trains asks for it after each step. A second ends at once."""
-    _asked.waits = True
+def defer_signals() -> Iterator[None]:
+    """Keep the first signal for `pending_signal` inside the block. A second signal ends the process immediately."""
+    _state.deferred = True
     try:
         yield
     finally:
-        _asked.waits = False
+        _state.deferred = False
 
 
 @contextmanager
-def signals_blocked() -> Iterator[None]:
-    """For what is started inside, which inherits it.
+def block_signals() -> Iterator[None]:
+    """Block the stop signals inside the block. Processes that are started there inherit the mask.
 
-    An import that a signal interrupts would be a traceback. The process in which multiprocessing counts locks ignores
-    Ctrl-C and SIGTERM by itself; SIGUSR1, sent to a whole group, would end it, and leave tracebacks of its own.
+    A signal during an import would print a traceback. The resource tracker of multiprocessing ignores Ctrl-C and
+    SIGTERM, but SIGUSR1 to the whole process group would end it, with tracebacks.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -103,7 +105,7 @@ def signals_blocked() -> Iterator[None]:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    again = bool(_asked.number)
-    _asked.number = _asked.number or number
-    if not ((_asked.led and again) or (_asked.waits and not again)):
+    again = bool(_state.number)
+    _state.number = _state.number or number
+    if not ((_state.supervised and again) or (_state.deferred and not again)):
         raise StoppedError(number, again=again)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfm_blocks.distributed.main_module import main_hidden
 from tfm_blocks.distributed.parent import end_with_parent
-from tfm_blocks.distributed.signals import STOPS, signals_blocked
+from tfm_blocks.distributed.signals import STOPS, block_signals
 
 PRELOADED = ["tfm_blocks.training.data", "tfm_blocks.distributed.workers"]
 
@@ -40,9 +40,9 @@ def worker_options(workers: int) -> dict[str, Any]:
     if not workers:
         return {}
     context = LoaderContext()
-    with signals_blocked():
+    with block_signals():
         resource_tracker.ensure_running()  # unblocks SIGINT and SIGTERM again
-    with signals_blocked():
+    with block_signals():
         context.set_forkserver_preload(PRELOADED)
         forkserver.ensure_running()
     return {"num_workers": workers, "multiprocessing_context": context, "worker_init_fn": begin_worker}

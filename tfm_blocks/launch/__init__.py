@@ -1,1 +1,1 @@
-"""One run from a config to its end: what is checked before it, the processes that train it, and how it is stopped."""
+"""One run from its config to its finished folder: checks, processes, loggers, and the final scores."""

@@ -15,7 +15,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import LmSettings, columns_in
-from tfm_blocks.distributed.cluster import find_place
+from tfm_blocks.distributed.cluster import find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.launch.devices import expect_devices
@@ -108,12 +108,12 @@ def _problems(check: Callable[[], object]) -> list[Problem]:
 
 
 def _check_devices(config: Mapping[str, Any]) -> None:
-    """What is wrong with the settings themselves, `read_run` tells. Raises ConfigError."""
+    """Raise ConfigError if the devices do not exist. `read_run` reports invalid settings, which are skipped here."""
     trainer = config.get("trainer") or {}
-    given = {key: trainer[key] for key in DeviceSettings.model_fields if key in trainer}
+    values = {key: trainer[key] for key in DeviceSettings.model_fields if key in trainer}
     with suppress(ValidationError):
-        settings = DeviceSettings.model_validate(given)
-        expect_devices(settings, find_place(settings, os.environ))
+        settings = DeviceSettings.model_validate(values)
+        expect_devices(settings, find_rank_info(settings, os.environ))
 
 
 def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
@@ -135,35 +135,35 @@ def _with_plugins_tried(run: CheckedRun) -> CheckedRun:
 
 
 def _input_problems(spec: Spec, data: Any) -> Iterator[Problem]:
-    """Training predicts tgt, and every other input is a column of the text."""
+    """Yield a problem unless the model has the input tgt and each other input is a column of the data."""
     if TARGET not in names(spec.inputs):
         rule = f"training predicts {TARGET}, but the inputs are {', '.join(names(spec.inputs))}"
-        yield Problem("model.inputs", rule, help="such a model can be checked, shown and built")
+        yield Problem("model.inputs", rule, help="such a model can be checked, shown and built, but not trained")
     columns = columns_in(data)
-    for one in spec.sources:
-        if not one.tokens:
-            rule = "holds vectors, and training reads text"
-            yield Problem(f"model.inputs.{one.name}", rule, help="such a model can be checked, shown and built")
-        elif columns and one.name not in columns:
-            rule = f"is no column of the data, which has {', '.join(columns)}"
-            files = " ".join(f"data.{split}.{one.name}=FILE" for split in ("train", "val", "test"))
-            help = f"data=text reads a file for each input: add {files}"
-            yield Problem(f"model.inputs.{one.name}", rule, help=help)
+    for source in spec.sources:
+        address = f"model.inputs.{source.name}"
+        if not source.tokens:
+            rule = "is an input of vectors, but training reads text"
+            yield Problem(address, rule, help="such a model can be checked, shown and built, but not trained")
+        elif columns and source.name not in columns:
+            rule = f"is not a column of the data, which has {', '.join(columns)}"
+            files = " ".join(f"data.{split}.{source.name}=FILE" for split in ("train", "val", "test"))
+            yield Problem(address, rule, help=f"data=text reads a file for each input: add {files}")
 
 
 @contextmanager
 def with_locations(composed: Composed) -> Iterator[None]:
-    """Adds to each problem of a TfmError the spot of the config that it is about, where it has none."""
+    """Add the file and line of the config to each problem of a TfmError that has no location."""
     try:
         yield
     except TfmError as error:
-        raise type(error)([_placed(problem, composed) for problem in error.problems]) from None
+        raise type(error)([_with_location(problem, composed) for problem in error.problems]) from None
 
 
 def _output_problems(spec: Spec, composed: Composed) -> Iterator[Problem]:
     width, vocab = spec.sink.shape[-1], composed.mapping["vocab"]
     if width != vocab:
-        rule = f"gives {width} numbers a position, but the vocabulary has {vocab}"
+        rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
         yield composed.sources.problem(spec.sink.path, rule, help="end the graph with an unembed of ${vocab}")
 
 
@@ -173,16 +173,16 @@ def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None
     for name, corpus in (("train", prepared.train), ("val", prepared.val), ("test", prepared.test)):
         if corpus is None:
             continue
-        for one, width in zip(layout.inputs, layout.widths_NC(corpus).max(0).tolist(), strict=True):
-            bound = network.longest(one)
+        for input, width in zip(layout.inputs, layout.widths_NC(corpus).max(0).tolist(), strict=True):
+            bound = network.longest(input)
             if bound.node and width > bound.tokens:
-                rule = f"knows {bound.tokens} positions, but {one} of {name} has up to {width} with eos"
+                rule = f"has {bound.tokens} positions, but {input} of {name} has up to {width} tokens with eos"
                 setting = "data.context" if isinstance(run.settings.data, LmSettings) else "data.max_length"
                 help = f"raise its max_length, or lower {setting} or shorten the text"
                 raise ConfigError(run.composed.sources.problem(bound.node.path, rule, help=help))
 
 
-def _placed(problem: Problem, composed: Composed) -> Problem:
+def _with_location(problem: Problem, composed: Composed) -> Problem:
     if problem.place or problem.origin:
         return problem
     return composed.sources.problem(tuple(problem.address.split(".")), problem.rule, help=problem.help)

@@ -1,4 +1,4 @@
-"""What the machine leaves to a run: processor cores and CUDA devices."""
+"""The CPU cores and CUDA devices that a run may use."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from tfm_blocks.network.device import choose_device
 from tfm_blocks.training.settings import DeviceSettings
 
 
-def expect_devices(settings: DeviceSettings, place: RankInfo) -> None:
-    """Raises ConfigError where there are fewer CUDA devices, or fewer processor cores, than are asked for.
+def expect_devices(settings: DeviceSettings, rank_info: RankInfo) -> None:
+    """Raise ConfigError if there are fewer CUDA devices or CPU cores than requested.
 
-    A launcher from outside may have given each process cores of its own, which the others do not see.
+    Cores are not checked under an external launcher, which may bind each process to separate cores.
     """
-    found = torch.cuda.device_count()
-    if settings.accelerator == "cuda" and not found:
+    available = torch.cuda.device_count()
+    if settings.accelerator == "cuda" and not available:
         rule = "is cuda, but there is no CUDA device"
         raise ConfigError(Problem("trainer.accelerator", rule, help="write cpu or auto"))
     if device_of(settings) == "cuda":
-        if settings.devices > found:
-            rule = f"is {settings.devices}, but there are {found} CUDA devices"
-            raise ConfigError(Problem("trainer.devices", rule, help="ask for fewer, or write trainer.accelerator=cpu"))
-    elif not place.outside and settings.devices > (cores := processor_cores()):
-        rule = f"is {settings.devices}, but this process may use {cores} processor cores, and each device needs one"
+        if settings.devices > available:
+            rule = f"is {settings.devices}, but there are {available} CUDA devices"
+            help = f"write trainer.devices={available} or less, or trainer.accelerator=cpu"
+            raise ConfigError(Problem("trainer.devices", rule, help=help))
+    elif not rank_info.is_external and settings.devices > (cores := available_cores()):
+        rule = f"is {settings.devices}, but this process may use {cores} CPU cores, and each device needs one"
         raise ConfigError(Problem("trainer.devices", rule, help=f"write trainer.devices={cores} or less"))
 
 
-def processor_cores() -> int:
-    """How many this process may use, which can be fewer than the machine has."""
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

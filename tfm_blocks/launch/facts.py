@@ -1,4 +1,4 @@
-"""What is known of a run beside its config: how large it is, what code it runs, and on what."""
+"""Collect the facts of a run that its config lacks: size, code version, command and hardware."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from tfm_blocks import __version__
 from tfm_blocks.compose.run import RESUMABLE_KEYS
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.launch.devices import device_of, processor_cores
+from tfm_blocks.launch.devices import available_cores, device_of
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.graph import Network
@@ -29,16 +29,16 @@ from tfm_blocks.training.settings import TrainerSettings
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
 
 
-def keep_facts(job: RunSpec, trainer: TrainerSettings, network: Network, place: RankInfo) -> dict[str, Any]:
-    """The facts of this part of the run, which run.json has from here on, and which its loggers are told."""
+def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_info: RankInfo) -> dict[str, Any]:
+    """Write the facts of this start of the run to run.json, and return them for the loggers."""
     record = read_json(job.folder / RUN)
-    facts = _facts(job, trainer, record, network, place)
+    facts = _facts(job, trainer, record, network, rank_info)
     write_json(job.folder / RUN, with_facts(record, facts))
     return facts
 
 
 def _facts(
-    job: RunSpec, trainer: TrainerSettings, record: Mapping[str, Any], network: Network, place: RankInfo
+    job: RunSpec, trainer: TrainerSettings, record: Mapping[str, Any], network: Network, rank_info: RankInfo
 ) -> dict[str, Any]:
     """Return the facts by name; FACTS in tfm_blocks/metric_schema.py describes each."""
     commands = record.get("commands") or [""]
@@ -52,26 +52,29 @@ def _facts(
         "seed": job.config["seed"],
         "resumed": len(commands) - 1,
         "command": commands[-1],
-        "hardware": _hardware(trainer, place),
+        "hardware": _hardware(trainer, rank_info),
         "precision": choose_precision(trainer.precision, device_of(trainer), job.timings).fact,
         "versions": _versions(),
     }
 
 
 def parameters_by_node(network: Network) -> dict[str, int]:
-    """By address; one that is shared or tied counts where it is stored, and a stack's last steps below `last`."""
+    """Return the number of parameters of each node, by address.
+
+    A shared or tied parameter counts at the node that stores it. The operations at the end of a stack count as `last`.
+    """
     owners = {node.owner for node in network.spec.nodes}
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, parameter in network.named_parameters():
         parts = name.split(".")
-        around = [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
-        address = next((one for one in around if one in owners or one.endswith(".last")), around[0])
-        found[address] = found.get(address, 0) + parameter.numel()
-    return found
+        prefixes = [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
+        address = next((prefix for prefix in prefixes if prefix in owners or prefix.endswith(".last")), prefixes[0])
+        counts[address] = counts.get(address, 0) + parameter.numel()
+    return counts
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Equal for runs that differ in their seed, or in what a resumed run may change beside its length."""
+    """Return a hash that ignores the seed, and the keys that a resume may change without changing the length."""
     kept = {key: value for key, value in config.items() if key not in {*NO_EXPERIMENT, "seed"}}
     for key in RESUMABLE_KEYS:
         group, _, name = key.partition(".")
@@ -81,7 +84,7 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of the current folder, with -dirty where files differ from it; None where there is no git."""
+    """Return the commit of the current folder, with -dirty if files differ from it; None without git."""
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
@@ -90,17 +93,23 @@ def git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def _hardware(trainer: TrainerSettings, place: RankInfo) -> dict[str, Any]:
+def _hardware(trainer: TrainerSettings, rank_info: RankInfo) -> dict[str, Any]:
     kind = device_of(trainer)
     name = torch.cuda.get_device_name() if kind == "cuda" else platform.machine()
-    return {"device": kind, "name": name, "devices": place.world, "nodes": place.nodes, "cores": processor_cores()}
+    return {
+        "device": kind,
+        "name": name,
+        "devices": rank_info.world,
+        "nodes": rank_info.nodes,
+        "cores": available_cores(),
+    }
 
 
 def _versions() -> dict[str, str]:
-    found = {"tfm-blocks": __version__, "python": platform.python_version()}
+    versions = {"tfm-blocks": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -1,4 +1,4 @@
-"""What a run leaves: the weights, its scores in status.json, and its last lines."""
+"""Write the results of a finished run: weights, scores, translations and status.json; print the summary."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from tfm_blocks.training.settings import TrainerSettings
 
 
 def final_weights(settings: TrainerSettings, checkpoints: Path) -> Mapping[str, Tensor]:
+    """Return the mean of the last `trainer.average` validations' weights, or the best weights."""
     if settings.average:
         return mean_weights(step_files(checkpoints)[-settings.average :])
     return read_tensors(checkpoints / BEST)
@@ -49,14 +50,14 @@ def finish(
     loggers: list[LightningLogger],
     stopped: str = "",
 ) -> None:
-    """The weights last of all but the status: a folder with weights is a whole one.
+    """Write the results of the run, and status.json last. Print the summary.
 
     `stopped` is the reason why a callback ended the run before its last step.
     """
     split, corpus = module.prepared.last_scored
-    asked = metrics(module.settings.trainer.bleu, tokenised=False)
+    corpus_metrics = metrics(module.settings.trainer.bleu, tokenised=False)
     references = corpus.text[TARGET]
-    translations = score(module.outputs, references, asked) if module.outputs else []
+    translations = score(module.outputs, references, corpus_metrics) if module.outputs else []
     status = Status(
         "done",
         f"stopped early: {stopped}" if stopped else "",
@@ -82,7 +83,7 @@ def finish(
 
 
 def _size(spec: Spec) -> dict[str, Any]:
-    """Parameters, and multiply-adds of a row whose sequences have the lengths that are told, as `tfm show` counts."""
+    """Return the parameters, and the multiply-adds of a row with the returned sequence lengths, as in `tfm show`."""
     network = network_without_values(spec)
     lengths = axis_lengths(spec, {}, LENGTH)
     return {
@@ -103,9 +104,10 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
         yield status.reason
     yield score_news(dict(status.scores), status.scored_on)
     if status.exact_match_by_group:
-        yield "exact: " + ", ".join(f"{group} {share:.1%}" for group, share in status.exact_match_by_group.items())
-    for one in status.translation:
-        yield f"{one['name']}: {one['value']:.2f} ± {one['interval']:.2f}   {one['signature']}"
+        groups = status.exact_match_by_group.items()
+        yield "exact: " + ", ".join(f"{group} {fraction:.1%}" for group, fraction in groups)
+    for metric in status.translation:
+        yield f"{metric['name']}: {metric['value']:.2f} ± {metric['interval']:.2f}   {metric['signature']}"
     plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])
     files = [METRICS, STATUS, *([TRANSLATIONS] if status.translation else []), LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"

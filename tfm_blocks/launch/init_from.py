@@ -1,4 +1,4 @@
-"""Starting weights out of another run: for fine-tuning, for growing a model, or for swapping a block."""
+"""Initialise a network from the weights of another run: to fine-tune, grow a model, or swap a block."""
 
 from __future__ import annotations
 
@@ -17,59 +17,63 @@ from tfm_blocks.runs.model import read_tensors, weights_of
 
 
 @dataclass(frozen=True)
-class Start:
-    """What became of the weights: addresses of those that were `taken`, of the network's that are `new`, and of the
-    other run's that were `left`. `pieces` of the vocabulary have kept their rows.
+class InitReport:
+    """The addresses of the weights that were `loaded`, are `new` in the network, or are `unused` from the other run.
+
+    The rows of `subwords` were loaded into the tables of the vocabulary.
     """
 
-    taken: list[str]
+    loaded: list[str]
     new: list[str]
-    left: list[str]
-    pieces: int
+    unused: list[str]
+    subwords: int
 
     def __str__(self) -> str:
-        lines = [f"init: {len(self.taken)} weights taken, with the rows of {self.pieces:,} pieces"]
-        for what, names in (("new", self.new), ("left", self.left)):
-            lines += [f"init: {what}: {', '.join(names)}"] if names else []
+        lines = [f"init: {len(self.loaded)} weights loaded, with the rows of {self.subwords:,} subwords"]
+        for label, names in (("new", self.new), ("unused", self.unused)):
+            lines += [f"init: {label}: {', '.join(names)}"] if names else []
         return "\n".join(lines)
 
 
-def starting_weights(run: Path) -> Path:
-    """The file of a run's weights: the finished ones, else those of its last validation. Raises RunError."""
+def find_weights(run: Path) -> Path:
+    """Return the file of a run's final weights, or of its last validation if it has none. Raises RunError."""
     expect_folder(run)
     return run / WEIGHTS if (run / WEIGHTS).is_file() else kept_weights(run, "last")
 
 
 @torch.no_grad()
-def start_from(network: Network, tokenizer: Tokenizer, run: Path) -> Start:
-    """Gives `network` every weight of the run whose address and shape match; of a vocabulary's, the rows of each piece
-    that both know, whatever its number. Raises RunError where the run is damaged.
+def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> InitReport:
+    """Copy every weight of the run whose address and shape match into `network`.
+
+    Weights with a row for each subword take the rows of the subwords that both vocabularies have, even if the ids
+    differ. Raises RunError if the run is damaged.
     """
-    found = read_tensors(starting_weights(run))
-    ids, before = tokenizer.ids, Tokenizer.load(run / TOKENIZER).ids
-    common = [piece for piece in ids if piece in before]
-    rows = torch.tensor([[ids[piece], before[piece]] for piece in common])
-    by_piece = _by_piece(network, len(ids))
-    taken = []
-    for name, own in weights_of(network).items():
-        if name in by_piece and _is_table(found, name, len(before), own):
-            own[rows[:, 0]] = found[name][rows[:, 1]].to(own.dtype)
-            taken.append(name)
-        elif name not in by_piece and name in found and found[name].shape == own.shape:
-            own.copy_(found[name])
-            taken.append(name)
-    new = [name for name in weights_of(network) if name not in taken]
-    return Start(taken, new, [name for name in found if name not in taken], len(common))
+    saved = read_tensors(find_weights(run))
+    ids, saved_ids = tokenizer.ids, Tokenizer.load(run / TOKENIZER).ids
+    common = [subword for subword in ids if subword in saved_ids]
+    rows = torch.tensor([[ids[subword], saved_ids[subword]] for subword in common])
+    tables = _vocabulary_tables(network, len(ids))
+    loaded = []
+    for name, weight in weights_of(network).items():
+        if name in tables and _is_table(saved, name, len(saved_ids), weight):
+            weight[rows[:, 0]] = saved[name][rows[:, 1]].to(weight.dtype)
+            loaded.append(name)
+        elif name not in tables and name in saved and saved[name].shape == weight.shape:
+            weight.copy_(saved[name])
+            loaded.append(name)
+    new = [name for name in weights_of(network) if name not in loaded]
+    return InitReport(loaded, new, [name for name in saved if name not in loaded], len(common))
 
 
-def _is_table(found: Mapping[str, Tensor], name: str, vocab: int, own: Tensor) -> bool:
-    """Whether the other run has such a table, a row for each piece of its vocabulary."""
-    return name in found and found[name].shape == (vocab, *own.shape[1:])
+def _is_table(saved: Mapping[str, Tensor], name: str, vocab: int, weight: Tensor) -> bool:
+    """Return True if the other run has this weight with a row for each subword of its vocabulary."""
+    return name in saved and saved[name].shape == (vocab, *weight.shape[1:])
 
 
-def _by_piece(network: Network, vocab: int) -> set[str]:
-    """The addresses of the weights that have a row for each piece: of blocks that can be tied."""
+def _vocabulary_tables(network: Network, vocab: int) -> set[str]:
+    """Return the addresses of weights with a row for each subword: those of blocks that can be tied."""
     blocks = tuple(
         f"{node.owner}.block." for node in network.spec.nodes if node.block and REGISTRY.blocks[node.block].tieable
     )
-    return {name for name, one in weights_of(network).items() if name.startswith(blocks) and one.shape[:1] == (vocab,)}
+    weights = weights_of(network).items()
+    return {name for name, weight in weights if name.startswith(blocks) and weight.shape[:1] == (vocab,)}

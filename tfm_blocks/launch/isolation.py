@@ -1,4 +1,4 @@
-"""What a run changes of its process, and how a caller in Python gets it back."""
+"""Restore the state of the caller's process after a run that was started from Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from tfm_blocks.distributed.main_module import main_hidden
-from tfm_blocks.distributed.signals import own_handlers
+from tfm_blocks.distributed.signals import temporary_handlers
 from tfm_blocks.distributed.workers import fork_server_restored
 from tfm_blocks.launch.memory import limit_primitive_caches, return_freed_memory
 
@@ -25,7 +25,7 @@ LOGGERS = (
 
 
 @contextmanager
-def caller_restored() -> Iterator[None]:
+def restore_caller() -> Iterator[None]:
     """Restore what a run sets for its whole process.
 
     These are handlers of signals, the environment, logging levels, warning filters, random generators, the fork server
@@ -39,7 +39,7 @@ def caller_restored() -> Iterator[None]:
         stack.enter_context(_same_environment())
         stack.enter_context(_same_levels())
         stack.enter_context(fork_server_restored())
-        stack.enter_context(own_handlers())
+        stack.enter_context(temporary_handlers())
         yield
 
 
@@ -65,7 +65,7 @@ def _same_levels() -> Iterator[None]:
 
 
 @contextmanager
-def ready_for_processes() -> Iterator[None]:
+def prepare_spawn() -> Iterator[None]:
     """Limit the caches of new processes, and keep them from importing the caller's script."""
     limit_primitive_caches()
     with main_hidden():

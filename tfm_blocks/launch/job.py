@@ -1,4 +1,4 @@
-"""One run from its folder to its end: a new folder, or one that was left, and what status.json says of it."""
+"""Train a new run or resume a saved one, and write its status to status.json."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import yaml
 from lightning.pytorch import Callback
 
 from tfm_blocks.data.prepare import Prepared
-from tfm_blocks.distributed.cluster import find_place
-from tfm_blocks.distributed.consistency import asked_fingerprint, expect_same, fingerprint
+from tfm_blocks.distributed.cluster import find_rank_info
+from tfm_blocks.distributed.consistency import config_fingerprint, expect_same, fingerprint
 from tfm_blocks.distributed.processes import spawn_ranks
-from tfm_blocks.distributed.rendezvous import Json, Meeting
-from tfm_blocks.distributed.signals import StoppedError, end_on_signals
+from tfm_blocks.distributed.rendezvous import Json, Rendezvous
+from tfm_blocks.distributed.signals import StoppedError, exit_on_signals
 from tfm_blocks.errors import TfmError, file_error, print_warnings
 from tfm_blocks.launch.check import CheckedRun, check_lengths, warn_about_warmup, with_locations
 from tfm_blocks.launch.devices import device_of
-from tfm_blocks.launch.init_from import starting_weights
+from tfm_blocks.launch.init_from import find_weights
 from tfm_blocks.launch.precision import measure_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
-from tfm_blocks.launch.resume import SavedRun, expect_same_text, find_begun
+from tfm_blocks.launch.resume import SavedRun, expect_same_text, find_restarted_run
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import count_parameters, network_without_values
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.checkpoints import newest_whole
+from tfm_blocks.runs.checkpoints import newest_intact
 from tfm_blocks.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -47,7 +47,7 @@ from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.runs.status import Status, read_status_or_empty, write_end, write_status
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
-from tfm_blocks.training.data import feed_of
+from tfm_blocks.training.data import plan_corpus
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError
 from tfm_blocks.training.settings import RunSettings
 
@@ -61,45 +61,45 @@ def train(
     until: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Path:
-    """Trains a new run in a new folder below `root`, and returns it; its last lines say what to type next.
+    """Train a new run in a new folder below `root`, and return the folder.
 
-    `typed` is the command line. Raises ConfigError or DataError before anything is started, DivergedError where the
-    loss is not finite, PreemptedError where a signal has stopped it; status.json says how it ended. A launcher that
-    starts the processes anew goes on with the run that they have begun. After `until` steps it stops as by a signal.
+    `typed` is the command line. Under a launcher that restarted the processes, resume the run that they began. After
+    `until` steps the run stops as after a signal. Raises ConfigError or DataError before anything starts, DivergedError
+    if the loss is not finite, and PreemptedError after a stop signal.
     """
-    meeting = _meet(run)
+    rendezvous = _connect(run)
     name, command = str(run.composed.mapping["name"]), shlex.join(typed)
 
     def find() -> Json:
-        left = find_begun(root, name, meeting.place, command)
-        return left.to_json() if left else None
+        saved = find_restarted_run(root, name, rendezvous.rank_info, command)
+        return saved.to_json() if saved else None
 
-    found = meeting.decide("begun", find)
-    if found is None:
-        return _begin(meeting, run, root, typed, until, callbacks)
-    begun = SavedRun.from_json(found)
-    if begun.state == "done":
-        return begun.folder
-    return _resume(meeting, run.with_config(begun.config), begun, typed, None, callbacks)
+    fields = rendezvous.decide("restarted run", find)
+    if fields is None:
+        return _begin(rendezvous, run, root, typed, until, callbacks)
+    saved = SavedRun.from_json(fields)
+    if saved.state == "done":
+        return saved.folder
+    return _resume(rendezvous, run.with_config(saved.config), saved, typed, None, callbacks)
 
 
 def _begin(
-    meeting: Meeting,
-    asked: CheckedRun,
+    rendezvous: Rendezvous,
+    requested: CheckedRun,
     root: Path,
     typed: Sequence[str],
     until: int | None,
     callbacks: Sequence[Callback],
 ) -> Path:
-    settings, mapping = asked.settings, asked.composed.mapping
-    if meeting.place.rank == 0:
+    settings, mapping = requested.settings, requested.composed.mapping
+    if rendezvous.rank_info.rank == 0:
         warn_about_warmup(settings)
-        print_warnings(asked.spec.warnings)
-    with with_locations(asked.composed):
-        prepared = meeting.prepare(settings.data, mapping["vocab"])
+        print_warnings(requested.spec.warnings)
+    with with_locations(requested.composed):
+        prepared = rendezvous.prepare(settings.data, mapping["vocab"])
         if settings.init_from:
-            starting_weights(Path(settings.init_from))  # which must be there before anything is started
-    run = asked.with_vocab(prepared.tokenizer.size)
+            find_weights(Path(settings.init_from))  # raises before anything starts
+    run = requested.with_vocab(prepared.tokenizer.size)
     name = str(mapping["name"])
     config = run.composed.mapping | {"name": name, "plugins": settings.plugins}
     config = {key: value for key, value in config.items() if key not in ("resume", "verify")}
@@ -107,128 +107,132 @@ def _begin(
     check_lengths(network, prepared, run)
 
     def claim() -> Json:
-        timings = _measure_precision(meeting, network, prepared, settings)
+        timings = _measure_precision(rendezvous, network, prepared, settings)
         folder = claim_folder(root, name)
         command = resume_command(typed, folder, settings)
         started = config, folder, mapping["vocab"], command, _wandb_id()
-        return RunSpec(*started, until=until, asked_parameters=count_parameters(asked.spec), timings=timings).to_json()
+        return RunSpec(
+            *started, until=until, asked_parameters=count_parameters(requested.spec), timings=timings
+        ).to_json()
 
-    job = RunSpec.from_json(meeting.decide("job", claim))
-    with _held(meeting, job.folder), _ends(meeting, job):
-        if meeting.place.rank == 0:
+    job = RunSpec.from_json(rendezvous.decide("job", claim))
+    with _lock(rendezvous, job.folder), _record_end(rendezvous, job):
+        if rendezvous.rank_info.rank == 0:
             choices = dict(run.composed.choices)
-            how = {"commands": [shlex.join(typed)], "launch": meeting.place.launch, "choices": choices}
-            feed = feed_of(network.spec, prepared, settings.data)
-            start_folder(job, prepared, how | {"text": fingerprint(settings.seed, prepared, feed)})
-        _run(meeting, job, run, prepared, callbacks)
+            record = {"commands": [shlex.join(typed)], "launch": rendezvous.rank_info.launch, "choices": choices}
+            planned_corpus = plan_corpus(network.spec, prepared, settings.data)
+            start_folder(job, prepared, record | {"text": fingerprint(settings.seed, prepared, planned_corpus)})
+        _run(rendezvous, job, run, prepared, callbacks)
     return job.folder
 
 
 def _wandb_id() -> str:
-    """An agent of a W&B sweep has given the run its own."""
+    """Return the ID that a W&B sweep agent assigned to the run, or a new ID."""
     agent = os.environ.get("WANDB_RUN_ID") if "WANDB_SWEEP_ID" in os.environ else None
     return agent or uuid4().hex[:8]
 
 
 def resume(
     run: CheckedRun,
-    left: SavedRun,
+    saved: SavedRun,
     typed: Sequence[str] = TYPED,
     until: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Path:
-    """Goes on with a run after the newest of its checkpoints that is whole, in its folder, and returns that.
+    """Resume a run from its newest intact checkpoint, and return its folder.
 
-    Raises what `train` raises, and RunError where the text is not what the run was begun with.
+    Raises the errors of `train`, and RunError if the text changed since the run began.
     """
-    return _resume(_meet(run), run, left, typed, until, callbacks)
+    return _resume(_connect(run), run, saved, typed, until, callbacks)
 
 
-def _meet(run: CheckedRun) -> Meeting:
-    """All processes of a launcher have read the same command line and the same files. Raises RunError."""
-    place = find_place(run.settings.trainer, os.environ)
-    if place.outside:
-        end_on_signals(led=True)
-    meeting = Meeting(place)
-    found = meeting.gather("asked", asked_fingerprint(run.composed.mapping))
-    meeting.decide("same", lambda: expect_same(found))
-    return meeting
+def _connect(run: CheckedRun) -> Rendezvous:
+    """Connect the processes of a launcher. Raises RunError if their configs or versions differ."""
+    rank_info = find_rank_info(run.settings.trainer, os.environ)
+    if rank_info.is_external:
+        exit_on_signals(supervised=True)
+    rendezvous = Rendezvous(rank_info)
+    fingerprints = rendezvous.gather("config", config_fingerprint(run.composed.mapping))
+    rendezvous.decide("same config", lambda: expect_same(fingerprints))
+    return rendezvous
 
 
 def _resume(
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     run: CheckedRun,
-    left: SavedRun,
+    saved: SavedRun,
     typed: Sequence[str],
     until: int | None,
     callbacks: Sequence[Callback],
 ) -> Path:
     settings, config = run.settings, run.composed.mapping
-    with _held(meeting, left.folder):
+    with _lock(rendezvous, saved.folder):
         with with_locations(run.composed):
-            prepared = meeting.prepare(settings.data, left.asked_vocab)
+            prepared = rendezvous.prepare(settings.data, saved.asked_vocab)
 
-        def go_on() -> Json:
-            newest = newest_whole(left.folder / CHECKPOINTS)
+        def build_spec() -> Json:
+            newest = newest_intact(saved.folder / CHECKPOINTS)
             step = newest.step if newest else 0
-            left.expect_to_go_on(settings, step)
-            path = left.folder / CHECKPOINTS / newest.file if newest else None
-            command = resume_command(typed, left.folder, settings)
-            started = left.asked_vocab, command, left.wandb_id, path, until, left.asked_parameters
+            saved.expect_resumable(settings, step)
+            path = saved.folder / CHECKPOINTS / newest.file if newest else None
+            command = resume_command(typed, saved.folder, settings)
+            started = saved.asked_vocab, command, saved.wandb_id, path, until, saved.asked_parameters
             network = network_without_values(run.spec)
-            feed = feed_of(network.spec, prepared, settings.data)
-            expect_same_text(left, fingerprint(settings.seed, prepared, feed))
-            print(f"resume: {left.folder} after {step} steps")
-            timings = left.timings or _measure_precision(meeting, network, prepared, settings)
-            prolonged = left.is_prolonged(settings, step)
-            return RunSpec(config, left.folder, *started, prolonged=prolonged, timings=timings).to_json()
+            planned_corpus = plan_corpus(network.spec, prepared, settings.data)
+            expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
+            print(f"resume: {saved.folder} after {step} steps")
+            timings = saved.timings or _measure_precision(rendezvous, network, prepared, settings)
+            prolonged = saved.is_prolonged(settings, step)
+            return RunSpec(config, saved.folder, *started, prolonged=prolonged, timings=timings).to_json()
 
-        job = RunSpec.from_json(meeting.decide("job", go_on))
-        with _ends(meeting, job):
-            if meeting.place.rank == 0:
-                _go_on_in_folder(job, left, typed)
-            _run(meeting, job, run, prepared, callbacks)
-    return left.folder
+        job = RunSpec.from_json(rendezvous.decide("job", build_spec))
+        with _record_end(rendezvous, job):
+            if rendezvous.rank_info.rank == 0:
+                _update_folder(job, saved, typed)
+            _run(rendezvous, job, run, prepared, callbacks)
+    return saved.folder
 
 
 def _measure_precision(
-    meeting: Meeting, network: Network, prepared: Prepared, settings: RunSettings
+    rendezvous: Rendezvous, network: Network, prepared: Prepared, settings: RunSettings
 ) -> dict[str, float]:
     """Measure for `trainer.precision=auto` with the threads that a rank will have."""
-    ranks = 1 if meeting.place.outside else settings.trainer.devices
-    feed = feed_of(network.spec, prepared, settings.data)
-    return dict(measure_precision(network, feed, settings, ranks))
+    ranks = 1 if rendezvous.rank_info.is_external else settings.trainer.devices
+    planned_corpus = plan_corpus(network.spec, prepared, settings.data)
+    return dict(measure_precision(network, planned_corpus, settings, ranks))
 
 
-def _held(meeting: Meeting, folder: Path) -> AbstractContextManager[None]:
-    """Hold the folder on rank 0. A launcher that restarts a run has ended it before: wait for its heartbeat to stop."""
-    return hold(folder, wait=meeting.place.restarts > 0) if meeting.place.rank == 0 else nullcontext()
+def _lock(rendezvous: Rendezvous, folder: Path) -> AbstractContextManager[None]:
+    """Lock the folder on rank 0. After a restart by a launcher, wait until the earlier process lost the lock."""
+    return hold(folder, wait=rendezvous.rank_info.restarts > 0) if rendezvous.rank_info.rank == 0 else nullcontext()
 
 
-def _run(meeting: Meeting, job: RunSpec, run: CheckedRun, prepared: Prepared, callbacks: Sequence[Callback]) -> None:
-    if not meeting.place.outside and run.settings.trainer.devices > 1:
+def _run(
+    rendezvous: Rendezvous, job: RunSpec, run: CheckedRun, prepared: Prepared, callbacks: Sequence[Callback]
+) -> None:
+    if not rendezvous.rank_info.is_external and run.settings.trainer.devices > 1:
         spawn_ranks(spawned_main, run.settings.trainer.devices, job, callbacks)
         return
-    meeting.join(device_of(run.settings.trainer))
-    meeting.expect_seen(job.folder)
-    train_rank(meeting.place, job, run.settings, run.spec, prepared, callbacks)
-    meeting.leave()
+    rendezvous.join(device_of(run.settings.trainer))
+    rendezvous.expect_shared_folder(job.folder)
+    train_rank(rendezvous.rank_info, job, run.settings, run.spec, prepared, callbacks)
+    rendezvous.leave()
 
 
 def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) -> str:
-    """What goes on with the run. A run folder never imports anything: who types it names the plug-ins."""
+    """Return the command that resumes the run. It names the plug-ins, because a run folder never imports code."""
     program = [word for word in typed[:2] if "=" not in word]
     plugins = [f"plugins=[{','.join(settings.plugins)}]"] if settings.plugins else []
     return shlex.join([*program, f"resume={folder}", *plugins])
 
 
 @contextmanager
-def _ends(meeting: Meeting, job: RunSpec) -> Iterator[None]:
-    """Whatever ends the run is written down by the first process, which tells the command that goes on with it.
+def _record_end(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
+    """Write the error that ends the run to status.json on rank 0, and print the command that resumes it.
 
-    A run that is done stays so, and a signal that comes while its loggers are closed has nothing left to stop.
+    A run that is done stays done. A signal that comes while its loggers are closed is ignored.
     """
-    before = read_status_or_empty(job.folder)  # of a part before this one, which was shorter
+    before = read_status_or_empty(job.folder)  # a resumed run may have been done before, with fewer steps
     try:
         yield
     except BaseException as error:
@@ -241,17 +245,19 @@ def _ends(meeting: Meeting, job: RunSpec) -> Iterator[None]:
             error = preempted(error.number, job.command)
         if isinstance(error, OSError):
             error = file_error(error, str(job.folder)) or error
-        if meeting.place.rank == 0:
+        if rendezvous.rank_info.rank == 0:
             _write_end(job, error)
         if agreed:
-            meeting.part()
-        if meeting.place.rank and isinstance(error, (PreemptedError, DivergedError)):  # the first process says so
+            rendezvous.leave_together()
+        if rendezvous.rank_info.rank and isinstance(
+            error, (PreemptedError, DivergedError)
+        ):  # the first process says so
             raise SystemExit(error.exit_status) from None
         raise error from None
 
 
 def _write_end(job: RunSpec, error: BaseException) -> None:
-    with suppress(OSError):  # of a disk that cannot be written at all
+    with suppress(OSError):  # the disk may not be writable
         write_end(job.folder, Status(_state(error), _reason(error), job.command))
     if not isinstance(error, (PreemptedError, DivergedError)):
         print(f"resume: {job.command}", file=sys.stderr)
@@ -265,7 +271,7 @@ def _state(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The error in one line; of a process that failed, the last line of its traceback."""
+    """Return the error in one line; for a failed process, the last line of its traceback."""
     if isinstance(error, StoppedError):
         return signal.Signals(error.number).name
     if isinstance(error, TfmError):
@@ -275,7 +281,7 @@ def _reason(error: BaseException) -> str:
 
 
 def start_folder(job: RunSpec, prepared: Prepared, record: Mapping[str, Any]) -> None:
-    """Everything of a run folder that is known before the first step; `record` says how it was begun."""
+    """Write the files of a run folder that are known before the first step; `record` goes to run.json."""
     write_config(job)
     write_model(job.folder, job.config["model"], job.config["plugins"], prepared.train.columns)
     prepared.tokenizer.save(job.folder / TOKENIZER)
@@ -285,16 +291,16 @@ def start_folder(job: RunSpec, prepared: Prepared, record: Mapping[str, Any]) ->
 
 
 def write_config(job: RunSpec) -> None:
-    """`config.yaml`, whole or as it was."""
+    """Replace config.yaml atomically."""
     part = job.folder / f"{CONFIG}.part"
     part.write_text(yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True), "utf-8")
     settle(part, job.folder / CONFIG)
 
 
-def _go_on_in_folder(job: RunSpec, left: SavedRun, typed: Sequence[str]) -> None:
-    """The folder says what has changed, and has no row of metrics that is written again."""
+def _update_folder(job: RunSpec, saved: SavedRun, typed: Sequence[str]) -> None:
+    """Update the folder of a resumed run, and delete the logs if it starts again from step 0."""
     write_config(job)
-    record = left.record | {"commands": [*left.record.get("commands", []), shlex.join(typed)]}
+    record = saved.record | {"commands": [*saved.record.get("commands", []), shlex.join(typed)]}
     if job.prolonged and job.checkpoint:
         record["prolonged"] = step_of(job.checkpoint)
     write_json(job.folder / RUN, record)

@@ -1,4 +1,4 @@
-"""The loggers of a run, which are told again what those of its earlier parts have lost."""
+"""Open the loggers of a run. When it resumes, they get all rows up to the checkpoint again."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tfm_blocks.training.settings import RunSettings
 def open_loggers(
     job: RunSpec, settings: RunSettings, prepared: Prepared, facts: Mapping[str, Any], losses: Sequence[str]
 ) -> Iterator[list[LightningLogger]]:
-    """metrics.csv, with a column for each of `losses`, and what the settings name; all are told how the run has ended.
+    """Yield the logger of metrics.csv, with a column for each of `losses`, and the loggers that the settings name.
 
-    When a run goes on, each has all rows up to the checkpoint. Raises ConfigError where one cannot be opened; what goes
-    wrong with one later ends no run, but for metrics.csv.
+    On exit, each logger is closed with the status of the run. Raises ConfigError if a logger cannot be opened. Later
+    failures end the run only if metrics.csv cannot be written.
     """
     path = job.folder / METRICS
     last = step_of(job.checkpoint) if job.checkpoint else 0
@@ -39,7 +39,7 @@ def open_loggers(
     loggers: list[LightningLogger] = []
     end = 0, ""
     try:
-        for logger in _others(job, settings, facts):
+        for logger in _configured(job, settings, facts):
             loggers.append(logger)
             for row in rows:
                 logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
@@ -58,7 +58,7 @@ def rows_until(path: Path, last: int) -> list[Row]:
 
 
 def _end(error: BaseException) -> tuple[int, str]:
-    """The exit status, and the reason in half a sentence."""
+    """Return the exit status and a short reason."""
     if isinstance(error, TfmError):
         return error.exit_status, error.problems[0].rule
     if isinstance(error, StoppedError):
@@ -66,26 +66,25 @@ def _end(error: BaseException) -> tuple[int, str]:
     return 1, f"{type(error).__name__}: {error}"
 
 
-def _others(job: RunSpec, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[LightningLogger]:
+def _configured(job: RunSpec, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[LightningLogger]:
     run = LoggedRun(job.folder, logged_config(job.config, str(facts["model"])), facts, job.wandb_id)
     for name, kind in reversed(LOGGERS.items()):  # W&B first, since its page shows why another logger failed
-        own = getattr(settings.logger, name)
-        if own and kind.open:
-            yield _open(name, partial(kind.open, own, run))
+        logger_settings = getattr(settings.logger, name)
+        if logger_settings and kind.open:
+            yield _open(name, partial(kind.open, logger_settings, run))
 
 
 def _open(name: str, make: Callable[[], RunLogger]) -> LightningLogger:
-    """Raises ConfigError."""
     try:
         return FaultTolerantLogger(make())
     except Exception as error:
-        help = "mend what it says, or choose others: logger=csv writes metrics.csv alone, and a resume takes it, too"
+        help = "fix this, or choose other loggers: logger=csv writes metrics.csv only, also when a run resumes"
         raise ConfigError(Problem(f"logger.{name}", f"cannot be opened: {in_a_line(error)}", help=help)) from None
 
 
 def logged_config(config: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """The config with its knobs flat at the root, as people sweep them.
+    """Return the config for loggers, with the model under `graph` and its name under `model`.
 
-    `model` is the name of the model, which is what a sweep sets by this key; what it names is `graph`.
+    A sweep sets the name of the model by the key `model`, so the logged key has the same value.
     """
     return {"graph" if key == "model" else key: value for key, value in config.items()} | {"model": model}

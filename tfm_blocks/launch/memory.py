@@ -1,4 +1,4 @@
-"""What a process does with memory: with that of freed tensors, with oneDNN's caches, and with what it loaded."""
+"""Memory settings of a process: freed tensors, oneDNN's caches, and garbage collection."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NEVER, NONE = -1, 0
 LARGE, PIECES = (
     32 * 2**20,
     65_536,
-)  # bytes from which glibc maps a piece by itself once such a piece was freed; its limit
-PRIMITIVES = "128"  # kept; more hardly save time: docs/decisions/11-few-primitives-are-kept.md
+)  # glibc's mmap threshold in bytes, after a block of this size was freed; its maximum number of mapped blocks
+PRIMITIVES = "128"  # a larger cache hardly saves time: docs/decisions/11-few-primitives-are-kept.md
 CACHES = (
     ("LRU_CACHE_CAPACITY",),  # torch's
     ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"),  # oneDNN's, with its older name
@@ -23,10 +23,10 @@ CACHES = (
 
 
 def keep_freed_memory() -> None:
-    """Lets the process keep freed memory for its next tensors, where the C library is GNU's; elsewhere nothing changes.
+    """Keep freed memory in the process for its next tensors. Without the GNU C library this does nothing.
 
-    By default the large pieces go back to the system, which clears every page before it lends it again: up to a quarter
-    of a training step on a processor. So the process holds on to its peak.
+    By default, large blocks return to the system, which clears every page before it is used again. On a CPU that costs
+    up to a quarter of a training step. The process therefore keeps its peak memory.
     """
     if library := _gnu_library():
         library.mallopt(M_TRIM_THRESHOLD, NEVER)
@@ -34,9 +34,9 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Undo `keep_freed_memory`: freed memory goes back to the system, now and later.
+    """Undo `keep_freed_memory`: return freed memory to the system, now and later.
 
-    The thresholds are those that glibc itself arrives at after a tensor of 32 MiB was freed.
+    The thresholds are those that glibc sets after a tensor of 32 MiB was freed.
     """
     if library := _gnu_library():
         library.mallopt(M_MMAP_MAX, PIECES)
@@ -51,10 +51,10 @@ def _gnu_library() -> ctypes.CDLL | None:
 
 
 def limit_primitive_caches() -> None:
-    """Lets oneDNN keep 128 compiled products for this process and its children, unless the environment says how many.
+    """Limit oneDNN's caches to 128 primitives in this process and its children, unless the environment sets a limit.
 
-    It compiles code for every shape that it multiplies in bfloat16, up to a megabyte each, and by default 1,024 stay in
-    each of two caches, which hold the same ones alive. To be called before the first product.
+    oneDNN compiles code for every shape of a bfloat16 product, up to a megabyte each. By default, each of two caches
+    keeps 1,024 of them. Call this before the first product.
     """
     for names in CACHES:
         if os.environ.keys().isdisjoint(names):
@@ -62,10 +62,11 @@ def limit_primitive_caches() -> None:
 
 
 @contextmanager
-def loaded_objects_kept() -> Iterator[None]:
-    """Garbage is looked for among new objects alone: libraries hold hundreds of thousands that stay.
+def freeze_loaded_objects() -> Iterator[None]:
+    """Exclude the existing objects from garbage collection inside the block.
 
-    To look through them took 30 ms now and then, as long as a training step of a small model.
+    Libraries hold hundreds of thousands of permanent objects. A collection that scans them can take as long as a
+    training step of a small model.
     """
     gc.freeze()
     try:

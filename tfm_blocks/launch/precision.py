@@ -47,14 +47,16 @@ class Precision:
         return f"precision: {self.name} ({self.reason})"
 
 
-def choose_precision(asked: Literal["auto", "bf16", "fp32"], device: str, timings: Timings = UNMEASURED) -> Precision:
+def choose_precision(
+    requested: Literal["auto", "bf16", "fp32"], device: str, timings: Timings = UNMEASURED
+) -> Precision:
     """Return the requested precision, or for `auto` the faster one on `device` (cpu, cuda).
 
     On a CPU the `timings` decide; without timings the CPU has no bf16 instructions. A CUDA device uses bf16 if it
     supports bf16 natively.
     """
-    if asked != "auto":
-        return Precision(asked, f"trainer.precision={asked}")
+    if requested != "auto":
+        return Precision(requested, f"trainer.precision={requested}")
     if device == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return Precision("bf16" if native else "fp32", torch.cuda.get_device_name())
@@ -65,7 +67,7 @@ def choose_precision(asked: Literal["auto", "bf16", "fp32"], device: str, timing
     return Precision(faster, measured, timings)
 
 
-def measure_precision(network: Network, feed: PlannedCorpus, settings: RunSettings, ranks: int) -> Timings:
+def measure_precision(network: Network, planned_corpus: PlannedCorpus, settings: RunSettings, ranks: int) -> Timings:
     """Return the timings that `choose_precision` needs, or UNMEASURED if it needs none.
 
     `network` is on the meta device; `ranks` processes share the threads of this one. The timings of a model are kept in
@@ -76,12 +78,12 @@ def measure_precision(network: Network, feed: PlannedCorpus, settings: RunSettin
         return UNMEASURED
     threads = max(1, torch.get_num_threads() // ranks)
     machine = torch.__version__, sorted(torch.cpu.get_capabilities().items()), threads
-    kept = cache_folder(settings.data.cache) / "precision" / cache_key(machine, network.spec.mapping)
+    cached = cache_folder(settings.data.cache) / "precision" / cache_key(machine, network.spec.mapping)
 
-    def build(place: Path) -> None:
-        (place / FILE).write_text(json.dumps(time_products(network, feed, settings.seed, threads)))
+    def build(folder: Path) -> None:
+        (folder / FILE).write_text(json.dumps(time_products(network, planned_corpus, settings.seed, threads)))
 
-    timings: Timings = json.loads((find_or_build(kept, build) / FILE).read_text())
+    timings: Timings = json.loads((find_or_build(cached, build) / FILE).read_text())
     return timings
 
 

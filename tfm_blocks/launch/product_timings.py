@@ -88,14 +88,14 @@ class _Recorder(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def time_products(network: Network, feed: PlannedCorpus, seed: int, threads: int) -> dict[str, float]:
+def time_products(network: Network, planned_corpus: PlannedCorpus, seed: int, threads: int) -> dict[str, float]:
     """Return the milliseconds of CPU time that the products of a small micro-batch take in each precision.
 
     `network` is on the meta device. Each figure is a sum over the products, forward and backward, of the median of
     alternating rounds. CPU time does not grow when other processes interrupt this one. The random state is kept.
     """
     with torch.random.fork_rng(devices=[]), _threads(threads):
-        products = products_of(network, feed, seed)
+        products = products_of(network, planned_corpus, seed)
         calls = [[_call(one, bf16) for bf16 in (False, True)] for one in products]
         rounds: list[list[list[float]]] = []
         begin = time.perf_counter()
@@ -106,16 +106,16 @@ def time_products(network: Network, feed: PlannedCorpus, seed: int, threads: int
 
 
 def _milliseconds(rounds: list[list[list[float]]], counts: list[float], side: int) -> float:
-    seconds = (count * median(one[place][side] for one in rounds) for place, count in enumerate(counts))
+    seconds = (count * median(one[index][side] for one in rounds) for index, count in enumerate(counts))
     return round(1e3 * sum(seconds), 3)
 
 
-def products_of(network: Network, feed: PlannedCorpus, seed: int) -> list[Product]:
+def products_of(network: Network, planned_corpus: PlannedCorpus, seed: int) -> list[Product]:
     """Return the distinct products of the first rows of the first step, at most TOKENS tokens or one row."""
-    plan = feed.plan(seed=seed, epoch=0)
+    plan = planned_corpus.plan(seed=seed, epoch=0)
     rows_B = plan[0].share(0, 1)[0]
     fitting = int((plan.widths_NC[rows_B].sum(1).cumsum() <= TOKENS).sum())
-    batch = feed.batch(plan[0], rows_B[: max(1, fitting)], Ranks())
+    batch = planned_corpus.batch(plan[0], rows_B[: max(1, fitting)], Ranks())
     with _Recorder() as recorder:
         x_BTD, _ = network.trunk_with_losses({name: ids.to("meta") for name, ids in batch.inputs.items()})
         network.head(x_BTD)

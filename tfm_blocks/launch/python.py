@@ -1,4 +1,4 @@
-"""Train a run from Python: the run of `tfm train`, in a process that goes on to do other things."""
+"""Train a run from Python, as `tfm train` does, and return to the caller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfm_blocks.compose.request import compose_request
 from tfm_blocks.distributed.signals import StoppedError
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import check_resumed_run, check_run
-from tfm_blocks.launch.isolation import caller_restored, ready_for_processes
+from tfm_blocks.launch.isolation import prepare_spawn, restore_caller
 from tfm_blocks.launch.job import resume as resume_run
 from tfm_blocks.launch.job import train as train_run
 from tfm_blocks.launch.resume import read_saved_run
@@ -37,12 +37,12 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The content of status.json, such as `steps`, `seconds`, and the `reason` of a run that stopped early."""
+        """Return the content of status.json, such as `steps`, `seconds`, and the `reason` of an early stop."""
         return read_json(self.folder / STATUS)
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """The last value of each metric, such as `test/loss` or `val/bleu`, of the weights that the run kept."""
+        """Return the last value of each metric, such as `test/loss` or `val/bleu`, for the final weights."""
         scores: Mapping[str, float] = self.status["scores"]
         return scores
 
@@ -64,7 +64,7 @@ def train(
     if model and Path(model).suffix in (".yaml", ".yml"):
         model, config_dir = _in_folder(Path(model), config_dir)
     try:
-        with caller_restored():
+        with restore_caller():
             return Run(_train([f"model={model}"] * bool(model) + [*overrides], callbacks, config_dir))
     except StoppedError as error:
         number = error.number
@@ -85,43 +85,43 @@ def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | No
     with compose_request(overrides, config_dir) as request:
         typed = [*PROGRAM, *request.typed]
         if request.resumed:
-            left = read_saved_run(request.resumed)
-            composed = request.compose_resumed(left.config, str(left.folder / "config.yaml"), left.text)
+            saved = read_saved_run(request.resumed)
+            composed = request.compose_resumed(saved.config, str(saved.folder / "config.yaml"), saved.text)
         else:
             composed = request.compose()
     run = check_resumed_run(composed) if request.resumed else check_run(composed)
     several = run.settings.trainer.devices > 1
     if several:
         _expect_picklable(callbacks)
-    with ready_for_processes() if several else nullcontext():
+    with prepare_spawn() if several else nullcontext():
         if request.resumed:
-            return resume_run(run, left, typed, callbacks=callbacks)
+            return resume_run(run, saved, typed, callbacks=callbacks)
         root = Path("runs") / composed.mapping.get("sweep_name", "")
         return train_run(run, root, typed, callbacks=callbacks)
 
 
 def _expect_callbacks(callbacks: Sequence[object]) -> None:
-    """Raises ConfigError for anything that the trainer of a run does not take."""
-    for one in callbacks:
-        name = type(one).__name__
-        if not isinstance(one, Callback):
+    """Raise ConfigError for an object that is not a callback, or that conflicts with the run's own callbacks."""
+    for callback in callbacks:
+        name = type(callback).__name__
+        if not isinstance(callback, Callback):
             rule = f"must be Lightning callbacks, but one is a {name}"
             raise ConfigError(Problem("callbacks", rule, help="derive it from lightning.pytorch.Callback"))
-        if isinstance(one, (Checkpoint, ProgressBar)):
+        if isinstance(callback, (Checkpoint, ProgressBar)):
             rule = f"has {name}, but a run writes its own checkpoints and progress"
-            help = "leave it out: trainer.keep_last and trainer.checkpoint_every say what is kept"
+            help = "remove it: trainer.keep_last and trainer.checkpoint_every set which checkpoints are kept"
             raise ConfigError(Problem("callbacks", rule, help=help))
 
 
 def _expect_picklable(callbacks: Callbacks) -> None:
-    """Raises ConfigError for a callback that cannot reach the processes of a run on several devices."""
-    for one in callbacks:
-        rule, name = "", type(one).__name__
-        if type(one).__module__ == "__main__":
+    """Raise ConfigError for a callback that cannot be sent to the processes of a run on several devices."""
+    for callback in callbacks:
+        rule, name = "", type(callback).__name__
+        if type(callback).__module__ == "__main__":
             rule = f"{name} is defined in the script, which the processes of trainer.devices do not import"
         try:
-            pickle.dumps(one)
+            pickle.dumps(callback)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             rule = f"{name} cannot be sent to the processes of trainer.devices: {error}"
         if rule:
-            raise ConfigError(Problem("callbacks", rule, help="move its class to a module, and import it from there"))
+            raise ConfigError(Problem("callbacks", rule, help="move its class to a module and import it from there"))

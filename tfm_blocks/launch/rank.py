@@ -1,4 +1,4 @@
-"""What each of the processes of a run does: it trains, scores, and the first leaves the weights."""
+"""Train and score on each rank of a run. Rank 0 writes the results."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from lightning.pytorch import Callback, Trainer
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared, prepare
-from tfm_blocks.distributed.cluster import RankInfo, torchrun_place
+from tfm_blocks.distributed.cluster import RankInfo, torchrun_rank_info
 from tfm_blocks.distributed.consistency import ExpectSameRun, fingerprint
-from tfm_blocks.distributed.rendezvous import backend_of
-from tfm_blocks.distributed.signals import StoppedError, asked_to_stop, signals_wait
+from tfm_blocks.distributed.rendezvous import describe_backend
+from tfm_blocks.distributed.signals import StoppedError, defer_signals, pending_signal
 from tfm_blocks.distributed.workers import worker_options
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.devices import device_of
-from tfm_blocks.launch.facts import keep_facts
+from tfm_blocks.launch.facts import record_facts
 from tfm_blocks.launch.finalize import final_weights, finish
-from tfm_blocks.launch.init_from import start_from
+from tfm_blocks.launch.init_from import load_matching_weights
 from tfm_blocks.launch.loggers import open_loggers
-from tfm_blocks.launch.memory import keep_freed_memory, loaded_objects_kept
+from tfm_blocks.launch.memory import freeze_loaded_objects, keep_freed_memory
 from tfm_blocks.launch.precision import Precision, choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
-from tfm_blocks.launch.trainer import OwnSignals, build_trainer, quiet_lightning
+from tfm_blocks.launch.trainer import RestoreSignalHandlers, build_trainer, quiet_lightning
 from tfm_blocks.network.build import build_network, read_model
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.modules import losses_of
@@ -38,7 +38,7 @@ from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
-from tfm_blocks.training.data import PlannedCorpus, feed_of
+from tfm_blocks.training.data import PlannedCorpus, plan_corpus
 from tfm_blocks.training.data_module import RunData
 from tfm_blocks.training.early_stopping import EarlyStopping
 from tfm_blocks.training.fsdp2 import fill_shares, full_tensors
@@ -51,129 +51,135 @@ from tfm_blocks.training.stopped_early import StoppedEarly
 
 
 def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ()) -> None:
-    """In a process of its own: reads from the cache what the first process prepared and reported."""
+    """Entry point of a spawned rank; loads the data that the parent cached, and prints nothing twice."""
     try:
         settings = read_run(job.config)
-        load_plugins(settings.plugins, warn=lambda text: None)  # the first process printed it
+        load_plugins(settings.plugins, warn=lambda text: None)  # the parent printed the warnings
         prepared = prepare(settings.data, job.asked_vocab, tell=lambda text: None)
         spec = read_model(job.config["model"], Sources())
-        train_rank(torchrun_place(os.environ, "local"), job, settings, spec, prepared, callbacks)
+        train_rank(torchrun_rank_info(os.environ, "local"), job, settings, spec, prepared, callbacks)
     except StoppedError as error:
         raise preempted(error.number, job.command) from None
     except PreemptedError:
-        if ranks.rank == 0:  # the others, which have agreed, leave it to tell so, after it has closed its loggers
+        if ranks.rank == 0:  # all ranks agreed to stop; rank 0 reports it after it closed its loggers
             raise
 
 
 def train_rank(
-    place: RankInfo,
+    rank_info: RankInfo,
     job: RunSpec,
     settings: RunSettings,
     spec: Spec,
     prepared: Prepared,
     callbacks: Sequence[Callback] = (),
 ) -> None:
-    """Trains, scores the best weights on the test set, else the validation set, and leaves them in the folder.
+    """Train, score the final weights on the test set or else the validation set, and write them to the folder.
 
-    `callbacks` are those of a caller in Python.
+    `callbacks` come from a caller in Python.
     """
-    ranks = place.ranks
+    ranks = rank_info.ranks
     quiet_lightning()
     keep_freed_memory()
     with (
         hold(job.folder / CHECKPOINTS, wait=True) if ranks.rank == 0 else nullcontext(),
-        Heartbeat("building the model", speaks=ranks.rank == 0) as silence,
+        Heartbeat("building the model", enabled=ranks.rank == 0) as heartbeat,
     ):
         network = build_network(spec, seed=settings.seed)
         callbacks = [*_configured(settings.callbacks), *callbacks]
         if ranks.rank:
-            _fit_and_test(place, job, prepared, settings, network, [], callbacks, silence)
+            _fit_and_test(rank_info, job, prepared, settings, network, [], callbacks, heartbeat)
             return
-        silence.doing("opening the loggers")
-        facts = keep_facts(job, settings.trainer, network, place)
+        heartbeat.doing("opening the loggers")
+        facts = record_facts(job, settings.trainer, network, rank_info)
         with open_loggers(job, settings, prepared, facts, losses_of(network.spec)) as loggers:
-            _fit_and_test(place, job, prepared, settings, network, loggers, callbacks, silence)
-            silence.doing("closing the loggers")
+            _fit_and_test(rank_info, job, prepared, settings, network, loggers, callbacks, heartbeat)
+            heartbeat.doing("closing the loggers")
 
 
 def _fit_and_test(
-    place: RankInfo,
+    rank_info: RankInfo,
     job: RunSpec,
     prepared: Prepared,
     settings: RunSettings,
     network: Network,
     loggers: list[LightningLogger],
     callbacks: Sequence[Callback],
-    silence: Heartbeat,
+    heartbeat: Heartbeat,
 ) -> None:
-    ranks = place.ranks
-    precision = _introduce(place, job, prepared, settings, network)
-    feed = feed_of(network.spec, prepared, settings.data)
+    ranks = rank_info.ranks
+    precision = _print_run(rank_info, job, prepared, settings, network)
+    planned_corpus = plan_corpus(network.spec, prepared, settings.data)
     skipped = job.folder / SKIPPED
-    count = NonFiniteSteps(None if ranks.rank else skipped, prepared.train, settings.trainer.patience_nan)
-    module = TrainingModule(network, prepared, settings, ranks, count, asked_to_stop)
-    data = _data(ranks, feed, prepared, settings)  # its fork server starts during the memory check
-    silence.doing("trying the memory")
-    peak = memory_trial(place, module, feed, precision).run(settings.seed)
+    non_finite = NonFiniteSteps(None if ranks.rank else skipped, prepared.train, settings.trainer.patience_nan)
+    module = TrainingModule(network, prepared, settings, ranks, non_finite, pending_signal)
+    data = _data(ranks, planned_corpus, prepared, settings)  # its fork server starts during the memory check
+    heartbeat.doing("checking the memory")
+    peak = build_memory_check(rank_info, module, planned_corpus, precision).run(settings.seed)
     if ranks.rank == 0:
         print(peak)
     logs = (job.folder / METRICS, skipped)
-    asked = _asked(job, module)
-    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, asked, job.command, job.until)
-    common = ExpectSameRun(fingerprint(settings.seed, prepared, feed))
+    stop = _stop_signal(job, module)
+    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, stop, job.command, job.until)
+    same_run = ExpectSameRun(fingerprint(settings.seed, prepared, planned_corpus))
     early = StoppedEarly(callbacks, prolonged=job.prolonged)
-    callbacks = [OwnSignals(), checkpoints, common, early, *callbacks]
-    trainer = build_trainer(place, job, settings.trainer, precision, loggers, callbacks, silence)
-    with loaded_objects_kept():
-        with signals_wait():
+    callbacks = [RestoreSignalHandlers(), checkpoints, same_run, early, *callbacks]
+    trainer = build_trainer(rank_info, job, settings.trainer, precision, loggers, callbacks, heartbeat)
+    with freeze_loaded_objects():
+        with defer_signals():
             trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
-        off = trainer.global_step % settings.trainer.validate_every and module.validated != trainer.global_step
-        if checkpoints.owed or off:
+        unvalidated = trainer.global_step % settings.trainer.validate_every and module.validated != trainer.global_step
+        if checkpoints.owed or unvalidated:
             trainer.validate(module, datamodule=data, verbose=False)
     _test(module, data, trainer)
     weights = full_tensors(weights_of(network))
-    silence.doing("scoring the translations")
+    heartbeat.doing("scoring the translations")
     if ranks.rank == 0:
         finish(job, module, weights, loggers, early.reason)
 
 
 def _configured(settings: CallbackSettings) -> list[Callback]:
-    """Return the callbacks that the config switches on."""
+    """Return the callbacks that the config enables."""
     stop = settings.early_stopping
     return [EarlyStopping(stop.monitor, stop.patience, stop.min_delta)] if stop.patience else []
 
 
-def _introduce(place: RankInfo, job: RunSpec, prepared: Prepared, settings: RunSettings, network: Network) -> Precision:
-    """Tells what is about to train, with another run's weights in the network where they are asked for."""
-    tell: Callable[[object], None] = print if place.rank == 0 else lambda text: None
+def _print_run(
+    rank_info: RankInfo, job: RunSpec, prepared: Prepared, settings: RunSettings, network: Network
+) -> Precision:
+    """Print the run's devices, size, precision and folder, and load the weights of `init_from`."""
+    report: Callable[[object], None] = print if rank_info.rank == 0 else lambda text: None
     device = device_of(settings.trainer)
-    if place.local_rank == 0:
-        print(f"cluster: {place}, {backend_of(place, device)}")
+    if rank_info.local_rank == 0:
+        print(f"cluster: {rank_info}, {describe_backend(rank_info, device)}")
     precision = choose_precision(settings.trainer.precision, device, job.timings)
-    tell(f"model: {sum(one.numel() for one in network.parameters()):,} parameters")
+    report(f"model: {sum(parameter.numel() for parameter in network.parameters()):,} parameters")
     if settings.init_from and not job.checkpoint:
-        tell(start_from(network, prepared.tokenizer, Path(settings.init_from)))
-    tell(precision)
-    tell(f"folder: {job.folder}")
+        report(load_matching_weights(network, prepared.tokenizer, Path(settings.init_from)))
+    report(precision)
+    report(f"folder: {job.folder}")
     return precision
 
 
-def _asked(job: RunSpec, module: TrainingModule) -> Callable[[], int]:
-    """The signal that has come, or 0."""
+def _stop_signal(job: RunSpec, module: TrainingModule) -> Callable[[], int]:
+    """Return a function for the pending stop signal, or 0. Reaching `until` counts as SIGTERM."""
     until = job.until
     if until is None:
-        return asked_to_stop
-    return lambda: asked_to_stop() or (signal.SIGTERM if module.global_step >= until else 0)
+        return pending_signal
+    return lambda: pending_signal() or (signal.SIGTERM if module.global_step >= until else 0)
 
 
-def memory_trial(place: RankInfo, module: TrainingModule, feed: PlannedCorpus, precision: Precision) -> MemoryCheck:
+def build_memory_check(
+    rank_info: RankInfo, module: TrainingModule, planned_corpus: PlannedCorpus, precision: Precision
+) -> MemoryCheck:
     """Return the memory check of a run whose settings the module has already applied to its network."""
     settings = module.settings
     kind = device_of(settings.trainer)
-    device = torch.device(kind, place.local_rank) if kind == "cuda" else torch.device(kind)
+    device = torch.device(kind, rank_info.local_rank) if kind == "cuda" else torch.device(kind)
     autocast = torch.autocast(kind, torch.bfloat16, enabled=precision.lightning == "bf16-mixed")
-    copies = copies_of(settings.trainer, place.world)
-    return MemoryCheck(module.network, feed, settings.label_smoothing, place.ranks, device, autocast, copies)
+    copies = copies_of(settings.trainer, rank_info.world)
+    return MemoryCheck(
+        module.network, planned_corpus, settings.label_smoothing, rank_info.ranks, device, autocast, copies
+    )
 
 
 def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSettings) -> RunData:
@@ -191,7 +197,7 @@ def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSe
 
 
 def _test(module: TrainingModule, data: RunData, trainer: Trainer) -> None:
-    """Fills in the weights that the run is to leave, and scores them."""
-    trainer.strategy.barrier()  # what the first rank has written is there for all
+    """Load the final weights into the network and score them."""
+    trainer.strategy.barrier()  # so that all ranks see the files of rank 0
     fill_shares(module.network, final_weights(module.settings.trainer, Path(trainer.default_root_dir) / CHECKPOINTS))
     trainer.test(module, datamodule=data, verbose=False)

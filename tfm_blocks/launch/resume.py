@@ -1,4 +1,4 @@
-"""A run that was left, as its folder tells it, and whether it can go on."""
+"""Read a saved run from its folder, and check that it can resume."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = {"name": str, "vocab": int, "seed": int, "plugins": list, "model": dict,
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run folder that training has begun: its config, with the text of its file, and what else it was begun with."""
+    """The folder of an earlier run: its config, the text of config.yaml, run.json, and the status."""
 
     folder: Path
     config: dict[str, Any]
@@ -49,23 +49,23 @@ class SavedRun:
 
     @property
     def asked_vocab(self) -> int:
-        """The size that was asked of the vocabulary; config.yaml has the one that it got."""
+        """Return the requested size of the vocabulary. config.yaml has the size of the tokenizer."""
         return int(self.record["vocab"])
 
     @property
     def wandb_id(self) -> str:
-        """Of its run in Weights & Biases."""
+        """Return the ID of the run in Weights & Biases."""
         return str(self.record["wandb_id"])
 
     @property
     def asked_parameters(self) -> int | None:
-        """How many there are with `asked_vocab`, where the folder says."""
+        """Return the number of parameters with `asked_vocab`; None if an older version began the run."""
         count = first_facts(self.record).get("parameters_asked")
         return count if isinstance(count, int) else None
 
     @property
     def timings(self) -> dict[str, float]:
-        """The milliseconds that `trainer.precision=auto` measured; empty if the run measured none."""
+        """Return the milliseconds that `trainer.precision=auto` measured; empty if the run measured none."""
         precision = newest_facts(first_facts(self.record), changes_of(self.record)).get("precision")
         timings = precision.get("milliseconds") if isinstance(precision, dict) else None
         valid = isinstance(timings, dict) and all(isinstance(timings.get(name), float) for name in PRECISIONS)
@@ -88,8 +88,8 @@ class SavedRun:
         before = read_run(self.config)
         return (settings.callbacks, settings.trainer.steps) != (before.callbacks, before.trainer.steps)
 
-    def expect_to_go_on(self, settings: RunSettings, step: int) -> None:
-        """Raises ConfigError where there is nothing to do after `step`, or nothing that would end better."""
+    def expect_resumable(self, settings: RunSettings, step: int) -> None:
+        """Raise ConfigError if there is nothing left to train after `step`, or if the run would fail again."""
         steps, schedule = settings.trainer.steps, settings.schedule
         if self.state == "diverged":
             rule = f"diverged ({self.reason}), and would do so again: a resumed run repeats its steps"
@@ -98,24 +98,23 @@ class SavedRun:
             help = "write a higher callbacks.early_stopping.patience, or null"
             raise ConfigError(Problem("resume", self.reason, help=help))
         if steps < step or (steps == step and self.state == "done"):
-            rule = f"is {steps}, and the run has done {step} steps"
-            raise ConfigError(
-                Problem("trainer.steps", rule, help=f"train longer: trainer.steps={2 * max(step, steps)}")
-            )
+            rule = f"is {steps}, but the run already has {step} steps"
+            help = f"train longer: trainer.steps={2 * max(step, steps)}"
+            raise ConfigError(Problem("trainer.steps", rule, help=help))
         if isinstance(schedule, LinearSettings) and steps > schedule.steps:
             rule = f"is {steps}, but the learning rate of this run is 0 after step {schedule.steps}"
-            raise ConfigError(Problem("trainer.steps", rule, help="start a new run, whose rate falls more slowly"))
+            raise ConfigError(Problem("trainer.steps", rule, help="start a new run with a longer schedule"))
 
 
 def read_saved_run(run: Path) -> SavedRun:
-    """Raises RunError where the folder is damaged, or is none of a training."""
+    """Read the folder of a run. Raises RunError if it is damaged or not the folder of a training run."""
     expect_folder(run)
     record, status = _read_record(run), read_status(run)
     text, config = _read_trained_config(run)
-    built = read_json(run / MODEL)
-    config["model"] = upgrade_model({**built, "model": config["model"]})
-    if _with_text_keys(config["model"]) != upgrade_model(built):
-        rule = f"has another model than {MODEL}, and the weights are of that one"
+    saved_model = read_json(run / MODEL)
+    config["model"] = upgrade_model({**saved_model, "model": config["model"]})
+    if _with_text_keys(config["model"]) != upgrade_model(saved_model):
+        rule = f"has another model than {MODEL}, which the weights belong to"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
     if (run / METRICS).exists():
         read_metric_names(run / METRICS)
@@ -129,19 +128,19 @@ def _with_text_keys(value: Any) -> Any:
     return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
-def find_begun(root: Path, name: str, place: RankInfo, command: str) -> SavedRun | None:
-    """What this command of this launch had begun before its launcher started it anew; None where it has not.
+def find_restarted_run(root: Path, name: str, rank_info: RankInfo, command: str) -> SavedRun | None:
+    """Return the run that this command began before its launcher restarted it, or None.
 
-    A batch script may have several commands, whose runs have one name.
+    The command must match too, because a batch script may start several runs with the same name.
     """
-    if not place.restarts:
+    if not rank_info.restarts:
         return None
     number = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
-    folders = {int(found[1] or 1): path for path in root.glob(f"{name}*") if (found := number.fullmatch(path.name))}
+    folders = {int(match[1] or 1): path for path in root.glob(f"{name}*") if (match := number.fullmatch(path.name))}
     for _, folder in sorted(folders.items(), reverse=True):
         with suppress(RunError):
             record = read_json(folder / RUN)
-            if record.get("launch") == place.launch and list_at(record, "commands")[:1] == [command]:
+            if record.get("launch") == rank_info.launch and list_at(record, "commands")[:1] == [command]:
                 return read_saved_run(folder)
     return None
 
@@ -165,9 +164,9 @@ def _read_trained_config(run: Path) -> tuple[str, dict[str, Any]]:
     return text, config
 
 
-def expect_same_text(left: SavedRun, found: Fingerprint) -> None:
-    """Raises RunError where the vocabulary or the training text is not what the run was begun with."""
-    for what in ("vocabulary", "training text"):
-        if left.record["text"].get(what) != found[what]:
-            rule = f"the {what} is not what the run was begun with: {shown(left.config.get('data', {}).get('dir'))}"
+def expect_same_text(saved: SavedRun, current: Fingerprint) -> None:
+    """Raise RunError if the vocabulary or the training text changed since the run began."""
+    for name in ("vocabulary", "training text"):
+        if saved.record["text"].get(name) != current[name]:
+            rule = f"the {name} changed since the run began: {shown(saved.config.get('data', {}).get('dir'))}"
             raise RunError(Problem("data", rule, help="restore the text, or start a new run"))

@@ -1,4 +1,4 @@
-"""A run that has its folder, as plain data: what every process of it starts from."""
+"""The plain data from which each rank of a run starts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run that has its folder: plain data, from which any process can take part in it.
+    """A run whose folder exists, as plain data that can be sent to any process.
 
-    `checkpoint` is where it goes on, or None; `command` is what goes on with it when it has been stopped. After `until`
-    steps it stops as if a signal had come. `asked_parameters` counts them with the vocabulary that was asked for; None
-    where an older version has begun the run. A `prolonged` run trains on after a checkpoint at which a callback stopped
-    it. `timings` are the milliseconds of each precision that rank 0 measured for `trainer.precision=auto`.
+    `checkpoint` is the file to resume from, or None. `command` resumes the run after a stop. After `until` steps the
+    run stops as after a signal. `asked_vocab` and `asked_parameters` are the requested size of the vocabulary, and the
+    parameters with it; `asked_parameters` is None if an older version began the run. A `prolonged` run trains on after
+    a checkpoint at which a callback stopped it. `timings` are the milliseconds of each precision that rank 0 measured
+    for `trainer.precision=auto`.
     """
 
     config: dict[str, Any]

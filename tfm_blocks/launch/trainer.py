@@ -1,4 +1,4 @@
-"""Lightning's trainer, with what is decided here and not by it."""
+"""Build the Lightning Trainer of a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
 
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.distributed.rendezvous import environment_of
-from tfm_blocks.distributed.signals import take_signals
+from tfm_blocks.distributed.rendezvous import cluster_environment
+from tfm_blocks.distributed.signals import install_handlers
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.precision import Precision
 from tfm_blocks.launch.run_spec import RunSpec
@@ -25,47 +25,47 @@ from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.settings import TrainerSettings
 
 
-class OwnSignals(Callback):
-    """Each stage of the trainer begins with handlers of Lightning's, which this one takes away again.
+class RestoreSignalHandlers(Callback):
+    """Replace the signal handlers that Lightning installs at each stage of the trainer.
 
-    So is what the ranks exchange in each step about those, for which they would wait for the device.
+    This also disables Lightning's exchange of SIGTERM in each step, which would wait for the device.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        take_signals()
+        install_handlers()
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        take_signals()
+        install_handlers()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        take_signals()
+        install_handlers()
 
 
 def build_trainer(
-    place: RankInfo,
+    rank_info: RankInfo,
     job: RunSpec,
     settings: TrainerSettings,
     precision: Precision,
     loggers: list[LightningLogger],
     callbacks: list[Callback],
-    silence: Heartbeat,
+    heartbeat: Heartbeat,
 ) -> Trainer:
-    picturing = [logger for logger in loggers if logger.shows_pictures]
+    image_loggers = [logger for logger in loggers if logger.shows_pictures]
     callbacks = [
         *callbacks,
-        *([LogAttention(picturing)] if picturing else []),
+        *([LogAttention(image_loggers)] if image_loggers else []),
         BestWeights(job.folder / CHECKPOINTS, settings.keep_last),
         WholeWhileScored(),
-        *([ShowProgress(Console(), silence)] if place.rank == 0 else []),
+        *([ShowProgress(Console(), heartbeat)] if rank_info.rank == 0 else []),
         *([MovingAverage(settings.ema)] if settings.ema else []),
     ]
     return Trainer(
         accelerator="gpu" if device_of(settings) == "cuda" else "cpu",
-        devices=place.devices,
-        num_nodes=place.nodes,
-        strategy=_strategy(settings, place.world),
-        plugins=[environment_of(place), CheckpointFiles(settings.checkpoint_keep)],
+        devices=rank_info.devices,
+        num_nodes=rank_info.nodes,
+        strategy=_strategy(settings, rank_info.world),
+        plugins=[cluster_environment(rank_info), CheckpointFiles(settings.checkpoint_keep)],
         precision=precision.lightning,
         logger=loggers or False,
         callbacks=callbacks,
@@ -84,14 +84,17 @@ def build_trainer(
 
 
 def _strategy(settings: TrainerSettings, world: int) -> Strategy | str:
-    """Buffers are constants. To exchange them would hang where ranks validate unequal numbers of batches."""
+    """Return the strategy for `world` ranks.
+
+    DDP does not broadcast buffers, which are constants: that would hang if ranks validate unequal numbers of batches.
+    """
     if world == 1:
         return "auto"
     return FSDP2Strategy(world) if settings.strategy == "fsdp2" else DDPStrategy(broadcast_buffers=False)
 
 
 def quiet_lightning() -> None:
-    """It advises on what is decided here: workers, devices, loggers."""
+    """Silence Lightning's advice about workers, devices and loggers, which this package chooses."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")

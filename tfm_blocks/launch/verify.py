@@ -1,4 +1,4 @@
-"""`verify=resume`: whether a short form of the user's own run, stopped and resumed, ends as one that is not stopped."""
+"""`verify=resume`: check that a short version of a run gives the same weights if it is stopped and resumed."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm_blocks.distributed.cluster import find_place
+from tfm_blocks.distributed.cluster import find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import CheckedRun
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.resume import read_saved_run
-from tfm_blocks.runs.checkpoints import newest_whole, read_checkpoint
+from tfm_blocks.runs.checkpoints import newest_intact, read_checkpoint
 from tfm_blocks.runs.folder import CHECKPOINTS
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.settings import read_run
 
 STEPS = 8
-VALIDATE = 3  # steps: one validation lies before the stop, one after it
+VALIDATE = 3  # steps between validations, so that one is before the stop and one after it
 PARTS = ("state_dict", "optimizer_states")
 
 
 def verify_resume(run: CheckedRun) -> int:
-    """Trains 8 steps twice, once with a stop after 4, and compares weights and the optimizer's state bit by bit.
+    """Train 8 steps twice, once with a stop after 4, and compare weights and optimizer state bit by bit.
 
-    Nothing is tested, and nothing stays on disk. Returns 0. Raises RunError where something differs.
+    The runs skip the test, and their folders are deleted. Returns 0. Raises RunError if a tensor differs.
     """
-    if find_place(run.settings.trainer, os.environ).outside:
-        rule = "is done by one command, and a launcher has started this process"
-        raise ConfigError(Problem("verify", rule, help="leave the launcher out: trainer.devices is taken"))
+    if find_rank_info(run.settings.trainer, os.environ).is_external:
+        rule = "runs in a single command, but a launcher started this process"
+        raise ConfigError(Problem("verify", rule, help="run it without the launcher: it respects trainer.devices"))
     short, until = _with_values(run, _short(run.composed.mapping)), min(STEPS, run.settings.trainer.steps)
     name = str(run.composed.mapping["name"])
     with TemporaryDirectory(prefix="tfm-blocks-verify-") as folder:
         whole, parted = (Path(folder) / part / name for part in ("whole", "parted"))
         with _stopped(parted, until // 2):
             train(short, parted.parent, until=until // 2)
-        left = read_saved_run(parted)
-        chosen = left.record["facts"]["precision"]["name"]  # a second measurement of `auto` could choose the other
+        saved = read_saved_run(parted)
+        chosen = saved.record["facts"]["precision"]["name"]  # a second measurement of `auto` could choose the other
         with _stopped(whole, until):
             train(_with_values(short, {"trainer.precision": chosen}), whole.parent, until=until)
         with _stopped(parted, until):
-            resume(short.with_config(left.config), left, until=until)
-        ours, theirs = (_tensors(run) for run in (parted, whole))
-    differing = [name for name in theirs if name not in ours or not torch.equal(ours[name], theirs[name])]
+            resume(short.with_config(saved.config), saved, until=until)
+        resumed, expected = (_tensors(run) for run in (parted, whole))
+    differing = [name for name in expected if name not in resumed or not torch.equal(resumed[name], expected[name])]
     stopped = f"after {until} steps, with a stop after {until // 2}"
     if differing:
-        rule = f"{len(differing)} of {len(theirs)} tensors are not those of a run without a stop, {stopped}"
-        help = f"a block may draw numbers, or keep a state, that a checkpoint does not hold; the first: {differing[0]}"
+        rule = f"{len(differing)} of {len(expected)} tensors differ from a run without a stop, {stopped}"
+        help = f"a block may use random numbers or state that a checkpoint lacks; first tensor: {differing[0]}"
         raise RunError(Problem("resume", rule, help=help))
-    print(f"verify: {len(theirs)} tensors of the weights and the optimizer are bit-equal {stopped}")
+    print(f"verify: {len(expected)} tensors of the weights and the optimizer are bit-equal {stopped}")
     return 0
 
 
 def _short(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs from the run: no tests, no checkpoints but the last, and few validations."""
+    """Return the overrides for a short run: few validations, and a checkpoint only at the end."""
     return {
         "name": config["name"],
         "logger": {"csv": {}},
@@ -79,17 +79,17 @@ def _with_values(run: CheckedRun, values: Mapping[str, Any]) -> CheckedRun:
 
 @contextmanager
 def _stopped(run: Path, step: int) -> Iterator[None]:
-    """What is inside ends after `step`; a signal from outside, which ends it before, ends all."""
+    """Suppress the PreemptedError of a run that stopped after `step`. An earlier stop came from a signal."""
     try:
         yield
     except PreemptedError:
-        newest = newest_whole(run / CHECKPOINTS)
+        newest = newest_intact(run / CHECKPOINTS)
         if newest is None or newest.step != step:
             raise
 
 
 def _tensors(run: Path) -> dict[str, Tensor]:
-    newest = newest_whole(run / CHECKPOINTS)
+    newest = newest_intact(run / CHECKPOINTS)
     assert newest is not None
     state = read_checkpoint(run / CHECKPOINTS / newest.file)
     return {name: tensor for part in PARTS for name, tensor in _leaves(part, state[part])}

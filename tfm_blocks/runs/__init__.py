@@ -1,1 +1,1 @@
-"""The run folder: plain files that nothing in is imported, evaluated or unpickled from."""
+"""The run folder: plain files. Reading them never imports, evaluates or unpickles code."""

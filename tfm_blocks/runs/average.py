@@ -1,4 +1,4 @@
-"""The mean of the weights of a run's last validations."""
+"""Average the weights of a run's last validations."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tfm_blocks.runs.status import Status, write_status
 
 
 def average(run: Path, last: int) -> Path:
-    """Makes the run folder `RUN-averageN` with the mean of the last N kept weights (Vaswani et al. 2017, section 6.1).
+    """Create the run folder `RUN-averageN` with the mean of the last N kept weights (Vaswani et al. 2017, section 6.1).
 
-    Raises RunError where fewer are there, or where they are not of one model.
+    Raises RunError if fewer weights exist, or if they belong to different models.
     """
     expect_folder(run)
     kept = step_files(run / CHECKPOINTS)
     if not 1 <= last <= len(kept):
         rule = f"has the weights of {len(kept)} validations, so the last {last} cannot be averaged"
-        help = "train with a larger trainer.keep_last, or a smaller trainer.validate_every, or ask for fewer"
+        help = "average fewer, or train with a larger trainer.keep_last or a smaller trainer.validate_every"
         raise RunError(Problem(str(run), rule, help=help))
     weights = mean_weights(kept[-last:])
     files = {name: read_bytes(run / name) for name in (MODEL, TOKENIZER)}
@@ -44,16 +44,18 @@ def average(run: Path, last: int) -> Path:
 
 
 def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of each tensor over files of one model, in float32; what counts in integers is the newest file's.
+    """Return the float32 mean of each tensor over files of one model. Integer tensors come from the newest file.
 
     Raises RunError for files of different models.
     """
     *others, newest = files
-    found = read_tensors(newest)
-    sums = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in found.items()}
+    sums = {
+        name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in read_tensors(newest).items()
+    }
+    shapes = {name: tensor.shape for name, tensor in sums.items()}
     for path in others:
         tensors = read_tensors(path)
-        if {name: one.shape for name, one in tensors.items()} != {name: one.shape for name, one in sums.items()}:
+        if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
             raise RunError(Problem(str(path), f"has other weights than {newest.name}", help="restore it"))
         for name, tensor in tensors.items():
             if tensor.is_floating_point():

@@ -1,4 +1,4 @@
-"""What a run needs to go on, on disk: checkpoints that are whole or not there, and which of them are the newest."""
+"""Write checkpoints atomically, and find the newest intact checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PART = ".part"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One file in the folder of checkpoints, and what it must be to count as whole."""
+    """One checkpoint file, with the size and hash of an intact file."""
 
     file: str
     step: int
@@ -32,67 +32,63 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> None:
-    """Tensors and plain data after `step` steps; of the checkpoints, the newest `keep` stay.
+    """Write tensors and plain data after `step` steps, and keep the newest `keep` checkpoints.
 
-    The file is whole on the disk before latest.json names it, and only then are others removed, so that the end of the
-    process at any moment leaves one that loads. Raises OSError, and leaves what was there, where the disk is full.
+    The file is complete on disk before latest.json names it, and old files are deleted last. If the process dies at any
+    moment, a loadable checkpoint remains. Raises OSError on a full disk, and then keeps the existing checkpoints.
     """
     name = _name(step)
-    kept = [one for one in list_checkpoints(folder) if one.step < step][: keep - 1]
+    kept = [checkpoint for checkpoint in list_checkpoints(folder) if checkpoint.step < step][: keep - 1]
     try:
         size, digest = _write(folder / name, state)
     except OSError:
         (folder / (name + PART)).unlink(missing_ok=True)
         raise
     kept.insert(0, Checkpoint(name, step, size, digest))
-    write_json(folder / LATEST, {"checkpoints": [asdict(one) for one in kept]})
-    stay = {one.file for one in kept}
+    write_json(folder / LATEST, {"checkpoints": [asdict(checkpoint) for checkpoint in kept]})
+    names = {checkpoint.file for checkpoint in kept}
     for path in (*folder.glob("step-*.ckpt"), *folder.glob(f"step-*{PART}")):
-        if path.name not in stay:
+        if path.name not in names:
             path.unlink()
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """What latest.json names, the newest first; nothing where no checkpoint was written. Raises RunError."""
+    """Return the checkpoints in latest.json, the newest first; empty if it does not exist. Raises RunError."""
     path = folder / LATEST
     if not path.exists():
         return []
     listed = read_json(path).get("checkpoints")
-    found = [_checkpoint(one) for one in listed] if isinstance(listed, list) else [None]
-    if None in found:
+    checkpoints = [_checkpoint(entry) for entry in listed] if isinstance(listed, list) else [None]
+    if None in checkpoints:
         raise damaged(path, "checkpoints must be a list of file, step, bytes and sha256")
-    return [one for one in found if one]
+    return [checkpoint for checkpoint in checkpoints if checkpoint]
 
 
 def _checkpoint(listed: object) -> Checkpoint | None:
     """Return an entry of latest.json, or None if it is damaged."""
-    one = listed if isinstance(listed, dict) else {}
-    file, step, size, digest = (
-        text_at(one, "file"),
-        count_at(one, "step"),
-        count_at(one, "bytes"),
-        text_at(one, "sha256"),
-    )
-    return (
-        Checkpoint(file, step, size, digest) if step is not None and size is not None and file == _name(step) else None
-    )
+    entry = listed if isinstance(listed, dict) else {}
+    file, digest = text_at(entry, "file"), text_at(entry, "sha256")
+    step, size = count_at(entry, "step"), count_at(entry, "bytes")
+    if step is None or size is None or file != _name(step):
+        return None
+    return Checkpoint(file, step, size, digest)
 
 
 def _name(step: int) -> str:
     return f"step-{step:08d}.ckpt"
 
 
-def newest_whole(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint whose size and hash are right; None where none was written.
+def newest_intact(folder: Path) -> Checkpoint | None:
+    """Return the newest checkpoint with the right size and hash; None if there are no checkpoints.
 
-    A damaged one is told on stderr, and the one before it is taken. Raises RunError where all are damaged.
+    Print a warning for each damaged checkpoint. Raises RunError if all are damaged.
     """
     listed = list_checkpoints(folder)
-    for one in listed:
-        if reason := _damage(folder / one.file, one):
-            print(printable(f"warning: {folder / one.file} is damaged: {reason}"), file=sys.stderr)
+    for checkpoint in listed:
+        if reason := _damage(folder / checkpoint.file, checkpoint):
+            print(printable(f"warning: {folder / checkpoint.file} is damaged: {reason}"), file=sys.stderr)
             continue
-        return one
+        return checkpoint
     if listed:
         rule = f"none of the {len(listed)} checkpoints can be read"
         raise RunError(Problem(str(folder), rule, help="restore one of them, or train again"))
@@ -100,7 +96,7 @@ def newest_whole(folder: Path) -> Checkpoint | None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint, on the processor; nothing in it can run code. Raises RunError."""
+    """Load the state in a checkpoint on the CPU; loading never runs code. Raises RunError."""
     try:
         return cast(dict[str, Any], torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -109,22 +105,22 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _damage(path: Path, expected: Checkpoint) -> str:
-    """What is wrong with the file; empty where nothing is."""
+    """Return the damage of the file, or "" if it is intact."""
     if not path.is_file():
         return "it is missing"
     if path.stat().st_size != expected.bytes:
-        return f"it has {path.stat().st_size:,} bytes, and had {expected.bytes:,}"
+        return f"it has {path.stat().st_size:,} bytes instead of {expected.bytes:,}"
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    return "" if found == expected.sha256 else "its bytes have changed"
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return "" if digest == expected.sha256 else "its bytes have changed"
 
 
 def _write(path: Path, state: Mapping[str, Any]) -> tuple[int, str]:
-    """Writes the file beside its place, and moves it there when the disk has it. Its size and hash."""
+    """Write the file atomically, and return its size and hash."""
     part = path.with_name(path.name + PART)
     with part.open("wb") as file:
         sink = _HashedFile(file)
-        torch.save(dict(state), cast(IO[bytes], sink))  # of which it calls nothing but write and flush
+        torch.save(dict(state), cast(IO[bytes], sink))  # torch.save calls only write and flush
         if sink.error:
             raise sink.error
     settle(part, path)
@@ -132,9 +128,9 @@ def _write(path: Path, state: Mapping[str, Any]) -> tuple[int, str]:
 
 
 class _HashedFile:
-    """A file for torch.save, which hashes what passes.
+    """A file for torch.save that hashes its content.
 
-    An error is kept and what follows is dropped: torch's writer does not survive one that is raised inside it.
+    After an error it drops further writes and keeps the error, because torch's writer crashes if a write raises.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -152,4 +148,4 @@ class _HashedFile:
         return len(data)
 
     def flush(self) -> None:
-        """The whole file is flushed when torch is done."""
+        """Do nothing: the whole file is flushed after torch.save."""

@@ -1,7 +1,7 @@
-"""config.yaml of a run folder: its text, and the mapping in it.
+"""Read config.yaml of a run folder.
 
-The C loader of YAML recurses without a bound, so that deep nesting would end the process. Hence the parser's events are
-checked first: nothing is built from them.
+The C loader of YAML recurses without a limit, so deep nesting would crash the process. The parser's events, which build
+nothing, are therefore checked first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_config(run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def trained_context(run: Path) -> int | None:
-    """Return the number of tokens that a model of plain text read at a time in training, if config.yaml has it."""
+    """Return the context length in tokens of a language model's training, if config.yaml has it."""
     try:
         data = read_config(run)[1].get("data")
     except RunError:
@@ -39,7 +39,7 @@ def trained_context(run: Path) -> int | None:
 
 
 def parse_mapping(text: str) -> dict[str, Any]:
-    """Return the mapping that is written in YAML. Raises ValueError."""
+    """Return the mapping in a YAML text. Raises ValueError."""
     try:
         _check_events(text)
         value = yaml.load(text, Loader)  # a safe one

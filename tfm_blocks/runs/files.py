@@ -1,4 +1,4 @@
-"""Files of a run folder as bytes, text and JSON. Each reader raises RunError for what it cannot read."""
+"""Read files of a run folder as bytes, text and JSON. Each reader raises RunError if it cannot read a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEEPEST = 64  # mappings and lists inside each other; a config or a model has at
 
 
 def damaged(path: Path, reason: object) -> RunError:
-    """Return the error for a file that cannot be read as what it should be."""
+    """Return the error for a file with invalid content."""
     lines = str(reason).strip().splitlines()
     return RunError(
         Problem(str(path), f"is damaged: {lines[0] if lines else reason!r}", Place(str(path)), help="restore it")
@@ -22,7 +22,7 @@ def damaged(path: Path, reason: object) -> RunError:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file: a named pipe would block, and a device never end. Raises RunError."""
+    """Return the content of a regular file. Raises RunError, also for pipes and devices, which could block."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -30,7 +30,7 @@ def read_bytes(path: Path) -> bytes:
                 raise damaged(path, "it is not a regular file")
             return file.read()
     except FileNotFoundError:
-        rule = "the file is missing: this is no run folder, or its training did not finish"
+        rule = "the file is missing: this is not a run folder, or its training did not finish"
         raise RunError(Problem(str(path), rule)) from None
     except OSError as error:
         raise RunError(Problem(str(path), f"cannot be read: {error.strerror}", help="restore it")) from None
@@ -52,7 +52,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise damaged(path, error) from None
     if not isinstance(value, dict):
-        raise damaged(path, "it holds no JSON object")
+        raise damaged(path, "it is not a JSON object")
     if _is_deep(value):
         raise damaged(path, f"it nests deeper than {DEEPEST}")
     return cast(dict[str, Any], value)
@@ -69,11 +69,11 @@ def read_or_empty(path: Path) -> dict[str, Any]:
 def _is_deep(value: object) -> bool:
     level = [value]
     for _ in range(DEEPEST):
-        level = [inner for one in level if isinstance(one, (dict, list)) for inner in _inside(one)]
+        level = [inner for item in level if isinstance(item, (dict, list)) for inner in _items(item)]
         if not level:
             return False
     return True
 
 
-def _inside(value: dict[str, Any] | list[Any]) -> list[Any]:
+def _items(value: dict[str, Any] | list[Any]) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""Names and free places of run folders, and how their JSON files are written."""
+"""The files of a run folder, new folders, and atomic writing of JSON files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ STEP_FILE = re.compile(r"step-[0-9]{1,18}\.safetensors")
 
 
 def expect_folder(run: Path) -> None:
-    """Raises RunError where there is no folder."""
+    """Raise RunError if the folder does not exist."""
     rule = "there is no such run folder"
-    with suppress(OSError):  # of a name that is too long
+    with suppress(OSError):  # a name that is too long
         if run.is_dir():
             return
         rule = "is a file, not a run folder" if run.exists() else rule
@@ -39,37 +39,37 @@ def expect_folder(run: Path) -> None:
 
 
 def step_file(checkpoints: Path, step: int) -> Path:
-    """Where the weights after `step` are kept."""
+    """Return the path of the weights after `step`."""
     return checkpoints / f"step-{step:08d}.safetensors"
 
 
 def step_files(checkpoints: Path) -> list[Path]:
-    """What is kept, by step."""
+    """Return the files of kept weights, by step."""
     return sorted(path for path in checkpoints.glob("step-*.safetensors") if STEP_FILE.fullmatch(path.name))
 
 
 def kept_weights(run: Path, which: str) -> Path:
-    """The file of the `last` validation's weights, of the `best`, or of those after a step. Raises RunError."""
+    """Return the file of the weights after the `last` or `best` validation, or after a step. Raises RunError."""
     kept = step_files(run / CHECKPOINTS)
-    found = {str(step_of(path)): path for path in kept} | ({"last": kept[-1]} if kept else {})
+    files = {str(step_of(path)): path for path in kept} | ({"last": kept[-1]} if kept else {})
     if (run / CHECKPOINTS / BEST).is_file():
-        found["best"] = run / CHECKPOINTS / BEST
-    if which not in found:
-        rule = f"has no weights {cut(which)!r}" if found else "has no weights of a validation"
+        files["best"] = run / CHECKPOINTS / BEST
+    if which not in files:
+        rule = f"has no weights {cut(which)!r}" if files else "has no weights of a validation"
         help = (
-            f"it has {', '.join(found)}" if found else "wait for its first validation, or train with keep_last above 0"
+            f"it has {', '.join(files)}" if files else "wait for its first validation, or train with keep_last above 0"
         )
         raise RunError(Problem(str(run), rule, help=help))
-    return found[which]
+    return files[which]
 
 
 def step_of(path: Path) -> int:
-    """After which step the weights in a file of `step_files` are."""
+    """Return the step in the name of a file of `step_files`."""
     return int(path.stem.rpartition("-")[2])
 
 
 def claim_folder(root: Path, name: str) -> Path:
-    """Makes `root/name`, or the first free of `name-2`, `name-3`, …: no run writes into another's folder."""
+    """Create `root/name`, or the first unused of `name-2`, `name-3`, …, so that every run has its own folder."""
     root.mkdir(parents=True, exist_ok=True)
     count = 1
     while True:
@@ -83,14 +83,14 @@ def claim_folder(root: Path, name: str) -> Path:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes the file whole or not at all; half a letter, which UTF-8 cannot write, as JSON escapes it."""
+    """Write the file atomically. Lone surrogates, which UTF-8 cannot encode, are escaped as in JSON."""
     part = path.with_name(path.name + ".part")
     part.write_bytes(_json(value))
     settle(part, path)
 
 
 def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Overwrite a JSON file in place, for which a full disk still has the room of the old content. Raises OSError."""
+    """Overwrite a JSON file in place, which works on a full disk in the space of the old content. Raises OSError."""
     with path.open("r+b") as file:
         file.write(_json(value))
         file.truncate()
@@ -110,14 +110,14 @@ def finite_or_null(value: Any) -> Any:
 
 
 def settle(part: Path, path: Path) -> None:
-    """Moves a finished file to its place, where it is whole even after a loss of power."""
+    """Rename a finished file to `path`, and flush both to disk, so that it is complete even after a power failure."""
     _sync(part)
     part.replace(path)
     _sync(path.parent)
 
 
 def _sync(path: Path) -> None:
-    """The disk has what was written to the file; of a folder, its names."""
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Models of older formats of model.json, rewritten so that they mean today what they meant then."""
+"""Upgrade models of older formats of model.json without changing their meaning."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ NEW_ARGUMENTS = ("d_value", "qk_norm", "qk_norm_kind", "gate", "clip_qkv")  # of
 
 
 def upgrade_model(record: Mapping[str, Any]) -> Any:
-    """Return the model of a model.json. In format 1, norm nodes did not take the arguments of the arg `norm`, and
-    attention had fewer arguments, so args of their names were for other blocks.
+    """Return the model of a model.json in the current format.
 
-    Upgrading twice gives the same as upgrading once.
+    In format 1, norm nodes did not take the arguments of the arg `norm`. Attention had fewer arguments, so args with
+    the new names were meant for other blocks. Upgrading is idempotent.
     """
     model = record.get("model") or {}
     return _without_new_args(_with_own_arguments(model, {})) if record.get("format") == 1 else model

@@ -1,4 +1,4 @@
-"""What lies in a folder of runs: what each run is, how far it got, and what it scored."""
+"""List the runs below a folder with their state, step and score, and delete runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tfm_blocks.runs.sweep import WAITING, RecordedJob, is_sweep, read_jobs
 from tfm_blocks.runs.values import mapping_at, text_at, texts_at
 
 LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
-DEEPEST = 4  # folders in folders in which runs are sought
-TAIL = 65_536  # bytes at the end of metrics.csv, which hold many rows
+DEEPEST = 4  # levels of folders that are searched for runs
+TAIL = 65_536  # bytes that are read from the end of metrics.csv
 HEADLINES = [
     key.name
     for keys in (TEST_KEYS, VAL_KEYS)
@@ -32,9 +32,10 @@ HEADLINES = [
 
 @dataclass(frozen=True)
 class RunEntry:
-    """One run folder. `score` is the name and value of what its last test, else its last validation, measured.
+    """One run folder. `score` is a name and value of the last test, or else of the last validation.
 
-    `changed` is a time in seconds since 1970; `commands` are the command lines that began it and went on with it.
+    `changed` is the time of the last change in seconds since 1970. `commands` are the command lines that began and
+    resumed the run.
     """
 
     folder: Path
@@ -47,33 +48,33 @@ class RunEntry:
     commands: tuple[str, ...]
 
     def has(self, words: Sequence[str]) -> bool:
-        """Whether each word stands in its name, its model, its data or its command lines."""
+        """Return True if each word occurs in the path, model, data or command lines."""
         text = " ".join((str(self.folder), self.model, self.data, *self.commands)).lower()
         return all(word.lower() in text for word in words)
 
 
 def list_runs(root: Path) -> list[RunEntry]:
-    """All runs below `root`, those of sweeps too and their jobs without a folder, what changed last first.
+    """Return all runs below `root`, with those of sweeps and their jobs without a folder, the newest change first.
 
     Raises RunError.
     """
     if not root.is_dir():
-        raise RunError(Problem(str(root), "there is no such folder", help="write the folder that holds the runs"))
-    return sorted(map(_entry, find_members(root)), key=lambda one: one.changed, reverse=True)
+        raise RunError(Problem(str(root), "the folder does not exist", help="write the folder that contains the runs"))
+    return sorted(map(_entry, find_members(root)), key=lambda entry: entry.changed, reverse=True)
 
 
 @dataclass(frozen=True)
 class Member:
-    """One run below a folder: `job` is what its sweep says of it, where it is of one. `begun`: it has a run folder."""
+    """One run below a folder. `job` is its entry in a sweep, or None. `begun` is True if its folder exists."""
 
     folder: Path
     job: RecordedJob | None
     begun: bool
 
     def state(self) -> tuple[str, str]:
-        """The state and its reason. A sweep knows better than the folder how a job ended that was not done.
+        """Return the state and its reason. For an unfinished job, the state in its sweep takes precedence.
 
-        A job that is "running" where no process has its sweep or its folder is "interrupted".
+        A job that is "running" is "interrupted" if no live process holds its sweep or its folder.
         """
         state, reason = state_of(self.folder) if self.begun else ("", "")
         if self.job is None or state in ("done", "running") or (state and self.job.state in (WAITING, "running")):
@@ -84,10 +85,10 @@ class Member:
 
 
 def find_members(root: Path, depth: int = DEEPEST) -> Iterator[Member]:
-    """The runs below `root`, by name; of a sweep its jobs in their order first."""
+    """Yield the runs below `root` by name. The jobs of a sweep come first, in their order."""
     jobs = {job.folder: job for job in read_jobs(root)} if is_sweep(root) else {}
     yield from (Member(folder, job, is_run(folder)) for folder, job in jobs.items())
-    for entry in sorted(os.scandir(root), key=lambda one: one.name):
+    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
         folder = Path(entry.path)
         if folder in jobs or not entry.is_dir(follow_symlinks=False):
             continue
@@ -98,17 +99,19 @@ def find_members(root: Path, depth: int = DEEPEST) -> Iterator[Member]:
 
 
 def read_entry(folder: Path) -> RunEntry:
-    """One run folder."""
+    """Read the entry of a run folder."""
     return _entry(Member(folder, None, True))
 
 
 def expect_deletable(folder: Path) -> None:
     """Raise RunError if the folder is not of a run or a sweep, or if a live process holds it."""
     if folder.is_symlink() or not (is_run(folder) or is_sweep(folder)):
-        raise RunError(Problem(str(folder), "is no run folder, so it stays", help="tfm runs lists what is one"))
+        raise RunError(
+            Problem(str(folder), "is not a run folder, so it is not deleted", help="tfm runs lists all runs")
+        )
     inner = [] if is_run(folder) else [member.folder for member in find_members(folder) if member.begun]
-    for one in (folder, *inner):
-        expect_free(one)
+    for path in (folder, *inner):
+        expect_free(path)
 
 
 def delete_run(folder: Path) -> None:
@@ -118,18 +121,18 @@ def delete_run(folder: Path) -> None:
         for entry in folder.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
-            elif entry.name != LOCK:  # NFS would keep a file that is open, and the folder with it
+            elif entry.name != LOCK:  # the lock is open, and NFS would keep an open file
                 entry.unlink()
     folder.rmdir()
 
 
 def size_of(folder: Path) -> int:
-    """In bytes, of all files below it."""
+    """Return the size of all files below the folder, in bytes."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a training has begun in it, or left a model in it."""
+    """Return True if the folder has a status or a model."""
     return (folder / STATUS).is_file() or (folder / MODEL).is_file()
 
 
@@ -139,9 +142,9 @@ def _entry(member: Member) -> RunEntry:
     folder, state = member.folder, member.state()[0]
     record, status = read_or_empty(folder / RUN), read_status_or_empty(folder)
     row = _last_measured(folder / METRICS)
-    chosen = mapping_at(record, "choices")
+    choices = mapping_at(record, "choices")
     step = status.steps or int(row.get("step", 0))
-    model, data, commands = text_at(chosen, "model"), text_at(chosen, "data"), texts_at(record, "commands")
+    model, data, commands = text_at(choices, "model"), text_at(choices, "data"), texts_at(record, "commands")
     return RunEntry(folder, state, model, data, step, _score(status.scores, row), changed_at(folder), commands)
 
 
@@ -154,12 +157,12 @@ def _waiting(member: Member) -> RunEntry:
 
 
 def changed_at(folder: Path) -> float:
-    """When a run changed last, in seconds since 1970."""
+    """Return the time of a run's last change, in seconds since 1970."""
     return max(_modified(folder / name) for name in (STATUS, METRICS, MODEL, CHECKPOINTS)) or _modified(folder)
 
 
 def _modified(path: Path) -> float:
-    """Return the time of the last change if a calendar has it, else 0."""
+    """Return the modification time within the range of datetime, or 0 if the file does not exist."""
     try:
         return min(max(path.stat().st_mtime, 0.0), LATEST)
     except OSError:
@@ -167,26 +170,26 @@ def _modified(path: Path) -> float:
 
 
 def _last_measured(path: Path) -> dict[str, float]:
-    """The last number of each column in the last rows of metrics.csv; nothing where they are damaged."""
+    """Return the last number of each column in the last rows of metrics.csv; empty if they are damaged."""
     try:
         header, tail = _ends_of(path)
         names, *rows = csv.reader([header, *tail.splitlines()])
     except (OSError, csv.Error, ValueError):
         return {}
-    found: dict[str, float] = {}
+    newest: dict[str, float] = {}
     for row in rows:
-        found |= numbers_of(names, row)
-    return found
+        newest |= numbers_of(names, row)
+    return newest
 
 
 def _ends_of(path: Path) -> tuple[str, str]:
-    """Return the first line of a regular file, and the whole lines in its last TAIL bytes. Raises OSError."""
+    """Return the first line of a regular file, and the complete lines in its last TAIL bytes. Raises OSError."""
     if not path.is_file():
         return "", ""
     with path.open("rb") as file:
         header = file.readline(TAIL)
         file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
-        file.readline()  # the end of a row that is cut, or of the one before
+        file.readline()  # the rest of a partial row
         return header.decode("utf-8", "replace"), file.read().decode("utf-8", "replace")
 
 

@@ -27,7 +27,7 @@ from tfm_blocks.runs.values import count_at, text_at
 LOCK = "lock.json"
 BEAT = 15.0  # seconds between two touches of the file
 LIMIT = 120.0  # seconds without a touch after which a holder on another host counts as dead
-LOOK = 0.1  # seconds between two tries to get a lock
+POLL_INTERVAL = 0.1  # seconds between two attempts to lock
 WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})  # file systems where the heartbeat decides
 _held: set[int] = set()  # descriptors of this process
 
@@ -74,13 +74,13 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """
     descriptor = _acquire(folder, wait)
     _held.add(descriptor)
-    over = threading.Event()
-    thread = threading.Thread(target=_beat, args=(descriptor, over), name="heartbeat", daemon=True)
+    stop = threading.Event()
+    thread = threading.Thread(target=_beat, args=(descriptor, stop), name="heartbeat", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stop.set()
         thread.join()
         _release(folder / LOCK, descriptor)
 
@@ -92,7 +92,7 @@ def _acquire(folder: Path, wait: bool) -> int:
     while descriptor is None:
         if not wait:
             raise _refusal(folder)
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
         descriptor = _try(folder)
     return descriptor
 
@@ -136,16 +136,16 @@ def _write_holder(descriptor: int) -> None:
         "start": _start_of(os.getpid()),
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
-    with suppress(OSError):  # of a full disk: the lock holds all the same
+    with suppress(OSError):  # a full disk does not affect the lock
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(record).encode(), 0)
-        os.fsync(descriptor)  # else NFS shows the content to other hosts when the file is closed
+        os.fsync(descriptor)  # else NFS shows the content to other hosts only after the file is closed
 
 
-def _beat(descriptor: int, over: threading.Event) -> None:
-    while not over.wait(BEAT):
+def _beat(descriptor: int, stop: threading.Event) -> None:
+    while not stop.wait(BEAT):
         with suppress(OSError):
-            os.utime(descriptor)  # needs no room on the disk; NFS takes the time from the server
+            os.utime(descriptor)  # needs no disk space; NFS uses the server's time
 
 
 def _release(path: Path, descriptor: int) -> None:
@@ -178,7 +178,7 @@ def _refusal(folder: Path) -> RunError:
     rule = "is being trained by another process"
     if holder:
         rule += f": {holder}, since {cut(holder.since)}"
-    help = "wait for its end, or stop it"
+    help = "wait until it exits, or stop it"
     if holder is None or not holder.is_local:
         help += f"; if its host crashed, wait {LIMIT:.0f} s, then delete {folder / LOCK} if it still counts as running"
     return RunError(Problem(str(folder), rule, help=help))

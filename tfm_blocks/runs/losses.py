@@ -1,4 +1,4 @@
-"""The losses of each row of the split on which the finished model was scored: losses.csv."""
+"""Read and write losses.csv: the finished model's losses for each row of the scored split."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_losses(run: Path, losses_N3: Losses) -> None:
 
 
 def read_losses(run: Path) -> Losses | None:
-    """Return losses_N3 in the order of the split; None if the run has no such file, as runs of older versions.
+    """Return losses_N3 in the order of the split; None if the file does not exist, as in runs of older versions.
 
     Raises RunError if the file is damaged.
     """
@@ -40,7 +40,7 @@ def read_losses(run: Path) -> Losses | None:
         header, *rows = text.splitlines()
         losses_N3 = np.array([[float(number) for number in row.split(",")] for row in rows], np.float64)
         if header != ",".join(COLUMNS) or losses_N3.ndim != 2 or losses_N3.shape[1] != len(COLUMNS):
-            raise ValueError(f"it needs a line {','.join(COLUMNS)}, then three numbers a line")
+            raise ValueError(f"it needs a line {','.join(COLUMNS)}, then three numbers per line")
         if not np.isfinite(losses_N3).all() or losses_N3[:, 2].min() < 1:
             raise ValueError("losses must be finite, and each row must have a token")
     except ValueError as error:

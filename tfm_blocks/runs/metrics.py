@@ -1,4 +1,4 @@
-"""What metrics.csv tells, read without the libraries that wrote it."""
+"""Read and summarise metrics.csv, without the libraries that wrote it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Best:
-    """The best value of a key, and after which step it was measured first."""
+    """The best value of a metric, and the first step at which it was measured."""
 
     value: float
     step: int
@@ -28,7 +28,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Summary:
-    """What stands for all rows: `tokens_per_second` is the median of the rows, `best` the best of each validation."""
+    """A summary of all rows: `tokens_per_second` is their median, `best` the best validation of each metric."""
 
     tokens_seen: float | None
     tokens_per_second: float | None
@@ -41,11 +41,11 @@ def read_rows(path: Path) -> list[Row]:
         names, *rows = csv.reader(read_bytes(path).decode("utf-8", "replace").splitlines())
     except (RunError, ValueError, csv.Error):
         return []
-    return [found for row in rows if (found := numbers_of(names, row))]
+    return [numbers for row in rows if (numbers := numbers_of(names, row))]
 
 
 def read_metric_names(path: Path) -> list[str]:
-    """Return the names in the first line. Raises RunError if the file is not a table of steps."""
+    """Return the column names of the first line. Raises RunError if the first column is not `step`."""
     try:
         names = next(csv.reader(read_text(path).splitlines()), [])
     except csv.Error as error:
@@ -56,10 +56,11 @@ def read_metric_names(path: Path) -> list[str]:
 
 
 def numbers_of(names: Sequence[str], row: Sequence[str]) -> Row:
-    """Return the finite numbers of a row by column; none if it does not have the number of a step."""
-    found = {name: number for name, text in zip(names, row, strict=False) if text and _finite(number := _number(text))}
-    step = found.get("step", -1)
-    return found if 0 <= step <= LAST_STEP and step.is_integer() else {}
+    """Return the finite numbers of a row by column; empty if the row has no valid step."""
+    pairs = zip(names, row, strict=False)
+    numbers = {name: number for name, text in pairs if text and _finite(number := _number(text))}
+    step = numbers.get("step", -1)
+    return numbers if 0 <= step <= LAST_STEP and step.is_integer() else {}
 
 
 def _number(text: str) -> float:
@@ -74,11 +75,11 @@ def _finite(number: float) -> bool:
 
 
 def summarise(rows: Sequence[Row]) -> Summary:
-    """Of all rows of a run."""
+    """Return the summary of all rows of a run."""
     speeds = [row[SPEED] for row in rows if SPEED in row]
-    seen = [row[TOKENS] for row in rows if TOKENS in row]
-    found = {name: best for name, key in IMPROVABLE.items() if (best := _best(rows, key))}
-    return Summary(seen[-1] if seen else None, statistics.median(speeds) if speeds else None, found)
+    tokens = [row[TOKENS] for row in rows if TOKENS in row]
+    best = {name: value for name, key in IMPROVABLE.items() if (value := _best(rows, key))}
+    return Summary(tokens[-1] if tokens else None, statistics.median(speeds) if speeds else None, best)
 
 
 def _best(rows: Sequence[Row], key: Key) -> Best | None:
@@ -86,4 +87,4 @@ def _best(rows: Sequence[Row], key: Key) -> Best | None:
     if not measured:
         return None
     sign = 1 if key.summary == "min" else -1
-    return Best(*min(measured, key=lambda one: (sign * one[0], one[1])))
+    return Best(*min(measured, key=lambda pair: (sign * pair[0], pair[1])))

@@ -1,4 +1,4 @@
-"""A model on disk: `model.json`, which says how it is built, and `weights.safetensors`."""
+"""Read and write a model: its definition in `model.json`, and its weights in `weights.safetensors`."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ from tfm_blocks.runs.status import expect_finished
 
 
 def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:
-    """`model.json`: the resolved model mapping, the plug-in modules that its blocks come from, and the columns of the
-    text that it was trained on.
-    """
+    """Write `model.json`: the resolved model, the plug-in modules of its blocks, and the columns of its text."""
     record = {"format": FORMAT, "model": model, "plugins": list(plugins), "columns": list(columns)}
     write_json(folder / MODEL, record)
 
 
 def read_text_columns(folder: Path) -> tuple[str, ...]:
-    """The columns of the text that the model was trained on, where its folder says. Raises RunError."""
+    """Return the columns of the model's training text; empty if model.json lacks them. Raises RunError."""
     columns = read_json(folder / MODEL).get("columns", [])
     if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
         raise damaged(folder / MODEL, "columns must be a list of names")
@@ -39,41 +37,41 @@ def read_text_columns(folder: Path) -> tuple[str, ...]:
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """`weights.safetensors`, from tensors by address."""
+    """Write `weights.safetensors` from tensors by address."""
     write_tensors(folder / WEIGHTS, tensors)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A safetensors file, whole or not at all, with the permissions that every new file gets. Raises RunError."""
+    """Write a safetensors file atomically, with the default permissions of new files. Raises RunError."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     part.touch()
-    mode = part.stat().st_mode  # safetensors makes its files unreadable to others, whatever the umask
+    mode = part.stat().st_mode  # safetensors ignores the umask and makes files unreadable to others
     try:
         save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, part)
     except SafetensorError as error:
         part.unlink(missing_ok=True)
-        raise RunError(Problem(str(path), f"cannot be written: {error}", help="make room on the disk")) from None
+        raise RunError(Problem(str(path), f"cannot be written: {error}", help="free disk space")) from None
     part.chmod(mode)
     settle(part, path)
 
 
 def weights_of(network: Network) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by address; a tied or shared one once, at its source."""
-    kept = network.state_dict().keys()
-    buffers = {name: buffer for name, buffer in network.named_buffers() if name in kept}
+    """Return parameters and persistent buffers by address. Tied or shared tensors appear once, at their source."""
+    persistent = network.state_dict().keys()
+    buffers = {name: buffer for name, buffer in network.named_buffers() if name in persistent}
     return {name: tensor.detach() for name, tensor in (*network.named_parameters(), *buffers.items())}
 
 
 def expect_weights(network: Network, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Raises RunError unless names, shapes and kinds are exactly the network's, and the values finite numbers."""
-    own = weights_of(network)
-    missing, extra = own.keys() - tensors.keys(), tensors.keys() - own.keys()
+    """Raise RunError unless names, shapes and dtypes match the network, and all values are finite."""
+    weights = weights_of(network)
+    missing, extra = weights.keys() - tensors.keys(), tensors.keys() - weights.keys()
     for name in sorted(missing):
         raise RunError(Problem(where, f"has no weights for {name}", help=suggest(name, extra)))
     for name in sorted(extra):
         raise RunError(Problem(where, f"has weights for {name}, which the model lacks"))
-    for name, tensor in own.items():
+    for name, tensor in weights.items():
         if tensor.shape != tensors[name].shape:
             shapes = f"{list(tensors[name].shape)}, but the model has {list(tensor.shape)}"
             raise RunError(Problem(where, f"{name} has the shape {shapes}"))
@@ -82,9 +80,9 @@ def expect_weights(network: Network, tensors: Mapping[str, Tensor], where: str) 
 
 
 def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | int | None = None) -> Network:
-    """The trained network of a run folder, in evaluation mode, on the processor. Raises RunError.
+    """Return the trained network of a run folder, in evaluation mode, on the CPU. Raises RunError.
 
-    With `checkpoint` its weights are those of a validation, as `kept_weights` names them.
+    `checkpoint` selects the weights of a validation: `last`, `best` or a step.
     """
     spec = read_spec(folder, plugins)
     if checkpoint is None:
@@ -98,42 +96,42 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
 
 
 def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
-    """The model of a run folder, checked. Raises RunError."""
+    """Return the checked model of a run folder. Raises RunError."""
     expect_folder(folder)
     record = read_json(folder / MODEL)
     where = str(folder / MODEL)
     if record.get("format") not in READABLE:
         known = " and ".join(map(str, READABLE))
-        rule = f"has the format {shown(record.get('format'))}, and this version reads {known}"
+        rule = f"has the format {shown(record.get('format'))}, but this version reads {known}"
         raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it, or a newer one"))
-    _need(record.get("plugins"), plugins, where)
+    _expect_plugins(record.get("plugins"), plugins, where)
     load_plugins(plugins)
     try:
         return check_model(upgrade_model(record))
     except ConfigError as error:
-        problems = [Problem(where, f"{one.address}: {one.rule}", help=one.help) for one in error.problems]
+        problems = [Problem(where, f"{item.address}: {item.rule}", help=item.help) for item in error.problems]
         raise RunError(problems) from None
 
 
 @torch.no_grad()
 def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Gives every parameter and persistent buffer the values of the tensor of its name."""
+    """Copy the tensors into the parameters and persistent buffers of the same names."""
     for name, tensor in weights_of(network).items():
         tensor.copy_(tensors[name])
 
 
-def _need(recorded: Any, given: Sequence[str], where: str) -> None:
-    """A run folder never imports anything: who loads it names the plug-ins."""
+def _expect_plugins(recorded: Any, loaded: Sequence[str], where: str) -> None:
+    """Raise RunError unless the caller names the plug-ins of the model, because a run folder never imports code."""
     if not isinstance(recorded, list) or not all(isinstance(module, str) for module in recorded):
         raise RunError(Problem(where, "is damaged: plugins must be a list of module names", help="restore it"))
     for module in recorded:
-        if module not in given:
+        if module not in loaded:
             rule = f"the model uses blocks of the plug-in {shown(module)}"
             raise RunError(Problem(where, rule, help=f"name it: --plugins {module}, or plugins=[{module!r}] in Python"))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name. Raises RunError."""
+    """Return the tensors of a safetensors file by name. Raises RunError."""
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Everything of a run folder by which runs are compared; little is read, and nothing is computed."""
+"""Read the data of runs that comparisons use, without loading weights or computing anything."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tfm_blocks.runs.values import count_at, mapping_at, number_at, text_at
 
 Setting = str | int | float | bool | None
 ROOT_KEY = re.compile(r"\n(?=\w)")
-NO_EXPERIMENT = frozenset({"name", "sweep_name", "logger"})  # root keys of a config that make no other experiment
+NO_EXPERIMENT = frozenset({"name", "sweep_name", "logger"})  # root keys of a config that do not change the experiment
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A score from 0 to 100 with its 95 % interval, and how it was computed."""
+    """A score from 0 to 100 with its 95 % confidence interval, and the signature of its computation."""
 
     value: float
     low: float
@@ -40,11 +40,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run. What its folder does not tell is None or empty; `settings` are those of config.yaml by dotted key.
+    """One run. Fields that its folder lacks are None or empty.
 
-    `tokenizer` and `test_set` are hashes; `scores` are those of the finished model on the split `scored_on`, and
-    `values` what was measured there without an interval, such as perplexity. `facts` are those at its start, and
-    `changes` those that its resumes have changed; `changed` is when it changed last, in seconds since 1970.
+    `settings` are the values of config.yaml by dotted key. `tokenizer` and `test_set` are hashes. `scores` are those of
+    the finished model on the split `scored_on`, and `values` those without an interval, such as perplexity. `facts` are
+    those at the start of the run, and `changes` those that each resume changed. `changed` is the time of the last
+    change, in seconds since 1970.
     """
 
     folder: Path
@@ -66,7 +67,7 @@ class RunRecord:
 
     @property
     def torch(self) -> str:
-        """The version that trained it: `2.13.0`, or `2.13.0, then 2.14.0`; empty where that is not known."""
+        """Return the version of torch: `2.13.0`, or `2.13.0, then 2.14.0`; empty if it is unknown."""
         return ", then ".join(versions_of("torch", self.facts, self.changes))
 
     def value_of(self, name: str) -> float | None:
@@ -74,7 +75,7 @@ class RunRecord:
         return self.scores[name].value if name in self.scores else self.values.get(name)
 
     def method_of(self, name: str) -> str:
-        """Return what must be equal for a score to be comparable: the signature, or for a loss the tokenizer."""
+        """Return the key that comparable scores share: the signature, or for a loss the tokenizer."""
         if name in self.scores:
             return self.scores[name].signature
         smoothing = self.settings.get("label_smoothing") if name == "loss" else ""
@@ -82,10 +83,10 @@ class RunRecord:
 
 
 def describe(run: RunRecord) -> dict[str, Any]:
-    """What JSON has of it, its settings aside, which config.yaml has."""
+    """Return the run as JSON values, without its settings."""
     scores = {
-        name: {key: None if value != value else value for key, value in asdict(one).items()}
-        for name, one in run.scores.items()
+        name: {key: None if value != value else value for key, value in asdict(score).items()}
+        for name, score in run.scores.items()
     }
     return {
         "folder": str(run.folder),
@@ -102,34 +103,34 @@ def describe(run: RunRecord) -> dict[str, Any]:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Member]:
-    """The runs that `paths` are, or that lie in them, each once. Raises RunError where there are none in one."""
-    found: dict[Path, Member] = {}
+    """Return the runs at or below `paths`, each once. Raises RunError if a path has none."""
+    runs: dict[Path, Member] = {}
     for path in paths:
         expect_folder(path)
         members = [Member(path, None, True)] if is_run(path) else list(find_members(path))
         if not members:
-            rule = "is no run folder, and holds none"
-            raise RunError(Problem(str(path), rule, help="tfm runs lists the runs there are"))
+            rule = "is not a run folder, and contains none"
+            raise RunError(Problem(str(path), rule, help="tfm runs lists all runs"))
         for member in members:
-            found.setdefault(member.folder.resolve(), member)
-    return list(found.values())
+            runs.setdefault(member.folder.resolve(), member)
+    return list(runs.values())
 
 
 def read_records(paths: Sequence[Path]) -> list[RunRecord]:
-    """Those of `find_runs`. A run is named by its folder; where two folders have one name, by their paths."""
+    """Read the runs of `find_runs`. Runs are named by their folders, or by their paths if two names are equal."""
     runs = [read_record(member) for member in find_runs(paths)]
     counts = Counter(run.name for run in runs)
     return [replace(run, name=str(run.folder)) if counts[run.name] > 1 else run for run in runs]
 
 
 def read_record(member: Member) -> RunRecord:
-    """Of a damaged file only what it tells is left out."""
+    """Read a run. The values of a damaged file are missing."""
     state, reason = member.state()
     if not member.begun:
         return RunRecord(member.folder, member.folder.name, state, reason)
     folder = member.folder
     status, record = read_status_or_empty(folder), read_or_empty(folder / RUN)
-    if status.best is None:  # not done, or of an older version
+    if status.best is None:  # not done, or written by an older version
         summary = vars(summarise(read_rows(folder / METRICS)))
         status = replace(status, **{name: getattr(status, name) or value for name, value in summary.items()})
     split = status.scored_on
@@ -147,7 +148,7 @@ def read_record(member: Member) -> RunRecord:
         {name: number for name in numbers if (number := getattr(status, name)) is not None},
         status.best or {},
         _scores(status, split),
-        {n.removeprefix(f"{split}/"): one for n, one in status.scores.items() if n.startswith(f"{split}/")},
+        {n.removeprefix(f"{split}/"): value for n, value in status.scores.items() if n.startswith(f"{split}/")},
         first_facts(record),
         changes_of(record),
         changed_at(folder),
@@ -155,10 +156,10 @@ def read_record(member: Member) -> RunRecord:
 
 
 def read_recorded_settings(path: Path) -> dict[str, Setting]:
-    """Each value of config.yaml by dotted key; a list is one value. Nothing where the file is missing or damaged.
+    """Return the values of config.yaml by dotted key, with lists as single values; empty if it cannot be read.
 
-    Root keys are read one by one, since most runs share most of what is below them; what somebody has written in
-    another form than a run writes it is read whole.
+    The file is parsed in parts, one for each root key, and parts are cached, because runs share most of them. A file
+    that was edited by hand into another form is parsed as a whole.
     """
     try:
         text = read_text(path)
@@ -166,7 +167,7 @@ def read_recorded_settings(path: Path) -> dict[str, Setting]:
         return {}
     for parts in (ROOT_KEY.split(text), [text]):
         with suppress(ValueError):
-            return dict(one for part in parts for one in _read_part(part))
+            return dict(setting for part in parts for setting in _read_part(part))
     return {}
 
 
@@ -184,24 +185,24 @@ def _flat(prefix: str, value: Any) -> list[tuple[str, Setting]]:
 
 def _scores(status: Status, split: str) -> dict[str, Measured]:
     """Return the fractions with Wilson's interval, and the scores of the translations as sacreBLEU computed them."""
-    found = {}
+    scores = {}
     rows = count_at(status.test_set, "rows")
     for score in FINAL_SCORES:
-        share = status.scores.get(f"{split}/{score.key}") if score.kind == "fraction" else None
-        if share is not None and 0 <= share <= 1:
-            low, high = wilson(share, rows) if rows else (math.nan, math.nan)
-            found[score.name] = Measured(100 * share, 100 * low, 100 * high)
-    for one in status.translation:
-        value, interval = (number_at(one, key) for key in ("value", "interval"))
+        fraction = status.scores.get(f"{split}/{score.key}") if score.kind == "fraction" else None
+        if fraction is not None and 0 <= fraction <= 1:
+            low, high = wilson(fraction, rows) if rows else (math.nan, math.nan)
+            scores[score.name] = Measured(100 * fraction, 100 * low, 100 * high)
+    for metric in status.translation:
+        value, interval = (number_at(metric, key) for key in ("value", "interval"))
         if value is not None and interval is not None:
-            signature = text_at(one, "signature")
-            found[text_at(one, "name")] = Measured(value, value - interval, value + interval, signature)
-    return found
+            signature = text_at(metric, "signature")
+            scores[text_at(metric, "name")] = Measured(value, value - interval, value + interval, signature)
+    return scores
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share of `count` trials (Wilson 1927), which stays within 0 and 1."""
-    z = 1.959963984540054  # the normal distribution has 2.5 % beyond it
-    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+def wilson(fraction: float, count: int) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a fraction of `count` trials, within 0 and 1 (Wilson 1927)."""
+    z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
+    middle = (fraction + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))
     return max(0.0, middle - half), min(1.0, middle + half)

@@ -1,4 +1,4 @@
-"""status.json of a run folder: how the run stands and, once it is done, its scores."""
+"""Read and write status.json: the state of a run, and the scores of a finished run."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from tfm_blocks.runs.values import count_at, list_at, mapping_at, number_at, tex
 UNFINISHED = {
     "running": "its training is still running",
     "interrupted": "its training was killed",
-    "stopped": "its training was stopped before its end",
-    "preempted": "its training was stopped before its end, and can be resumed",
+    "stopped": "its training was stopped early",
+    "preempted": "its training was stopped early, and can be resumed",
     "failed": "its training failed",
     "diverged": "its training diverged",
     "done": "the training has finished, but the file is lost",
     "averaged": "the average was made, but the file is lost",
     "saved": "the model was saved from Python, but the file is lost",
 }
-RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a run that diverged would do so again
+RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run would diverge again
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Status:
 
 
 def read_status(run: Path) -> Status:
-    """Values of another type count as missing. Raises RunError if the file is missing or holds no JSON object."""
+    """Read status.json. Values of another type count as missing. Raises RunError if it is not a JSON object."""
     values = read_json(run / STATUS)
     return Status(
         state=text_at(values, "state"),
@@ -79,7 +79,7 @@ def read_status(run: Path) -> Status:
         scores=_numbers(mapping_at(values, "scores")),
         scored_on=text_at(values, "scored_on"),
         exact_match_by_group=_numbers(mapping_at(values, "exact_match_by_group")),
-        translation=tuple(one for one in list_at(values, "translation") if isinstance(one, dict)),
+        translation=tuple(score for score in list_at(values, "translation") if isinstance(score, dict)),
         test_set=mapping_at(values, "test_set"),
         parameters=count_at(values, "parameters"),
         multiply_adds=count_at(values, "multiply_adds"),
@@ -103,7 +103,7 @@ def write_status(run: Path, status: Status) -> None:
 
 
 def write_end(run: Path, status: Status) -> None:
-    """Write status.json, on a full disk over the old one. Raises OSError."""
+    """Write status.json; on a full disk, overwrite the existing file. Raises OSError."""
     try:
         write_status(run, status)
     except OSError:
@@ -111,7 +111,7 @@ def write_end(run: Path, status: Status) -> None:
 
 
 def _record(status: Status) -> dict[str, Any]:
-    """Return the JSON object: of a finished run with all measurements, else without empty fields."""
+    """Return the JSON object, without empty fields; a finished run has all measurements."""
     kept = asdict(status).keys() - {"reason", "resume", "of"} if status.state == "done" else set()
     return {name: finite_or_null(value) for name, value in asdict(status).items() if value or name in kept}
 
@@ -138,24 +138,24 @@ def state_of(run: Path) -> tuple[str, str]:
 
 
 def expect_finished(run: Path) -> None:
-    """Raises RunError where a run has no weights yet: what became of it, and what can be done.
+    """Raise RunError if a run has no final weights, with the reason and a fix.
 
-    A run that was done, and trains for longer, has weights: that they are those of before is told on stderr.
+    A finished run that is being trained for longer has weights. For such a run, print a warning that they are old.
     """
     state, reason = state_of(run)
-    became = UNFINISHED.get(state, "the training did not finish") + (f" ({cut(reason)})" if reason else "")
+    cause = UNFINISHED.get(state, "the training did not finish") + (f" ({cut(reason)})" if reason else "")
     if not (run / WEIGHTS).is_file():
-        raise RunError(Problem(str(run), f"has no {WEIGHTS}: {became}", help=_way_out(run, state)))
+        raise RunError(Problem(str(run), f"has no {WEIGHTS}: {cause}", help=_fix(run, state)))
     if state in UNFINISHED and state not in ("done", "averaged", "saved"):
-        print(printable(f"warning: {run}: {became}; its weights are those of before"), file=sys.stderr)
+        print(printable(f"warning: {run}: {cause}; its weights are from before that"), file=sys.stderr)
 
 
-def _way_out(run: Path, state: str) -> str:
+def _fix(run: Path, state: str) -> str:
     kept = step_files(run / CHECKPOINTS)
-    ways = {"running": "wait for its end", "done": "restore it"}
+    fixes = {"running": "wait until it ends", "done": "restore it"}
     if state in RESUMABLE:
-        ways[state] = f"{read_status_or_empty(run).resume or f'python train.py resume={run}'} goes on with it"
+        fixes[state] = f"{read_status_or_empty(run).resume or f'python train.py resume={run}'} resumes it"
     if kept:
-        offer = f"tfm translate {run} --checkpoint last uses its weights after step {step_of(kept[-1]):,}"
-        return f"{ways[state]}, or: {offer}" if state in ways else offer
-    return ways.get(state, "no weights were kept before that: train it again")
+        command = f"tfm translate {run} --checkpoint last uses its weights after step {step_of(kept[-1]):,}"
+        return f"{fixes[state]}, or: {command}" if state in fixes else command
+    return fixes.get(state, "no weights were kept before that: train it again")

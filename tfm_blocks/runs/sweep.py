@@ -1,4 +1,4 @@
-"""The folder of a sweep, as sweep.json describes it: its jobs, those too that have no run folder."""
+"""Read the jobs of a sweep from sweep.json, also those without a run folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tfm_blocks.runs.folder import SWEEP
 from tfm_blocks.runs.values import list_at, text_at, texts_at
 
 WAITING = "waiting"
-LONGEST_NAME = 255  # bytes: what file systems take
+LONGEST_NAME = 255  # bytes; the limit of most file systems
 
 
 @dataclass(frozen=True)
 class RecordedJob:
-    """One job. `state` and `reason` are what the sweep wrote down of its end; WAITING where it did not."""
+    """One job. `state` and `reason` are those in sweep.json; WAITING if it has none."""
 
     folder: Path
     overrides: tuple[str, ...]
@@ -27,26 +27,27 @@ class RecordedJob:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether it has a sweep.json."""
+    """Return True if the folder has a sweep.json."""
     return (folder / SWEEP).is_file()
 
 
 def read_jobs(folder: Path) -> list[RecordedJob]:
-    """Return the jobs in their order; an entry without the name of a folder is left out."""
-    return [_job(folder / name, one) for name, one in job_records(folder).items()]
+    """Return the jobs in their order; an entry without the name of a folder is skipped."""
+    return [_job(folder / name, entry) for name, entry in job_records(folder).items()]
 
 
 def job_records(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the entries of sweep.json by the name of their job; none if the file is damaged."""
     listed = list_at(read_or_empty(folder / SWEEP), "jobs")
-    return {name: one for one in listed if isinstance(one, dict) and _is_folder_name(name := text_at(one, "name"))}
+    entries = [entry for entry in listed if isinstance(entry, dict)]
+    return {name: entry for entry in entries if _is_folder_name(name := text_at(entry, "name"))}
 
 
 def _is_folder_name(name: str) -> bool:
-    """Return True for a name that leads to a place directly in the folder of the sweep."""
+    """Return True if the name can be a folder directly in the folder of the sweep."""
     try:
         encoded = os.fsencode(name)
-    except UnicodeEncodeError:  # half a letter
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return 0 < len(encoded) <= LONGEST_NAME and name not in (".", "..") and not {"/", "\0"} & set(name)
 

@@ -1,4 +1,4 @@
-"""What the finished model of a run made of its test set, line by line: translations.jsonl."""
+"""Read and write translations.jsonl: the finished model's translations of its test set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfm_blocks.runs.folder import TRANSLATIONS, settle
 
 @dataclass(frozen=True)
 class TranslatedLine:
-    """One line of the test set; of several sources the texts are joined by ` | `."""
+    """One line of the test set. The texts of several sources are joined by ` | `."""
 
     source: str
     output: str
@@ -23,27 +23,27 @@ class TranslatedLine:
 
 
 def write_translations(run: Path, lines: Iterable[TranslatedLine]) -> None:
-    """The file whole or not at all: a JSON object a line, so that no text can break a line."""
+    """Write the file atomically, with one JSON object per line."""
     part = run / f"{TRANSLATIONS}.part"
-    part.write_text("".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in lines), "utf-8")
+    part.write_text("".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines), "utf-8")
     settle(part, run / TRANSLATIONS)
 
 
 def read_translations(run: Path) -> list[TranslatedLine]:
-    """In the order of the test set. Raises RunError where the file is missing or damaged."""
+    """Return the lines in the order of the test set. Raises RunError if the file is missing or damaged."""
     path = run / TRANSLATIONS
     if not path.exists():
-        rule = f"has no {TRANSLATIONS}: it is not done, it translates nothing, or an older version wrote it"
+        rule = f"has no {TRANSLATIONS}: it is not done, it does not translate, or an older version wrote it"
         raise RunError(Problem(str(run), rule, help="tfm evaluate RUN --against RUN2 tests runs on a text"))
-    found = []
+    lines = []
     for number, line in enumerate(read_bytes(path).split(b"\n")[:-1], 1):
         try:
-            found.append(_translation(json.loads(line)))
+            lines.append(_translation(json.loads(line)))
         except (ValueError, TypeError, RecursionError) as error:
             raise RunError(Problem(str(path), f"is damaged: {error}", Place(str(path), number))) from None
-    if not found:
-        raise RunError(Problem(str(path), "is damaged: it holds no lines"))
-    return found
+    if not lines:
+        raise RunError(Problem(str(path), "is damaged: it has no lines"))
+    return lines
 
 
 def _translation(value: object) -> TranslatedLine:
@@ -53,9 +53,11 @@ def _translation(value: object) -> TranslatedLine:
 
 
 def hash_rows(rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> str:
-    """SHA-256 of a test set: two runs with the same one were scored on the same text."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of a test set. Runs with equal hashes were scored on the same text."""
+    digest = hashlib.sha256()
     for row in rows:
         texts = [row[name] for name in columns]
-        found.update((json.dumps(texts) if len(texts) > 1 else texts[0]).encode())  # plain text has no rows of its own
-    return found.hexdigest()
+        digest.update(
+            (json.dumps(texts) if len(texts) > 1 else texts[0]).encode()
+        )  # rows of plain text depend on settings
+    return digest.hexdigest()

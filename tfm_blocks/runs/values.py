@@ -1,4 +1,4 @@
-"""Values of a parsed JSON or YAML file by type: a value of another type counts as missing."""
+"""Read typed values from a parsed JSON or YAML file. A value of another type counts as missing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LARGEST = 2**63 - 1
 
 def mapping_at(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return the mapping, or {}."""
-    found = values.get(key)
-    return found if isinstance(found, dict) else {}
+    value = values.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def list_at(values: Mapping[str, Any], key: str) -> list[Any]:
     """Return the list, or []."""
-    found = values.get(key)
-    return found if isinstance(found, list) else []
+    value = values.get(key)
+    return value if isinstance(value, list) else []
 
 
 def texts_at(values: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -28,14 +28,14 @@ def texts_at(values: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 def text_at(values: Mapping[str, Any], key: str) -> str:
     """Return the text, or ""."""
-    found = values.get(key)
-    return found if isinstance(found, str) else ""
+    value = values.get(key)
+    return value if isinstance(value, str) else ""
 
 
 def count_at(values: Mapping[str, Any], key: str) -> int | None:
     """Return the integer from 0 to LARGEST, or None."""
-    found = values.get(key)
-    return found if type(found) is int and 0 <= found <= LARGEST else None
+    value = values.get(key)
+    return value if type(value) is int and 0 <= value <= LARGEST else None
 
 
 def number_at(values: Mapping[str, Any], key: str) -> float | None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
-from tfm_blocks.distributed.signals import asked_to_stop, signals_wait
+from tfm_blocks.distributed.signals import defer_signals, pending_signal
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.runs.lock import holder_of
@@ -115,7 +115,7 @@ class Sweep:
     def run(self) -> int:
         """The number of the signal that has ended it, or 0. Afterwards nothing runs, whatever is raised."""
         self._write()
-        with SweepView(self.rows()) as view, signals_wait():
+        with SweepView(self.rows()) as view, defer_signals():
             try:
                 while self._goes_on():
                     view.show(self.rows())
@@ -123,14 +123,14 @@ class Sweep:
                 view.show(self.rows())
             finally:
                 self._kill()
-        return asked_to_stop()
+        return pending_signal()
 
     def rows(self) -> list[SweepRow]:
         """How each job stands."""
         return [self._row(job) for job in self.source.jobs]
 
     def _goes_on(self) -> bool:
-        number = asked_to_stop()
+        number = pending_signal()
         self._adopt()
         while number and self.found:  # of trials that this command does not ask for
             self.found.popitem()[1].stop()
@@ -171,7 +171,7 @@ class Sweep:
         self.running.remove(attempt)
         job.state, job.reason = ending.state, ending.reason
         failures = self.failures[job.name]
-        if ending.state in WORTH_A_RETRY and len(failures) < self.settings.retries and not asked_to_stop():
+        if ending.state in WORTH_A_RETRY and len(failures) < self.settings.retries and not pending_signal():
             failures.append(f"{ending.state}: {ending.reason}")
             job.state = WAITING
             self.again.append(job)
@@ -234,7 +234,7 @@ class Sweep:
     def _refused(self, job: SweepJob, error: RefusedError) -> None:
         """A cluster that takes no more jobs may take this one when others have ended; Ctrl-C ends sbatch, too."""
         job.reason = str(error)
-        if self.running or asked_to_stop():
+        if self.running or pending_signal():
             self.again.append(job)
             self.full_until = time.monotonic() + FULL
         else:

@@ -12,7 +12,7 @@ from tfm_blocks.sweep.job import DIVERGED, DONE, ERROR, KILLED, MEMORY, STOPPED,
 
 TAIL = 65_536  # bytes at the end of a log in which its errors are sought
 BY_STATUS = {0: DONE, 2: WRONG, 3: DIVERGED, 75: STOPPED}
-_MEMORY = re.compile(r"OutOfMemoryError|MemoryError|DefaultCPUAllocator|memory does not hold|out of memory", re.I)
+_MEMORY = re.compile(r"OutOfMemoryError|MemoryError|DefaultCPUAllocator|does not fit in memory|out of memory", re.I)
 _SIGNAL = re.compile(r"ended with (SIG[A-Z0-9]+)")
 
 

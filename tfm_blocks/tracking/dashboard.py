@@ -1,4 +1,4 @@
-"""Dashboards as files: conf/dashboard/NAME.yaml says which panels show what, and all of it is logged."""
+"""Read dashboards from conf/dashboard/NAME.yaml, and check that runs log everything that their panels show."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS, TRAIN_KEYS, VAL_
 
 GROUP = "dashboard"
 STEP = "step"
-NOT_LOGGED = frozenset({"defaults", "hydra", "resume", "verify"})  # of train.yaml: what is no setting of a run
+NOT_LOGGED = frozenset({"defaults", "hydra", "resume", "verify"})  # keys of train.yaml that are not settings of a run
 Keys = Annotated[list[str], Field(min_length=1)]
 
 
 class Panel(Settings):
-    """One picture: what it is, with its keys, is the one of the first seven that is given.
+    """A panel. Exactly one of the first seven fields must be set; it decides the kind of panel.
 
     lines: metrics `over` steps or another metric. bars: the value of each run. scatter: the values of two keys.
-    parallel: a line for each run through the values of all. importance: how much each setting has to do with a score.
-    media: samples or pictures. differences: the configs side by side. log: logarithmic axes.
-    Validators are told the settings that runs log.
+    parallel: parallel coordinates, one line per run. importance: the importance of each setting for a metric.
+    media: samples or images. differences: the configs next to each other. log: logarithmic axes.
+    The context of the validators is the settings that runs log.
     """
 
     lines: Keys | None = None
@@ -48,35 +48,35 @@ class Panel(Settings):
 
     @field_validator("lines")
     @classmethod
-    def _are_metrics(cls, given: Any) -> Any:
-        return _known(given, METRICS)
+    def _are_metrics(cls, value: Any) -> Any:
+        return _known(value, METRICS)
 
     @field_validator("bars", "importance")
     @classmethod
-    def _are_single_metrics(cls, given: Any) -> Any:
-        return _known(given, SINGLE)
+    def _are_single_metrics(cls, value: Any) -> Any:
+        return _known(value, SINGLE)
 
     @field_validator("over")
     @classmethod
-    def _is_an_axis(cls, given: str) -> str:
-        return str(_known(given, [STEP, *SINGLE]))
+    def _is_an_axis(cls, value: str) -> str:
+        return str(_known(value, [STEP, *SINGLE]))
 
     @field_validator("media")
     @classmethod
-    def _are_media(cls, given: Any) -> Any:
-        return _known(given, [one.name for one in MEDIA])
+    def _are_media(cls, value: Any) -> Any:
+        return _known(value, [medium.name for medium in MEDIA])
 
     @field_validator("scatter", "parallel")
     @classmethod
-    def _are_values(cls, given: Any, info: ValidationInfo) -> Any:
-        return _known(given, [*SINGLE, *(info.context or ())])
+    def _are_values(cls, value: Any, info: ValidationInfo) -> Any:
+        return _known(value, [*SINGLE, *(info.context or ())])
 
 
 class Dashboard(Settings):
-    """Panels by section, in a workspace called `name`; `group`: settings by whose values runs are put together.
+    """Panels by section, in a workspace called `name`.
 
-    rest: the name of a last section with a panel for each metric of training and validation that has no panel yet; the
-    section is left out if each metric has one.
+    group: settings by whose values runs are grouped. rest: the name of a last section with a panel for each metric of
+    training and validation that has no panel; without such metrics there is no section.
     """
 
     name: str
@@ -86,12 +86,12 @@ class Dashboard(Settings):
 
     @field_validator("group")
     @classmethod
-    def _are_settings(cls, given: Any, info: ValidationInfo) -> Any:
-        return _known(given, info.context or ())
+    def _are_settings(cls, value: Any, info: ValidationInfo) -> Any:
+        return _known(value, info.context or ())
 
     @property
     def all_sections(self) -> dict[str, list[Panel]]:
-        """The sections with `rest`."""
+        """Return the sections, with that of `rest`."""
         drawn = {name for panels in self.sections.values() for panel in panels for name in panel.lines or ()}
         rest = [Panel(lines=[key.name]) for key in (*TRAIN_KEYS, *VAL_KEYS) if key.name not in drawn]
         return {**self.sections, self.rest: rest} if self.rest and rest else self.sections
@@ -101,21 +101,21 @@ METRICS = {key.name: key for key in METRIC_KEYS}
 SINGLE = [name for name in METRICS if "{" not in name]
 
 
-def _known(given: Any, known: Iterable[str]) -> Any:
-    for name in [given] if isinstance(given, str) else given or ():
+def _known(value: Any, known: Iterable[str]) -> Any:
+    for name in [value] if isinstance(value, str) else value or ():
         if name not in known:
             raise RuleError(f"shows {name}, which no run logs", suggest(name, known))
-    return given
+    return value
 
 
 def settings_logged(folders: list[Path]) -> set[str]:
-    """Facts, the knobs of models, and the settings of a run and its groups: all that W&B knows of a run's config."""
-    found = {f"facts.{one.name}" for one in FACTS} | {"model", "sweep_name"}
+    """Return the config keys that W&B has for a run: facts, knobs of models, and settings with their groups."""
+    keys = {f"facts.{fact.name}" for fact in FACTS} | {"model", "sweep_name"}
     for key, value in read_yaml(CONF / "train.yaml").items():
         if key not in NOT_LOGGED:
-            found |= set(_addresses(value, key)) if isinstance(value, dict) else {key}
+            keys |= set(_addresses(value, key)) if isinstance(value, dict) else {key}
     for path in list_options("model", folders).values():
-        found |= read_yaml(path).keys() - {"defaults", "model"}
+        keys |= read_yaml(path).keys() - {"defaults", "model"}
     for group in {path.name for path in CONF.iterdir() if path.is_dir()} - {
         "model",
         GROUP,
@@ -123,26 +123,26 @@ def settings_logged(folders: list[Path]) -> set[str]:
         *OF_A_SWEEP,
     }:
         for path in list_options(group, folders).values():
-            found |= set(_addresses(read_yaml(path), group))
-    return found
+            keys |= set(_addresses(read_yaml(path), group))
+    return keys
 
 
-def _addresses(mapping: Mapping[str, Any], around: str) -> Iterable[str]:
+def _addresses(mapping: Mapping[str, Any], prefix: str) -> Iterable[str]:
     for name, value in mapping.items():
         if name == "defaults":
             continue
-        yield f"{around}.{name}"
+        yield f"{prefix}.{name}"
         if isinstance(value, dict):
-            yield from _addresses(value, f"{around}.{name}")
+            yield from _addresses(value, f"{prefix}.{name}")
 
 
 def dashboards(folders: list[Path]) -> dict[str, Path]:
-    """The files by name."""
+    """Return the files of all dashboards by name."""
     return list_options(GROUP, folders)
 
 
 def read_dashboard(name: str, folders: list[Path]) -> Dashboard:
-    """Raises ConfigError where there is none of that name, or where it shows what no run logs."""
+    """Read a dashboard. Raises ConfigError if it does not exist, or shows a key that no run logs."""
     known = dashboards(folders)
     if name not in known:
         raise ConfigError(Problem(GROUP, f"there is no dashboard called {name!r}", help=suggest(name, known)))

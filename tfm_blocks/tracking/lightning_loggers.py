@@ -1,4 +1,4 @@
-"""Loggers as Lightning calls them: metrics.csv, and any other logger with its errors caught."""
+"""Loggers for Lightning: one for metrics.csv, and a wrapper that catches the errors of any other logger."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tfm_blocks.errors import LONGEST_LINE, cut
 from tfm_blocks.runs.metrics import read_metric_names
 from tfm_blocks.tracking.logger import RunLogger, TranslationSample
 
-RESTS = 20  # times as long as an error has taken: a server that hangs costs at most a twentieth of the time
+PAUSE = 20  # times the duration of a failed call: a server that hangs costs at most 1/20 of the time
 
 
 class LightningLogger(RunLogger, Logger):
-    """A logger that Lightning takes."""
+    """A run logger that can be passed to Lightning's Trainer."""
 
 
 class CsvLogger(LightningLogger):
-    """Writes one row for each step that logs; of `columns`, metrics that it does not log stay blank.
+    """Write a row of metrics.csv for each logged step; metrics that are not logged at that step stay blank.
 
-    A file that is there keeps its columns. A metric without a column, which a callback logs, is left out.
+    An existing file keeps its columns. Metrics without a column, such as those of a user's callback, are not written.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
@@ -44,32 +44,36 @@ class CsvLogger(LightningLogger):
         try:
             with self.path.open("a", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerow(row)
-        except OSError as error:  # which does not name the file if the disk is full
+        except OSError as error:  # on a full disk, the error lacks the file name
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
 
 class FaultTolerantLogger(LightningLogger):
-    """A logger whose errors end no run: what it is told goes through here, and what it loses is told once of each kind.
+    """Forward calls to another logger and catch its errors, so that they do not end the run.
 
-    After an error it rests, and then it is told what comes next; an end it is always told.
+    Print a warning at the first loss of each kind, such as metrics. After an error, calls are dropped for a while,
+    except those at the end of the run.
     """
 
     def __init__(self, inner: RunLogger) -> None:
         super().__init__()
         self.inner, self.name, self.shows_pictures = inner, inner.name, inner.shows_pictures
-        self._rests_until, self._lost = 0.0, set[str]()
+        self._paused_until, self._lost = 0.0, set[str]()
         self._step = 0
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Lightning logs a callback's metrics at the step before, which W&B would drop after a row of this step."""
+        """Log the metrics at the newest step, because W&B drops earlier steps.
+
+        Lightning logs a callback's metrics at the previous step.
+        """
         self._step = newest = max(self._step, step or 0)
-        self._unless_it_rests("metrics", lambda: self.inner.log_metrics(dict(metrics), newest))
+        self._unless_paused("metrics", lambda: self.inner.log_metrics(dict(metrics), newest))
 
     def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
-        self._unless_it_rests("samples", lambda: self.inner.log_samples(split, samples, step))
+        self._unless_paused("samples", lambda: self.inner.log_samples(split, samples, step))
 
     def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
-        self._unless_it_rests("pictures", lambda: self.inner.log_pictures(pictures, step))
+        self._unless_paused("pictures", lambda: self.inner.log_pictures(pictures, step))
 
     def log_weights(self, run: Path) -> None:
         self._try("the weights", lambda: self.inner.log_weights(run))
@@ -77,25 +81,25 @@ class FaultTolerantLogger(LightningLogger):
     def close(self, exit_code: int, reason: str) -> None:
         self._try("the end of the run", lambda: self.inner.close(exit_code, reason))
 
-    def _unless_it_rests(self, what: str, tell: Callable[[], None]) -> None:
-        if time.monotonic() >= self._rests_until:
-            self._try(what, tell)
+    def _unless_paused(self, kind: str, log: Callable[[], None]) -> None:
+        if time.monotonic() >= self._paused_until:
+            self._try(kind, log)
 
-    def _try(self, what: str, tell: Callable[[], None]) -> None:
+    def _try(self, kind: str, log: Callable[[], None]) -> None:
         begun = time.monotonic()
         try:
-            tell()
+            log()
         except Exception as error:
             now = time.monotonic()
-            self._rests_until = now + RESTS * (now - begun)
-            if what not in self._lost:
-                self._lost.add(what)
-                lost = f"warning: {self.name} has lost {what} ({cut(in_a_line(error), LONGEST_LINE)})"
-                print(f"{lost}; the run goes on, and metrics.csv has every value", file=sys.stderr)
+            self._paused_until = now + PAUSE * (now - begun)
+            if kind not in self._lost:
+                self._lost.add(kind)
+                lost = f"warning: {self.name} lost {kind} ({cut(in_a_line(error), LONGEST_LINE)})"
+                print(f"{lost}; the run continues, and metrics.csv has every value", file=sys.stderr)
 
 
 def in_a_line(error: BaseException) -> str:
-    """The kind of the error that it was raised from, and the first line of what that one says."""
+    """Return the type of the original error and the first line of its message."""
     while error.__cause__:
         error = error.__cause__
     lines = str(error).strip().splitlines()

@@ -13,7 +13,7 @@ TranslationSample = tuple[str, str, str]
 
 
 class RunLogger:
-    """Logs metrics, named as in `metric_schema.py`, and whatever else it can store; `name` is for people."""
+    """Log metrics, named as in `metric_schema.py`, and other data that it supports; messages show its `name`."""
 
     name = version = ""
     shows_pictures = False
@@ -23,7 +23,7 @@ class RunLogger:
         raise NotImplementedError
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: a logger is made with the config."""
+        """Do nothing: a logger gets the config when it is opened."""
 
     def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
         """Log translations as (source, output, reference), the same sentences of a split each time."""
@@ -32,10 +32,10 @@ class RunLogger:
         """Log PNGs by key."""
 
     def log_weights(self, run: Path) -> None:
-        """Log the weights, which the run folder has now."""
+        """Log the final weights in the run folder."""
 
     def close(self, exit_code: int, reason: str) -> None:
-        """End the log of a run with its exit status and, if that is not 0, the reason in half a sentence."""
+        """End the log of a run with its exit status and, if that is not 0, a short reason."""
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ class LoggerSettings(_ByName):  # type: ignore[valid-type, misc]
 
     @model_validator(mode="before")
     @classmethod
-    def _reads_older_runs(cls, given: Any) -> Any:
+    def _reads_older_runs(cls, value: Any) -> Any:
         """Read the config of an older run, which has one logger with its name among its settings."""
-        if isinstance(given, Mapping) and isinstance(given.get("name"), str):
-            return {given["name"]: {key: value for key, value in given.items() if key != "name"}}
-        return given
+        if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+            return {value["name"]: {key: item for key, item in value.items() if key != "name"}}
+        return value
 
     @field_validator("*")
     @classmethod

@@ -1,4 +1,4 @@
-"""The file of a W&B sweep, whose agents start train.py with a value of each key."""
+"""Write the configuration of a W&B sweep, whose agents start train.py with one value for each key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.metric_schema import METRIC_KEYS
 
 GOALS = {"min": "minimize", "max": "maximize"}
-DISTRIBUTIONS = {  # W&B's names, by whether orders of magnitude count alike, and whether numbers are whole
+DISTRIBUTIONS = {  # W&B's names, by (logarithmic, integer)
     (False, False): "uniform",
     (False, True): "int_uniform",
     (True, False): "log_uniform_values",
@@ -23,20 +23,20 @@ DISTRIBUTIONS = {  # W&B's names, by whether orders of magnitude count alike, an
 }
 
 
-def sweep_file(overrides: Sequence[str], own: Path | None, method: str, metric: str, project: str) -> str:
-    """YAML for `wandb sweep`; a key with several values varies. `own` is the folder of --config-dir.
+def sweep_file(overrides: Sequence[str], config_dir: Path | None, method: str, metric: str, project: str) -> str:
+    """Return the YAML for `wandb sweep`, in which the keys with several values vary.
 
-    Raises ConfigError for what train.py, or the method, would not take.
+    Raises ConfigError for overrides that train.py or the method does not accept.
     """
-    options = ["--config-dir", str(own.resolve())] if own else []
+    options = ["--config-dir", str(config_dir.resolve())] if config_dir else []
     prepare_arguments([*options, "-m", *overrides])
     goals = {key.name: GOALS[key.summary] for key in METRIC_KEYS if key.summary in GOALS and "{" not in key.name}
     if metric not in goals:
-        raise ConfigError(Problem("--metric", f"is no score of a run: {metric}", help=suggest(metric, goals)))
-    parameters = dict(_parameter(part, method) for part in parse_parts(overrides, own))
-    if all("value" in one for one in parameters.values()):
-        raise ConfigError(Problem("sweep", "has one value of each key", help="give one several: heads=2,4"))
-    told = {
+        raise ConfigError(Problem("--metric", f"is not a metric of a run: {metric}", help=suggest(metric, goals)))
+    parameters = dict(_parameter(part, method) for part in parse_parts(overrides, config_dir))
+    if all("value" in parameter for parameter in parameters.values()):
+        raise ConfigError(Problem("sweep", "has only one value for each key", help="write several: heads=2,4"))
+    sweep = {
         "program": "train.py",
         "project": project,
         "method": method,
@@ -44,20 +44,20 @@ def sweep_file(overrides: Sequence[str], own: Path | None, method: str, metric: 
         "parameters": parameters,
         "command": ["${env}", "${interpreter}", "${program}", *options, "${args_no_hyphens}"],
     }
-    return str(yaml.safe_dump(told, sort_keys=False, allow_unicode=True))
+    return str(yaml.safe_dump(sweep, sort_keys=False, allow_unicode=True))
 
 
-def jobs_to_check(overrides: Sequence[str], own: Path | None, method: str) -> list[list[str]]:
-    """Return the overrides of all jobs of a grid; of another method, of jobs that hold each value once."""
-    parts = parse_parts(overrides, own)
+def jobs_to_check(overrides: Sequence[str], config_dir: Path | None, method: str) -> list[list[str]]:
+    """Return the overrides of all jobs of a grid, or for another method, of jobs that have each value once."""
+    parts = parse_parts(overrides, config_dir)
     return combinations(parts) if method == "grid" else vary_one_key(parts)
 
 
 def _parameter(part: OpenKey, method: str) -> tuple[str, dict[str, Any]]:
-    """A key, as it was typed, and its values as W&B is told them."""
+    """Return a key as it was typed, and its values in W&B's format."""
     if isinstance(part, Interval):
         if method == "grid":
-            rule = f"is an interval from {part.low:g} to {part.high:g}, which no grid can try whole"
+            rule = f"is an interval from {part.low:g} to {part.high:g}, but a grid needs separate values"
             raise ConfigError(Problem(part.key, rule, help=f"write {part.key}=a,b,c, or --method random or bayes"))
         return part.key, {"distribution": DISTRIBUTIONS[part.log, part.whole], "min": part.low, "max": part.high}
     key = part.texts[0].partition("=")[0]
@@ -66,7 +66,7 @@ def _parameter(part: OpenKey, method: str) -> tuple[str, dict[str, Any]]:
 
 
 def _number(text: str) -> int | float | str:
-    """What W&B draws along an axis. Anything else stays as it was typed: null would come back from W&B as None."""
+    """Return a number if the text is one, so that W&B can plot it. Other values stay text: null would become None."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)

@@ -1,4 +1,4 @@
-"""A dashboard as a workspace of Weights & Biases."""
+"""Convert a dashboard to a workspace of Weights & Biases."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ WIDTH, HEIGHT, COLUMNS = 8, 6, 3  # of W&B's grid, which is 24 wide
 
 
 def workspace(dashboard: Dashboard, project: str, entity: str) -> Any:
-    """It is nobody's before it is saved."""
+    """Return the workspace of a dashboard, not yet saved in W&B."""
     return workspaces.Workspace(
         entity=entity,
         project=project,
         name=dashboard.name,
         sections=[
             workspaces.Section(
-                name=name, panels=[_placed(one, number) for number, one in enumerate(found)], is_open=True
+                name=name, panels=[_with_layout(one, number) for number, one in enumerate(section)], is_open=True
             )
-            for name, found in dashboard.all_sections.items()
+            for name, section in dashboard.all_sections.items()
         ],
         settings=workspaces.WorkspaceSettings(x_axis="Step"),
         runset_settings=workspaces.RunsetSettings(groupby=[workspaces.Config(name) for name in dashboard.group]),
@@ -35,33 +35,33 @@ def workspace(dashboard: Dashboard, project: str, entity: str) -> Any:
 
 
 def rendered(workspace: Any) -> dict[str, Any]:
-    """What W&B's server would be sent. There is no public way to it, so this is the one place that takes another."""
-    found: dict[str, Any] = json.loads(workspace._to_model().model_dump_json(by_alias=True, exclude_none=True))
-    return found
+    """Return the JSON that W&B's server would receive. This uses a private method, because no public one exists."""
+    view: dict[str, Any] = json.loads(workspace._to_model().model_dump_json(by_alias=True, exclude_none=True))
+    return view
 
 
 def save_workspace(workspace: Any) -> str:
-    """Makes it in W&B, and gives its address. Raises RunError."""
+    """Save the workspace in W&B and return its URL. Raises RunError."""
     try:
         workspace.save()
     except (wandb.Error, OSError, ValueError) as error:
-        rule = f"the workspace {workspace.name} was not made: {cut(str(error))}"
-        help = "wandb login stores a key; --entity and --project say where to: tfm dashboard push --help"
+        rule = f"the workspace {workspace.name} could not be saved: {cut(str(error))}"
+        help = "wandb login stores a key; --entity and --project choose the workspace's project"
         raise RunError(Problem("W&B", rule, help=help)) from None
     return str(workspace.url)
 
 
 def read_back(view: dict[str, Any]) -> Any:
-    """The workspace that `rendered` gave."""
+    """Return the workspace of which `rendered` returned the JSON."""
     from wandb_workspaces.workspaces import internal
 
     return workspaces.Workspace._from_model(internal.View.model_validate(view))
 
 
-def _placed(panel: Panel, number: int) -> Any:
-    found = _panel(panel)
-    found.layout = panels.Layout(x=number % COLUMNS * WIDTH, y=number // COLUMNS * HEIGHT, w=WIDTH, h=HEIGHT)
-    return found
+def _with_layout(panel: Panel, number: int) -> Any:
+    converted = _panel(panel)
+    converted.layout = panels.Layout(x=number % COLUMNS * WIDTH, y=number // COLUMNS * HEIGHT, w=WIDTH, h=HEIGHT)
+    return converted
 
 
 def _panel(panel: Panel) -> Any:

@@ -1,4 +1,4 @@
-"""Callbacks that keep weights, log pictures of attention, and show progress."""
+"""Callbacks that save the best weights, log images of attention, and show progress."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.translation.sentence_attention import attention_of
 
-SHORT = 24  # tokens of a sentence whose attention is pictured: the labels of eight heads of them still fit a screen
+SHORT = 24  # most tokens of a sentence in an attention image, so that the labels of eight heads fit on a screen
 
 
 class BestWeights(Callback):
-    """Writes `best.safetensors` after a validation of the lowest loss so far.
+    """Write `best.safetensors` after each validation with the lowest loss so far.
 
-    The loss decides and not BLEU, because the loss is over the whole validation set and BLEU only over a few sentences.
-    The weights of the last `keep_last` validations are kept for averaging.
+    The criterion is the loss and not BLEU, because BLEU covers only a few sentences of the validation set. The weights
+    of the last `keep_last` validations are kept for averaging.
     """
 
     def __init__(self, folder: Path, keep_last: int) -> None:
@@ -64,10 +64,10 @@ class BestWeights(Callback):
 
 
 class LogAttention(Callback):
-    """Logs pictures of the attention between two validation sentences and their references, after each validation.
+    """Log images of the attention between two validation sentences and their references, after each validation.
 
-    It takes the first two pairs that are short on both sides, so that all validations show the same pairs and drawing
-    is quick. It logs nothing for a model without attention or a corpus without short pairs.
+    It uses the first two pairs that are short on both sides, so that every validation shows the same pairs. It logs
+    nothing for a model without attention or a corpus without short pairs.
     """
 
     def __init__(self, loggers: Sequence[RunLogger]) -> None:
@@ -80,24 +80,24 @@ class LogAttention(Callback):
         corpus = pl_module.prepared.val
         short = (corpus.lengths_NC.max(1) <= SHORT).nonzero()[0][:2]
         pictures = {}
-        for number, place in enumerate(short.tolist(), 1):
-            (row,) = corpus.rows(slice(place, place + 1))
+        for number, index in enumerate(short.tolist(), 1):
+            (row,) = corpus.rows(slice(index, index + 1))
             target = row.pop(TARGET)
             sources = {name: row[name] for name in pl_module.translator.sources}
-            looked = attention_of(pl_module.translator, sources, target)
-            pictures[f"attention/{number}"] = png(looked)
+            attention = attention_of(pl_module.translator, sources, target)
+            pictures[f"attention/{number}"] = png(attention)
         for logger in self.loggers:
             logger.log_pictures(pictures, trainer.global_step)
 
 
 class ShowProgress(Callback):
-    """Shows a progress bar on a terminal, and prints a line and the samples at each validation.
+    """Show a progress bar on a terminal, and print the scores and samples of each validation.
 
-    Elsewhere a long `silence` is broken by the step, loss and pace, or by what takes the place of training.
+    The lines of `heartbeat` show the step, loss and speed, or the activity, such as validating.
     """
 
-    def __init__(self, console: Console, silence: Heartbeat) -> None:
-        self.console, self.silence = console, silence
+    def __init__(self, console: Console, heartbeat: Heartbeat) -> None:
+        self.console, self.heartbeat = console, heartbeat
         self.begun, self.first = time.perf_counter(), 0
         self.bar: Progress | None = None
 
@@ -105,7 +105,7 @@ class ShowProgress(Callback):
         assert isinstance(pl_module, TrainingModule)
         self.begun = time.perf_counter()
         self.first = trainer.global_step
-        self.silence.line = lambda: f"{_step(trainer)}  {self._pace(trainer, pl_module)}"
+        self.heartbeat.line = lambda: f"{_step(trainer)}  {self._pace(trainer, pl_module)}"
         if self.console.is_terminal:
             self.bar = Progress(
                 TextColumn("step"),
@@ -129,12 +129,12 @@ class ShowProgress(Callback):
             self.bar.update(self.task, completed=trainer.global_step, news=train_news(pl_module.latest))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.training = self.silence.line
-        self.silence.doing(f"{_step(trainer)}  validating")
+        self.training = self.heartbeat.line
+        self.heartbeat.doing(f"{_step(trainer)}  validating")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
-        self.silence.line = self.training
+        self.heartbeat.line = self.training
         if pl_module.abandoned:
             return
         line = f"{_step(trainer)}  {score_news(pl_module.latest, 'val')}"
@@ -145,14 +145,14 @@ class ShowProgress(Callback):
             self._print(f"  {source}\n    -> {output}" + ("" if output == reference else f"\n     = {reference}"))
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.silence.doing("testing")
+        self.heartbeat.doing("testing")
 
     def _pace(self, trainer: Trainer, module: TrainingModule) -> str:
         left = (time.perf_counter() - self.begun) / max(trainer.global_step - self.first, 1)
         return f"{train_news(module.latest)}  {left * (trainer.max_steps - trainer.global_step):.0f} s left".strip()
 
     def _print(self, text: str) -> None:
-        self.silence.said = time.monotonic()
+        self.heartbeat.printed = time.monotonic()
         self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -172,14 +172,14 @@ def _step(trainer: Trainer) -> str:
 
 
 def train_news(latest: dict[str, float]) -> str:
-    """Loss, learning rate and pace of the last log, or "" before the first."""
+    """Return loss, learning rate and speed of the last row of metrics, or "" before the first."""
     if "train/loss" not in latest:
         return ""
     return "  ".join(_progress({name: value for name, value in latest.items() if name != SKIPPED or value}, "train"))
 
 
 def score_news(latest: dict[str, float], split: str) -> str:
-    """Return the scores of a split in a line."""
+    """Return the scores of a split in one line."""
     return f"{split}: " + ", ".join(_progress(latest, split))
 
 

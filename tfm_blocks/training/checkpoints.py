@@ -1,4 +1,4 @@
-"""When a run writes down all that it needs to go on, and how it ends where it is asked to."""
+"""Write checkpoints during training, and stop the run after a signal."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from tfm_blocks.runs.checkpoints import read_checkpoint, write_checkpoint
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import TrainerSettings
 
-AGREE_EVERY = 0.5  # seconds between two agreements of the ranks, as steps of the last interval took them
+AGREE_EVERY = 0.5  # seconds between two exchanges of the ranks, estimated from the last interval
 
 
 class PreemptedError(TfmError):
-    """A signal has asked the run to end, and all that it has done is kept; `help` is the command to go on."""
+    """The run stopped after a signal and saved its state. `help` is the command that resumes it."""
 
-    exit_status = 75  # EX_TEMPFAIL of sysexits.h: what a scheduler may start again
+    exit_status = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may start the job again
 
     def __str__(self) -> str:
         return f"{self.problems[0].rule}\nresume: {self.problems[0].help}"
 
 
 def preempted(number: int, command: str) -> PreemptedError:
-    """The error for a run that the signal has stopped."""
+    """Return the error of a run that stopped after signal `number`."""
     return PreemptedError(Problem("", f"the run was stopped by {signal.Signals(number).name}", help=command))
 
 
 class CheckpointFiles(CheckpointIO):
-    """Lightning's checkpoints as files of runs/checkpoints.py, of which `keep` stay."""
+    """Read and write Lightning's checkpoints as files of runs/checkpoints.py, and keep the newest `keep`."""
 
     def __init__(self, keep: int) -> None:
         self.keep = keep
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """The name is made of the step; `path` is in the folder. Raises RunError where the disk does not take it."""
+        """Write the checkpoint to the folder of `path`, named by its step. Raises RunError if writing fails."""
         folder = Path(path).parent
         try:
             write_checkpoint(folder, checkpoint["global_step"], checkpoint, self.keep)
         except OSError as error:
             rule = f"a checkpoint cannot be written: {error.strerror}"
-            raise RunError(Problem(str(folder), rule, help="make room on the disk, then resume the run")) from None
+            raise RunError(Problem(str(folder), rule, help="free disk space, then resume the run")) from None
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """On the processor, and never anything that runs code. Raises RunError."""
+        """Load the checkpoint on the CPU; loading never runs code. Raises RunError."""
         checkpoint = read_checkpoint(Path(path))
         if not checkpoint.keys() >= {"counted", "log_bytes", "owed", "tokens", "seconds"}:
             help = "resume it with that version, or start a new run with its weights: init_from=RUN"
@@ -60,15 +60,15 @@ class CheckpointFiles(CheckpointIO):
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        """`write_checkpoint` removes what is not to stay."""
+        """Do nothing: `write_checkpoint` removes old checkpoints."""
 
 
 class Checkpoints(Callback):
-    """Between two steps, after the validation of the first, all ranks agree whether to write one, and whether to end.
+    """Write checkpoints and stop the run between two steps, when all ranks agree to.
 
-    They agree about every half second, because an exchange at every step would slow short steps down, and always after
-    the step `until`. `asked` gives the number of a signal that has come to this rank, or 0; `command` is what goes on
-    with the run; `logs` are files that grow with the steps.
+    The ranks agree about every half second, because an exchange at every step would slow down short steps, and always
+    after step `until`. `stop_signal` returns the pending signal of this rank, or 0. `command` resumes the run. `logs`
+    are files that grow with the steps.
     """
 
     def __init__(
@@ -76,15 +76,16 @@ class Checkpoints(Callback):
         folder: Path,
         logs: Sequence[Path],
         settings: TrainerSettings,
-        asked: Callable[[], int],
+        stop_signal: Callable[[], int],
         command: str,
         until: int | None = None,
     ) -> None:
-        self.folder, self.logs, self.settings, self.asked, self.command = folder, logs, settings, asked, command
+        self.folder, self.logs, self.settings = folder, logs, settings
+        self.stop_signal, self.command = stop_signal, command
         self.until = until
         self.written = -1
-        self.owed = False  # a validation that a signal has cut short, and that the run has yet to do
-        self._group: Any = None  # of processors, which accelerators do not talk in
+        self.owed = False  # True if a signal interrupted a validation that the run must repeat
+        self._group: Any = None  # a gloo group, so that an exchange does not wait for a device
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.written = trainer.global_step
@@ -104,7 +105,7 @@ class Checkpoints(Callback):
             raise preempted(number, self.command)
 
     def _validate(self, trainer: Trainer) -> None:
-        """As Lightning does between two steps, in TrainingEpochLoop.on_advance_end."""
+        """Validate as Lightning does between two steps, in TrainingEpochLoop.on_advance_end."""
         self.owed = False
         trainer.validating = True
         first = trainer._logger_connector._first_loop_iter
@@ -113,7 +114,7 @@ class Checkpoints(Callback):
         trainer._logger_connector._first_loop_iter = first
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that is done can be trained for longer."""
+        """Write the last checkpoint, from which the run can be trained for longer."""
         number, _ = self._agree(trainer)
         self._write(trainer)
         if number:
@@ -134,7 +135,7 @@ class Checkpoints(Callback):
         timely = bool(minutes) and now - self._last >= 60 * (minutes or 0)
         steps = trainer.global_step - self._agreed_step
         pace = (now - self._agreed) / steps if steps else AGREE_EVERY
-        exchanged = torch.tensor([self.asked(), timely, pace], dtype=torch.float64)
+        exchanged = torch.tensor([self.stop_signal(), timely, pace], dtype=torch.float64)
         if trainer.world_size > 1:
             torch.distributed.all_reduce(exchanged, torch.distributed.ReduceOp.MAX, group=self._group)
         number, due, pace = exchanged.tolist()
@@ -154,7 +155,7 @@ class Checkpoints(Callback):
         checkpoint["log_bytes"] = {log.name: log.stat().st_size if log.exists() else 0 for log in self.logs}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Lines of steps that are done again are cut off."""
+        """Truncate the logs to their length at the checkpoint."""
         self.owed = checkpoint["owed"]
         for log in self.logs if trainer.is_global_zero else ():
             if log.exists():
@@ -162,10 +163,10 @@ class Checkpoints(Callback):
 
 
 def _count_whole_steps(checkpoint: dict[str, Any]) -> None:
-    """Makes Lightning's counters those of a run that has done its steps, and their validations, and nothing more.
+    """Set Lightning's counters to the completed steps.
 
-    It has already counted the batch that comes next, or at the end of the training the end of its one endless epoch.
-    A run that goes on from such counters would validate at other steps.
+    Lightning has already counted the next batch, or the end of the epoch at the end of training. With those counters, a
+    resumed run would validate at other steps.
     """
     loops = checkpoint["loops"]["fit_loop"]
     whole = dict.fromkeys(("ready", "started", "processed", "completed"), checkpoint["global_step"])

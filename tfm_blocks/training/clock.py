@@ -1,4 +1,4 @@
-"""How long a run has trained."""
+"""Measure the training time of a run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 
 
 class Clock:
-    """Goes from now on, after `before` seconds."""
+    """A clock that starts at `before` seconds, the time before a resume."""
 
     def __init__(self, before: float = 0.0) -> None:
         self.before, self.begun = before, time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Up to now."""
+        """Return the seconds of training up to now."""
         return self.before + time.monotonic() - self.begun

@@ -1,4 +1,4 @@
-"""The planned steps of all epochs as one endless stream, and the fixed batches of the validation and test sets.
+"""Streams of batches: the planned training steps without end, and fixed batches of validation and test sets.
 
 Loader workers import this module, so it does not import Lightning.
 """
@@ -21,14 +21,14 @@ from tfm_blocks.language.spec import Spec, names
 
 @dataclass(frozen=True)
 class PlannedCorpus:
-    """A corpus as a model reads it, in steps and micro-batches of the sizes that the settings say."""
+    """A corpus in the layout of a model, split into steps and micro-batches of the configured sizes."""
 
     corpus: Corpus
     layout: Layout
     settings: DataSettings
 
     def plan(self, *, seed: int, epoch: int) -> EpochPlan:
-        """The plan of one epoch."""
+        """Return the plan of one epoch."""
         return epoch_plan(
             self.layout.widths_NC(self.corpus),
             self.layout.labels_N(self.corpus),
@@ -39,22 +39,22 @@ class PlannedCorpus:
         )
 
     def batches(self, step: PlanStep, ranks: Ranks) -> list[Batch]:
-        """The micro-batches of a step that a rank reads."""
+        """Return the micro-batches of a step for a rank."""
         return [self.batch(step, rows_B, ranks) for rows_B in step.share(ranks.rank, ranks.world)]
 
     def batch(self, step: PlanStep, rows_B: Rows, ranks: Ranks) -> Batch:
-        """One of them, of these rows."""
+        """Return the micro-batch of these rows of a step."""
         return self.layout.batch(self.corpus, rows_B, empty=step.idle(ranks.rank, ranks.world))
 
 
-def feed_of(spec: Spec, prepared: Prepared, settings: DataSettings) -> PlannedCorpus:
-    """The training text as a model reads it."""
+def plan_corpus(spec: Spec, prepared: Prepared, settings: DataSettings) -> PlannedCorpus:
+    """Return the planned training corpus of a model."""
     return PlannedCorpus(prepared.train, layout_of(prepared.train.columns, names(spec.sources)), settings)
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where a run reads: in `epoch`, whose first step was the run's step `begun`."""
+    """The position of a run in its data: `epoch`, and the number of steps before that epoch as `begun`."""
 
     epoch: int = 0
     begun: int = 0
@@ -62,9 +62,9 @@ class Cursor:
 
 @dataclass(frozen=True)
 class StepBatches:
-    """One optimizer step as a rank reads it: its micro-batches, and the target tokens of the step over all ranks.
+    """The data of one optimizer step for a rank: its micro-batches, and the target tokens of all ranks.
 
-    `rows` are the rows of the corpus that the ranks together read; `waited` the seconds until the batches were there.
+    `rows` are the corpus rows of all ranks. `waited` is the number of seconds that training waited for the batches.
     """
 
     tokens: int
@@ -75,38 +75,52 @@ class StepBatches:
 
     @property
     def own_tokens(self) -> int:
-        """The target tokens that this rank reads."""
+        """Return the number of target tokens of this rank."""
         return sum(len(batch.kept_N) for batch in self.batches)
 
     @property
     def padding(self) -> tuple[int, int]:
-        """How many of the token ids that the rank reads are padding, and how many it reads, over all inputs."""
+        """Return the number of padding ids and of all ids in the inputs of this rank."""
         inputs = [ids for batch in self.batches for ids in batch.inputs.values()]
         return sum(int((ids == PAD).sum()) for ids in inputs), sum(ids.numel() for ids in inputs)
 
     def pin_memory(self) -> StepBatches:
-        """In pages that an accelerator can read by itself; called by torch's loader."""
+        """Return the step in pinned memory; called by torch's loader."""
         return replace(self, batches=[batch.pin_memory() for batch in self.batches])
 
 
 class TrainStream(IterableDataset[StepBatches]):
-    """Step `start` of the run and all that follow.
+    """The steps of a run from `start` on, without end.
 
-    `cursor` is that of an epoch no later than that step's: the plans of those before it are not made again. Each of
-    several workers of a loader, which takes from them in turn, gives its part of the steps. With `even` all ranks get
-    the same number of micro-batches of a step, some of which predict nothing.
+    `cursor` is the start of an epoch no later than `start`, so that earlier plans are not made again. Several loader
+    workers take turns: each yields its part of the steps. With `even` all ranks get the same number of micro-batches in
+    a step, and some of these predict nothing.
     """
 
     def __init__(
-        self, feed: PlannedCorpus, *, seed: int, start: int, ranks: Ranks, cursor: Cursor = Cursor(), even: bool = False
+        self,
+        planned_corpus: PlannedCorpus,
+        *,
+        seed: int,
+        start: int,
+        ranks: Ranks,
+        cursor: Cursor = Cursor(),
+        even: bool = False,
     ) -> None:
-        self.feed, self.seed, self.start, self.ranks, self.cursor, self.even = feed, seed, start, ranks, cursor, even
+        self.planned_corpus, self.seed, self.start, self.ranks, self.cursor, self.even = (
+            planned_corpus,
+            seed,
+            start,
+            ranks,
+            cursor,
+            even,
+        )
 
     def __iter__(self) -> Iterator[StepBatches]:
         worker, workers = _worker()
         skip, begun = self.start - self.cursor.begun, self.cursor.begun
         for epoch in count(self.cursor.epoch):
-            plan = self.feed.plan(seed=self.seed, epoch=epoch)
+            plan = self.planned_corpus.plan(seed=self.seed, epoch=epoch)
             for place in range(min(skip, len(plan)), len(plan)):
                 if (begun + place - self.start) % workers == worker:
                     yield self._step(plan[place], Cursor(epoch, begun))
@@ -114,29 +128,33 @@ class TrainStream(IterableDataset[StepBatches]):
             begun += len(plan)
 
     def _step(self, step: PlanStep, cursor: Cursor) -> StepBatches:
-        batches = self.feed.batches(step, self.ranks)
+        batches = self.planned_corpus.batches(step, self.ranks)
         if self.even:
             world = self.ranks.world
             missing = max(len(step.share(rank, world)) for rank in range(world)) - len(batches)
-            batches += missing * [self.feed.layout.batch(self.feed.corpus, step.rows_N[:1], empty=True)]
+            batches += missing * [
+                self.planned_corpus.layout.batch(self.planned_corpus.corpus, step.rows_N[:1], empty=True)
+            ]
         return StepBatches(step.tokens, batches, cursor, step.rows_N.tolist())
 
 
 class EvalStream(IterableDataset[Batch]):
-    """What a rank reads of a whole corpus, once."""
+    """The micro-batches of a rank in one pass over a corpus."""
 
-    def __init__(self, feed: PlannedCorpus, ranks: Ranks) -> None:
-        self.feed, self.ranks = feed, ranks
+    def __init__(self, planned_corpus: PlannedCorpus, ranks: Ranks) -> None:
+        self.planned_corpus, self.ranks = planned_corpus, ranks
 
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = _worker()
         rank, world = self.ranks.rank, self.ranks.world
-        parts = ((step, rows_B) for step in self.feed.plan(seed=0, epoch=0) for rows_B in step.share(rank, world))
+        parts = (
+            (step, rows_B) for step in self.planned_corpus.plan(seed=0, epoch=0) for rows_B in step.share(rank, world)
+        )
         for step, rows_B in islice(parts, worker, None, workers):
-            yield replace(self.feed.batch(step, rows_B, self.ranks), rows=tuple(map(int, rows_B)))
+            yield replace(self.planned_corpus.batch(step, rows_B, self.ranks), rows=tuple(map(int, rows_B)))
 
 
 def _worker() -> tuple[int, int]:
-    """Which of how many of a loader's workers this process is."""
+    """Return the ID of this loader worker and the number of workers."""
     info = get_worker_info()
     return (info.id, info.num_workers) if info else (0, 1)

@@ -1,4 +1,4 @@
-"""The loaders of a run, as Lightning's trainer takes them."""
+"""The data loaders of a run, as Lightning's trainer takes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfm_blocks.training.data import Cursor, EvalStream, PlannedCorpus, StepBatc
 
 
 class TimedLoader(DataLoader[StepBatches]):
-    """A loader that tells each step how long it was waited for."""
+    """A loader that records how long training waited for each step."""
 
     def __iter__(self) -> Iterator[StepBatches]:  # type: ignore[override]
         rest = super().__iter__()
@@ -31,10 +31,10 @@ class TimedLoader(DataLoader[StepBatches]):
 
 
 class RunData(LightningDataModule):
-    """Loaders over what was prepared; the test's is over the validation set where there is no test set.
+    """The loaders of a run. Without a test set, the test loader reads the validation set.
 
-    Training goes on at the trainer's step: a resumed run repeats nothing. `loading` are options of torch's DataLoader:
-    its workers, and whether it pins memory. `even` is that of TrainStream.
+    The training loader starts at the trainer's step, so that a resumed run repeats no data. `loading` has options of
+    torch's DataLoader: the workers, and whether memory is pinned. See TrainStream for `even`.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class RunData(LightningDataModule):
         self._options = {"batch_size": None, **loading}
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Notes where training reads."""
+        """Record the position of training in the data."""
         if isinstance(batch, StepBatches):
             self.cursor = batch.cursor
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the position in the data, for a checkpoint."""
         return asdict(self.cursor)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""End a run when a validation metric has stopped improving."""
+"""Stop a run when a validation metric no longer improves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfm_blocks.training.module import TrainingModule
 
 
 class EarlyStopping(Callback):
-    """Stops training after `patience` validations in a row that did not improve `monitor` by more than `min_delta`.
+    """Stop training after `patience` validations in a row that did not improve `monitor` by more than `min_delta`.
 
     Whether lower or higher is better follows from the metric. All ranks stop after the same validation. A resumed run
     continues the count.
@@ -48,7 +48,7 @@ class EarlyStopping(Callback):
 
     @property
     def stopping_reason_message(self) -> str:
-        """The reason in half a sentence, or "" if it has not stopped the run; named as in Lightning's callback."""
+        """Return the reason of the stop, or "" if it did not stop the run; named as in Lightning's callback."""
         if self.waited < self.patience:
             return ""
         best = f"{self.sign * self.best:.4g} after step {self.best_step}"

@@ -1,4 +1,4 @@
-"""A moving average of the weights, which is what is validated, kept and left."""
+"""An exponential moving average of the weights, which replaces them in validation and in the final model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tfm_blocks.training.module import TrainingModule
 
 
 class MovingAverage(Callback):
-    """After each step average += (1 - d) · (weights - average), with d = min(decay, (1 + steps) / (10 + steps)).
+    """Update average += (1 - d) · (weights - average) after each step, d = min(decay, (1 + steps) / (10 + steps)).
 
-    The smaller d of the first steps forgets the starting weights, as in TensorFlow's ExponentialMovingAverage. While
-    the model is validated its weights are the average; to be the last callback, since others read them then.
+    The smaller d of the first steps forgets the initial weights, as in TensorFlow's ExponentialMovingAverage. During a
+    validation, the network holds the average. This must be the last callback, because the others read the weights then.
     """
 
     def __init__(self, decay: float) -> None:
@@ -26,8 +26,8 @@ class MovingAverage(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         weights = _weights(pl_module)
-        found = self.average or weights
-        self.average = {name: found[name].to(tensor.device, copy=True) for name, tensor in weights.items()}
+        initial = self.average or weights
+        self.average = {name: initial[name].to(tensor.device, copy=True) for name, tensor in weights.items()}
 
     @torch.no_grad()
     def on_train_batch_end(

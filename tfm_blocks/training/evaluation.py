@@ -1,4 +1,4 @@
-"""How a model does on a split: by its tokens, and by its translations of the first rows."""
+"""Score a model on a split: the loss of all tokens, and the translations of the first rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Samples = Sequence[Mapping[str, str]]
 
 
 class Scorer(nn.Module):
-    """Metrics of one split at a time. `outputs` are the newest translations, `samples` the first of them as
-    (source, output, reference).
+    """Compute the metrics of one split at a time.
+
+    `outputs` are the newest translations, and `samples` the same with their texts as (source, output, reference).
     """
 
     def __init__(self, translator: Translator, prepared: Prepared, ranks: Ranks, *, bleu: str) -> None:
@@ -36,7 +37,7 @@ class Scorer(nn.Module):
         self.samples: list[tuple[str, str, str]] = []
 
     def restart(self) -> None:
-        """Another split begins."""
+        """Reset the metrics before another split."""
         for metric in (self.tokens, self.rows, self.exact, self.lengths):
             metric.reset()
 
@@ -48,10 +49,10 @@ class Scorer(nn.Module):
         precision: AbstractContextManager[None],
         stop: Callable[[], object] = lambda: False,
     ) -> dict[str, float]:
-        """Scores over all tokens that were counted, and of the translations of the first `sentences` rows.
+        """Return the scores of all counted tokens, and of the translations of the first `sentences` rows.
 
-        They are all of a loss that is not finite. Where `stop` says so, this rank translates no further; it still takes
-        part in all that the ranks do together, so that nobody waits for it, and the scores are worth nothing.
+        If the loss is not finite, nothing is translated. When `stop` returns a true value, this rank stops translating,
+        but still takes part in the collectives. The scores are then meaningless.
         """
         scores: dict[str, float] = self.tokens.compute()
         rows = corpus.rows(slice(sentences)) if self.translator.sources else []  # plain text is not translated
@@ -59,32 +60,32 @@ class Scorer(nn.Module):
             self.outputs, self.samples = [], []
             return scores
         with precision:
-            mine = self._translate(rows, search, stop)
-        self._count(mine, rows, corpus.groups)
-        self.outputs = self._gather(mine, len(rows))
+            outputs = self._translate(rows, search, stop)
+        self._count(outputs, rows, corpus.groups)
+        self.outputs = self._gather(outputs, len(rows))
         references = [row[TARGET] for row in rows]
-        read = [" | ".join(row[name] for name in self.translator.sources) for row in rows]
-        self.samples = list(zip(read, self.outputs, references, strict=True))
+        sources = [" | ".join(row[name] for name in self.translator.sources) for row in rows]
+        self.samples = list(zip(sources, self.outputs, references, strict=True))
         return scores | text_scores(self.outputs, references, self.bleu) | self.exact.compute() | self.lengths.compute()
 
-    def _mine(self, rows: Sequence[object]) -> slice:
-        """Each rank translates every world-th."""
+    def _rank_rows(self, rows: Sequence[object]) -> slice:
+        """Return the rows of this rank: every world-th."""
         return slice(self.ranks.rank, len(rows), self.ranks.world)
 
     def _translate(self, rows: Samples, search: Search, stop: Callable[[], object]) -> list[str]:
-        texts = [{name: row[name] for name in self.translator.sources} for row in rows[self._mine(rows)]]
+        texts = [{name: row[name] for name in self.translator.sources} for row in rows[self._rank_rows(rows)]]
         return [best[0].text for best in self.translator.search(texts, search, stop=stop)]
 
-    def _count(self, mine: Sequence[str], rows: Samples, groups: Sequence[str]) -> None:
-        own = self._mine(rows)
-        references = [row[TARGET] for row in rows[own]]
-        self.exact.update(mine, references, groups[: len(rows)][own])
+    def _count(self, outputs: Sequence[str], rows: Samples, groups: Sequence[str]) -> None:
+        rank_rows = self._rank_rows(rows)
+        references = [row[TARGET] for row in rows[rank_rows]]
+        self.exact.update(outputs, references, groups[: len(rows)][rank_rows])
         encode = self.translator.tokenizer.encode_batch
-        self.lengths.update(encode(mine), encode(references))
+        self.lengths.update(encode(outputs), encode(references))
 
-    def _gather(self, mine: list[str], count: int) -> list[str]:
+    def _gather(self, outputs: list[str], count: int) -> list[str]:
         world = self.ranks.world
         if world == 1:
-            return mine
-        parts = gather_json(mine)
-        return [parts[place % world][place // world] for place in range(count)]
+            return outputs
+        by_rank = gather_json(outputs)
+        return [by_rank[index % world][index // world] for index in range(count)]

@@ -1,4 +1,4 @@
-"""Training whose weights, gradients and optimizer state are shared out among the processes (FSDP2)."""
+"""Sharded training: each process holds a shard of the weights, gradients and optimizer state (FSDP2)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ Tree = TypeVar("Tree")
 
 
 def full_tensors(values: Tree) -> Tree:
-    """The same with whole tensors in place of shares of them, for which all processes must ask; the rest as it is."""
-    return cast(Tree, tree_map_only(DTensor, lambda share: share.full_tensor(), values))
+    """Replace the sharded tensors in `values` by full tensors. All processes must call it."""
+    return cast(Tree, tree_map_only(DTensor, lambda shard: shard.full_tensor(), values))
 
 
-def _share_of(value: Tensor, like: Tensor) -> Tensor:
+def _shard_like(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
 
 
 def fill_shares(network: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Fills the network from whole tensors by name, each process its share."""
-    own = weights_of(network)
-    fill(network, {name: _share_of(tensors[name].to(one.device), one) for name, one in own.items()})
+    """Load full tensors by name into the network; each process takes its shard."""
+    weights = weights_of(network)
+    fill(network, {name: _shard_like(tensors[name].to(weight.device), weight) for name, weight in weights.items()})
 
 
 def units_of(network: Network) -> list[nn.Module]:
-    """Return the containers of the layers of stacks whose parameters nothing outside of the container uses."""
+    """Return the layers of stacks, as containers, whose parameters are not used outside of the layer."""
     users: defaultdict[nn.Parameter, set[nn.Module | None]] = defaultdict(set)
     for layer in network.stack_layers:
         for call in layer.calls:
@@ -48,11 +48,11 @@ def units_of(network: Network) -> list[nn.Module]:
     for parameter in network.head_parameters():
         users[parameter].add(None)
     containers = dict.fromkeys(layer.container for layer in network.stack_layers if layer.container is not None)
-    return [one for one in containers if all(users[parameter] == {one} for parameter in one.parameters())]
+    return [layer for layer in containers if all(users[parameter] == {layer} for parameter in layer.parameters())]
 
 
 def shard(network: Network, mesh: DeviceMesh) -> None:
-    """Shard each layer of a stack, and then the rest of the network. Do nothing if that is done."""
+    """Shard each layer of a stack, and then the rest of the network. A sharded network stays as it is."""
     if isinstance(network, FSDPModule):
         return
     scalars = replicate_scalars(network, mesh)
@@ -65,10 +65,10 @@ def shard(network: Network, mesh: DeviceMesh) -> None:
 class FSDP2Strategy(ModelParallelStrategy):
     """Each process keeps a shard of every weight but scalars, of its gradient and of the optimizer's state.
 
-    In a step a layer of a stack is gathered while it computes, forward and again backward, and everything outside of
-    stacks from the first forward to the backward. So all processes have the same number of micro-batches. A validation
-    gathers all weights, because the processes differ in their batches. Checkpoints hold whole tensors, in the format of
-    every other run.
+    In a step, the weights of a layer are gathered while it computes, forward and again backward. Weights outside of
+    stacks are gathered from the first forward to the backward. All processes therefore need the same number of
+    micro-batches. A validation gathers all weights, because the processes have different numbers of batches.
+    Checkpoints hold full tensors, in the format of every other run.
     """
 
     def __init__(self, world: int) -> None:
@@ -84,7 +84,7 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Exchange gradients after every micro-batch: no process has room for those of the whole network."""
+        """Exchange gradients after every micro-batch: no process has memory for the gradients of all weights."""
         yield
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -101,18 +101,18 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            optimizer.load_state_dict({**state, "state": _shared(optimizer, state["state"])})
+            optimizer.load_state_dict({**state, "state": _shard_state(optimizer, state["state"])})
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
 
 
-def _shared(optimizer: Optimizer, states: Mapping[int, Any]) -> dict[int, Any]:
-    """The optimizer's state by the number of the parameter, where a tensor of its shape is shared out as it is."""
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+def _shard_state(optimizer: Optimizer, states: Mapping[int, Any]) -> dict[int, Any]:
+    """Return the optimizer state by parameter number; tensors with the parameter's shape are sharded like it."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {
         number: {
-            name: _share_of(value, parameters[number]) if value.shape == parameters[number].shape else value
+            name: _shard_like(value, parameters[number]) if value.shape == parameters[number].shape else value
             for name, value in state.items()
         }
         for number, state in states.items()
@@ -120,7 +120,7 @@ def _shared(optimizer: Optimizer, states: Mapping[int, Any]) -> dict[int, Any]:
 
 
 class WholeWhileScored(Callback):
-    """Keeps the weights whole while a network that is shared out is validated or tested."""
+    """Gather all weights of a sharded network for a validation or test, and shard them again afterwards."""
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for unit in _sharded(pl_module):

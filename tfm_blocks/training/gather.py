@@ -13,13 +13,13 @@ from torch.distributed import all_gather, get_backend, get_world_size
 def gather_json(value: Any) -> list[Any]:
     """Return the JSON value of each rank, by rank. All ranks must call it."""
     device = "cuda" if get_backend() == "nccl" else "cpu"
-    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
-    sizes = [int(size) for size in _gather(torch.tensor([len(own)], device=device))]
-    texts = _gather(torch.nn.functional.pad(own, (0, max(sizes) - len(own))))
+    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+    sizes = [int(size) for size in _gather(torch.tensor([len(text)], device=device))]
+    texts = _gather(torch.nn.functional.pad(text, (0, max(sizes) - len(text))))
     return [json.loads(bytes(text[:size].tolist())) for text, size in zip(texts, sizes, strict=True)]
 
 
-def _gather(own: Tensor) -> list[Tensor]:
-    parts = [torch.empty_like(own) for _ in range(get_world_size())]
-    all_gather(parts, own)
-    return parts
+def _gather(tensor: Tensor) -> list[Tensor]:
+    gathered = [torch.empty_like(tensor) for _ in range(get_world_size())]
+    all_gather(gathered, tensor)
+    return gathered

@@ -1,4 +1,4 @@
-"""What a run says when it has said nothing for a minute, where nobody sees a bar move."""
+"""Print a heartbeat line after a minute without output, unless the output is a terminal."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from contextlib import suppress
 from io import TextIOWrapper
 from types import TracebackType
 
-LONGEST = 60.0  # seconds
+LONGEST = 60.0  # seconds without output
 OUTPUT = 1  # the descriptor of standard output
 
 
 class Heartbeat:
-    """Inside, a thread breaks it by `line`, which says what the run is doing; on a terminal it does not.
+    """Print `line`, which names the current activity, from a thread after LONGEST seconds without output.
 
-    What is printed goes out line by line, and so does what the thread writes, past Python's buffers: lines keep their
-    order, and a process that is forked at this moment finds no lock of a buffer held.
+    It prints only if `enabled` and if the output is not a terminal. The thread writes to the file descriptor, past
+    Python's buffers, so a process that is forked at that moment inherits no locked buffer. Standard output becomes
+    line-buffered, so that lines keep their order.
     """
 
-    def __init__(self, doing: str, *, speaks: bool) -> None:
-        self.said = time.monotonic()
+    def __init__(self, doing: str, *, enabled: bool) -> None:
+        self.printed = time.monotonic()
         self.line: Callable[[], str]
         self.doing(doing)
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        if speaks and not os.isatty(OUTPUT):
-            self._thread = threading.Thread(target=self._watch, name="silence", daemon=True)
+        if enabled and not os.isatty(OUTPUT):
+            self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
         if self._thread:
@@ -39,18 +40,18 @@ class Heartbeat:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._over.set()
+        self._stop.set()
         if self._thread:
             self._thread.join()
 
-    def doing(self, what: str) -> None:
-        """From now on that is what the run does."""
+    def doing(self, activity: str) -> None:
+        """Set the activity that the lines name."""
         begun = time.monotonic()
-        self.line = lambda: f"{what}, for {time.monotonic() - begun:.0f} s"
+        self.line = lambda: f"{activity}, for {time.monotonic() - begun:.0f} s"
 
     def _watch(self) -> None:
-        while not self._over.wait(self.said + LONGEST - time.monotonic()):
-            if time.monotonic() - self.said >= LONGEST:
-                self.said = time.monotonic()
-                with suppress(OSError):  # of a full disk, or of a reader that has gone: who prints next will find it
+        while not self._stop.wait(self.printed + LONGEST - time.monotonic()):
+            if time.monotonic() - self.printed >= LONGEST:
+                self.printed = time.monotonic()
+                with suppress(OSError):  # a full disk or a closed pipe: the next print raises
                     os.write(OUTPUT, f"{self.line()}\n".encode())

@@ -1,4 +1,4 @@
-"""Label-smoothed cross entropy of the kept positions, in chunks whose backward runs with their forward."""
+"""Label-smoothed cross entropy in chunks, each of which runs forward and backward before the next."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Sums = tuple[Tensor, Tensor, Tensor]
 def smoothed_loss(
     head: Head, parameters: Sequence[Tensor], x_ND: Tensor, labels_N: Tensor, *, smoothing: float, chunk: int
 ) -> Sums:
-    """Sums over N of the smoothed loss (differentiable), of -log p(label), and of labels that no other token beats.
+    """Return sums over N: the smoothed loss (differentiable), -log p(label), and the labels with the largest logit.
 
-    Each chunk runs forward and backward before the next begins, so that its logits stay in the cache and the logits of
-    all positions are never in memory together. `head` maps x_ND -> logits_NV by `parameters` alone. Sums are at least
-    float32. Smoothing is that of `F.cross_entropy`: (1 - s) of the mass is on the label, s is spread over all V tokens.
+    Each chunk runs forward and backward before the next begins, so that its logits stay in the cache and memory never
+    holds the logits of all positions. `head` maps x_ND -> logits_NV and uses only `parameters`. Sums are float32 or
+    wider. Smoothing is that of `F.cross_entropy`: mass 1 - s on the label, and s spread over all V tokens.
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (x_ND.requires_grad or trainable):
@@ -33,8 +33,8 @@ def smoothed_loss(
 
 
 def position_losses(head: Head, x_ND: Tensor, labels_N: Tensor, *, smoothing: float, chunk: int) -> Sums:
-    """Return for each position what `smoothed_loss` sums up, without gradients."""
-    chunks = _chunks(max(1, len(labels_N)), chunk)  # an idle rank predicts nothing
+    """Return the values of each position that `smoothed_loss` sums, without gradients."""
+    chunks = _chunks(max(1, len(labels_N)), chunk)  # an idle rank has no labels
     parts = [_position_losses(head(x_ND[rows]), labels_N[rows], smoothing) for rows in chunks]
     loss_N, nll_N, correct_N = (torch.cat(one) for one in zip(*parts, strict=True))
     return loss_N, nll_N, correct_N
@@ -78,10 +78,10 @@ class _Fused(torch.autograd.Function):
 
 
 def _cross_entropy_and_grad(logits_NV: Tensor, labels_N: Tensor, smoothing: float) -> tuple[Sums, Tensor]:
-    """The three sums, and the slope of the loss by the logits: softmax minus the smoothed label.
+    """Return the three sums, and the gradient of the loss by the logits: softmax minus the smoothed label.
 
-    `amax`, `sum` and `softmax` are vectorised on processors; `exp` after `log_softmax` and `argmax` cost more than
-    softmax itself. The largest probability is at least 1/V, so the normaliser that is read from it is exact.
+    On CPUs `amax`, `sum` and `softmax` are vectorised, but `argmax` and `exp` after `log_softmax` cost more than
+    softmax itself. The largest probability is at least 1/V, so the log-normaliser computed from it is exact.
     """
     vocab = logits_NV.shape[1]
     wide_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
@@ -98,12 +98,11 @@ def _cross_entropy_and_grad(logits_NV: Tensor, labels_N: Tensor, smoothing: floa
 
 
 def chunk_size(x_ND: Tensor) -> int:
-    """The positions of a chunk: many for the large matmuls of accelerators, few so that logits stay in the cache of a
-    processor.
+    """Return the number of positions of a chunk: many on CUDA, for large products, and few on a CPU, for its cache.
 
     3,072 positions of width 128, 10,000 tokens, float32, one core: chunks of 64 take 353 ms, of 256 310 ms, of 1,024
-    406 ms; `F.cross_entropy` and its own backward take 550 ms. A chunk also adds V·D numbers to the gradient of the
-    weights, and should have no fewer logits than that.
+    406 ms; `F.cross_entropy` with its backward takes 550 ms. Each chunk also adds V·D floats to the weights' gradient,
+    so it should have at least as many logits.
     """
     return 4096 if x_ND.device.type == "cuda" else max(256, x_ND.shape[1])
 
@@ -119,7 +118,7 @@ def _zeros(x_ND: Tensor) -> Sums:
 
 
 def _accumulate(totals: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Adds `parts` to `totals` in place. Empty totals become the parts themselves, which saves filling zeros."""
+    """Add `parts` to `totals` in place, or return `parts` if `totals` is empty."""
     return [total.add_(part) for total, part in zip(totals, parts, strict=True)] if totals else parts
 
 

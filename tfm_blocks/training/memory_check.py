@@ -1,4 +1,4 @@
-"""The most expensive micro-batches of the plan are tried before the first step: memory runs out then, or never."""
+"""Run the most expensive micro-batches of the plan before the first step, to detect insufficient memory early."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.settings import TrainerSettings
 
 STATUS = Path("/proc/self/status")
-ROUNDS = 6  # of halving the interval in which the largest cap lies
-MARGIN = 0.9  # of it: memory that was taken and given back has gaps
+ROUNDS = 6  # of bisection for the largest batch_tokens that fits
+MARGIN = 0.9  # of the largest value that fits, because freed memory is fragmented
 
 
 @dataclass(frozen=True)
 class Copies:
-    """The memory that a rank needs besides the weights and gradients of a step, in copies of all weights.
+    """The memory of a rank besides the weights and gradients of a step, in multiples of all weights.
 
-    With `by_layer` the gradients of a layer of a stack exist only until they are exchanged.
+    With `by_layer`, the gradients of a layer of a stack exist only until they are exchanged.
     """
 
     held: float
@@ -41,10 +41,10 @@ class Copies:
 
 
 def copies_of(settings: TrainerSettings, world: int) -> Copies:
-    """Return the copies that `trainer.strategy` needs in a world of this many ranks.
+    """Return the copies that `trainer.strategy` needs with `world` ranks.
 
     Both strategies hold Adam's two moments. DDP also holds a buffer to exchange gradients. FSDP2 holds a shard of the
-    moments, the weights and the gradients. All weights, which the trial has, it needs for a validation.
+    moments, the weights and the gradients. It needs all weights, which the check allocates, for a validation.
     """
     if world > 1 and settings.strategy == "fsdp2":
         return Copies(4 / world, by_layer=True)
@@ -53,14 +53,14 @@ def copies_of(settings: TrainerSettings, world: int) -> Copies:
 
 @dataclass(frozen=True)
 class MemoryCheck:
-    """Tries micro-batches with a copy of the network, so that nothing of the run changes.
+    """Run micro-batches with a copy of the network, so that the run itself does not change.
 
-    A trial holds everything that a run holds when its last micro-batch begins: the weights, the gradients of the
+    The check allocates everything that a run holds when its last micro-batch begins: the weights, the gradients of the
     earlier micro-batches, and `copies`.
     """
 
     network: Network
-    feed: PlannedCorpus
+    planned_corpus: PlannedCorpus
     smoothing: float
     ranks: Ranks
     device: torch.device
@@ -68,16 +68,16 @@ class MemoryCheck:
     copies: Copies
 
     def run(self, seed: int) -> str:
-        """What the most expensive micro-batches of the first epoch take, for people. Raises RunError."""
-        cap = self.feed.settings.batch_tokens
+        """Return a line with the peak memory of the first epoch. Raises RunError if memory is insufficient."""
+        cap = self.planned_corpus.settings.batch_tokens
         if not self._fits(cap, seed):
             raise RunError(self._too_large(cap, seed))
         return f"memory: {_peak(self.device)} for micro-batches of up to {cap:,} tokens"
 
     def _too_large(self, cap: int, seed: int) -> Problem:
-        settings = self.feed.settings
+        settings = self.planned_corpus.settings
         least = settings.context if isinstance(settings, LmSettings) else 2 * (settings.max_length + 1)
-        rule = f"is {cap}: memory does not hold the largest micro-batch of the plan"
+        rule = f"is {cap}: the largest micro-batch of the plan does not fit in memory"
         if cap == least or not self._fits(least, seed):
             help = f"lower the sizes of the model, or the longest row: not even {least} tokens fit"
             return Problem("data.batch_tokens", rule, help=help)
@@ -89,10 +89,10 @@ class MemoryCheck:
         return Problem("data.batch_tokens", rule, help=f"data.batch_tokens={fits} fits; it changes no result")
 
     def _fits(self, cap: int, seed: int) -> bool:
-        """Whether the largest micro-batches under the cap run forward and backward."""
-        settings = self.feed.settings.model_copy(update={"batch_tokens": cap})
+        """Return True if the largest micro-batches with at most `cap` tokens run forward and backward."""
+        settings = self.planned_corpus.settings.model_copy(update={"batch_tokens": cap})
         try:
-            self._try(worst(replace(self.feed, settings=settings), seed, self.ranks))
+            self._try(worst(replace(self.planned_corpus, settings=settings), seed, self.ranks))
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return False
@@ -101,8 +101,8 @@ class MemoryCheck:
 
     def _try(self, batches: Iterable[Batch]) -> None:
         network = deepcopy(self.network).to(self.device)
-        own = next(self.network.parameters()).device == self.device  # the run's weights are there beside the trial's
-        held = _copies(network.parameters(), max(0, self.copies.held - own))
+        has_weights = next(self.network.parameters()).device == self.device  # the run's weights count as one copy
+        held = _copies(network.parameters(), max(0, self.copies.held - has_weights))
         layers = [list(unit.parameters()) for unit in units_of(network)] if self.copies.by_layer else []
         held += _copies(max(layers, key=_bytes, default=[]), 2)  # gradients that are exchanged, and their buffer
         kept = _keep_gradients(network, set(chain.from_iterable(layers)))
@@ -116,7 +116,7 @@ class MemoryCheck:
 
 def _copies(parameters: Iterable[Tensor], count: float) -> list[Tensor]:
     """Allocate memory for `count` copies of the parameters."""
-    return [one.new_zeros(math.ceil(count * one.numel())) for one in parameters]
+    return [parameter.new_zeros(math.ceil(count * parameter.numel())) for parameter in parameters]
 
 
 def _bytes(parameters: Iterable[Tensor]) -> int:
@@ -124,12 +124,12 @@ def _bytes(parameters: Iterable[Tensor]) -> int:
 
 
 def _keep_gradients(network: Network, freed: Set[nn.Parameter]) -> list[nn.Parameter]:
-    """Allocate the gradients that micro-batches add to, but for `freed`. Return the parameters that have them."""
-    for one in freed:
-        one.register_post_accumulate_grad_hook(_free_gradient)  # type: ignore[no-untyped-call]
-    kept = [one for one in network.parameters() if one not in freed]
-    for one in kept:
-        one.grad = torch.zeros_like(one)
+    """Allocate the gradients of all parameters except `freed`, and return these parameters."""
+    for parameter in freed:
+        parameter.register_post_accumulate_grad_hook(_free_gradient)  # type: ignore[no-untyped-call]
+    kept = [parameter for parameter in network.parameters() if parameter not in freed]
+    for parameter in kept:
+        parameter.grad = torch.zeros_like(parameter)
     return kept
 
 
@@ -137,35 +137,38 @@ def _free_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def worst(feed: PlannedCorpus, seed: int, ranks: Ranks) -> Iterator[Batch]:
-    """Of the first epoch the micro-batch of most tokens, and the one of most products between its tokens if another."""
-    plan = feed.plan(seed=seed, epoch=0)
-    found = []
+def worst(planned_corpus: PlannedCorpus, seed: int, ranks: Ranks) -> Iterator[Batch]:
+    """Return the micro-batch of the first epoch with the most tokens, and the one with the most pairs of tokens.
+
+    If they are the same micro-batch, it is returned once.
+    """
+    plan = planned_corpus.plan(seed=seed, epoch=0)
+    largest = []
     for power in (1, 2):
-        place = _largest(plan, power)
-        shares = plan[place].share(ranks.rank, ranks.world)
+        step = _largest(plan, power)
+        shares = plan[step].share(ranks.rank, ranks.world)
         widths = [plan.widths_NC[rows_B].max(0).astype(np.int64) for rows_B in shares]
         costs = [len(rows_B) * (widths_C**power).sum() for rows_B, widths_C in zip(shares, widths, strict=True)]
-        found.append((place, int(np.argmax(costs))))
-    return (feed.batches(plan[place], ranks)[part] for place, part in dict.fromkeys(found))
+        largest.append((step, int(np.argmax(costs))))
+    return (planned_corpus.batches(plan[step], ranks)[part] for step, part in dict.fromkeys(largest))
 
 
 def _largest(plan: EpochPlan, power: int) -> int:
-    """The step with the micro-batch that costs most: as many rows, of its largest widths, as the cap admits."""
+    """Return the step with the most expensive micro-batch: as many rows of its largest widths as the cap allows."""
     widths_KC = np.maximum.reduceat(plan.widths_NC[plan.rows_N], plan.bounds_K1[:-1]).astype(np.int64)
     rows_K = np.minimum(np.diff(plan.bounds_K1), np.maximum(1, plan.batch_tokens // widths_KC.sum(1)))
-    place = int(np.argmax(rows_K * (widths_KC**power).sum(1)))
-    return int(np.flatnonzero(plan.order_K == place)[0])
+    group = int(np.argmax(rows_K * (widths_KC**power).sum(1)))
+    return int(np.flatnonzero(plan.order_K == group)[0])
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch's allocator for processors raises a RuntimeError that is told by its words alone."""
+    """Return True for errors of insufficient memory. torch's CPU allocator raises a plain RuntimeError."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def _peak(device: torch.device) -> str:
     if device.type == "cuda":
-        return f"{torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB of the device"
+        return f"peak {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB of the device"
     lines = STATUS.read_text().splitlines() if STATUS.exists() else []
     peak = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]  # in kB of 1,024 bytes
-    return f"the process has taken {peak[0] * 1024 / 1e9:.2f} GB at most" if peak else "there is enough"
+    return f"peak {peak[0] * 1024 / 1e9:.2f} GB of the process" if peak else "sufficient"

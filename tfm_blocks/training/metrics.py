@@ -1,4 +1,4 @@
-"""What is counted in training and in scoring: torchmetrics metrics, whose sums are those of all ranks."""
+"""Metrics of training and scoring, as torchmetrics metrics that sum over all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfm_blocks.training.data import StepBatches
 
 
 def perplexity_of_loss(nats: float) -> float:
-    """Of so many nats a token."""
+    """Return e^nats, or infinity if it overflows."""
     return math.exp(nats) if nats < 700 else math.inf
 
 
@@ -30,16 +30,16 @@ class _Sums(Metric):
         self.add_state("sums", torch.zeros(count, dtype=torch.float64), dist_reduce_fx="sum")
 
     def reset(self) -> None:
-        """Zeros that training, which comes after a validation in inference mode, can add to."""
+        """Reset to tensors that training can update in place, even after a validation in inference mode."""
         with torch.inference_mode(False):
             super().reset()
 
 
 class StepSums(_Sums):
-    """Sums over the steps since the last row: of losses and -log p, of the tokens that they are over, and of padding.
+    """Sums over the steps since the last row: losses, -log p, target tokens, padding ids and all ids.
 
-    `last` holds what all ranks know alike: the norm of the last gradient that was taken, and how many steps of the run
-    were skipped.
+    `last` holds values that are equal on all ranks: the gradient norm of the last step that was not skipped, and the
+    number of skipped steps of the run.
     """
 
     last: Tensor
@@ -50,7 +50,7 @@ class StepSums(_Sums):
         self.add_state("last", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="max")
 
     def update(self, sums: Tensor, step: StepBatches, norm: Tensor, skipped: Tensor) -> None:
-        """`sums` are the step's loss, its -log p and the added losses, over this rank's tokens; `skipped` is a bool."""
+        """Add a step. `sums` are its loss, -log p and auxiliary losses over this rank's tokens; `skipped` is a bool."""
         padding, read = step.padding
         self.sums[:-3] += torch.where(skipped, 0.0, sums)
         self.sums[-3] += torch.where(skipped, 0, step.own_tokens)
@@ -59,37 +59,38 @@ class StepSums(_Sums):
         self.last = torch.stack([torch.where(skipped, self.last[0], norm.double()), self.last[1] + skipped])
 
     def compute(self) -> Tensor:
-        """Both vectors as one, for one look at the device."""
+        """Return both vectors as one tensor, so that reading it waits for the device once."""
         return torch.cat([self.sums, self.last])
 
     def read(self) -> dict[str, float]:
-        """The metrics since the last call, without losses where no step was taken; then counts anew."""
-        loss, nll, *added, tokens, padding, read, norm, skipped = self.compute().tolist()
+        """Return the metrics since the last call and reset. Losses are missing if all steps were skipped."""
+        loss, nll, *auxiliary, tokens, padding, read, norm, skipped = self.compute().tolist()
         last = self.last
         self.reset()
         self.last = last
         means = {}
         if tokens:
             means = {"loss": loss / tokens, "perplexity": perplexity_of_loss(nll / tokens)}
-            means |= {f"aux_loss/{address}": one / tokens for address, one in zip(self.losses, added, strict=True)}
+            pairs = zip(self.losses, auxiliary, strict=True)
+            means |= {f"aux_loss/{address}": total / tokens for address, total in pairs}
         return means | {"gradient_norm": norm, "padding": padding / read, "skipped": skipped}
 
     def kept(self) -> dict[str, Tensor]:
-        """For a checkpoint: what all ranks have counted."""
+        """Return the sums of all ranks, for a checkpoint."""
         with self.sync_context():
             return {"sums": self.sums.cpu(), "last": self.last.cpu()}
 
     def restore(self, kept: Mapping[str, Tensor], rank: int) -> None:
-        """From a checkpoint: the first rank goes on with the sums of all."""
+        """Restore the sums of a checkpoint. Rank 0 takes the sums of all ranks."""
         self.last = kept["last"].to(self.last.device)
         if rank == 0:
             self.sums = kept["sums"].to(self.sums.device)
 
 
 class Throughput(_Sums):
-    """Target tokens a second since the last `read`, and the share of the time in which this rank had no batch.
+    """Target tokens per second since the last `read`, and the fraction of the time in which ranks waited for batches.
 
-    `restart` leaves out the time of a validation.
+    Call `restart` after a validation to exclude its time.
     """
 
     def __init__(self) -> None:
@@ -97,21 +98,21 @@ class Throughput(_Sums):
         self.begun = time.perf_counter()
 
     def restart(self) -> None:
-        """Counts anew."""
+        """Reset the counts and the time."""
         self.reset()
         self.begun = time.perf_counter()
 
     def update(self, tokens: int, waited: float) -> None:
-        """The tokens of a step that this rank reads, and the seconds that it waited for them."""
+        """Add this rank's tokens of a step, and the seconds that it waited for them."""
         self.sums[0] += tokens
         self.sums[1] += waited
 
     def compute(self) -> Tensor:
-        """Tokens, and seconds of waiting, of all ranks."""
+        """Return the tokens and the seconds of waiting of all ranks."""
         return self.sums
 
     def read(self, world: int) -> dict[str, float]:
-        """Then restarts."""
+        """Return the metrics for `world` ranks, and restart."""
         tokens, waited = self.compute().tolist()
         seconds = max(time.perf_counter() - self.begun, 1e-9)
         self.restart()
@@ -125,12 +126,12 @@ class TokenScores(_Sums):
         super().__init__(4)
 
     def update(self, loss: Tensor, nll: Tensor, correct: Tensor, tokens: int) -> None:
-        """Sums over some tokens; `correct` counts those that the model ranks first."""
+        """Add sums over `tokens` tokens; `correct` counts the tokens that the model ranks first."""
         self.sums[:3] += torch.stack([loss.double(), nll.double(), correct.double()])
         self.sums[3] += tokens
 
     def compute(self) -> dict[str, float]:
-        """By name."""
+        """Return the metrics by name."""
         loss, nll, correct, tokens = self.sums.tolist()
         return {
             "loss": loss / tokens,
@@ -147,8 +148,8 @@ class RowLosses(_Sums):
 
     def update(self, loss_N: Tensor, nll_N: Tensor, row_N: Tensor) -> None:
         """Add the losses of some tokens, each of which belongs to a row."""
-        added_N3 = torch.stack([loss_N.double(), nll_N.double(), torch.ones_like(nll_N).double()], 1)
-        self.sums.view(-1, 3).index_add_(0, row_N, added_N3)
+        values_N3 = torch.stack([loss_N.double(), nll_N.double(), torch.ones_like(nll_N).double()], 1)
+        self.sums.view(-1, 3).index_add_(0, row_N, values_N3)
 
     def compute(self) -> Tensor:
         """Return losses_N3."""
@@ -156,23 +157,23 @@ class RowLosses(_Sums):
 
 
 class ExactMatch(_Sums):
-    """The share of translations that are their references, in total and in each of `groups`."""
+    """The fraction of translations that equal their references, in total and in each of `groups`."""
 
     def __init__(self, groups: Sequence[str] = ()) -> None:
         self.groups = list(dict.fromkeys(groups))
         super().__init__(2 + 2 * len(self.groups))
 
     def update(self, outputs: Sequence[str], references: Sequence[str], groups: Sequence[str] = ()) -> None:
-        """`groups` has the group of each line, or nothing."""
+        """Add translations. `groups` holds the group of each line, or is empty."""
         counted = [0] * len(self.sums)
         for line, (output, reference) in enumerate(zip(outputs, references, strict=True)):
-            for place in (0, 1 + self.groups.index(groups[line])) if groups else (0,):
-                counted[2 * place] += output == reference
-                counted[2 * place + 1] += 1
+            for index in (0, 1 + self.groups.index(groups[line])) if groups else (0,):
+                counted[2 * index] += output == reference
+                counted[2 * index + 1] += 1
         self.sums += torch.tensor(counted, device=self.sums.device)
 
     def compute(self) -> dict[str, float]:
-        """`exact_match`, and `exact_match/GROUP` for each that has lines."""
+        """Return `exact_match`, and `exact_match/GROUP` for each group with lines."""
         counted = self.sums.tolist()
         names = ["exact_match", *(f"exact_match/{group}" for group in self.groups)]
         pairs = zip(names, counted[::2], counted[1::2], strict=True)
@@ -180,26 +181,26 @@ class ExactMatch(_Sums):
 
 
 class LengthRatio(_Sums):
-    """Pieces of the translations a piece of their references: below 1 they are too short."""
+    """The tokens of the translations divided by the tokens of their references; below 1 they are too short."""
 
     def __init__(self) -> None:
         super().__init__(2)
 
     def update(self, outputs: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> None:
-        """The ids of each."""
+        """Add the ids of translations and references."""
         self.sums[0] += sum(map(len, outputs))
         self.sums[1] += sum(map(len, references))
 
     def compute(self) -> dict[str, float]:
-        """By name; nothing without references."""
+        """Return the metric by name, or nothing without references."""
         outputs, references = self.sums.tolist()
         return {"length_ratio": outputs / references} if references else {}
 
 
 def text_scores(outputs: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float]:
-    """BLEU and chrF of the corpus by sacreBLEU, from 0 to 100. torchmetrics' chrF is another."""
-    asked = metrics(tokenizer, tokenised=False)
+    """Return sacreBLEU's BLEU and chrF of the corpus, from 0 to 100. torchmetrics computes chrF differently."""
+    corpus_metrics = metrics(tokenizer, tokenised=False)
     return {
-        "bleu": asked["BLEU"].corpus_score(outputs, [references]).score,
-        "chrf": asked["chrF"].corpus_score(outputs, [references]).score,
+        "bleu": corpus_metrics["BLEU"].corpus_score(outputs, [references]).score,
+        "chrf": corpus_metrics["chrF"].corpus_score(outputs, [references]).score,
     }

@@ -1,4 +1,4 @@
-"""What happens in an optimizer step, and what is scored when."""
+"""The LightningModule: an optimizer step, validation and test."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from tfm_blocks.translation.translator import Translator
 
 
 class TrainingModule(LightningModule):
-    """A network in training: one item of the loader is one optimizer step.
+    """Train a network: one item of the loader is one optimizer step.
 
-    A step waits for the device only where a row of metrics is logged, and where a mixture of experts multiplies in
-    float32. `latest` holds the newest of every metric. Where `asked` says on any rank that the run is to stop, a
-    validation is `abandoned`: it scores nothing.
+    A step waits for the device only to log a row of metrics, and in mixtures of experts in float32. `latest` holds the
+    newest value of every metric. `stop_signal` returns the pending signal of this rank, or 0. If any rank has one, a
+    validation is `abandoned`, without scores.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TrainingModule(LightningModule):
         settings: RunSettings,
         ranks: Ranks,
         skipped: NonFiniteSteps,
-        asked: Callable[[], int] = lambda: 0,
+        stop_signal: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -62,16 +62,16 @@ class TrainingModule(LightningModule):
         self.objective = Objective(network, settings.label_smoothing, compiled)
         self.latest: dict[str, float] = {}
         self.row_losses = np.zeros((0, 3))  # of the split that was scored last
-        self.asked, self.abandoned = asked, False
+        self.stop_signal, self.abandoned = stop_signal, False
         self.skipped, self.losses = skipped, losses_of(network.spec)
-        self.steps, self.pace = StepSums(self.losses), Throughput()
-        self.tokens = 0  # that all ranks have read
-        self.validated = -1  # the step after which the newest complete validation came
+        self.steps, self.throughput = StepSums(self.losses), Throughput()
+        self.tokens = 0  # target tokens that all ranks have read
+        self.validated = -1  # the step of the newest complete validation
         self.clock = Clock()
         self.scorer = Scorer(self.translator, prepared, ranks, bleu=settings.trainer.bleu)
 
     def configure_model(self) -> None:
-        """Before there is an optimizer; at each stage of the trainer again."""
+        """Shard the network for FSDP2; called before the optimizer exists, and at each stage of the trainer."""
         strategy = self.trainer.strategy
         if isinstance(strategy, FSDP2Strategy):
             shard(self.network, strategy.device_mesh["data_parallel"])
@@ -81,16 +81,16 @@ class TrainingModule(LightningModule):
         return build_optimizer(self.settings.optimizer, self.network)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Only a micro-batch moves, when its turn comes; the many of a step would fill an accelerator."""
+        """Return the step unchanged: `_backward` moves one micro-batch at a time, to save memory."""
         return batch
 
     def on_train_start(self) -> None:
         self.clock = Clock(self.clock.before)
-        self.pace.restart()
+        self.throughput.restart()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What was counted since the last row of metrics, over all ranks."""
-        self.skipped.look()
+        """Save the sums since the last row of metrics, over all ranks."""
+        self.skipped.flush()
         checkpoint["tokens"], checkpoint["seconds"] = self.tokens, self.clock.seconds
         checkpoint["validated"] = self.validated
         checkpoint["counted"] = self.steps.kept() | {"in_row": self.skipped.in_row}
@@ -103,14 +103,15 @@ class TrainingModule(LightningModule):
         self.steps.restore(counted, self.ranks.rank)
 
     def training_step(self, step: StepBatches) -> None:
-        """Gradients of all micro-batches, then one step of the optimizer, which leaves all as it was where the
-        gradient is not finite. Raises DivergedError.
+        """Accumulate the gradients of all micro-batches, then step the optimizer.
+
+        The optimizer skips a step whose gradient is not finite. Raises DivergedError.
         """
         self._seed_dropout()
         optimizer = cast(LightningOptimizer, self.optimizers())
         optimizer.zero_grad()
         sums = self._accumulate(step)
-        norm = self._clip([one for group in optimizer.param_groups for one in group["params"]])
+        norm = self._clip([parameter for group in optimizer.param_groups for parameter in group["params"]])
         skipped = ~norm.isfinite()
         optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels
         rate = self.settings.schedule.rate(self.global_step + 1)
@@ -119,23 +120,23 @@ class TrainingModule(LightningModule):
         optimizer.step()
         self.skipped.note(skipped, self.global_step, step.rows)
         self.steps.update(sums, step, norm, skipped)
-        self.pace.update(step.own_tokens, step.waited)
+        self.throughput.update(step.own_tokens, step.waited)
         self.tokens += step.tokens
         trainer = self.settings.trainer
         if self.global_step % trainer.log_every == 0 or self.global_step == trainer.steps:
             self._log_steps(rate)
 
     def _seed_dropout(self) -> None:
-        """Dropout depends on nothing but the seed, the step and the rank, so a resumed run draws the same."""
+        """Seed dropout by the run's seed, the step and the rank, so that a resumed run draws the same values."""
         words = np.random.SeedSequence((self.settings.seed, self.global_step, self.ranks.rank)).generate_state(1)
         torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed takes a millisecond
         if self.device.type == "cuda":
             torch.cuda.manual_seed(int(words[0]))
 
     def _accumulate(self, step: StepBatches) -> Tensor:
-        """Adds up the gradients, which the ranks exchange in the backward of the last micro-batch.
+        """Accumulate gradients. The ranks exchange them in the backward pass of the last micro-batch.
 
-        Gives the sums over the tokens of this rank: of the loss, of -log p, and of what each block adds.
+        Return sums over the tokens of this rank: the loss, -log p, and the auxiliary loss of each block.
         """
         total = torch.zeros(2 + len(self.losses), dtype=torch.float64, device=self.device)
         for batch in step.batches[:-1]:
@@ -148,38 +149,39 @@ class TrainingModule(LightningModule):
         return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
     def _backward(self, batch: Batch, tokens: int) -> Tensor:
-        """The share of the step's mean loss; times the ranks, because their gradients are averaged."""
+        """Compute the gradient of the step's mean loss, times the number of ranks, which average their gradients."""
         loss, sums = self.objective.loss(batch.to(self.device))
         self.manual_backward(loss * backward_scale(loss, self.ranks.world / tokens))
         return sums
 
     def _clip(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Scales the gradients where they are to be clipped. Their norm before that."""
-        norm = torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+        """Clip the gradients if `trainer.clip` is set, and return their norm before."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
         if limit := self.settings.trainer.clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return full_tensors(norm)
 
     def _log_steps(self, rate: float) -> None:
-        """The means since the last time. Raises DivergedError."""
-        found = self.steps.read()
-        norm, limit = found["gradient_norm"], self.settings.trainer.clip or math.inf
+        """Log the metrics since the last row. Raises DivergedError."""
+        metrics = self.steps.read()
+        norm, limit = metrics["gradient_norm"], self.settings.trainer.clip or math.inf
         clipped = norm * min(1.0, limit / (norm + 1e-6))  # as torch's clip_grad_norm_ scales it
-        found |= {"gradient_norm_clipped": clipped, "lr": rate}
-        self._log(found | self.pace.read(self.ranks.world), "train")
-        self.skipped.look()
+        metrics |= {"gradient_norm_clipped": clipped, "lr": rate}
+        self._log(metrics | self.throughput.read(self.ranks.world), "train")
+        self.skipped.flush()
 
     def on_validation_epoch_start(self) -> None:
         self.scorer.restart()
 
     def validation_step(self, batch: Batch) -> None:
-        """Counts, unless nobody is to see it."""
-        if self._asked():
+        """Count the batch, unless a stop was requested."""
+        if self._is_stopping():
             return
         self.scorer.tokens.update(*self.objective.scores(batch.to(self.device)), len(batch.kept_N))
 
     def on_validation_epoch_end(self) -> None:
-        """A rank that is asked to stop breaks off its search; all agree before it, and after it, that one was."""
+        """Score and log the split. All ranks agree before and after the search whether to abandon the validation."""
         if self._abandons():
             return
         scores = self._score("val", self.prepared.val, self.settings.trainer.validate_sentences, Search())
@@ -190,35 +192,38 @@ class TrainingModule(LightningModule):
         self.validated = self.global_step
 
     def _abandons(self) -> bool:
-        """Whether any rank is asked to stop."""
-        asked = torch.tensor(float(self._asked()), device=self.device)
-        self.abandoned = bool(self.trainer.strategy.reduce(asked, reduce_op="max"))
+        """Return True if a stop was requested on any rank."""
+        stopping = torch.tensor(float(self._is_stopping()), device=self.device)
+        self.abandoned = bool(self.trainer.strategy.reduce(stopping, reduce_op="max"))
         if self.abandoned:
-            self.trainer.sanity_checking = True  # callbacks of Lightning skip such a validation
+            self.trainer.sanity_checking = True  # Lightning's callbacks skip such a validation
         return self.abandoned
 
-    def _asked(self) -> bool:
-        """Whether this rank is, in a validation between two steps; one after training ends at once."""
-        return self._fitting and bool(self.asked())
+    def _is_stopping(self) -> bool:
+        """Return True if a stop was requested on this rank during training. After training, a signal exits directly."""
+        return self._fitting and bool(self.stop_signal())
 
     @property
     def _fitting(self) -> bool:
-        """A validation between two steps, after which the run can stop; one after training it cannot."""
+        """Return True during training, also in a validation between two steps."""
         return self.trainer.state.fn == TrainerFn.FITTING
 
     on_test_epoch_start = on_validation_epoch_start
 
     def test_step(self, batch: Batch) -> None:
-        """Count in total and for each row."""
-        here = batch.to(self.device)
-        loss_N, nll_N, correct_N = self.objective.position_scores(here)
-        loss, nll, correct = (one_N.sum(dtype=torch.float64) for one_N in (loss_N, nll_N, correct_N))
+        """Add the batch to the sums of the split and of each row."""
+        on_device = batch.to(self.device)
+        loss_N, nll_N, correct_N = self.objective.position_scores(on_device)
+        loss, nll, correct = (values_N.sum(dtype=torch.float64) for values_N in (loss_N, nll_N, correct_N))
         self.scorer.tokens.update(loss, nll, correct, len(batch.kept_N))
         rows_B = torch.tensor(batch.rows, device=self.device)
-        self.scorer.rows.update(loss_N, nll_N, rows_B[here.kept_N // here.labels_BT.shape[1]])
+        self.scorer.rows.update(loss_N, nll_N, rows_B[on_device.kept_N // on_device.labels_BT.shape[1]])
 
     def on_test_epoch_end(self) -> None:
-        """Without a test set the validation set takes its place, but not in its curve: the search is another."""
+        """Score the test set and log it.
+
+        Without a test set, score the validation set with the search of the test, and log no row.
+        """
         split, corpus = self.prepared.last_scored
         self.row_losses = self.scorer.rows.compute().cpu().numpy()
         scores = self._score(split, corpus, len(corpus), self.settings.trainer.test_search)
@@ -228,37 +233,37 @@ class TrainingModule(LightningModule):
         self.latest |= _named(scores, split)
 
     def _score(self, split: str, corpus: Corpus, sentences: int, search: Search) -> dict[str, float]:
-        """Raises DivergedError."""
-        scores = self.scorer.score(corpus, sentences, search, self._search_precision(), self._asked)
+        """Return the scores of a split. Raises DivergedError if the loss is not finite."""
+        scores = self.scorer.score(corpus, sentences, search, self._search_precision(), self._is_stopping)
         if not math.isfinite(scores["loss"]):
             raise diverged(self.global_step, f"{split} loss {scores['loss']}")
-        self.pace.restart()
+        self.throughput.restart()
         return scores
 
     @property
     def outputs(self) -> list[str]:
-        """The newest translations of the split that was scored last."""
+        """Return the translations of the split that was scored last."""
         return self.scorer.outputs
 
     @property
     def samples(self) -> list[tuple[str, str, str]]:
-        """The first of them, as (source, output, reference)."""
+        """Return the first `trainer.samples` of `outputs`, as (source, output, reference)."""
         return self.scorer.samples[: self.settings.trainer.samples]
 
     def _search_precision(self) -> AbstractContextManager[None]:
-        """On an accelerator a search computes as training does; a processor's is in float32, as `tfm translate` is."""
+        """Return the precision of the search: that of training on CUDA, and float32 on a CPU, as in `tfm translate`."""
         plugin = self.trainer.precision_plugin
         return plugin.forward_context() if self.device.type == "cuda" else nullcontext()
 
     def _log(self, scores: dict[str, float], split: str) -> None:
-        """With the tokens read and the time passed, over which runs of unequal batches can be compared."""
+        """Log the scores with the tokens and seconds so far, which make runs with different batches comparable."""
         named = _named(scores, split) | {TOKENS: self.tokens, SECONDS: self.clock.seconds}
-        assert all(map(find_key, named)), "a metric is in the contract"
+        assert all(map(find_key, named)), "every metric is in the table of metrics"
         self.latest |= named
         for logger in self.trainer.loggers:
             logger.log_metrics(named, self.global_step)
         exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in named.items()}
-        self.trainer.callback_metrics.update(exact)  # for callbacks that monitor one; self.log takes 3 ms for a row
+        self.trainer.callback_metrics.update(exact)  # for callbacks that monitor a metric; self.log is slow
 
     def _log_samples(self, split: str) -> None:
         for logger in self._run_loggers() if self.samples else ():

@@ -1,4 +1,4 @@
-"""Steps that were not taken, because their loss or gradient was not finite."""
+"""Record the steps that were skipped because their loss or gradient was not finite."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ SKIPPED = "skipped.jsonl"
 
 
 class DivergedError(TfmError):
-    """Too many steps in a row had a loss or gradient that is not finite, or a validation had; no weights hold it."""
+    """Too many consecutive steps, or a validation, had a loss or gradient that is not finite.
+
+    No saved weights contain such values.
+    """
 
     exit_status = 3
 
 
-def diverged(steps: int, what: str) -> DivergedError:
-    """The error of a run whose weights after so many steps are good, and what came then."""
+def diverged(steps: int, reason: str) -> DivergedError:
+    """Return the error of a run whose weights were last good after `steps` steps."""
     help = "lower the learning rate, warm up longer, or clip: trainer.clip=1.0"
-    return DivergedError(Problem("", f"the run diverged after {steps} steps: {what}", help=help))
+    return DivergedError(Problem("", f"the run diverged after {steps} steps: {reason}", help=help))
 
 
 class NonFiniteSteps:
-    """Writes the lines of the corpus that skipped steps have read to `path`, one JSON object each, where it is given.
+    """Write the corpus rows of skipped steps to `path`, one JSON object per row, unless `path` is None.
 
-    Whether a step was skipped is known on the device; nothing waits for it before `look`. `in_row` is how many of the
-    last steps were skipped; with `patience` of them the run has diverged.
+    The device decides which steps are skipped, and only `flush` waits for it. `in_row` is the number of consecutive
+    skipped steps up to the last one. After `patience` of them the run has diverged.
     """
 
     def __init__(self, path: Path | None, corpus: Corpus, patience: int) -> None:
@@ -41,21 +44,21 @@ class NonFiniteSteps:
         self._steps: list[tuple[int, Sequence[int]]] = []
 
     def note(self, skipped: Tensor, step: int, rows: Sequence[int]) -> None:
-        """The run's step, counted from 1, which has read these rows."""
+        """Note a step, counted from 1, and its rows of the corpus."""
         self._flags.append(skipped)
         self._steps.append((step, rows))
 
-    def look(self) -> None:
-        """Reads what was noted since the last time. Raises DivergedError."""
+    def flush(self) -> None:
+        """Read the flags of the steps since the last call. Raises DivergedError."""
         flags = torch.stack(self._flags).tolist() if self._flags else []
         steps, self._flags, self._steps = self._steps, [], []
         for skipped, (step, rows) in zip(flags, steps, strict=True):
             self.in_row = self.in_row + 1 if skipped else 0
             if skipped:
                 self._write(step, rows)
-            if self.in_row >= self.patience:  # which a resume may lower
-                what = f"the loss or the gradient of {self.in_row} steps in a row is not finite"
-                raise diverged(step - self.in_row, what)
+            if self.in_row >= self.patience:  # >=, because a resume may lower `patience`
+                reason = f"the loss or the gradient of {self.in_row} steps in a row is not finite"
+                raise diverged(step - self.in_row, reason)
 
     def _write(self, step: int, rows: Sequence[int]) -> None:
         if self.path is None:

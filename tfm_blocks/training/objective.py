@@ -1,4 +1,4 @@
-"""What training minimises, for one micro-batch: forward, loss and backward."""
+"""The training objective of one micro-batch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Trunk = Callable[[Mapping[str, Tensor]], tuple[Tensor, Values]]
 
 
 class Objective:
-    """The smoothed loss where something is predicted, and the losses that blocks add to it.
+    """The smoothed loss of the predicted positions, plus the auxiliary losses of blocks.
 
-    `trunk` is the network's `trunk_with_losses`, or what was compiled of it.
+    `trunk` is the network's `trunk_with_losses`, or its compiled form.
     """
 
     def __init__(self, network: Network, smoothing: float, trunk: Trunk | None = None) -> None:
@@ -31,31 +31,32 @@ class Objective:
         The total is the smoothed loss plus the auxiliary loss of each block. An auxiliary loss is weighted by the
         number of predicted tokens: of each sequence, or of the micro-batch.
         """
-        x_ND, labels_N, added = self._kept(batch)
+        x_ND, labels_N, losses = self._predicted(batch)
         smoothed, nll, _ = self._sums(x_ND, labels_N)
-        extra = [(one * (batch.labels_BT != 0).sum(1)).sum() for one in added.values()]
-        return sum(extra, smoothed), torch.stack([smoothed, nll, *extra]).detach().double()
+        auxiliary = [(loss * (batch.labels_BT != 0).sum(1)).sum() for loss in losses.values()]
+        return sum(auxiliary, smoothed), torch.stack([smoothed, nll, *auxiliary]).detach().double()
 
     def scores(self, batch: Batch) -> Sums:
-        """Sums over the batch of the smoothed loss, of -log p, and of right tokens. Logits in float32, where bf16 would
-        make ties.
+        """Return sums over the batch: the smoothed loss, -log p, and the number of correct tokens.
+
+        Logits are float32, because bf16 would cause ties.
         """
-        x_ND, labels_N, _ = self._kept(batch)
+        x_ND, labels_N, _ = self._predicted(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
             return self._sums(x_ND.float(), labels_N)
 
     def position_scores(self, batch: Batch) -> Sums:
-        """Return the same for each predicted position, in the order of `batch.kept_N`."""
-        x_ND, labels_N, _ = self._kept(batch)
+        """Return the values of `scores` for each predicted position, in the order of `batch.kept_N`."""
+        x_ND, labels_N, _ = self._predicted(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
             x_ND = x_ND.float()
             return position_losses(self.network.head, x_ND, labels_N, smoothing=self.smoothing, chunk=chunk_size(x_ND))
 
-    def _kept(self, batch: Batch) -> tuple[Tensor, Tensor, Values]:
-        """The trunk's output and the labels where something is predicted, and the losses that blocks add."""
-        x_BTD, added = self.trunk(batch.inputs)
+    def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor, Values]:
+        """Return the trunk's output and the labels of the predicted positions, and the auxiliary losses."""
+        x_BTD, losses = self.trunk(batch.inputs)
         labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
-        return x_BTD.flatten(0, 1).index_select(0, batch.kept_N), labels_N, added
+        return x_BTD.flatten(0, 1).index_select(0, batch.kept_N), labels_N, losses
 
     def _sums(self, x_ND: Tensor, labels_N: Tensor) -> Sums:
         head, parameters = self.network.head, self.network.head_parameters()
@@ -63,5 +64,5 @@ class Objective:
 
 
 def backward_scale(loss: Tensor, scale: float) -> Tensor:
-    """`scale`, and not a number for a loss that is not finite: so is its gradient then, on all ranks that add it up."""
+    """Return `scale`, or NaN if the loss is not finite, so that the gradient becomes NaN on all ranks."""
     return 0 * loss.detach() + scale

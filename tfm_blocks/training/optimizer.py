@@ -1,4 +1,4 @@
-"""Adam and AdamW in one fused kernel."""
+"""Build Adam or AdamW with torch's fused kernel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from tfm_blocks.training.settings import AdamWSettings, OptimizerSettings
 
 
 def build_optimizer(settings: OptimizerSettings, network: nn.Module) -> Adam:
-    """Each step sets the learning rate that the schedule says. Biases and gains, having one axis, are not decayed."""
+    """Return the optimizer with a learning rate of 1, which the schedule sets in each step.
+
+    Weight decay applies to matrices, and not to biases and gains, which have one axis.
+    """
     parameters = list(network.parameters())
     groups = [
-        {"params": [one for one in parameters if one.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [one for one in parameters if one.ndim <= 1], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in parameters if parameter.ndim > 1],
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
     beta1, beta2 = settings.betas
     kind = AdamW if isinstance(settings, AdamWSettings) else Adam

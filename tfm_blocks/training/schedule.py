@@ -1,4 +1,4 @@
-"""The schedules: each has its settings and owns the learning rate at a step. Optimizer steps count from 1."""
+"""Learning rate schedules. Each class has the settings of a schedule and computes its rate; steps count from 1."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InverseSqrtSettings(Settings):
 
 
 class LinearSettings(Settings):
-    """Linear from 0 to `peak` in `warmup` steps, then linear to 0, which it would be after the last of `steps`."""
+    """Linear from 0 to `peak` in `warmup` steps, then linear to 0, reached one step after the last of `steps`."""
 
     name: Literal["linear"]
     peak: Above0

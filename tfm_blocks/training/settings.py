@@ -1,4 +1,4 @@
-"""The settings of a run: what the config's keys must be."""
+"""The settings of a run: the types and rules of the config's keys."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ class _AdamNumbers(Settings):
 
 
 class AdamSettings(_AdamNumbers):
-    """Kingma and Ba 2015. The schedule says the learning rate."""
+    """Adam (Kingma and Ba 2015). The schedule sets the learning rate."""
 
     name: Literal["adam"]
 
 
 class AdamWSettings(_AdamNumbers):
-    """Adam whose decay is apart from the gradient (Loshchilov and Hutter 2019)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     name: Literal["adamw"]
 
 
 class DeviceSettings(Settings):
-    """devices: processes of a node that train together, each on a device of its own; num_nodes: machines.
+    """The processes of a run.
 
-    cluster: who has started them; local: this package. strategy: whether each holds all that is trained, or a share.
-    The defaults are for folders of runs that were begun before these keys were there.
+    devices: processes per node, each with its own device. num_nodes: number of nodes.
+    cluster: what started the processes; local: this package.
+    strategy: ddp: each process holds all weights and optimizer state; fsdp2: each process holds a shard of them.
+    The defaults apply to the folders of runs that are older than these keys.
     """
 
     devices: Count
@@ -62,22 +64,22 @@ def _or_keep(average: int, steps: int, validate_every: int, keep_last: int) -> s
 
 
 class TrainerSettings(DeviceSettings):
-    """How long, how often, on what.
+    """The length, the intervals and the devices of a run.
 
-    steps: optimizer steps. validate_every, log_every: in steps; the last step is always validated.
-    checkpoint_every, checkpoint_minutes: how often there is a checkpoint to resume from; null: not by steps, or not by
-    the clock. checkpoint_keep: how many of them stay.
-    ema: the decay of a moving average of the weights, which is validated, kept and left in their place; null: none.
-    activation_checkpointing: a backward pass computes each layer again, which takes less memory and more time.
-    compile: whether torch compiles the trunk.
-    keep_last: the weights of how many validations stay, for `tfm average` and `average`. average: of how many of them
-    the mean is scored on the test set and left in the folder; 0: the weights of the lowest validation loss instead.
-    test_beam: the hypotheses of a test sentence's search. test_patient: whether it goes on while an unfinished one can
-    still win. test_alpha: the power of its length penalty.
-    validate_sentences: of the validation set, how many are translated each time; samples: how many of those are shown.
+    steps: optimizer steps. validate_every, log_every: intervals in steps; the last step is always validated.
+    checkpoint_every, checkpoint_minutes: the interval of checkpoints in steps and in minutes; null: none.
+    checkpoint_keep: number of checkpoints that are kept.
+    ema: decay of a moving average of the weights, which replaces them in validation and in the final model; null: none.
+    activation_checkpointing: recompute each layer in the backward pass, which takes less memory and more time.
+    compile: compile the trunk with torch.compile.
+    keep_last: number of validations whose weights are kept, for `tfm average` and `average`.
+    average: number of these whose mean is the final model; 0: the weights of the lowest validation loss.
+    test_beam: beam size on the test set. test_patient: continue while an unfinished hypothesis can still win.
+    test_alpha: exponent of the length penalty.
+    validate_sentences: sentences that each validation translates. samples: how many of them are shown.
     clip: largest norm of the whole gradient; null: no clipping. bleu: sacreBLEU's tokenizer.
-    patience_nan: a step whose loss or gradient is not finite is skipped; after so many in a row the run has diverged.
-    workers: processes of each rank that make batches ahead; null: 2 on an accelerator, none on a processor.
+    patience_nan: a step whose loss or gradient is not finite is skipped; after this many in a row the run has diverged.
+    workers: loader processes of each rank; null: 2 on CUDA, 0 on a CPU.
     """
 
     steps: Count
@@ -119,7 +121,9 @@ class TrainerSettings(DeviceSettings):
     @classmethod
     def _is_the_only_mean(cls, ema: float | None, info: ValidationInfo) -> float | None:
         if ema is not None and info.data.get("average"):
-            rule = f"is {ema}, but trainer.average is {info.data['average']}: a run leaves one mean of its weights"
+            rule = (
+                f"is {ema}, but trainer.average is {info.data['average']}: only one of them can make the final weights"
+            )
             raise RuleError(rule, "write trainer.average=0 or trainer.ema=null")
         return ema
 
@@ -127,7 +131,7 @@ class TrainerSettings(DeviceSettings):
     @classmethod
     def _has_whole_weights(cls, value: Any, info: ValidationInfo) -> Any:
         if value and info.data.get("strategy") == "fsdp2":
-            rule = f"is {str(value).lower()}, which needs the whole weights, but trainer.strategy is fsdp2"
+            rule = f"is {str(value).lower()}, which needs unsharded weights, but trainer.strategy is fsdp2"
             raise RuleError(rule, "write trainer.strategy=ddp")
         return value
 
@@ -145,19 +149,17 @@ class TrainerSettings(DeviceSettings):
     @classmethod
     def _is_a_search_by_beam(cls, patient: bool, info: ValidationInfo) -> bool:
         if patient and info.data.get("test_beam") == 1:
-            raise RuleError(
-                "is a search by beam, but trainer.test_beam is 1", "raise trainer.test_beam, or write false"
-            )
+            raise RuleError("needs beam search, but trainer.test_beam is 1", "raise trainer.test_beam, or write false")
         return patient
 
     @property
     def test_search(self) -> Search:
-        """How the test set is translated."""
+        """Return the search that translates the test set."""
         return Search(beam=self.test_beam, patient=self.test_patient, alpha=self.test_alpha)
 
 
 class EarlyStoppingSettings(Settings):
-    """When to end a run that no longer improves.
+    """The criterion that stops a run early.
 
     monitor: a validation metric. patience: validations in a row without improvement; null: never. min_delta: a smaller
     improvement does not count.
@@ -178,7 +180,7 @@ class EarlyStoppingSettings(Settings):
 
 
 class CallbackSettings(Settings):
-    """Callbacks by name. The names are a closed set: a config never says what is imported."""
+    """Callbacks by name. The names are a closed set, so a config cannot import code."""
 
     early_stopping: EarlyStoppingSettings = EarlyStoppingSettings()
 
@@ -187,7 +189,7 @@ OptimizerSettings = Annotated[AdamSettings | AdamWSettings, Field(discriminator=
 
 
 class RunSettings(Settings):
-    """Everything but the model."""
+    """All settings of a run except the model."""
 
     seed: CountOrZero
     label_smoothing: Fraction
@@ -215,5 +217,8 @@ class RunSettings(Settings):
 
 
 def read_run(config: Mapping[str, Any]) -> RunSettings:
-    """The settings in a resolved config, which also has a model and its knobs. Raises ConfigError with all problems."""
+    """Read the settings from a resolved config, which also has the model and its knobs.
+
+    Raises ConfigError with all problems.
+    """
     return read_settings(RunSettings, {key: config[key] for key in RunSettings.model_fields if key in config})

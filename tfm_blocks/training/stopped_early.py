@@ -1,4 +1,4 @@
-"""Keep in a checkpoint that a callback stopped the run."""
+"""Record in checkpoints that a callback stopped the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfm_blocks.training.module import TrainingModule
 
 
 class StoppedEarly(Callback):
-    """Keeps the reason why one of `callbacks` stopped the run.
+    """Record the reason why one of `callbacks` stopped the run.
 
     A run that was killed after such a stop does not train on when it is resumed, unless it is `prolonged`. `reason` is
     "" for a run that did all its steps.
@@ -45,13 +45,13 @@ class StoppedEarly(Callback):
         assert isinstance(pl_module, TrainingModule)
         if not trainer.should_stop or pl_module.abandoned or trainer.global_step >= trainer.max_steps:
             return ""
-        told = [getattr(one, "stopping_reason_message", None) for one in self.callbacks]
-        names = ", ".join(type(one).__name__ for one in self.callbacks)
-        return self.reason or next(filter(None, told), f"a callback stopped it: {names}")
+        reasons = [getattr(callback, "stopping_reason_message", None) for callback in self.callbacks]
+        names = ", ".join(type(callback).__name__ for callback in self.callbacks)
+        return self.reason or next(filter(None, reasons), f"a callback stopped it: {names}")
 
 
 def _expect_readable(callback: Callback, state: Any) -> None:
-    """Raises RunError if a checkpoint with this state could not be loaded: loading never runs code."""
+    """Raise RunError if a checkpoint with this state could not be loaded, because loading never runs code."""
     file = BytesIO()
     torch.save(state, file)
     try:

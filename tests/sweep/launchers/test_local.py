@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.sweep.test_supervisor import LIMIT
-from tfm_blocks.launch.devices import processor_cores
+from tfm_blocks.launch.devices import available_cores
 from tfm_blocks.sweep.launcher import Worker
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.training.settings import TrainerSettings
@@ -57,7 +57,7 @@ def end(folder: Path, name: str, worker: Worker) -> None:
 def test_jobs_see_their_part_of_the_cores_and_a_device_that_goes_to_the_next_when_they_end(
     start: Start, tmp_path: Path
 ) -> None:
-    threads = f"threads {max(1, processor_cores() // 2)}"
+    threads = f"threads {max(1, available_cores() // 2)}"
     workers = {name: start(name) for name in ("first", "second")}
     assert [seen(tmp_path, name) for name in workers] == [f"{threads}, devices 5", f"{threads}, devices 7"]
     end(tmp_path, "second", workers["second"])

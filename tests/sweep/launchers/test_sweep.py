@@ -142,7 +142,7 @@ def test_what_is_left_in_the_queue_is_among_the_jobs_of_a_time_and_goes_from_it_
     sweep._goes_on()
     assert [job.reason for job in sweep.source.jobs] == ["", "in the queue of Slurm", "in the queue of Slurm"]
     assert (cluster / "calls").read_text().count("sbatch /") == 4
-    monkeypatch.setattr("tfm_blocks.sweep.engine.asked_to_stop", lambda: signal.SIGINT)
+    monkeypatch.setattr("tfm_blocks.sweep.engine.pending_signal", lambda: signal.SIGINT)
     until(sweep, lambda: not sweep.running)
     assert states(sweep) == [WAITING, "stopped", "stopped"]
     for number in (102, 103, 104):
@@ -186,7 +186,7 @@ def test_what_is_stopped_in_the_queue_goes_from_it_and_what_runs_gets_a_checkpoi
     (cluster / "full").touch()
     sweep.settings = sweep.settings.model_copy(update={"parallel": 2})
     sweep._goes_on()
-    monkeypatch.setattr("tfm_blocks.sweep.engine.asked_to_stop", lambda: signal.SIGINT)
+    monkeypatch.setattr("tfm_blocks.sweep.engine.pending_signal", lambda: signal.SIGINT)
     until(sweep, lambda: not sweep.running)
     assert [(job.state, job.reason) for job in sweep.source.jobs] == [("stopped", "by SIGINT")] * 2
     assert "preempted" in (tmp_path / "runs" / "x" / "a" / "status.json").read_text()

@@ -56,7 +56,9 @@ logger.close(3, "diverged")
 """
     environment = {"WANDB_MODE": "offline", "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[0].startswith("W&B: offline, as WANDB_MODE=offline says; to upload: wandb sync ")
+    assert done.stdout.splitlines()[0].startswith(
+        "W&B: offline, as WANDB_MODE=offline requests; to upload: wandb sync "
+    )
     folder = Path(done.stdout.split("wandb sync ")[1].strip())
     assert folder.parent == tmp_path / "wandb"
     stored = next(folder.glob("*.wandb")).read_bytes()

@@ -13,7 +13,7 @@ import torch
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.config.settings import Settings
 from tfm_blocks.launch.check import CheckedRun, check_run
-from tfm_blocks.launch.devices import device_of, processor_cores
+from tfm_blocks.launch.devices import available_cores, device_of
 from tfm_blocks.sweep.device_pool import DevicePool
 from tfm_blocks.sweep.job_file import kept_alive, left, refuse
 from tfm_blocks.sweep.launcher import LauncherKind, Worker
@@ -35,7 +35,7 @@ class LocalLauncher:
     queue = ""
 
     def __init__(self, parallel: int) -> None:
-        self.share = DevicePool(os.environ, parallel, processor_cores(), torch.cuda.device_count())
+        self.share = DevicePool(os.environ, parallel, available_cores(), torch.cuda.device_count())
 
     def __enter__(self) -> None:
         pass

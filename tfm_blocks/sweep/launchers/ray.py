@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from tfm_blocks.config.settings import Count, RuleError
-from tfm_blocks.distributed.signals import take_signals
+from tfm_blocks.distributed.signals import install_handlers
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.sweep import remote_runner
 from tfm_blocks.sweep.cluster_settings import ClusterSettings
@@ -71,7 +71,7 @@ class RayLauncher:
             help = "write launcher.address=HOST:6379, or launcher.address=local for one of this machine"
             raise ConfigError(Problem("launcher.address", rule, help=help)) from None
         finally:
-            take_signals()
+            install_handlers()
         ray.cloudpickle.register_pickle_by_value(remote_runner)  # a node need not find it
         self.actors = ray.remote(remote_runner.RemoteRunner)
 

@@ -1,4 +1,4 @@
-"""The loggers that a run can have: each module is one, with its settings, and conf/logger/NAME.yaml has its defaults.
+"""The loggers of runs: each module has one logger and its settings, with defaults in conf/logger/NAME.yaml.
 
 Settings are read without the libraries, so a module imports its library in the functions that use it.
 """

@@ -1,4 +1,4 @@
-"""metrics.csv, which every run writes: choosing it adds nothing."""
+"""The logger of metrics.csv. Every run writes this file, also without this logger."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tfm_blocks.tracking.logger import LoggerKind
 
 
 class CsvSettings(Settings):
-    """No settings."""
+    """The empty settings of metrics.csv."""
 
 
 LOGGER = LoggerKind(CsvSettings, None)

@@ -1,4 +1,4 @@
-"""MLflow, through Lightning's own logger."""
+"""Log to MLflow with Lightning's logger."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 LOCAL = "sqlite:///mlflow.db"  # where `mlflow ui` looks
 TAG = "tfm_blocks_run"
 LONGEST_TAG = 5000
-ASKED = {  # where the environment does not say otherwise
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # which take 15 s; its own seven would hold up a step for four minutes
+ENVIRONMENT = {  # defaults for variables that are not set
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # about 15 s; MLflow's seven retries would block a step for four minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a run's last line says what to type next
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the last line of a run is its next command
 }
 STATES = {0: "FINISHED", 75: "KILLED"}  # by exit status; any other is FAILED
 
 
 class MlflowSettings(Settings):
-    """MLflow. uri: the server or database; null: MLFLOW_TRACKING_URI, else mlflow.db in the current folder."""
+    """MLflow. uri: the server or database; null: MLFLOW_TRACKING_URI, or else mlflow.db in the current folder."""
 
     experiment: str
     uri: str | None
 
 
 class MlflowLogger(RunLogger):
-    """One run of MLflow's for one run of ours, found again by `id`; no value of a step is there twice.
+    """Log to one MLflow run, which a resume finds by `id`; no value of a step is logged twice.
 
-    The config is its parameters, which MLflow never changes; `facts` are tags.
+    The config becomes parameters, which MLflow does not allow to change. The `facts` become tags.
     """
 
     name = "MLflow"
@@ -51,8 +51,8 @@ class MlflowLogger(RunLogger):
         for noisy in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool", "lightning.pytorch.loggers.mlflow"):
             logging.getLogger(noisy).setLevel(
                 logging.CRITICAL
-            )  # an error is told by who catches it, without its traceback
-        for name, value in ASKED.items():
+            )  # FaultTolerantLogger reports errors, without tracebacks
+        for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or LOCAL
         begun = _run_of(uri, settings.experiment, run.id)
@@ -77,9 +77,9 @@ class MlflowLogger(RunLogger):
                 self._steps[name].add(step or 0)
 
     def _logged(self, name: str) -> set[int]:
-        """The steps of a metric that are logged, those of a part of the run before this one too."""
+        """Return the logged steps of a metric, with those before a resume."""
         if name not in self._steps:
-            self._steps[name] = {one.step for one in self.client.get_metric_history(self.run_id, name)}
+            self._steps[name] = {entry.step for entry in self.client.get_metric_history(self.run_id, name)}
         return self._steps[name]
 
     def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
@@ -98,13 +98,13 @@ class MlflowLogger(RunLogger):
 
 
 def _run_of(uri: str, experiment: str, id: str) -> str | None:
-    """The run that a part of ours before this one has begun."""
+    """Return the MLflow run that was logged before a resume, or None."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)
     known = client.get_experiment_by_name(experiment)
-    found = client.search_runs([known.experiment_id], f"tags.{TAG} = '{id}'") if known else []
-    return str(found[0].info.run_id) if found else None
+    runs = client.search_runs([known.experiment_id], f"tags.{TAG} = '{id}'") if known else []
+    return str(runs[0].info.run_id) if runs else None
 
 
 LOGGER = LoggerKind(MlflowSettings, MlflowLogger, extra="mlflow")

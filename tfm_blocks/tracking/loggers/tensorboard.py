@@ -1,4 +1,4 @@
-"""TensorBoard, through Lightning's own logger."""
+"""Log to TensorBoard with Lightning's logger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TensorboardSettings(Settings):
 
 
 class TensorboardLogger(RunLogger):
-    """Event files in `folder`/tensorboard. Those of a run that goes on begin anew, and it is told all rows again."""
+    """Write event files to `folder`/tensorboard. A resumed run replaces them and logs all rows again."""
 
     name = "TensorBoard"
     shows_pictures = True
@@ -30,7 +30,7 @@ class TensorboardLogger(RunLogger):
         from lightning.pytorch.loggers import TensorBoardLogger
 
         self.inner = TensorBoardLogger(run.folder, name="", version=FOLDER, default_hp_metric=False, purge_step=0)
-        self._last: int | None = None  # the step whose tokens and seconds are told: every row has them
+        self._last: int | None = None  # the last step whose tokens and seconds were logged: every row has them
         text = yaml.safe_dump({**run.config, "facts": dict(run.facts)}, sort_keys=False, allow_unicode=True)
         self.inner.experiment.add_text("config", f"```yaml\n{text}```")
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run there for one run here, however often it was stopped."""
+"""Log to Weights & Biases. A run that is stopped and resumed stays one run in W&B."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from tfm_blocks.tracking.logger import LoggedRun, LoggerKind, RunLogger, Transla
 if TYPE_CHECKING:
     import wandb
 
-DIVERGED, PREEMPTED = 3, 75  # exit statuses of which a team wants to know at once
-READING = 120.0  # seconds that the files of an earlier part may take to read
-PATIENCE = 5.0  # seconds that a server may take to answer before a run goes on without it
+DIVERGED, PREEMPTED = 3, 75  # exit statuses that send an alert
+READING = 120.0  # timeout in seconds to read W&B's files from before a resume
+PATIENCE = 5.0  # timeout in seconds for a server to answer
 
 
 class WandbSettings(Settings):
     """Weights & Biases.
 
-    entity: the team; null: the default entity of the API key. group: runs that W&B shows together. artifact: upload the
+    entity: the team; null: the default entity of the API key. group: the group of the run in W&B. artifact: upload the
     final weights.
     """
 
@@ -49,10 +49,10 @@ class WandbSettings(Settings):
 
 
 class WandbLogger(RunLogger):
-    """Logs to a W&B run with its files in `folder`/wandb; online if there is a key and the server answers.
+    """Log to a W&B run with its files in `folder`/wandb; online if there is a key and the server answers.
 
-    A run that is resumed has the `id` of its first part; offline each part is a folder, for wandb sync to join. What a
-    part before it has logged is not logged again, so no step is there twice.
+    A resumed run keeps its `id`. Offline, each start of the run has a separate folder, and `wandb sync` joins them.
+    Values that were logged before a resume are not logged again.
     """
 
     name = "W&B"
@@ -70,12 +70,12 @@ class WandbLogger(RunLogger):
         if self.run is None:
             import wandb
 
-            wandb.teardown()  # its service holds the id of the run that was refused
+            wandb.teardown()  # else its service keeps the ID of the refused run
             mode, reason = "offline", "the server refused the run"
             self.run = _start_run(options, run.folder, mode)
         if self.run:
             _define(self.run)
-            self.run.config.update(_left_out(config, self.run.config))  # type: ignore[no-untyped-call]
+            self.run.config.update(_missing_settings(config, self.run.config))  # type: ignore[no-untyped-call]
         if mode == "offline" and self.run:
             print(f"W&B: offline, {reason}; to upload: wandb sync {Path(self.run.dir).parent}")
         elif mode == "online" and self.run:
@@ -91,7 +91,7 @@ class WandbLogger(RunLogger):
         self._log({f"samples/{split}": table}, step)
 
     def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
-        """Logs each PNG under a key of its own, because W&B shows all images of a list in the size of the first."""
+        """Log each PNG under a separate key, because W&B shows all images of a list in the size of the first."""
         import wandb
 
         self._log({name: wandb.Image(Image.open(BytesIO(picture))) for name, picture in pictures.items()}, step)
@@ -104,7 +104,7 @@ class WandbLogger(RunLogger):
             )
 
     def log_weights(self, run: Path) -> None:
-        """Uploads them where that is asked for."""
+        """Upload the model and its weights if `artifact` is set."""
         if self.run and self.settings.artifact:
             import wandb
 
@@ -125,39 +125,36 @@ class WandbLogger(RunLogger):
 
 
 def _define(run: wandb.Run) -> None:
-    """Tells which value of each key stands for the run, and that curves are over tokens; steps are there anyway.
-
-    A name for several keys ends in a star.
-    """
+    """Define the summary of each metric, and tokens as the x-axis. A name for several keys ends in a star."""
     for key in METRIC_KEYS:
         axis = None if key.name in IN_EVERY_ROW else TOKENS
-        summary = None if key.summary == "last" else key.summary  # which W&B keeps anyway, under the plain name
+        summary = None if key.summary == "last" else key.summary  # W&B always keeps the last value
         run.define_metric(re.sub(r"{.*", "*", key.name), summary=summary, step_metric=axis)
 
 
-def _left_out(config: Mapping[str, Any], has: Any) -> dict[str, Any]:
-    """By their addresses, the settings of groups that a sweep of W&B chooses: it keeps their keys to itself."""
+def _missing_settings(config: Mapping[str, Any], logged: Any) -> dict[str, Any]:
+    """Return by address the settings of groups that a W&B sweep chose: W&B only has the name of the choice."""
     return {
         address: value
         for key, group in config.items()
-        if isinstance(group, Mapping) and isinstance(has.get(key), str)
+        if isinstance(group, Mapping) and isinstance(logged.get(key), str)
         for name, value in group.items()
-        if (address := f"{key}.{name}") not in has
+        if (address := f"{key}.{name}") not in logged
     }
 
 
 def logged_keys(folder: Path, id: str) -> dict[int, set[str]]:
-    """The keys by step that the parts of a run, as far as they are on this disk, have in W&B's own files."""
-    found: dict[int, set[str]] = {}
+    """Return the keys by step that earlier starts of the run logged, from W&B's files on this disk."""
+    keys: dict[int, set[str]] = {}
     for part in sorted((folder / "wandb").glob(f"*run-*-{id}")):
         for history in _histories(part):
-            names = {name.partition("._")[0] for name in history["item"]}  # of a table: samples/val._type
-            found.setdefault(history["step"].get("num", 0), set()).update(names)
-    return found
+            names = {name.partition("._")[0] for name in history["item"]}  # a table has samples/val._type
+            keys.setdefault(history["step"].get("num", 0), set()).update(names)
+    return keys
 
 
 def _histories(part: Path) -> Iterator[dict[str, Any]]:
-    """What was logged, as W&B's own reader tells it; nothing where it cannot, since a run goes on without."""
+    """Yield the logged rows, read by W&B's own command; nothing if that fails."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(part)]
     with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=READING)
@@ -168,12 +165,13 @@ Mode = Literal["online", "offline", "disabled"]
 
 
 def choose_mode(environment: Mapping[str, str]) -> tuple[Mode, str]:
-    """The mode, and the reason for it as half a sentence: WANDB_MODE, then a missing key, then a server that does not
-    answer.
+    """Return the mode and a short reason.
+
+    WANDB_MODE decides first, then a missing key, then a server that does not answer.
     """
-    asked = environment.get("WANDB_MODE", "")
-    if asked in ("offline", "dryrun", "disabled"):  # the second is W&B's older name for the first
-        return ("disabled" if asked == "disabled" else "offline"), f"as WANDB_MODE={asked} says"
+    requested = environment.get("WANDB_MODE", "")
+    if requested in ("offline", "dryrun", "disabled"):  # dryrun is W&B's older name for offline
+        return ("disabled" if requested == "disabled" else "offline"), f"as WANDB_MODE={requested} requests"
     server = environment.get("WANDB_BASE_URL", "https://api.wandb.ai")
     if not has_key(environment, server):
         return "offline", "no key was found (wandb login stores one)"
@@ -183,7 +181,7 @@ def choose_mode(environment: Mapping[str, str]) -> tuple[Mode, str]:
 
 
 def has_key(environment: Mapping[str, str], server: str) -> bool:
-    """Looks at WANDB_API_KEY, then in the netrc file."""
+    """Return True if WANDB_API_KEY is set, or the netrc file has a key for the server."""
     if environment.get("WANDB_API_KEY"):
         return True
     home = Path(environment.get("HOME") or Path.home())
@@ -194,7 +192,7 @@ def has_key(environment: Mapping[str, str], server: str) -> bool:
 
 
 def _answers(server: str) -> bool:
-    """True for any answer, also a refusal. Uses the proxies of the environment."""
+    """Return True if the server answers, also with a refusal. Uses the proxies of the environment."""
     try:
         urllib.request.urlopen(server, timeout=PATIENCE).close()
     except urllib.error.HTTPError:
@@ -205,7 +203,7 @@ def _answers(server: str) -> bool:
 
 
 def _start_run(options: Mapping[str, Any], folder: Path, mode: Mode) -> wandb.Run | None:
-    """None if the server refuses the run."""
+    """Return the run, or None if the server refuses it."""
     import wandb
 
     quiet = wandb.Settings(silent=True, console="off", init_timeout=4 * PATIENCE, disable_git=True)
