@@ -29,7 +29,7 @@ def test_processes_that_are_started_anew_do_not_believe_what_others_have_said_be
 def test_what_a_process_has_joined_it_leaves() -> None:
     meeting = Rendezvous(RankInfo())
     meeting.store = HashStore()
-    for leave in (meeting.part, meeting.leave):
+    for leave in (meeting.leave_together, meeting.leave):
         meeting.join("cpu")
         assert torch.distributed.is_initialized()
         leave()
