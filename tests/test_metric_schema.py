@@ -15,7 +15,7 @@ from tfm_blocks.metric_schema import (
     Key,
     columns,
     find_key,
-    markdown,
+    keys_as_markdown,
 )
 from tfm_blocks.runs.metrics import summarise
 from tfm_blocks.scoring.measures import MEASURES
@@ -28,7 +28,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def test_the_page_of_logged_keys_is_made_from_the_table() -> None:
-    assert (DOCS / "logged-keys.md").read_text("utf-8") == markdown() + "\n"
+    assert (DOCS / "logged-keys.md").read_text("utf-8") == keys_as_markdown() + "\n"
 
 
 def test_progress_lines_have_the_texts_of_the_table() -> None:

@@ -204,7 +204,7 @@ def find_key(name: str) -> Key:
     raise KeyError(name)
 
 
-def markdown() -> str:
+def keys_as_markdown() -> str:
     """Return docs/logged-keys.md."""
     keys = [f"| `{key.name}` | {key.unit} | {key.summary} |" for key in METRIC_KEYS]
     scores = [f"| {score.name} | {score.better} |" for score in FINAL_SCORES]
@@ -221,4 +221,4 @@ def markdown() -> str:
 
 
 if __name__ == "__main__":
-    print(markdown())
+    print(keys_as_markdown())

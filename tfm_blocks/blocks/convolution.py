@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import reading_order, reorder, restore_order
+from tfm_blocks.layers.recurrence import apply_order, reading_order, restore_order
 from tfm_blocks.layers.sliding import SlidingKernel
 from tfm_blocks.registry.blocks import block
 
@@ -46,7 +46,7 @@ class Convolution(SlidingKernel):
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
         order_BT = None if right_padded_T else reading_order(keep_BT)
         if order_BT is not None:
-            x_BTD, keep_BT = reorder(x_BTD, order_BT), keep_BT.take_along_dim(order_BT, 1)
+            x_BTD, keep_BT = apply_order(x_BTD, order_BT), keep_BT.take_along_dim(order_BT, 1)
         if self.after:  # later positions may be padding
             x_BTD = x_BTD.masked_fill(~keep_BT[:, :, None], 0)
         y_BTD = self.slide(F.pad(x_BTD, (0, 0, self.before, self.after)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import Recurrence, RecurrentState, reading_order, reorder, restore_order
+from tfm_blocks.layers.recurrence import Recurrence, RecurrentState, apply_order, reading_order, restore_order
 from tfm_blocks.registry.blocks import block
 
 
@@ -62,7 +62,7 @@ class Recurrent(Recurrence):
         if self.backwards is None:
             return h_BTF
         order_BT = reading_order(keep_BT, backward=True)
-        back_BTF, _ = self._run(self.backwards, reorder(x_BTD, order_BT), self.empty(len(x_BTD), x_BTD))
+        back_BTF, _ = self._run(self.backwards, apply_order(x_BTD, order_BT), self.empty(len(x_BTD), x_BTD))
         return torch.cat([h_BTF, restore_order(back_BTF, order_BT)], 2)
 
     def _run(self, direction: Direction, x_BTD: Tensor, memory: RecurrentState) -> tuple[Tensor, RecurrentState]:

@@ -20,7 +20,7 @@ from tfm_blocks.registry.blocks import block
     "x: B T D -> B T D",
     branch=True,
     sees={"x": "mask"},
-    where={**WHERE, "radius >= 1": "a neighbour has a vector of its own"},
+    where={**WHERE, "radius >= 1": "at least the direct neighbours have vectors"},
     source="Shaw et al. 2018, equations 3 and 4",
 )
 class RelativeAttention(SelfAttention):

@@ -39,11 +39,11 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.compare import print_csv, print_json, print_markdown, show_comparison
+    from tfm_blocks.report.compare import print_comparison_json, print_csv, print_markdown, show_comparison
     from tfm_blocks.report.comparison import compare_runs
 
     comparison = compare_runs(arguments.folders, arguments.baseline)
-    shapes = {"csv": print_csv, "markdown": print_markdown, "json": print_json}
+    shapes = {"csv": print_csv, "markdown": print_markdown, "json": print_comparison_json}
     chosen = [show for name, show in shapes.items() if getattr(arguments, name)]
     (chosen[0] if chosen else show_comparison)(comparison)
 

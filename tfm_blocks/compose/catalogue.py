@@ -24,7 +24,7 @@ class Entry:
     file: str
 
 
-def list_models(config_dir: Path | None) -> list[Entry]:
+def describe_models(config_dir: Path | None) -> list[Entry]:
     """List the models of conf/model and `config_dir`/model. Invalid files are listed with their error."""
     return [_entry(name, path) for name, path in list_options("model", config_folders(config_dir)).items()]
 

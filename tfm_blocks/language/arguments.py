@@ -10,7 +10,7 @@ from tfm_blocks.errors import shown, suggest
 from tfm_blocks.language.spec import Path
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.expression import Number, evaluate
-from tfm_blocks.registry.values import Kind, Part, convert, example
+from tfm_blocks.registry.values import Kind, Part, convert, example_value
 
 
 class ArgumentError(ValueError):
@@ -107,7 +107,7 @@ class Args:
                 value = self.evaluate(value)
             return convert(value, kind)
         except ValueError as error:
-            raise ArgumentError(raw.path, f"{raw.path[-1]} {error}", example(kind)) from None
+            raise ArgumentError(raw.path, f"{raw.path[-1]} {error}", example_value(kind)) from None
 
     def read_part(self, raw: RawValue, category: str) -> Part:
         """Read the value of a category: a name, or {block: NAME} with arguments. Raises ArgumentError."""

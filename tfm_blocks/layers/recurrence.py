@@ -30,7 +30,7 @@ class Recurrence(nn.Module, ABC):
         if right_padded_T:
             return self._read_all(x_BTD)
         order_BT = reading_order(keep_BT)
-        return restore_order(self._read_all(reorder(x_BTD, order_BT)), order_BT)
+        return restore_order(self._read_all(apply_order(x_BTD, order_BT)), order_BT)
 
     def _read_all(self, x_BTD: Tensor) -> Tensor:
         return self.read(x_BTD, self.empty(x_BTD.shape[0], x_BTD), 0)[0]
@@ -56,11 +56,11 @@ def reading_order(keep_BT: Tensor, *, backward: bool = False) -> Tensor:
     return torch.where(keep_BT, place_T.flip(0) if backward else place_T, place_T + T).argsort(1)
 
 
-def reorder(x_BTD: Tensor, order_BT: Tensor) -> Tensor:
+def apply_order(x_BTD: Tensor, order_BT: Tensor) -> Tensor:
     """Return x_BTD with its positions in that order."""
     return x_BTD.take_along_dim(order_BT[:, :, None], 1)
 
 
 def restore_order(y_BTD: Tensor, order_BT: Tensor) -> Tensor:
-    """Undo `reorder`."""
-    return reorder(y_BTD, order_BT.argsort(1))
+    """Undo `apply_order`."""
+    return apply_order(y_BTD, order_BT.argsort(1))

@@ -130,7 +130,7 @@ def convert(value: Any, kind: Kind) -> Any:
     raise ValueError(f"must be {_article(str(kind))}, but is {shown(value)}")
 
 
-def example(kind: Kind) -> str:
+def example_value(kind: Kind) -> str:
     """Return the fix for a value of the wrong kind."""
     examples = {
         "int": "a whole number, such as 4",

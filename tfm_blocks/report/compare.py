@@ -12,8 +12,7 @@ from tfm_blocks.errors import printable
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.comparison_tables import sheets_of
 from tfm_blocks.report.differences import Group
-from tfm_blocks.report.screen import print_json as screen_json
-from tfm_blocks.report.screen import screen
+from tfm_blocks.report.screen import print_json, screen
 from tfm_blocks.report.table import print_sheet
 from tfm_blocks.runs.record import RunRecord, describe
 
@@ -74,7 +73,7 @@ def _flat(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
     return row | {f"{run.scored_on}/{name}": value for name, value in run.values.items()}
 
 
-def print_json(comparison: Comparison) -> None:
+def print_comparison_json(comparison: Comparison) -> None:
     """Prints everything, unrounded."""
     factors = {
         factor.key: {value: dict(zip(factor.others, others, strict=True)) for value, others in factor.values.items()}
@@ -88,7 +87,7 @@ def print_json(comparison: Comparison) -> None:
         "against": against,
         "notes": comparison.notes,
     }
-    screen_json(record)
+    print_json(record)
 
 
 def _group_record(group: Group, comparison: Comparison) -> dict[str, Any]:

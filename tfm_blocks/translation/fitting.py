@@ -12,7 +12,7 @@ from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
 
-def split_columns(line: str, names: Sequence[str], number: int, *, strict: bool) -> tuple[str, ...]:
+def split_line(line: str, names: Sequence[str], number: int, *, strict: bool) -> tuple[str, ...]:
     """Return the text of each source; a wrong number of tabs gives blanks with a warning, or DataError if `strict`."""
     if len(names) == 1:
         return (line,)

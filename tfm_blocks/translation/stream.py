@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol, TextIO
 from tfm_blocks.data.text import UTF8_MARK, read_lines
 from tfm_blocks.errors import DataError, Place, Problem
 from tfm_blocks.network.packed import packed
-from tfm_blocks.translation.fitting import fitting, split_columns
+from tfm_blocks.translation.fitting import fitting, split_line
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translation, Translator
 
@@ -51,7 +51,7 @@ class Translating:
 
     def outputs(self, lines: Sequence[str], prefixes: Sequence[str], first: int) -> list[list[Translation]]:
         names = self.translator.sources
-        split = [split_columns(line, names, number, strict=self.strict) for number, line in enumerate(lines, first)]
+        split = [split_line(line, names, number, strict=self.strict) for number, line in enumerate(lines, first)]
         rows = fitting(split, self.translator, self.search, "stdin", strict=self.strict, first_line=first)
         for number, (row, prefix) in enumerate(zip(rows, prefixes, strict=False), first):
             if prefix.strip() and not any(text.strip() for text in row):

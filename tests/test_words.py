@@ -1,0 +1,73 @@
+"""Names stand for one thing, and messages and pages use plain words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted((ROOT / "tfm_blocks").rglob("*.py"))
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in page.parts)]
+HABITS = re.compile(
+    r"\b(is|are|was|were|be|been) (told|asked|left)\b(?! (to|by|out|in|of|over))|\bheard? of\b|\bbegins? anew\b|\bgoes on with\b"
+    r"|\bby heart\b|\bof (its|their) own\b|\bso many\b|\bso long\b|\bheed|\bmend(s|ed)?\b",
+    re.IGNORECASE,
+)
+SHARED = {  # the same command or function at two levels of the interface
+    "add_commands": "each module of cli/ adds its commands",
+    "train": "tfm.train, tfm train and launch.job.train",
+}
+
+
+def public_names(path: Path) -> Iterator[str]:
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            yield node.name
+
+
+def test_a_public_class_or_function_has_a_name_of_its_own() -> None:
+    places = defaultdict(list)
+    for path in MODULES:
+        for name in public_names(path):
+            places[name].append(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in places.items() if len(files) > 1 and name not in SHARED} == {}
+
+
+def messages(path: Path) -> Iterator[tuple[int, str]]:
+    """The texts of a module but its docstrings."""
+    tree = ast.parse(path.read_text("utf-8"))
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_messages_use_plain_words(path: Path) -> None:
+    assert [(line, text) for line, text in messages(path) if HABITS.search(text)] == []
+
+
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a page outside of its fences."""
+    inside = False
+    for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
+        if line.startswith("```"):
+            inside = not inside
+        elif not inside:
+            yield number, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_use_plain_words(page: Path) -> None:
+    assert [(number, line) for number, line in prose(page) if HABITS.search(line)] == []
