@@ -68,7 +68,7 @@ def sweep_of(small: Small, root: Path, timeout: str | None) -> Sweep:
 
 @pytest.fixture(autouse=True)
 def no_signal_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals._asked, "number", 0)
+    monkeypatch.setattr(signals._state, "number", 0)
 
 
 def test_what_another_process_trains_is_waited_for_by_its_name_and_is_done_when_that_one_is(
