@@ -23,7 +23,7 @@ from torch import Tensor
 from tests.conftest import SMALL
 from tests.preloaded import run_python
 from tests.training.test_module import feed_of, make
-from tfm_blocks.cli.train import _ended
+from tfm_blocks.cli.train import _run_training
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import prepare
@@ -381,7 +381,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_the_state_failed(
     small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     composed = small()
-    assert _ended(lambda: len(str(train(check_run(composed), tmp_path, callbacks=[FillDisk()])))) == 1
+    assert _run_training(lambda: len(str(train(check_run(composed), tmp_path, callbacks=[FillDisk()])))) == 1
     said = capsys.readouterr().err
     sentence = f"error: {tmp_path}/run/metrics.csv: cannot be used: No space left on device"
     assert sentence in said and "Traceback" not in said
@@ -407,7 +407,7 @@ def test_runs_that_cannot_be_written_are_one_sentence(
 ) -> None:
     composed = small()
     (tmp_path / "runs").write_text("")
-    assert _ended(lambda: len(str(train(check_run(composed), tmp_path / "runs")))) == 1
+    assert _run_training(lambda: len(str(train(check_run(composed), tmp_path / "runs")))) == 1
     said = capsys.readouterr().err
     assert f"error: {tmp_path}/runs: cannot be used: File exists" in said and "Traceback" not in said
 

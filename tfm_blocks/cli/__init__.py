@@ -1,4 +1,4 @@
-"""The command `tfm`. Nothing heavy is imported before a command needs it."""
+"""The command `tfm`. Each command imports its heavy modules only when it runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tfm_blocks.cli.train import train
 from tfm_blocks.launch.memory import limit_primitive_caches
 from tfm_blocks.terminal import write_utf8
 
-DATA = ("data", "json", "csv", "markdown")  # what a command is set to when it prints data, not text for people
+DATA = ("data", "json", "csv", "markdown")  # attributes of a command that prints data, not text for people
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs one command; leaves with 0, with 2 for a wrong config, with 1 for any other mistake of the user's."""
+    """Run one command and exit with its status: 0 if it succeeds, 2 for an invalid config, 1 for other user errors."""
     if "_ARGCOMPLETE" in os.environ:
         completion.complete(command_parser())
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if arguments[:1] == ["train"]:  # its options are Hydra's
+    if arguments[:1] == ["train"]:  # Hydra parses its options
         command = [sys.executable, "-m", "tfm_blocks", "train"]
         status = train(arguments[1:], program="tfm train", command=command)
     else:
@@ -41,7 +41,7 @@ def _run(argv: Sequence[str]) -> int | None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Overrides may stand before and after options."""
+    """Parse the arguments; overrides may stand before and after options."""
     parser = command_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and not (hasattr(arguments, "overrides") and all("=" in text and text[0] != "-" for text in rest)):

@@ -1,4 +1,4 @@
-"""`tfm blocks --test MODULE`: the contract of blocks, tried on the blocks that a plug-in registers."""
+"""`tfm blocks --test MODULE`: test the contract of blocks on the blocks that a plug-in registers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def test_blocks(arguments: argparse.Namespace) -> int:
-    """Print one line for each block: it passes, or the rule that it breaks. Returns 1 if one breaks a rule.
+    """Print one line for each block: that it passes, or the rule that it breaks. Return 1 if a block breaks a rule.
 
-    Raises ConfigError if the module cannot be imported or registers nothing, or if a block cannot be built.
+    Raises ConfigError if the module cannot be imported, if it registers no block, or if a block cannot be built.
     """
     from tfm_blocks.network.contract.cases import cases_of
 
@@ -30,7 +30,7 @@ def test_blocks(arguments: argparse.Namespace) -> int:
 
 
 def _registered_by(module: str, others: Sequence[str]) -> dict[str, BlockInfo]:
-    """The blocks that the module, or one below it, brings. Raises ConfigError if there are none."""
+    """Return the blocks that the module or its submodules register. Raises ConfigError if there are none."""
     from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
 
@@ -49,7 +49,7 @@ def _registered_by(module: str, others: Sequence[str]) -> dict[str, BlockInfo]:
 
 
 def _split(words: Sequence[str], blocks: Mapping[str, BlockInfo]) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """The blocks to test, all unless some are named, and by block the values given as BLOCK.ARG=VALUE."""
+    """Return the blocks to test (all if none is named), and for each block the values given as BLOCK.ARG=VALUE."""
     named: list[str] = []
     values: dict[str, dict[str, Any]] = {}
     for word in words:
@@ -88,7 +88,7 @@ def _passes(info: BlockInfo, cases: Sequence[Any]) -> bool:
 
 
 def _place(breach: Breach) -> str:
-    """The block in which a part was tried, and what distinguishes the case."""
+    """Return the block that contains the tested part, and the note that distinguishes the case."""
     around = f"in {breach.case.info.name}" if breach.case.part else ""
     note = f"with {breach.case.note}" if breach.case.note else ""
     return " ".join(filter(None, [around, note])) + ": " if around or note else ""

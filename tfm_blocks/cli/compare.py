@@ -1,4 +1,4 @@
-"""Commands on several runs: compare, report."""
+"""Commands on several runs: compare and report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """The parsers of these commands."""
+    """Add the parsers of `tfm compare` and `tfm report`."""
     what = "what differs between runs, what they scored, and whether it is sure"
     command = commands.add_parser("compare", help="compare runs", description=what)
     _add_runs(command)
@@ -59,7 +59,7 @@ def _report(arguments: argparse.Namespace) -> None:
     comparison = compare_runs(arguments.folders, arguments.baseline)
     title = ", ".join(str(folder) for folder in arguments.folders)
     text = render_report(comparison, title, sentence=arguments.sentence, plugins=arguments.plugins)
-    data = text.encode("utf-8", "replace")  # half a letter in a run's text
+    data = text.encode("utf-8", "replace")  # a run's text may hold an incomplete character
     path.write_bytes(data)
     count = len(comparison.runs)
     print(f"{printable(str(path))}: {count} run{'s' * (count != 1)}, {len(data) / 1e6:.1f} MB")

@@ -1,4 +1,4 @@
-"""What a shell completes: commands, options, models, blocks, run folders, and the groups, keys and names of a run."""
+"""Shell completion of commands, options, models, blocks, run folders, and the groups, keys and names of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ZSH = "autoload -Uz compinit && (( $+functions[compdef] )) || compinit\n"
 
 
 def add_commands(commands: Commands) -> None:
-    """The parser of the command."""
+    """Add the parser of `tfm completion`."""
     what = 'for ~/.bashrc: eval "$(tfm completion bash)"; for ~/.zshrc: eval "$(tfm completion zsh)"'
     command = commands.add_parser("completion", help="print what makes a shell complete tfm", description=what)
     command.add_argument("shell", choices=("bash", "zsh"))
@@ -50,7 +50,7 @@ def _print(arguments: argparse.Namespace) -> None:
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answers a shell that asks, and ends the process."""
+    """Print the completions that the shell requested, and exit."""
     import argcomplete
 
     for name, command in _commands(parser):
@@ -71,7 +71,7 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.A
 
 
 def _add_options(train: argparse.ArgumentParser) -> None:
-    """Those of `tfm train`, which Hydra reads, for the shell."""
+    """Add the options of `tfm train`, which Hydra parses, so that the shell can complete them."""
     train.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     train.add_argument("-cd", "--config-dir", type=Path)
     train.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
@@ -104,7 +104,7 @@ def _models(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]
 
 
 def _runs(prefix: str, **_: Any) -> list[str]:
-    """Folders of runs below runs/, those of sweeps too."""
+    """Return the run folders below runs/, including the runs of sweeps."""
     return _folders_with("model.json", prefix)
 
 

@@ -1,4 +1,4 @@
-"""`tfm dashboard`: dashboards of Weights & Biases as files, and the file of a sweep for its agents."""
+"""`tfm dashboard`: Weights & Biases dashboards as files, and sweep files for W&B agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """The parsers of these commands."""
+    """Add the parsers of `tfm dashboard` and its actions."""
     what = "dashboards of Weights & Biases, which are files in conf/dashboard"
     command = commands.add_parser("dashboard", help="check W&B dashboards, push them, write a sweep", description=what)
     actions = command.add_subparsers(required=True, metavar="ACTION")

@@ -1,4 +1,4 @@
-"""The command evaluate."""
+"""The command `tfm evaluate`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """The parser of this command."""
+    """Add the parser of `tfm evaluate`."""
     command = commands.add_parser(
         "evaluate",
         help="score a run",

@@ -1,4 +1,4 @@
-"""The exit status that a command leaves with. A mistake of the user's is a sentence, not a traceback."""
+"""Exit statuses of commands. A user error prints a message instead of a traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfm_blocks.terminal import escape_unknown_letters
 
 
 def run_command(action: Callable[[], int | None]) -> int:
-    """The exit status of a whole command, whose output may go to a full disk or to a reader that has gone away."""
+    """Run a command and return its exit status; handle a full disk and a closed output pipe."""
     escape_unknown_letters()
     try:
         try:
@@ -19,11 +19,11 @@ def run_command(action: Callable[[], int | None]) -> int:
         finally:
             if sys.stdout:
                 sys.stdout.flush()
-    except BrokenPipeError:  # as in `tfm blocks | head`: the reader has seen enough
+    except BrokenPipeError:  # the reader closed the pipe, as in `tfm blocks | head`
         close_output()
         return 0
-    except OSError as error:  # a full disk, a file that may not be written
-        if error.errno is None:  # a library's own error, or a bug: only its traceback says where it comes from
+    except OSError as error:  # such as a full disk or a file without write permission
+        if error.errno is None:  # an error of a library, or a bug: only the traceback shows its origin
             raise
         place = error.filename or ("output" if error.errno in FULL else type(error).__name__)
         print(f"error: {printable(cut(str(place)))}: {error.strerror}", file=sys.stderr)
@@ -34,7 +34,7 @@ def run_command(action: Callable[[], int | None]) -> int:
 
 
 def print_errors(action: Callable[[], int | None]) -> int:
-    """The exit status of `action`: where it raises TfmError, which is printed, that of the error."""
+    """Run `action` and return its exit status; if it raises TfmError, print the error and return the error's status."""
     try:
         return action() or 0
     except TfmError as error:
@@ -43,6 +43,6 @@ def print_errors(action: Callable[[], int | None]) -> int:
 
 
 def close_output() -> None:
-    """What is still to be written to stdout goes nowhere, so that Python does not fail on it at its exit."""
+    """Discard the unwritten output, so that Python does not fail when it flushes stdout at exit."""
     if sys.stdout:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Commands on models: check, show, models, blocks, schema."""
+"""Commands on models: check, show, models, blocks and schema."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECK = "check a model without allocating it; tfm blocks --test MODULE computes 
 
 
 def add_commands(commands: Commands) -> None:
-    """The parsers of these commands."""
+    """Add the parsers of these commands."""
     for name, run, text in (
         ("check", _check, CHECK),
         ("show", _show, "the nodes of a model, with shapes and parameters"),
@@ -123,7 +123,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
-    """The model, and where its nodes are written."""
+    """Return the checked model, and the file and line of each of its nodes."""
     from tfm_blocks.network.build import check_model
 
     composed = _composed(arguments)
@@ -133,7 +133,7 @@ def _checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
 
 
 def _trained_model(arguments: argparse.Namespace, folder: Path) -> tuple[Spec, Sources]:
-    """The model of a run as it was trained; no file says where its nodes are written."""
+    """Return the model of a run as it was trained; its nodes have no file and line."""
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.runs.model import read_spec
 

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from tfm_blocks.errors import shown
 from tfm_blocks.translation.settings import LengthPenalty, Search
 
-LONGEST_COUNT = 18  # digits: what fits into 64 bits
+LONGEST_COUNT = 18  # digits that fit into 64 bits
 
 if TYPE_CHECKING:
     from tfm_blocks.translation.translator import Translator
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 
 def add_plugins(command: argparse.ArgumentParser) -> None:
-    """--plugins."""
+    """Add the option --plugins."""
     help = "a module with blocks of yours, on the path or in this folder"
     command.add_argument("--plugins", action="append", default=[], metavar="MODULE", help=help)
 
 
 def add_run(command: argparse.ArgumentParser) -> None:
-    """The run folder."""
+    """Add the argument RUN, a run folder."""
     command.add_argument("folder", type=Path, metavar="RUN", help="a run folder, such as runs/NAME")
 
 
 def add_checkpoint(command: argparse.ArgumentParser) -> None:
-    """--checkpoint."""
+    """Add the option --checkpoint."""
     help = "the weights of a validation, also of a run that is not done: last, best or a step"
     command.add_argument("--checkpoint", metavar="WHICH", help=help)
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
-    """--device."""
+    """Add the option --device."""
     command.add_argument(
         "--device", default="auto", help="cpu, cuda, …; auto: cuda if there is one, as in training (auto)"
     )
 
 
 def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Translator:
-    """What the command line names; or another `run`, with its finished weights. Raises RunError."""
+    """Load the run and checkpoint of the command line, or the final weights of another `run`. Raises RunError."""
     from tfm_blocks.translation.translator import Translator
 
     checkpoint = arguments.checkpoint if run is None else None
@@ -51,7 +51,7 @@ def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Tra
 
 
 def add_search(command: argparse.ArgumentParser) -> None:
-    """How to look for translations, and where to compute them."""
+    """Add the options of beam search, device and precision."""
     command.add_argument(
         "--beam", type=count, default=Search.beam, metavar="K", help="hypotheses a sentence; 1: greedy"
     )
@@ -82,7 +82,7 @@ def add_search(command: argparse.ArgumentParser) -> None:
 
 
 def count(text: str) -> int:
-    """The type of a number above 0. Raises ArgumentTypeError."""
+    """Parse an integer above 0, as an argparse type. Raises ArgumentTypeError."""
     if not text.isdecimal() or len(text) > LONGEST_COUNT or not int(text):
         rule = f"must be a whole number above 0 of at most {LONGEST_COUNT} digits, but is {shown(text)}"
         raise argparse.ArgumentTypeError(rule)

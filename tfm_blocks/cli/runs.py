@@ -1,4 +1,4 @@
-"""Commands on run folders: attention, average, runs."""
+"""Commands on run folders: attention, average and runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """The parsers of these commands."""
+    """Add the parsers of these commands."""
     _add_attention(commands)
     command = commands.add_parser("average", help="average a run's last weights", description="into a folder beside it")
     add_run(command)
@@ -68,7 +68,7 @@ def _runs(arguments: argparse.Namespace) -> None:
 
 
 def _delete(arguments: argparse.Namespace) -> None:
-    """Asks for --yes before it deletes what was named; a folder that is none of a run stays, and so do the others."""
+    """Delete the folders of --delete, all of which must be runs or sweeps. Raises ConfigError without --yes."""
     from tfm_blocks.report.runs import show_sizes
     from tfm_blocks.runs.listing import delete_run, expect_deletable
 

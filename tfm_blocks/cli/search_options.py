@@ -1,4 +1,4 @@
-"""What the options of a search say."""
+"""Search and sampling settings from the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfm_blocks.translation.settings import Sampling, Search
 
 
 def add_sampling(command: argparse.ArgumentParser) -> None:
-    """Options that draw tokens in the place of a search."""
+    """Add the options that draw tokens instead of searching."""
     command.add_argument("--sample", action="store_true", help="draw tokens instead of searching")
     command.add_argument("--temperature", type=float, metavar="T", help="of --sample (1)")
     command.add_argument("--top-k", type=int, metavar="K", help="of --sample: of the K likeliest (0: all)")
@@ -20,7 +20,7 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
 
 
 def add_output(command: argparse.ArgumentParser) -> None:
-    """Options on what is printed of the hypotheses."""
+    """Add the options that control how hypotheses are printed."""
     command.add_argument(
         "--nbest", type=count, default=Search.nbest, metavar="K", help="print the K best: line, score, text (1)"
     )
@@ -30,7 +30,7 @@ def add_output(command: argparse.ArgumentParser) -> None:
 
 
 def search_of(arguments: argparse.Namespace, *, nbest: int = 1, sampling: Sampling | None = None) -> Search:
-    """The search that is asked for. Raises ConfigError."""
+    """Return the requested search settings. Raises ConfigError."""
     names = ("beam", "patient", "alpha", "penalty", "coverage", "max_tokens")
     try:
         return Search(**{name: vars(arguments)[name] for name in names}, nbest=nbest, sampling=sampling)
@@ -39,7 +39,7 @@ def search_of(arguments: argparse.Namespace, *, nbest: int = 1, sampling: Sampli
 
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling | None:
-    """How tokens are drawn, or None where they are searched for. Raises ConfigError."""
+    """Return the sampling settings, or None without --sample. Raises ConfigError."""
     given = {name: vars(arguments)[name] for name in ("temperature", "top_k", "top_p", "seed")}
     given = {name: value for name, value in given.items() if value is not None}
     if given and not arguments.sample:
@@ -52,7 +52,7 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling | None:
 
 
 def precision_of(arguments: argparse.Namespace) -> AbstractContextManager[object]:
-    """The precision of --precision, while it is open."""
+    """Return a context manager that computes in the precision of --precision."""
     import torch
 
     from tfm_blocks.network.device import choose_device

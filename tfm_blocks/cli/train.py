@@ -1,4 +1,4 @@
-"""`tfm train`, which is also `python train.py`: trains one run, or with -m one for each point of a sweep."""
+"""`tfm train`, also started as `python train.py`: train one run, or with -m one run for each job of a sweep."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tfm_blocks.errors import file_error
 if TYPE_CHECKING:
     from tfm_blocks.launch.check import CheckedRun
 
-JOB = "--job"  # followed by a job file: how a sweep starts its jobs
+JOB = "--job"  # a sweep starts its jobs with this flag and a job file
 
 
 def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> int:
-    """The exit status of the run, or of the sweep, that `arguments` ask for.
+    """Train the run or the sweep that `arguments` describe, and return its exit status.
 
-    `program` is the command as people type it, `command` starts it again in a process of its own.
+    `program` is the command as people type it; `command` starts it again in a separate process.
     """
     from tfm_blocks.distributed.signals import exit_on_signals
     from tfm_blocks.launch.memory import limit_primitive_caches
@@ -52,18 +52,18 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
 
         return sweep(arguments, program=words, start=command)
     status: list[int] = []
-    run_hydra(prepared, lambda config: status.append(_ended(lambda: _train_here(config, [*words, *arguments]))))
+    run_hydra(prepared, lambda config: status.append(_run_training(lambda: _train_here(config, [*words, *arguments]))))
     return max(status, default=0)
 
 
-def _ended(action: Callable[[], int]) -> int:
-    """Return the exit status of a training."""
+def _run_training(action: Callable[[], int]) -> int:
+    """Run `action` and return its exit status, also if its output pipe is closed or a file cannot be written."""
     try:
         return print_errors(action)
-    except BrokenPipeError:  # nobody reads the output of the run any more, so it ends as by SIGPIPE
+    except BrokenPipeError:  # the reader closed the pipe: exit as after SIGPIPE
         close_output()
         return 128 + signal.SIGPIPE
-    except OSError as error:  # inside Hydra, which would print a traceback
+    except OSError as error:  # Hydra would print a traceback
         if (problem := file_error(error, "runs")) is None:
             raise
         print(problem, file=sys.stderr)
@@ -71,12 +71,12 @@ def _ended(action: Callable[[], int]) -> int:
 
 
 def _train_job(path: Path) -> int:
-    """Train a job of a sweep, whose config the sweep has checked and written to `path`."""
+    """Train a job of a sweep, whose checked config the sweep wrote to `path`."""
     from tfm_blocks.compose.job_config import read_job
     from tfm_blocks.launch.check import check_job
 
     composed, typed = read_job(path)
-    return _ended(lambda: _train_new(check_job(composed), typed))
+    return _run_training(lambda: _train_new(check_job(composed), typed))
 
 
 def _train_new(run: CheckedRun, typed: Sequence[str]) -> int:

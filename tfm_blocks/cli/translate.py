@@ -1,4 +1,4 @@
-"""Commands that write text: translate, generate."""
+"""Commands that write text: translate and generate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """The parsers of these commands."""
+    """Add the parsers of `tfm translate` and `tfm generate`."""
     what = "stdin to stdout, line by line; a model with several sources reads them with tabs between"
     command = commands.add_parser("translate", help="translate lines", description=what)
     add_run(command)

@@ -1,1 +1,1 @@
-"""What people look at."""
+"""Tables, pages and pictures of models and runs."""

@@ -1,4 +1,4 @@
-"""What the models of several runs look at in one sentence, as pictures for a page."""
+"""The attention of several runs' models for one sentence, as pictures for the report."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tfm_blocks.translation.sentence_attention import attention_of
 from tfm_blocks.translation.tasks import Text
 from tfm_blocks.translation.translator import Translator
 
-MOST_PICTURES = 6  # models; a picture of the paper's base model takes 140 kB
-SHORT = 40  # characters of a sentence of the test set: the labels of eight heads still fit the picture
-SHADES = 14  # of attention; with black and white as many colours as half a byte tells
+MOST_PICTURES = 6  # models, to limit the size of the page
+SHORT = 40  # characters of a test sentence, so that the labels of eight heads fit the picture
+SHADES = 14  # shades of attention; with black and white they make 16 colours, 4 bits a pixel
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Of one run: a PNG as the address of a page's picture, or why there is none."""
+    """The attention of one run: a PNG as a data URL, or the reason why there is none."""
 
     name: str
     source: str
@@ -39,9 +39,10 @@ class Picture:
 def pictures_of(
     groups: Sequence[Group], lines: Mapping[str, Sequence[TranslatedLine]], sentence: str | None, plugins: Sequence[str]
 ) -> list[Picture]:
-    """Of the first finished run of each of MOST_PICTURES groups, between `sentence` and its translation by the run.
+    """Return a picture for the first finished run of each of at most MOST_PICTURES groups.
 
-    Without a sentence it is between the first short line of the test set and its reference.
+    A picture shows the attention between `sentence` and the run's translation. Without a sentence, it shows the first
+    short line of the test set and its reference.
     """
     line = None if sentence else _short_line(lines)
     if sentence is None and line is None:
@@ -52,7 +53,7 @@ def pictures_of(
 
 
 def _short_line(lines: Mapping[str, Sequence[TranslatedLine]]) -> TranslatedLine | None:
-    """The first one that is short on both sides, else the shortest."""
+    """Return the first line that is short on both sides, else the shortest line."""
     first = next(iter(lines.values()), [])
     return min(first, key=lambda one: max(SHORT, len(one.source), len(one.reference)), default=None)
 
@@ -65,17 +66,17 @@ def _picture(run: RunRecord, source: str, target: str | None, plugins: Sequence[
         return Picture(run.name, source, attention.target, address)
     except TfmError as error:
         return Picture(run.name, source, target or "", reason=error.problems[0].rule)
-    except TypeError as error:  # a sentence of other sources than the model's
+    except TypeError as error:  # the sentence does not have the model's sources
         return Picture(run.name, source, target or "", reason=str(error))
 
 
 def _text(source: str, translator: Translator) -> Text:
-    """The texts of several sources, as translations.jsonl joins them."""
+    """Return the texts of several sources, which translations.jsonl joins."""
     return source if len(translator.sources) == 1 else source.split(" | ")
 
 
 def shrink(picture: bytes) -> bytes:
-    """With SHADES evenly from no attention to all of it."""
+    """Return the PNG with a palette of SHADES shades of attention, black and white."""
     target, palette = BytesIO(), Image.new("P", (1, 1))
     shades = colormaps[COLOURS](np.linspace(0, 1, SHADES), bytes=True)[:, :3]
     palette.putpalette([0, 0, 0, 255, 255, 255, *shades.ravel().tolist()])

@@ -1,4 +1,4 @@
-"""Attention as pictures: every layer and head, tokens on the axes."""
+"""Attention maps as pictures: every layer and head, with tokens on the axes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.report.assets import asset
 from tfm_blocks.translation.sentence_attention import SentenceAttention
 
-MOST = 64  # tokens on an axis: with as many, the 18 rows of 8 heads of the base model make 144 megapixels
+MOST = 64  # tokens on an axis, to limit the size of the picture
 SIDE = 60_000  # pixels: matplotlib draws at most 2^16
-CELL = 0.15  # inches a token: labels of 7 points stay apart
-COLOURS = "Blues"  # from nothing to all of the attention
-GAP = 2  # cells between heads, with their title
-# In a dark page the colour of no attention, white, becomes black and dark blue becomes light blue.
+CELL = 0.15  # inches per token, so that labels of 7 points do not overlap
+COLOURS = "Blues"  # from weight 0 to weight 1
+GAP = 2  # cells between heads, for their titles
+# On a dark page, white (no attention) becomes black, and dark blue becomes light blue.
 STYLE = """svg { color: inherit; display: block; } svg text { fill: currentColor; white-space: pre; }
 @media (prefers-color-scheme: dark) { svg image { filter: invert(1) hue-rotate(180deg); } }
 """
@@ -51,9 +51,9 @@ token is predicted.</p>
 
 
 def save_attention(attention: SentenceAttention, path: Path) -> list[str]:
-    """Writes a self-contained page (.html) or a picture (.png). Returns warnings, such as letters without a glyph.
+    """Write a self-contained page (.html) or a picture (.png). Return warnings, such as letters without a glyph.
 
-    Raises DataError for sentences beyond MOST tokens.
+    Raises DataError for sentences of more than MOST tokens.
     """
     if path.suffix == ".html":
         path.write_text(render_attention(attention), "utf-8")
@@ -65,7 +65,7 @@ def save_attention(attention: SentenceAttention, path: Path) -> list[str]:
 
 
 def check_path(path: Path) -> None:
-    """Raises ConfigError unless `path` ends in .html or .png, is no folder, and lies in one that exists."""
+    """Raise ConfigError unless `path` ends in .html or .png, is not a folder, and lies in an existing folder."""
     if path.suffix not in (".html", ".png"):
         raise ConfigError(Problem("-o", f"must end in .html or .png, but is {path}"))
     if path.is_dir():
@@ -81,7 +81,7 @@ def _find_missing_letters(attention: SentenceAttention) -> str:
 
 
 def render_attention(attention: SentenceAttention) -> str:
-    """HTML with the pictures as inline SVG, whose labels are text. Raises DataError as `draw` does."""
+    """Return HTML with the pictures as inline SVG, whose labels are text. Raises DataError as `draw` does."""
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tfm-blocks"}):
         data = _render(draw(attention), format="svg", transparent=True, metadata={"Date": None})
     _, _, picture = data.decode("utf-8").partition("<svg")
@@ -90,7 +90,7 @@ def render_attention(attention: SentenceAttention) -> str:
 
 
 def png(attention: SentenceAttention) -> bytes:
-    """All pictures as one PNG. Raises DataError as `draw` does."""
+    """Return all pictures as one PNG. Raises DataError as `draw` does."""
     figure = draw(attention)
     return _render(figure, format="png", dpi=min(100, SIDE / max(figure.get_size_inches())))
 
@@ -104,7 +104,7 @@ def _render(figure: Figure, **how: Any) -> bytes:
 
 
 def draw(attention: SentenceAttention) -> Figure:
-    """Draws one picture for all nodes that differ only in their layer: a row for each layer, a column for each head.
+    """Draw one picture for all nodes that differ only in their layer: a row for each layer, a column for each head.
 
     Raises DataError for a sentence of more than MOST tokens.
     """
@@ -128,7 +128,7 @@ def draw(attention: SentenceAttention) -> Figure:
 
 
 def _tile(attention: SentenceAttention, addresses: Sequence[str]) -> np.ndarray:
-    """Lays out the weights of all heads and layers as one image, with NaN between them."""
+    """Return the weights of all heads and layers as one image, with NaN between them."""
     maps = [attention.weights[address].numpy() for address in addresses]
     heads = max(len(w_HTS) for w_HTS in maps)
     _, T, S = maps[0].shape

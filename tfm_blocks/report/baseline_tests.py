@@ -1,4 +1,4 @@
-"""Groups of runs against a baseline: the differences, their 95 % intervals and p-values."""
+"""Tests of groups of runs against a baseline: differences, 95 % intervals and p-values."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ OF_SACREBLEU = {score.name for score in FINAL_SCORES if score.kind == "corpus"}
 
 @dataclass(frozen=True)
 class Against:
-    """A score of a group minus the baseline's. None if there is nothing to compute a value from.
+    """The difference of a group's score from the baseline's. A value is None if it cannot be computed.
 
     `sentences` and `seeds` are p-values over test sentences and over seeds, each with the 95 % interval of the
-    difference; the corrected ones count the other groups. `sacrebleu` is the p-value of sacreBLEU's paired bootstrap,
-    for one run on each side.
+    difference. The corrected p-values account for the number of groups. `sacrebleu` is the p-value of sacreBLEU's
+    paired bootstrap, for one run on each side.
     """
 
     group: Group
@@ -46,7 +46,7 @@ class Against:
 
 
 def compare_groups(groups: Sequence[Group], baseline: Group) -> tuple[list[Against], list[str]]:
-    """Test every other group that has scores against the baseline; return also why some are not tested."""
+    """Test every other group that has scores against the baseline. Return also why some groups are not tested."""
     notes: list[str] = []
     before = _system(baseline, notes)
     found: list[Against] = []
@@ -61,7 +61,7 @@ def compare_groups(groups: Sequence[Group], baseline: Group) -> tuple[list[Again
 
 
 def _why_untested(group: Group, baseline: Group) -> str:
-    """Return nothing if all runs that have scores have them of one known test set."""
+    """Return why the groups cannot be tested; empty if all their scored runs share one known test set."""
     ours, theirs = ({run.test_set for run in one.counted if run.scored_on} for one in (group, baseline))
     if "" in ours | theirs:
         return f"the test set of {(group if '' in ours else baseline).label} is not known"
@@ -107,7 +107,7 @@ def _corrected(found: Sequence[Against]) -> list[Against]:
 
 
 def _correct_each(found: Sequence[Against], of: Callable[[Against], float | None]) -> dict[int, float]:
-    """Correct by place, for the number of groups that have the same score."""
+    """Return the corrected p-values by index, each for the number of groups that have the same score."""
     corrected: dict[int, float] = {}
     for name in MEASURES:
         corrected |= correct(

@@ -1,4 +1,4 @@
-"""The registry as text: the description, the facts and the arguments of a block."""
+"""The registry as text: descriptions, facts and arguments of blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
 from tfm_blocks.report.complexity import COMPLEXITY, shortened
 
 FIELDS = ("Also known as", "Use", "Cost", "Example")  # lines of the last paragraph of a docstring
-FROM_MODEL = ("d_model", "d_ff", "heads", "vocab")  # arguments that `model.args` of most models set
+FROM_MODEL = ("d_model", "d_ff", "heads", "vocab")  # arguments that `model.args` sets in most models
 
 
 def description(info: BlockInfo) -> str:

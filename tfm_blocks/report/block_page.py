@@ -1,4 +1,4 @@
-"""docs/blocks.md: every block by category."""
+"""The page docs/blocks.md: every block by category."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLES = {
     "node": "Embeddings, maps and other nodes",
     "alias": "Aliases, for models that were written with these names",
 }
-FEWEST = 3  # arguments of another block that are worth a reference in place of rows
+FEWEST = 3  # equal arguments for which a reference replaces the rows
 
 
 def markdown(blocks: Iterable[BlockInfo]) -> str:

@@ -1,4 +1,4 @@
-"""`tfm blocks`: the registry on the screen."""
+"""`tfm blocks`: the registry on the terminal."""
 
 from __future__ import annotations
 

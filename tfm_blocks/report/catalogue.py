@@ -1,4 +1,4 @@
-"""`tfm models`: the models that can be chosen by name."""
+"""`tfm models`: the available models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfm_blocks.report.table import Cell, Sheet, print_sheet
 
 
 def show_models(models: Sequence[Entry]) -> None:
-    """Prints a row for each."""
+    """Print a row for each model."""
     rows = [
         [Cell(one.name), Cell(", ".join(one.parents)), Cell(one.about), Cell(" ".join(one.knobs))] for one in models
     ]
@@ -20,5 +20,5 @@ def show_models(models: Sequence[Entry]) -> None:
 
 
 def print_models_json(models: Sequence[Entry]) -> None:
-    """Prints the same, and the files."""
+    """Print the same fields and the files of each model as JSON."""
     print(json.dumps([asdict(one) for one in models], indent=1, ensure_ascii=False))

@@ -24,7 +24,7 @@ TESTS = (
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """Prints the tables, and below them what cannot be compared."""
+    """Print the tables, then notes on what is not comparable."""
     console = screen()
     for sheet in sheets_of(comparison):
         print_sheet(console, sheet)
@@ -35,7 +35,7 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def print_markdown(comparison: Comparison) -> None:
-    """Prints the same as tables for a text in Markdown."""
+    """Print the tables and notes as Markdown."""
     for sheet in sheets_of(comparison):
         print(f"**{_plain(sheet.title)}**\n")
         rules = ["---"] * sheet.words + ["---:"] * (len(sheet.columns) - sheet.words)
@@ -47,12 +47,12 @@ def print_markdown(comparison: Comparison) -> None:
 
 
 def _plain(text: str) -> str:
-    """One line, in which nothing ends a cell or begins a tag."""
+    """Return the text as one line, with the characters that end a cell or begin a tag escaped."""
     return printable(" ".join(text.split())).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def print_csv(comparison: Comparison) -> None:
-    """Prints a row for each run, unrounded; runs that differ by their seed at most have the same group."""
+    """Print an unrounded row for each run; runs that differ only by their seed have the same group."""
     rows = [{"group": group.label, **_flat(run, comparison)} for group in comparison.groups for run in group.runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
@@ -74,7 +74,7 @@ def _flat(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
 
 
 def print_comparison_json(comparison: Comparison) -> None:
-    """Prints everything, unrounded."""
+    """Print all values, unrounded."""
     factors = {
         factor.key: {value: dict(zip(factor.others, others, strict=True)) for value, others in factor.values.items()}
         for factor in comparison.factors

@@ -1,4 +1,4 @@
-"""What can be said of runs beside each other: what differs, what they scored, and whether that is sure."""
+"""Comparison of runs: how they differ, what they scored, and which differences are significant."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tfm_blocks.runs.record import RunRecord, read_records
 if TYPE_CHECKING:
     from tfm_blocks.report.baseline_tests import Against
 
-NAMED = 3  # runs that a note names; of more it tells how many
-SAME_TOKENS = 0.01  # runs whose tokens seen differ by a smaller share have seen as much
+NAMED = 3  # runs that a note names; the others are counted
+SAME_TOKENS = 0.01  # relative difference below which numbers of tokens count as equal
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`notes` tell what cannot be compared, or is not there."""
+    """A comparison of runs. `notes` name what is missing or not comparable."""
 
     runs: Sequence[RunRecord]
     factors: Sequence[Factor]
@@ -32,7 +32,10 @@ class Comparison:
 
 
 def compare_runs(paths: Sequence[Path], baseline: str | None = None) -> Comparison:
-    """Of the runs that `paths` are, or that lie in them. Raises RunError, and ConfigError for another baseline."""
+    """Compare runs, given by their folders or by folders that contain them.
+
+    Raises RunError, and ConfigError if the baseline is not one of the runs.
+    """
     runs = read_records(paths)
     factors = find_factors(runs)
     groups = group_seeds(runs, factors)
@@ -40,7 +43,7 @@ def compare_runs(paths: Sequence[Path], baseline: str | None = None) -> Comparis
     chosen = _find_group(groups, baseline) if baseline else None
     against: Sequence[Against] = []
     if chosen:
-        from tfm_blocks.report.baseline_tests import compare_groups  # sacreBLEU, which nothing else here needs
+        from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
 
         against, untested = compare_groups(groups, chosen)
         notes += untested
@@ -48,7 +51,7 @@ def compare_runs(paths: Sequence[Path], baseline: str | None = None) -> Comparis
 
 
 def _find_group(groups: Sequence[Group], baseline: str) -> Group:
-    """By the name or the folder of one of its runs, or by its label."""
+    """Return the group with this label, or with a run of this name or folder."""
     wanted = Path(baseline)
     for group in groups:
         for run in group.runs:
@@ -60,7 +63,7 @@ def _find_group(groups: Sequence[Group], baseline: str) -> Group:
 
 
 def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
-    """Sentences on what is not comparable, and on what is missing."""
+    """Yield sentences on what is missing or not comparable."""
     yield from _unlike(runs, "test set", lambda run: run.test_set, "no scores of theirs can be compared")
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity a token cannot be compared")
     for name in (score.name for score in FINAL_SCORES if score.kind == "corpus"):
@@ -101,7 +104,7 @@ def _by(runs: Sequence[RunRecord], of: Callable[[RunRecord], str]) -> dict[str, 
 
 
 def _unlike(runs: Sequence[RunRecord], what: str, of: Callable[[RunRecord], str], so: str) -> Iterator[str]:
-    """Nothing where all runs that have it have the same."""
+    """Yield a sentence for each set of runs whose value differs from that of most runs."""
     kinds = _by([run for run in runs if of(run)], of).values()
     most = max(kinds, key=len, default=[])
     for other in kinds:

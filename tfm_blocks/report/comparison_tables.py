@@ -1,4 +1,4 @@
-"""The tables of a comparison, whatever they are shown as."""
+"""The tables of a comparison, independent of the output format."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ WITHOUT_INTERVAL = [score.name for score in FINAL_SCORES if score.kind == "token
 
 
 def sheets_of(comparison: Comparison) -> list[Sheet]:
-    """The runs and their scores; the means over seeds and the tests against the baseline, where there are any; what
-    else differs.
-    """
+    """Return the tables of a comparison: runs, scores, means over seeds, baseline tests, other differences."""
     found = [runs_sheet(comparison)]
     if any(run.scored_on for run in comparison.runs):
         found.append(scores_sheet(comparison))
@@ -38,7 +36,7 @@ def sheets_of(comparison: Comparison) -> list[Sheet]:
 
 
 def runs_sheet(comparison: Comparison) -> Sheet:
-    """A row for each run: what it is, what it took, and its best validations."""
+    """Return a row for each run: its settings, its size and cost, and its best validations."""
     seeds = len({run.settings.get(SEED) for run in comparison.runs if run.settings}) > 1
     best = [key.name for key in METRIC_KEYS if key.best and any(key.name in run.best for run in comparison.runs)]
     words = ["run", "state", *([SEED] if seeds else []), *(factor.key for factor in comparison.factors)]
@@ -54,7 +52,7 @@ def runs_sheet(comparison: Comparison) -> Sheet:
 
 
 def scores_sheet(comparison: Comparison) -> Sheet:
-    """A row for each run that has scores of its finished model, with their 95 % intervals."""
+    """Return a row for each run whose final model was scored, with 95 % intervals."""
     scores = _scores(comparison)
     rows = [
         [
@@ -70,7 +68,7 @@ def scores_sheet(comparison: Comparison) -> Sheet:
 
 
 def _runs(comparison: Comparison) -> Iterator[RunRecord]:
-    """Those of a group beside each other."""
+    """Return the runs, with the runs of a group next to each other."""
     return (run for group in comparison.groups for run in group.runs)
 
 
@@ -79,7 +77,7 @@ def _scores(comparison: Comparison) -> list[str]:
 
 
 def seeds_sheet(comparison: Comparison) -> Sheet:
-    """A row for each group: means and standard deviations of the runs that count."""
+    """Return a row for each group: means and standard deviations over its counted runs."""
     scores = [SCORES[name] for name in (*_scores(comparison), *WITHOUT_INTERVAL) if SCORES[name].mean]
     columns = ["model", "seeds", f"best {OBJECTIVE}", *(score.name for score in scores)]
     rows = []
@@ -125,7 +123,7 @@ def _interval(ends: tuple[float, float] | None, form: str) -> Cell:
 
 
 def factor_sheet(factor: Factor) -> Sheet:
-    """The settings that go with each value of a factor, but for those of most values."""
+    """Return the settings that vary with a factor; each row lists what distinguishes its value from most values."""
     counts = [Counter(column) for column in zip(*factor.values.values(), strict=True)]
     rows = []
     for value, row in factor.values.items():
@@ -139,7 +137,7 @@ def factor_sheet(factor: Factor) -> Sheet:
 
 
 def show_seconds(seconds: float) -> str:
-    """`1:02:03`, or `4.2 s` below a minute."""
+    """Return a duration as `1:02:03`, or as `4.2 s` below a minute."""
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
@@ -156,7 +154,7 @@ def _best(run: RunRecord, name: str) -> Cell:
 
 
 def _score(score: Measured | None) -> Cell:
-    """BLEU's interval is as wide on both sides, that of a share is not."""
+    """Format a score: `± x` if its interval is symmetric, as for BLEU; both ends for a fraction."""
     if score is None:
         return Cell("")
     if math.isnan(score.low):

@@ -1,4 +1,4 @@
-"""Table 1 of the paper: what a layer costs, what has to wait for what in it, and how far a signal travels."""
+"""Table 1 of the paper: cost, sequential operations and maximum path length of a layer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tfm_blocks.report.table import Cell, Sheet
 
 @dataclass(frozen=True)
 class Complexity:
-    """Arithmetic of n positions, the width d and arguments of the block, each up to a constant factor.
+    """Formulas in n positions, the width d and arguments of the block, each up to a constant factor.
 
-    `layer` are the multiply-adds of what mixes positions, as in the paper without the maps before and after it;
-    `sequential` the operations that wait for each other; `path` those through which a signal goes from the first of n
-    positions to the last, in as many layers as that takes.
+    `layer` is the number of multiply-adds of the operation that mixes positions; as in the paper, it excludes the
+    projections before and after it. `sequential` is the number of operations that cannot run in parallel. `path` is the
+    number of operations between the first and the last of n positions, in as many layers as that takes.
     """
 
     layer: str
@@ -46,7 +46,7 @@ COMPLEXITY = {
 
 
 def complexity(node: Node) -> Complexity | None:
-    """That of the node's block, where it is known and mixes the positions of one sequence."""
+    """Return the complexity of the node's block if it is known and the block mixes the positions of one sequence."""
     if node.block is None:
         return None
     info = REGISTRY.blocks[node.block]
@@ -69,5 +69,5 @@ def complexity_sheet(nodes: Iterable[Node]) -> Sheet | None:
 
 
 def shortened(formula: str) -> str:
-    """Return a formula as people write it."""
+    """Return a formula in mathematical notation."""
     return formula.replace("n * n", "n²").replace("d * d", "d²").replace("*", "·")

@@ -18,16 +18,16 @@ from tfm_blocks.runs.metrics import Row
 
 Floats = npt.NDArray[np.float64]
 
-MOST_POINTS = 500  # of a curve: more than a screen shows, and than a page of ten runs can hold
+MOST_POINTS = 500  # per curve, to limit the size of a page of many runs
 AXES = {"steps": "step", "tokens": TOKENS, "seconds": SECONDS}
 CHARTS = sorted((key for key in METRIC_KEYS if key.chart), key=lambda key: key.summary == "last")  # scores first
-STORED = {"steps": "int32", "tokens": "float64", "seconds": "float32", "y": "float32"}  # as short as no eye can tell
+STORED = {"steps": "int32", "tokens": "float64", "seconds": "float32", "y": "float32"}  # precise enough for a plot
 DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
 
 
 @dataclass(frozen=True)
 class RunLine:
-    """How a run is drawn: runs that differ by their seed alone have one colour and another dash."""
+    """The style and rows of a run. Runs that differ only by their seed share a colour, with different dashes."""
 
     name: str
     colour: str
@@ -37,7 +37,7 @@ class RunLine:
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure: what Bokeh draws it from, and how many rows of the runs stand behind each point of it at most."""
+    """One figure: its Bokeh JSON, and the largest number of rows per point."""
 
     title: str
     item: Mapping[str, Any]
@@ -45,13 +45,13 @@ class Chart:
 
 
 def line_style(group: int, seed: int, groups: int) -> tuple[str, str]:
-    """A colour for each of up to twenty groups, then again."""
+    """Return a colour, distinct for up to twenty groups, and a dash pattern."""
     colours = Category10[10] if groups <= 10 else Category20[20]
     return colours[group % len(colours)], DASHES[seed % len(DASHES)]
 
 
 def charts_of(lines: Sequence[RunLine]) -> list[Chart]:
-    """A chart for each key that any of the runs has measured."""
+    """Return a chart for each key that any of the runs measured."""
     measured = {name for line in lines for row in line.rows for name in row}
     return [_chart(key.name, lines) for key in CHARTS if key.name in measured]
 
@@ -60,7 +60,7 @@ def _chart(name: str, lines: Sequence[RunLine]) -> Chart:
     drawn = figure(height=300, sizing_mode="stretch_width", tools="box_zoom,reset", active_drag=None, name=name)
     drawn.toolbar.logo = None
     drawn.toolbar.autohide = True
-    drawn.background_fill_color = drawn.border_fill_color = None  # that of the page, light or dark
+    drawn.background_fill_color = drawn.border_fill_color = None  # inherits the page's colour, light or dark
     drawn.outline_line_color = None
     drawn.xaxis.axis_label = "steps"
     drawn.xaxis.name = "x"
@@ -85,10 +85,10 @@ def _chart(name: str, lines: Sequence[RunLine]) -> Chart:
 
 
 def points(rows: Sequence[Row], name: str) -> tuple[dict[str, Floats], int]:
-    """The curve of a key, `y` over each of AXES, and of how many rows each point is one: first and last stay.
+    """Return the curve of a key, `y` over each of AXES, and the number of rows per point.
 
-    Where a row does not say how many tokens and seconds had passed, the rows around it do; of a run that nowhere says
-    so they are NaN.
+    The first and the last row are kept. Missing tokens and seconds of a row are interpolated from the rows around it,
+    or NaN if the run never recorded them.
     """
     measured = [row for row in rows if name in row and "step" in row]
     every = max(1, -(-len(measured) // MOST_POINTS))

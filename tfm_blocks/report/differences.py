@@ -1,4 +1,4 @@
-"""In which settings runs differ, and which of them are one model trained with several seeds."""
+"""The settings in which runs differ, and the runs that are one model trained with several seeds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ABSENT = "–"
 
 @dataclass(frozen=True)
 class Factor:
-    """Something that differs: a setting, and `others` that go with it, such as `model.add_norm` with `model`.
+    """A setting that differs, and `others` that vary with it, such as `model.add_norm` with `model`.
 
-    `values` maps each value of the first to those of the others. What only repeats a knob, as `model.args.heads` does
-    `heads`, is not among them.
+    `values` maps each value of the setting to the values of the others. Copies of a knob, such as `model.args.heads` of
+    `heads`, are excluded.
     """
 
     key: str
@@ -28,35 +28,35 @@ class Factor:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ by their seed at most; `label` is what differs from the other groups."""
+    """Runs that differ at most by their seed; `label` names what differs from the other groups."""
 
     label: str
     runs: Sequence[RunRecord]
 
     @cached_property
     def counted(self) -> list[RunRecord]:
-        """One of each seed: the newest that is done, else the newest. A run and its repeat are no two samples."""
+        """The newest finished run of each seed, else its newest run. A repeated run is not a second sample."""
         newest: dict[Setting, RunRecord] = {}
         for run in sorted(self.runs, key=lambda one: (one.state == "done", one.changed)):
             newest[run.settings.get(SEED)] = run
         return [run for run in self.runs if newest[run.settings.get(SEED)] is run]
 
     def over_seeds(self, name: str) -> list[float]:
-        """The values of one score, of the runs that count and have it; none where some have it of another test set, or
-        computed in another way.
-        """
+        """Return the values of one score of the counted runs; empty unless they share a test set and a method."""
         having = [(run, value) for run in self.counted if (value := run.value_of(name)) is not None]
         alike = len({(run.test_set, run.method_of(name)) for run, _ in having}) == 1
         return [value for _, value in having] if alike else []
 
     def setting(self, factor: Factor) -> str:
-        """What the runs have of it; nothing where that is not known."""
+        """Return the runs' value of a factor; empty if it is not known."""
         return show_setting(settings_of(self.runs[0]).get(factor.key, ABSENT)) if self.runs[0].settings else ""
 
 
 def find_factors(runs: Sequence[RunRecord]) -> list[Factor]:
-    """What makes runs other experiments, the seed aside: settings that tell the same runs apart are one factor, and so
-    are the model's name and what it brings along.
+    """Return the settings that differ between experiments, without the seed.
+
+    Settings that separate the runs in the same way form one factor. So do the model's name and the settings it
+    determines.
     """
     known = [settings_of(run) for run in runs if run.settings]
     keys = dict.fromkeys(key for settings in known for key in settings)
@@ -76,29 +76,29 @@ def _makes_another(key: str) -> bool:
 
 
 def _is_of_models(key: str, known: Sequence[Mapping[str, Setting]]) -> bool:
-    """A part of the graph, or a knob that some models lack."""
+    """Return True for a part of the graph, or for a knob that some models lack."""
     return key.startswith(f"{MODEL}.") or any(key not in settings for settings in known)
 
 
 def _determines(parts: tuple[int, ...], others: tuple[int, ...]) -> bool:
-    """Whether equal ones of the first are equal in the second."""
+    """Return True if equal entries of the first have equal entries in the second."""
     return len(set(zip(parts, others, strict=True))) == len(set(parts))
 
 
 def settings_of(run: RunRecord) -> dict[str, Setting]:
-    """Those of config.yaml, and the model's name."""
+    """Return the settings of config.yaml and the model's name."""
     return {MODEL: run.model or ABSENT, **run.settings}
 
 
 def show_setting(value: Setting) -> str:
-    """As YAML writes it."""
+    """Return the value as YAML writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def group_seeds(runs: Iterable[RunRecord], factors: Sequence[Factor]) -> list[Group]:
-    """In the order of their first runs; one without settings is by itself."""
+    """Group runs that differ only by their seed, in the order of their first runs; keep runs without settings apart."""
     groups: dict[Hashable, list[RunRecord]] = {}
     for run in runs:
         settings = settings_of(run)
@@ -108,7 +108,7 @@ def group_seeds(runs: Iterable[RunRecord], factors: Sequence[Factor]) -> list[Gr
 
 
 def _label(group: Sequence[RunRecord], factors: Sequence[Factor]) -> str:
-    """`prenorm, heads 4`; where nothing differs, or nothing is known, the name of a run."""
+    """Return a label such as `prenorm, heads 4`; the name of a run if nothing differs or is known."""
     first = group[0]
     if not first.settings or not factors:
         return first.name
@@ -118,18 +118,18 @@ def _label(group: Sequence[RunRecord], factors: Sequence[Factor]) -> str:
 
 
 def _hashable(value: Setting) -> Hashable:
-    """1, 1.0 and true are three values."""
+    """Return a key that distinguishes 1, 1.0 and true."""
     return type(value).__name__, value
 
 
 def _parts(values: Sequence[Hashable]) -> tuple[int, ...]:
-    """Which values are equal: each as the number of the first of its kind."""
+    """Return for each value the index of its first equal value, among the distinct values."""
     seen: dict[Hashable, int] = {}
     return tuple(seen.setdefault(value, len(seen)) for value in values)
 
 
 def _rank(key: str) -> tuple[bool, int, str]:
-    """The model's name says most, then what is short to type."""
+    """Return a sort key: the model's name first, then keys with fewer parts."""
     return key != MODEL, key.count("."), key
 
 
@@ -144,7 +144,7 @@ def _factor(keys: Sequence[str], known: Sequence[Mapping[str, Setting]]) -> Fact
 
 
 def _knob(key: str) -> str:
-    """`heads` of `model.args.heads`."""
+    """Return the last part of a key, such as `heads` of `model.args.heads`."""
     return key.rpartition(".")[2]
 
 

@@ -10,7 +10,7 @@ from tfm_blocks.report.table import Cell, Sheet, print_sheet
 
 
 def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> None:
-    """Prints a line for each job: its overrides, and its number of parameters or why it cannot start."""
+    """Print a row for each job: its overrides, and its number of parameters or the reason why it cannot start."""
     rows = []
     for overrides, parameters, problems in jobs:
         verdict = "; ".join(f"{one.address}: {one.rule}" for one in problems[:1]) or "fine"

@@ -14,7 +14,7 @@ from tfm_blocks.runs.model import read_spec
 
 @dataclass(frozen=True)
 class Model:
-    """The nodes of what some groups train, or why they cannot be shown."""
+    """The nodes of the model of some groups, or the reason why they cannot be shown."""
 
     name: str
     sheet: Sheet | None = None
@@ -22,7 +22,7 @@ class Model:
 
 
 def models_of(groups: Sequence[Group], plugins: Sequence[str]) -> list[Model]:
-    """Groups that differ elsewhere share a table."""
+    """Return the models of the groups; groups with the same model share a table."""
     names: dict[str, list[str]] = {}
     sheets: dict[str, Sheet | str] = {}
     for group in groups:

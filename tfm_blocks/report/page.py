@@ -1,4 +1,4 @@
-"""`tfm report`: one page with all that can be seen of several runs, which needs no server and no network."""
+"""`tfm report`: one self-contained page about several runs, which needs no server and no network."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ LONGEST_CONFIG = 20_000  # characters
 def render_report(
     comparison: Comparison, title: str, *, sentence: str | None = None, plugins: Sequence[str] = ()
 ) -> str:
-    """HTML. Text of a run is escaped, no script but the page's own may run, and nothing may be fetched.
+    """Return the HTML page. Text of runs is escaped; only the page's own scripts may run, and nothing is fetched.
 
-    `sentence` is the one whose attention is shown, in place of one of the test set.
+    `sentence` replaces the sentence of the test set whose attention is shown.
     """
     groups = choose_drawn(comparison.groups)
     runs = [run for group in groups for run in group.runs]
@@ -86,12 +86,12 @@ def _template() -> Template:
 
 
 def _data(value: object) -> Markup:
-    """JSON in which nothing ends a script."""
+    """Return JSON in which no text can end a script element."""
     return Markup(serialize_json(value).replace("<", "\\u003c"))
 
 
 def _policy(scripts: Iterable[str]) -> str:
-    """What the browser holds the page to: these scripts by their hashes, styles and pictures of its own."""
+    """Return the content security policy: these scripts by their hashes, and inline styles and pictures."""
     hashes = [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     allowed = " ".join(f"'sha256-{one}'" for one in hashes)
     rules = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"

@@ -1,4 +1,4 @@
-"""`tfm show RUN`: how one run stands, what it has scored, and what is known of how it was trained."""
+"""`tfm show RUN`: the state, scores and training facts of a run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from tfm_blocks.report.table import Sheet
 from tfm_blocks.runs.listing import RunEntry
 from tfm_blocks.runs.record import RunRecord, describe
 
-UNTOLD = frozenset(
-    {"model", "seed", "command", "resumed", "parameters_by_node"}
-)  # other lines, or the nodes, have them
+# Facts that other lines or the node table show.
+SHOWN_ELSEWHERE = frozenset({"model", "seed", "command", "resumed", "parameters_by_node"})
 
 
 def show_run(entry: RunEntry, run: RunRecord) -> None:
-    """Prints it in lines."""
+    """Print the run in lines."""
     for line in _lines(entry, run):
         screen().print(line, soft_wrap=True)
 
 
 def run_record(entry: RunEntry, run: RunRecord) -> dict[str, Any]:
-    """All of it for JSON."""
+    """Return everything known about the run, for JSON."""
     return {**entry_record(entry), **describe(run)}
 
 
@@ -40,16 +39,16 @@ def _lines(entry: RunEntry, run: RunRecord) -> Iterator[str]:
     if run.scored_on:
         yield from _row(f"scores on {run.scored_on}", scores_sheet(alone))
     for name, value in run.facts.items():
-        if name not in UNTOLD and value is not None:
+        if name not in SHOWN_ELSEWHERE and value is not None:
             yield f"{name}: {_text(value)}"
     for change in run.changes:
-        told = {name: value for name, value in change.items() if name not in UNTOLD}
+        told = {name: value for name, value in change.items() if name not in SHOWN_ELSEWHERE}
         if told:
             yield f"changed by resume {change.get('resumed', '')}: {_text(told)}"
 
 
 def _row(what: str, sheet: Sheet) -> Iterator[str]:
-    """The numbers of a table of one run."""
+    """Yield the numbers of a table of one run, in a line."""
     pairs = zip(sheet.columns[sheet.words :], sheet.rows[0][sheet.words :], strict=True)
     told = [f"{column} {cell.text}" for column, cell in pairs if cell.text]
     if told:
@@ -57,7 +56,7 @@ def _row(what: str, sheet: Sheet) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """`device cpu, cores 2`."""
+    """Return a value as text, such as `device cpu, cores 2` for a mapping."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
     return f"{value:,}" if type(value) is int else str(value)

@@ -1,4 +1,4 @@
-"""The line statistics of the test set of a run. Those of its translations are kept in the user's cache."""
+"""Line statistics of a run's test set. Statistics of translations are cached in the user's cache."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.translations import read_translations
 from tfm_blocks.scoring.line_statistics import Floats, line_statistics
 
-FORMAT = 1  # of the cached file; a change of the statistics takes another number
+FORMAT = 1  # version of the cached file; increase it when the statistics change
 FILE = "statistics.npz"
 
 
 def run_statistics(run: RunRecord, tokenizer: str, notes: list[str]) -> dict[str, Floats]:
-    """Return the statistics by measure; a file that is missing or damaged adds to `notes` and gives none."""
+    """Return the statistics by measure. A missing or damaged file adds a note and yields no statistics."""
     found: dict[str, Floats] = {}
     try:
         if run.scores:
@@ -37,7 +37,7 @@ def run_statistics(run: RunRecord, tokenizer: str, notes: list[str]) -> dict[str
 
 
 def _of_translations(folder: Path, tokenizer: str) -> dict[str, Floats]:
-    """TER takes a second for a thousand lines, so nothing is computed twice; an unusable cache is done without."""
+    """Return the statistics of the translations, from the cache if it is usable, since TER is slow."""
     lines = read_translations(folder)
     outputs, references = [one.output for one in lines], [one.reference for one in lines]
     text = hashlib.sha256((folder / TRANSLATIONS).read_bytes()).hexdigest()

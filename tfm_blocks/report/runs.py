@@ -1,4 +1,4 @@
-"""`tfm runs`: what lies in a folder of runs, as a table or as JSON."""
+"""`tfm runs`: the runs in a folder, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _row(run: RunEntry) -> list[Cell]:
 
 
 def print_runs_json(runs: Sequence[RunEntry]) -> None:
-    """Prints everything that the table shows, unrounded, and the command lines."""
+    """Print the fields of the table, unrounded, and the command lines."""
     print_json([entry_record(one) for one in runs])
 
 
 def entry_record(run: RunEntry) -> dict[str, Any]:
-    """What JSON has of it."""
+    """Return the fields of a run for JSON."""
     return {
         "folder": str(run.folder),
         "state": run.state,
@@ -45,6 +45,6 @@ def entry_record(run: RunEntry) -> dict[str, Any]:
 
 
 def show_sizes(folders: Sequence[Path]) -> None:
-    """Prints what each folder holds in megabytes."""
+    """Print the size of each folder in megabytes."""
     for folder in folders:
         screen().print(f"{folder}: {size_of(folder) / 1e6:,.1f} MB", soft_wrap=True)

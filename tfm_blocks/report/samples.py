@@ -1,4 +1,4 @@
-"""Translations of several runs side by side, with what differs from the reference marked."""
+"""Translations of several runs side by side, with their differences from the reference marked."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.translations import TranslatedLine, read_translations
 
 MOST_SAMPLES = 20
-LONGEST = 1000  # characters of a text: a comparison takes their square
+LONGEST = 1000  # characters of a text; the time of a comparison grows with their square
 PIECES = re.compile(r"\w+|\W")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an output: `added` is not in the reference, `missing` is only there."""
+    """A part of an output: `added` is not in the reference, `missing` is only in the reference."""
 
     kind: Literal["same", "added", "missing"]
     text: str
@@ -28,7 +28,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class SampleLine:
-    """A line of the test set, counted from 1, and what each run made of it."""
+    """A line of the test set, numbered from 1, and the output of each run."""
 
     line: int
     source: str
@@ -37,7 +37,7 @@ class SampleLine:
 
 
 def common_test_set(runs: Sequence[RunRecord]) -> dict[str, Sequence[TranslatedLine]]:
-    """The translations of the runs that were scored on the test set of the first, by name; no others."""
+    """Return the translations by run name, of the runs with the same test set as the first run."""
     found: dict[str, Sequence[TranslatedLine]] = {}
     for run in runs:
         with suppress(RunError):
@@ -49,7 +49,7 @@ def common_test_set(runs: Sequence[RunRecord]) -> dict[str, Sequence[TranslatedL
 
 
 def choose_samples(translations: Mapping[str, Sequence[TranslatedLine]]) -> list[SampleLine]:
-    """Lines on which the runs differ before others, evenly over the test set, in its order."""
+    """Return sample lines in the order of the test set, spread evenly; lines with different outputs take precedence."""
     lines = list(zip(*translations.values(), strict=True))
     unlike = [place for place, row in enumerate(lines) if len({one.output for one in row}) > 1]
     alike = sorted(set(range(len(lines))) - set(unlike))
@@ -59,7 +59,7 @@ def choose_samples(translations: Mapping[str, Sequence[TranslatedLine]]) -> list
 
 
 def _spread(places: Sequence[int], count: int) -> list[int]:
-    """`count` of them at even distances."""
+    """Return `count` of the places, evenly spaced."""
     if len(places) <= count:
         return list(places)
     return [places[number * len(places) // count] for number in range(count)]
@@ -72,7 +72,7 @@ def _sample(place: int, row: Mapping[str, TranslatedLine]) -> SampleLine:
 
 
 def mark(output: str, reference: str) -> list[Piece]:
-    """The output in pieces, with those of the reference that it lacks."""
+    """Return the output in pieces, including the missing pieces of the reference."""
     ours, theirs = PIECES.findall(output), PIECES.findall(reference)
     found = []
     for kind, a, b, c, d in SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes():

@@ -46,13 +46,13 @@ def _numbers(one: Score) -> list[Cell]:
 
 
 def print_scores_json(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
-    """Prints everything that the table shows, unrounded."""
+    """Print the scores and their tests, unrounded."""
     found = {name: [asdict(one) for one in scores] for name, scores in systems.items()}
     print(json.dumps(finite_or_null({"lines": lines, "runs": found}), indent=1, ensure_ascii=False))
 
 
 def show_perplexity(found: Perplexity, run: str, *, as_json: bool) -> None:
-    """Prints the perplexity of a text."""
+    """Print the perplexity of a text."""
     values = {
         "perplexity per token": found.per_token,
         "perplexity per word": found.per_word,

@@ -1,4 +1,4 @@
-"""The consoles on which commands print."""
+"""The consoles to which commands print."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from tfm_blocks.errors import printable
 
-UNBOUNDED = 1_000_000  # columns of a pipe or a file, in which nothing is folded
+UNBOUNDED = 1_000_000  # columns of a pipe or a file, where no line is wrapped
 
 
 class Screen(Console):
@@ -49,16 +49,16 @@ def screen() -> Console:
 
 
 def clock(seconds: float) -> str:
-    """`1:02:03`."""
+    """Return a duration as `1:02:03`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int], object]]:
-    """Shows a count of finished lines and the time on stderr, if it is a terminal and stdin is none.
+    """Show the number of finished lines and the time on stderr, if stderr is a terminal and stdin is not.
 
-    Yields a function that sets the count.
+    Yields a function that sets the number.
     """
     console = Console(stderr=True)
     if not console.is_terminal or sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Which of many runs a page draws: some of every model, from the best to the worst seed."""
+"""The choice of runs that a page draws: some of every model, from the best to the worst seed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.record import RunRecord
 
-MOST_RUNS = 20  # that are drawn and sampled; the tables have all
+MOST_RUNS = 20  # runs that are drawn and sampled; the tables show all runs
 
 
 def choose_drawn(groups: Sequence[Group]) -> list[Group]:
-    """Return at most MOST_RUNS runs in their groups. Each group in turn gets one more, models before their variants.
+    """Return at most MOST_RUNS runs in their groups.
 
-    Of several groups of a model those of the lowest validation loss come first. The runs of a group are chosen evenly
-    by their validation loss, the best and the worst included.
+    Groups take turns to get a run, the best group of each model first. A group with a lower validation loss precedes
+    the other groups of its model. The runs of a group are spread evenly by validation loss, including the best and the
+    worst.
     """
     counts = [0] * len(groups)
     turns = _by_model(groups)
@@ -29,7 +30,7 @@ def choose_drawn(groups: Sequence[Group]) -> list[Group]:
 
 
 def left_out(groups: Sequence[Group], drawn: Sequence[Group]) -> str:
-    """Return a sentence on the runs that are not drawn; nothing if all are."""
+    """Return a sentence about the runs that are not drawn; empty if all are drawn."""
     kept = {group.label: len(group.runs) for group in drawn}
     runs, shown = (sum(len(group.runs) for group in one) for one in (groups, drawn))
     parts = [
@@ -44,7 +45,7 @@ def left_out(groups: Sequence[Group], drawn: Sequence[Group]) -> str:
 
 
 def _by_model(groups: Sequence[Group]) -> list[int]:
-    """Return the places of the groups: the best of each model, then the second best of each, and so on."""
+    """Return the indices of the groups: the best of each model, then the second best of each, and so on."""
     order = sorted(range(len(groups)), key=lambda place: min(map(_loss, groups[place].runs)))
     seen: Counter[str] = Counter()
     rank = {}

@@ -1,4 +1,4 @@
-"""`tfm show`: the nodes of a model in running order, with what they read, their shapes, parameters and cost."""
+"""`tfm show`: the nodes of a model in execution order, with their inputs, shapes, parameters and cost."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tfm_blocks.report.complexity import complexity, complexity_sheet
 from tfm_blocks.report.screen import screen
 from tfm_blocks.report.table import Cell, Sheet, print_sheet
 
-LENGTH = 32  # tokens of an input whose length nobody chose
+LENGTH = 32  # default number of tokens of an input
 
 
 @dataclass(frozen=True)
 class NodeRow:
-    """What is shown of a node. `parameters` are its own: 0 where it shares or ties them."""
+    """The displayed facts of a node. `parameters` is 0 if the node shares or ties its parameters."""
 
     node: Node
     block: str
@@ -29,17 +29,17 @@ class NodeRow:
 
 
 def show_model(spec: Spec, name: str, sources: Sources, lengths: Mapping[str, int]) -> None:
-    """Prints the nodes; `lengths` are the tokens of inputs by name, for the cost of one row."""
+    """Print the nodes. `lengths` are the numbers of tokens of inputs by name, from which the cost is computed."""
     _print(*_measured(spec, sources, lengths), name)
 
 
 def model_record(spec: Spec, name: str, sources: Sources, lengths: Mapping[str, int]) -> dict[str, object]:
-    """The same for JSON."""
+    """Return the facts that `show_model` prints, for JSON."""
     return _record(*_measured(spec, sources, lengths), name)
 
 
 def _measured(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> tuple[list[NodeRow], int, dict[str, int]]:
-    """The rows, the number of parameters, and the length of each axis."""
+    """Return the rows, the number of parameters, and the length of each axis."""
     network = network_without_values(spec)
     sizes = axis_lengths(spec, lengths, LENGTH)
     rows = _rows(spec, network, sources, multiply_adds(network, sizes))
@@ -47,7 +47,7 @@ def _measured(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> tuple
 
 
 def nodes_sheet(spec: Spec, name: str) -> Sheet:
-    """The nodes of a model, those of a stack that are alike once; its last row has the sums."""
+    """Return the nodes of a model, with similar layers of a stack in one row; the last row has the sums."""
     rows, total, sizes = _measured(spec, Sources(), {})
     cost = sum(row.multiply_adds for row in rows)
     lengths = ", ".join(f"{axis} = {length}" for axis, length in sizes.items())
@@ -80,7 +80,7 @@ def _rows(spec: Spec, network: Network, sources: Sources, costs: Mapping[str, in
 
 
 def _print(rows: list[NodeRow], total: int, sizes: Mapping[str, int], name: str) -> None:
-    """Of the layers of a stack, the first stands for all that are like it."""
+    """Print the table; one row stands for all similar layers of a stack."""
     columns = ("node", "block", "reads", "shape", "parameters", "multiply-adds", "file")
     groups = _alike(rows)
     cells = [[*_cells(group), Cell(group[0].file)] for group in groups]
@@ -95,7 +95,7 @@ def _print(rows: list[NodeRow], total: int, sizes: Mapping[str, int], name: str)
 
 
 def _texts(row: NodeRow, others: list[NodeRow]) -> tuple[str, ...]:
-    """A row that stands for others too."""
+    """Return the texts of a row that also stands for `others`."""
     owners = sum(not other.node.shares for other in others) + 1
     parameters = "–" if row.node.shares else f"{row.parameters:,}{_times(owners)}"
     cost = f"{row.multiply_adds:,}{_times(1 + len(others))}"
@@ -127,7 +127,7 @@ def _times(count: int) -> str:
 
 
 def _alike(rows: list[NodeRow]) -> list[list[NodeRow]]:
-    """The nodes of a stack that are alike in all but the layer, together, in the order of the first of each."""
+    """Group nodes that differ only in their layer of a stack, in the order of the first node of each group."""
     groups: dict[str, list[NodeRow]] = {}
     for row in rows:
         node = row.node
@@ -141,7 +141,7 @@ def _form(node: Node) -> str:
 
 
 def _steps(node: Node) -> str:
-    """The block between the steps before and after it."""
+    """Return the block with the operations before and after it."""
     parts = (" ".join(map(_step, node.pre)), node.block or "", " ".join(map(_step, node.post)))
     return " → ".join(part for part in parts if part)
 

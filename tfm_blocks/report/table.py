@@ -1,4 +1,4 @@
-"""A table, for a terminal, Markdown or a page. On a terminal it fits the width, and no number in it is ever cut."""
+"""Tables for a terminal, Markdown or a page. On a terminal a table fits the width, and numbers are never cut."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.table import Table
 
 from tfm_blocks.errors import printable
 
-FOLDED = 12  # letters of a word, such as a name, that stay together in the narrowest column
-NUMBER = re.compile(r"[^\w\s]*\d[\d.,:/e+–%-]*[^\w\s]*")  # with signs and brackets around it
+FOLDED = 12  # letters of a word that stay together in the narrowest column
+NUMBER = re.compile(r"[^\w\s]*\d[\d.,:/e+–%-]*[^\w\s]*")  # a number with signs and brackets around it
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The text for people, and the number by which a table is sorted, if it is one."""
+    """The displayed text, and the number by which a table is sorted, if the cell is a number."""
 
     text: str
     value: float | None = None
@@ -26,7 +26,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table. Its first `words` columns are texts, and the others numbers; the first `keys` tell the rows apart."""
+    """A table. The first `words` columns are texts and the others numbers; the first `keys` columns identify a row."""
 
     title: str
     columns: Sequence[str]
@@ -37,10 +37,10 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Column:
-    """How wide a column of a sheet may be, in terminal cells. No number is cut at any of the widths.
+    """The possible widths of a column, in terminal cells. Numbers are whole at each width.
 
-    At `narrowest` a cell such as `40.48 ± 8.59` takes several lines, and a long word is folded; at `folded` only words
-    are; at `wrapped` words are whole; at `widest` every cell is one line.
+    At `narrowest`, a cell such as `40.48 ± 8.59` takes several lines, and long words are folded. At `folded`, only
+    words are folded. At `wrapped`, words are whole. At `widest`, every cell is one line.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Column:
 
 @dataclass(frozen=True)
 class FittedSheet:
-    """A sheet that rich can print. If it is too wide, it becomes several tables that repeat its first columns."""
+    """A sheet that rich can print. A sheet that is too wide becomes several tables that repeat its first columns."""
 
     sheet: Sheet
 
@@ -71,7 +71,7 @@ def _printable(sheet: Sheet) -> Sheet:
 
 
 def print_sheet(console: Console, sheet: Sheet) -> None:
-    """Print the sheet; a line is longer than the console only if a number needs that."""
+    """Print the sheet. A line is longer than the console only if a number needs it."""
     console.print(FittedSheet(sheet), crop=False)
 
 
@@ -90,7 +90,7 @@ def split_columns(columns: Sequence[Column], keys: int, width: int) -> list[list
 
 
 def fit(columns: Sequence[Column], width: int) -> list[int]:
-    """Return the widths of columns: the widest ones shrink until the table fits or nothing can shrink further."""
+    """Return the widths of columns: the widest columns shrink until the table fits or cannot shrink further."""
     fits_folded = _total([column.folded for column in columns]) <= width
     least = [column.folded if fits_folded else column.narrowest for column in columns]
     widths = [column.widest for column in columns]

@@ -1,1 +1,1 @@
-"""Many jobs from one command: which there are, the processes that train them, and what became of each."""
+"""Sweeps: the jobs of one command, the processes that train them, and their results."""

@@ -1,4 +1,4 @@
-"""One start of a job: where it runs, when it has to end, and what became of it."""
+"""One attempt at a job: where it runs, its time limits, and its result."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tfm_blocks.sweep.result import JobResult, result_of
 
 @dataclass
 class Attempt:
-    """`run` and `log` are where its job writes. `begun`: it has left the queue, if it was in one.
+    """One start of a job, which writes to `run` and `log`. `begun` is True once the job has left the queue.
 
-    At `deadline` it is asked to stop, at `until` it is killed; `asked` is why it was asked.
+    At `deadline` the job is stopped for exceeding its timeout; at `until` it is killed. `asked` is the reason why it
+    was stopped, or None.
     """
 
     job: SweepJob
@@ -31,7 +32,7 @@ class Attempt:
     asked: JobResult | None = None
 
     def begin(self) -> str | None:
-        """Where it runs, once, when it does; from then on its time counts."""
+        """Return where the job runs, once, when it starts to run; its timeout counts from then on."""
         place = None if self.begun else self.worker.place()
         if place is not None:
             self.begun = True
@@ -39,18 +40,18 @@ class Attempt:
         return place
 
     def ask(self, why: JobResult) -> None:
-        """To end with a checkpoint; only the first time counts."""
+        """Request that the job stops with a checkpoint; only the first request counts."""
         if self.asked is None:
             self.asked, self.until = why, time.monotonic() + self.worker.patience
             self.worker.stop()
 
     def kill(self) -> None:
-        """To end at once."""
+        """Kill the job immediately."""
         self.worker.kill()
         self.until = float("inf")
 
     def ending(self) -> JobResult | None:
-        """What became of it; None while it lives."""
+        """Return the result of the job, or None while it runs."""
         ended = self.worker.ended()
         if ended is None:
             return None

@@ -1,4 +1,4 @@
-"""Every job of a sweep is checked before the first of them starts."""
+"""Check every job of a sweep before the first one starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfm_blocks.network.build import count_parameters
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """A job by its overrides: what the check returned and the number of parameters, or the problems of its config."""
+    """A job with its overrides: the check's result and the number of parameters, or the problems of its config."""
 
     overrides: Sequence[str]
     checked: CheckedModel | None = None
@@ -39,7 +39,7 @@ def _check_job(
 
 
 def refuse_wrong(jobs: Sequence[CheckedJob]) -> None:
-    """Raises ConfigError where a job cannot start, with the values that make it so."""
+    """Raise ConfigError if any job cannot start; the error names the values that only such jobs have."""
     wrong = [job for job in jobs if job.problems]
     if not wrong:
         return

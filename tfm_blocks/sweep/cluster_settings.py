@@ -1,4 +1,4 @@
-"""The settings that launchers of clusters have in common."""
+"""Settings that the cluster launchers share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BYTES = {"MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 
 
 def _bytes(value: object) -> int | None:
-    """Of a size such as 32GB."""
+    """Return the number of bytes of a size such as 32GB."""
     if value is None:
         return None
     found = re.fullmatch(r"([1-9]\d{0,8})(MB|GB|TB)", str(value))
@@ -28,16 +28,16 @@ MemorySize = Annotated[int | None, BeforeValidator(_bytes, json_schema_input_typ
 
 
 class ClusterSettings(Settings):
-    """What each job gets. gpus: on each node; null: as many as the job has devices there, where those are CUDA devices.
+    """The resources of each job.
 
-    memory: bytes on each node.
+    gpus: per node; null: the job's number of devices per node if they are CUDA devices, else 0. memory: bytes per node.
     """
 
     gpus: CountOrZero | None
     memory: MemorySize
 
     def gpus_of(self, trainer: TrainerSettings) -> int:
-        """On each node of a job."""
+        """Return the number of GPUs on each node of a job."""
         if self.gpus is not None:
             return self.gpus
         return trainer.devices if trainer.accelerator == "cuda" else 0

@@ -1,4 +1,4 @@
-"""`python train.py -m`: checks all jobs of a sweep, runs what is not done, and tells what became of each."""
+"""`python train.py -m`: check all jobs of a sweep, run the unfinished ones, and print the results."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ PREEMPTED = 75
 
 
 def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[str]) -> int:
-    """0 where all are done, or one trial of a search by optuna; 75 where a signal has stopped it, else 1.
+    """Run a sweep and return its exit status: 0 if it succeeded, 75 if a signal stopped it, else 1.
 
-    Raises ConfigError before anything is started.
+    A grid succeeds if all jobs are done, a search by optuna if one trial is done. Raises ConfigError before any job
+    starts.
     """
     from tfm_blocks.compose.command_line import job_options
     from tfm_blocks.compose.sweep import read_sweep
@@ -61,14 +62,14 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
 
 
 def _jobs(asked: SweepRequest, settings: SweepSettings, check: Check) -> list[SweepJob]:
-    """All jobs; of a search, one that has the first of all values. Raises ConfigError where one could not start."""
+    """Return all jobs; for a search by optuna, one job with the first value of each key. Raises ConfigError."""
     from tfm_blocks.compose.sweep import choose_first_values, combinations
     from tfm_blocks.sweep.random_values import draw_jobs
 
     if settings.method == "random":
         return _named(_checked(draw_jobs(asked.parts, settings.trials, settings.seed), asked, check), asked)
     if settings.method == "optuna":
-        import tfm_blocks.sweep.search  # noqa: F401  which tells where optuna is missing
+        import tfm_blocks.sweep.search  # noqa: F401  raises ConfigError if optuna is missing
 
         return _named(_checked([choose_first_values(asked.parts)], asked, check), asked)
     return _named(_checked(combinations(asked.parts), asked, check), asked)
@@ -98,7 +99,7 @@ def _source(
 
 
 def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: SweepJob, check: Check) -> SweepJob:
-    """The job of a trial. One that could not start has no config but that of the sample, and says what is wrong."""
+    """Return the job of a trial. A job that cannot start takes the config of `sample` and states the reason."""
     from tfm_blocks.compose.sweep import compose_job
     from tfm_blocks.sweep.check import check_jobs
     from tfm_blocks.sweep.job import WRONG, SweepJob
@@ -115,7 +116,7 @@ def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: S
 
 
 def _expect_same_conf(sample: SweepJob, asked: SweepRequest) -> None:
-    """Raise ConfigError if the files of conf/ make another config of the sample than at the start of the search."""
+    """Raise ConfigError if files of conf/ changed the config of the sample since the search started."""
     from tfm_blocks.compose.sweep import compose_job
 
     if replace(sample, composed=compose_job(sample.overrides, asked.config_dir)).config != sample.config:
@@ -133,7 +134,7 @@ def _size(source: JobSource, settings: SweepSettings) -> str:
 
 
 def _checked(overrides: Sequence[list[str]], asked: SweepRequest, check: Check) -> list[CheckedJob]:
-    """Prints the jobs. Raises ConfigError where one of them could not start."""
+    """Print the jobs and return them checked. Raises ConfigError if any of them cannot start."""
     from tfm_blocks.compose.sweep import compose_job
     from tfm_blocks.report.jobs import show_jobs
     from tfm_blocks.sweep.check import check_jobs, refuse_wrong
@@ -164,7 +165,7 @@ def _names(jobs: Sequence[Sequence[str]], asked: SweepRequest) -> list[str]:
 
 
 def _tell(sweep: Sweep, command: str, number: int) -> int:
-    """Prints what became of each job, how they compare where two are done, and what to type next."""
+    """Print the result of each job, the comparison of finished runs, and the next command. Return the exit status."""
     from tfm_blocks.report.compare import show_comparison
     from tfm_blocks.report.comparison import compare_runs
     from tfm_blocks.sweep.job import DONE

@@ -1,4 +1,4 @@
-"""What the jobs that run at a time share: the processor's cores, and the CUDA devices."""
+"""The CPU cores and CUDA devices that concurrent jobs share."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _OF_ANOTHER = re.compile(
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what a launcher, or a run in this process, has said of itself."""
+    """Return the environment without the variables of a launcher or of a run in this process."""
     return {name: value for name, value in environment.items() if not _OF_ANOTHER.fullmatch(name)}
 
 
 class DevicePool:
-    """Who has which device. A job takes those that the fewest others have; cores are shared out evenly.
+    """Assign devices to jobs. A job takes the devices with the fewest other jobs; all jobs get equally many threads.
 
-    Where there is one job at a time, or the user has set OMP_NUM_THREADS, threads stay as they are.
+    The number of threads does not change if there is one job at a time, or if the user set OMP_NUM_THREADS.
     """
 
     def __init__(self, environment: Mapping[str, str], parallel: int, cores: int, devices: int) -> None:
@@ -34,7 +34,7 @@ class DevicePool:
         self.load = Counter(dict.fromkeys(names[:devices], 0))
 
     def take(self, count: int) -> list[str]:
-        """The names of so many devices, which are this job's until it gives them back."""
+        """Return the names of `count` devices, which the job holds until `give_back`."""
         taken = sorted(self.load, key=lambda name: self.load[name])[:count]
         self.load.update(taken)
         return taken
@@ -43,6 +43,6 @@ class DevicePool:
         self.load.subtract(devices)
 
     def environment_with(self, devices: Sequence[str]) -> dict[str, str]:
-        """That of a job. Its log gets every line when it is said, so that a killed job has told all."""
+        """Return the environment of a job. Its output is unbuffered, so that the log of a killed job is complete."""
         seen = {VISIBLE: ",".join(devices)} if devices else {}
         return {**self.environment, **seen, "PYTHONUNBUFFERED": "1"}

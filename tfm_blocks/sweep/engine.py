@@ -1,4 +1,4 @@
-"""Runs the jobs of a sweep, so many at a time, and writes down what becomes of each."""
+"""Run the jobs of a sweep, at most `sweep.parallel` concurrently, and record their results."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.sweep.settings import SweepSettings
 from tfm_blocks.sweep.view import SweepRow, SweepView
 
-LOOK = 0.2  # seconds between two looks at the jobs
-OFTEN = 1.0  # seconds between two looks at what they have measured
-FULL = 30.0  # seconds until a cluster that takes no more jobs is asked again
+LOOK = 0.2  # seconds between two polls of the jobs
+OFTEN = 1.0  # seconds between two reads of their metrics
+FULL = 30.0  # seconds between two submissions to a full cluster
 
 
 class JobSource(Protocol):
-    """Which jobs there are. A grid knows all of them, a search finds them one after the other."""
+    """The jobs of a sweep. A grid knows all jobs at the start; a search creates them one by one."""
 
     metric: str
     jobs: list[SweepJob]
-    waiting: list[SweepJob]  # those of `jobs` that `next` is to give
+    waiting: list[SweepJob]  # the jobs that `next` will return
 
     @property
     def succeeded(self) -> bool:
-        """Whether what was asked for is there, when no job is left."""
+        """Return True if the finished jobs complete the sweep."""
 
     def news(self) -> str:
-        """What came out of it, in a line; empty where the table says all."""
+        """Return the result in a line; empty if the table shows everything."""
 
     def next(self) -> SweepJob | None:
-        """The next job to start; None where there is none, or none before another one ends."""
+        """Return the next job to start; None if there is none now."""
 
     def should_prune(self, job: SweepJob, progress: Progress) -> bool:
-        """Whether a running job is to be ended, since others are better."""
+        """Return True if a running job should stop early because other jobs are better."""
 
     def ended(self, job: SweepJob, progress: Progress) -> None:
-        """Told once of each job, when its state is final."""
+        """Record the final state of a job; called once for each job."""
 
 
 class Grid:
-    """Jobs that are known before the first starts."""
+    """Jobs that are all known before the first one starts."""
 
     metric = OBJECTIVE
 
@@ -88,9 +88,9 @@ class Grid:
 
 
 class Sweep:
-    """`command` starts a run.
+    """Runs the jobs of a source with a launcher. `command` starts a run.
 
-    `found`: what an earlier command has started and left to a cluster, by the names of the jobs.
+    `found` holds the workers that an earlier command left on a cluster, by job name.
     """
 
     def __init__(
@@ -105,15 +105,15 @@ class Sweep:
         self.launcher, self.command = launcher, command
         self.found: dict[str, Worker] = launcher.find(folder.path)
         self.running: list[Attempt] = []
-        self.again: list[SweepJob] = []  # which wait for another process, or for a further attempt
-        self.held: dict[str, float] = {}  # since when a job has been waiting for another process
+        self.again: list[SweepJob] = []  # jobs that wait for another process or for a retry
+        self.held: dict[str, float] = {}  # when each job began to wait for another process
         self.failures: defaultdict[str, list[str]] = defaultdict(list)
         self.progress: dict[str, Progress] = {}
         self.looked = 0.0
         self.full_until = 0.0
 
     def run(self) -> int:
-        """The number of the signal that has ended it, or 0. Afterwards nothing runs, whatever is raised."""
+        """Run all jobs and return the signal number that stopped the sweep, or 0. No job outlives this call."""
         self._write()
         with SweepView(self.rows()) as view, defer_signals():
             try:
@@ -126,13 +126,13 @@ class Sweep:
         return pending_signal()
 
     def rows(self) -> list[SweepRow]:
-        """How each job stands."""
+        """Return the current state of each job."""
         return [self._row(job) for job in self.source.jobs]
 
     def _goes_on(self) -> bool:
         number = pending_signal()
         self._adopt()
-        while number and self.found:  # of trials that this command does not ask for
+        while number and self.found:  # workers of jobs that are not part of this command
             self.found.popitem()[1].stop()
         for attempt in list(self.running):
             if number:
@@ -144,7 +144,7 @@ class Sweep:
         return bool(self.running) or (bool(self.again) and not number)
 
     def _adopt(self) -> None:
-        """What was found is in the queue, whoever comes first and however many jobs may be there at a time."""
+        """Attend to the jobs that are already on the cluster, regardless of their order and of `sweep.parallel`."""
         for job in [job for job in self.source.waiting if job.name in self.found]:
             self.source.waiting.remove(job)
             self._attend(job, self.found.pop(job.name))
@@ -187,7 +187,7 @@ class Sweep:
             self._write()
 
     def _next(self) -> SweepJob | None:
-        """A job that no other process trains, as those of a sweep do that was killed a moment ago."""
+        """Return a job that no other process trains. After a sweep was killed, its jobs may still run for a moment."""
         for job in list(self.again):
             if not holder_of(self.folder.run(job)):
                 self.again.remove(job)
@@ -202,7 +202,7 @@ class Sweep:
         return None
 
     def _wait_for_other(self, job: SweepJob) -> None:
-        """Tells which process trains the job; after `sweep.timeout` it is waited for no longer."""
+        """Report which process trains the job; after `sweep.timeout`, stop waiting for it."""
         now, holder = time.monotonic(), holder_of(self.folder.run(job))
         job.reason = f"another process{f' ({holder})' if holder else ''} trains it"
         since = self.held.setdefault(job.name, now)
@@ -232,7 +232,10 @@ class Sweep:
             self._begin(attempt, place)
 
     def _refused(self, job: SweepJob, error: RefusedError) -> None:
-        """A cluster that takes no more jobs may take this one when others have ended; Ctrl-C ends sbatch, too."""
+        """Retry a refused job if other jobs run, since a full cluster may accept it later; else record an error.
+
+        Ctrl-C also ends sbatch, so a refusal after a signal is not an error of the job.
+        """
         job.reason = str(error)
         if self.running or pending_signal():
             self.again.append(job)
@@ -247,9 +250,9 @@ class Sweep:
         self.source.ended(job, progress)
 
     def _launch(self, job: SweepJob) -> Worker | None:
-        """A start of the job; None where there is nothing to train, which its state tells."""
+        """Start the job and return its worker; None if another process has finished it."""
         before = state_before(self.folder, job)
-        if before == DONE:  # by a process that was waited for
+        if before == DONE:  # the other process finished it
             job.state, job.reason = DONE, ""
             return None
         if before in ("", "diverged"):
@@ -279,7 +282,7 @@ class Sweep:
         return SweepRow(job.name, job.state, job.reason, log, found.step, steps, found.pace, found.best, left)
 
     def _kill(self) -> None:
-        """What still runs, since a second signal has come or something has gone wrong."""
+        """Kill the jobs that still run, after a second signal or an exception."""
         for attempt in self.running:
             attempt.kill()
         for attempt in self.running:

@@ -1,4 +1,4 @@
-"""A job of a sweep: what it is, and how it stands."""
+"""A job of a sweep and its state."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ WAITING, RUNNING, DONE, STOPPED, PRUNED = "waiting", "running", "done", "stopped
 WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR = (
     "wrong config", "diverged", "out of memory", "killed", "timed out", "error",
 )  # fmt: skip
-NOT_STARTED = "not started"  # another process has trained it for too long
+NOT_STARTED = "not started"  # another process trained it for longer than the timeout
 FAILED = frozenset({WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR})
-WORTH_A_RETRY = frozenset({MEMORY, KILLED, TIMED_OUT, ERROR})  # the others would end in the same way
+WORTH_A_RETRY = frozenset({MEMORY, KILLED, TIMED_OUT, ERROR})  # a retry after the other failures would fail again
 NOT_OF_THE_RUN = ("name", "sweep_name", "resume", "verify")
 
 
 @dataclass
 class SweepJob:
-    """`name` is that of its folder; `config` its composed config, and `devices` how many of them it takes.
+    """A job of a sweep. `name` is the name of its run folder, `composed` its composed config.
 
-    `state` is one of the words above, and `reason` what is known of an end.
+    `state` is one of the constants of this module; `reason` explains it.
     """
 
     name: str
@@ -37,19 +37,19 @@ class SweepJob:
 
     @property
     def log(self) -> str:
-        """The file beside its folder with all that it says."""
+        """The name of the log file next to the run folder."""
         return f"{self.name}.log"
 
     @property
     def config(self) -> str:
-        """A hash of the checked config: jobs of one hash train the same run."""
+        """The hash of the checked config: jobs with equal hashes train the same run."""
         config = self.composed.mapping | {"plugins": self.settings.plugins}
         kept = {key: value for key, value in config.items() if key not in NOT_OF_THE_RUN}
         return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def record(self) -> dict[str, Any]:
-        """What sweep.json says of it."""
+        """The entry of the job in sweep.json."""
         return {
             "name": self.name,
             "overrides": list(self.overrides),

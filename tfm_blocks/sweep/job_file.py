@@ -1,4 +1,4 @@
-"""What a node of a cluster is to do, as a text file in the sweep's folder, and what it has written down of it."""
+"""Job files for cluster nodes in the sweep's folder, and the status files that the nodes write."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tfm_blocks.sweep.device_pool import clean
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 REMOTE_RUNNER = Path(__file__).with_name("remote_runner.py")
-QUEUED = ".submitit"  # in a sweep's folder: one folder for each job, with its errands and submitit's own files
+QUEUED = ".submitit"  # subfolder of a sweep: a folder per job with its job files and submitit's files
 
 
 def kept_alive(command: Sequence[str]) -> list[str]:
-    """The command behind its keeper."""
+    """Return the command that runs `command` under the supervisor."""
     return [sys.executable, "-IS", str(SUPERVISOR), *command]
 
 
 def errand_of(command: Sequence[str], log: Path) -> dict[str, Any]:
-    """What a node needs to know. Its own environment stays, but for what a launcher has said of this process."""
+    """Return the content of a job file. The node keeps its own environment, without the launcher's variables."""
     kept = clean(os.environ)
     return {
         "command": kept_alive(command),
@@ -41,57 +41,57 @@ def errand_of(command: Sequence[str], log: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class JobFile:
-    """One start of a job that waits in a queue, by its file; beside it stand others with what has become of it."""
+    """The file of one start of a queued job. Status files with the same stem stand next to it."""
 
     path: Path
 
     @property
     def job(self) -> str:
-        """The name of the job that it starts."""
+        """The name of the job."""
         return self.path.parent.name
 
     @property
     def begin(self) -> int:
-        """The byte of the log at which it begins."""
+        """The byte of the log at which this start begins."""
         return int(_read(self.path).get("begin", 0))
 
     @property
     def command(self) -> list[str]:
-        """What the cluster is to run."""
+        """The command that the cluster runs."""
         return [sys.executable, "-IS", str(REMOTE_RUNNER), str(self.path)]
 
     def queued(self, queue: str, number: str) -> None:
-        """Writes down where it waits."""
+        """Write the queue and the job number to a status file."""
         write_json(self.path.with_suffix(".queued"), {"queue": queue, "job": number})
 
     @property
     def waits_in(self) -> tuple[str, str]:
-        """The queue and the number there. Who was killed before it wrote that down is told by the node."""
+        """The queue and the job number; the node's number if the sweep was killed before it wrote one."""
         told = _read(self.path.with_suffix(".queued"))
         return str(told.get("queue", "")), str(told.get("job") or self.begun.get("job", ""))
 
     @property
     def begun(self) -> Mapping[str, Any]:
-        """The host, when the job has begun; else empty."""
+        """The host of the job if it has started, else empty."""
         return _read(self.path.with_suffix(".begun"))
 
     @property
     def ended(self) -> Mapping[str, Any]:
-        """The exit status, and the first signal that came from outside, when it has ended; else empty."""
+        """The exit status and the first signal from outside if the job has ended, else empty."""
         return _read(self.path.with_suffix(".ended"))
 
     def look_anew(self) -> None:
-        """A shared file system shows at once what a node has written, and not what it has in a cache."""
+        """Change the folder's mode to itself, so that a shared file system drops its cached listing."""
         with suppress(OSError):
             self.path.parent.chmod(self.path.parent.stat().st_mode)
 
     def drop(self) -> None:
-        """Whoever comes to do it finds it gone."""
+        """Delete the file, so that a node that starts the job later does nothing."""
         self.path.unlink(missing_ok=True)
 
 
 def write_errand(name: str, command: Sequence[str], log: Path) -> JobFile:
-    """The errand of a new start of a job, which takes the place of those before."""
+    """Write the job file of a new start, and delete the files of earlier starts."""
     folder = (log.parent / QUEUED / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for before in _all(folder):
@@ -102,13 +102,13 @@ def write_errand(name: str, command: Sequence[str], log: Path) -> JobFile:
 
 
 def left(sweep: Path) -> Iterator[JobFile]:
-    """The errands of a sweep of which nobody knows the end."""
+    """Yield the job files of a sweep that have no recorded end."""
     for folder in sorted((sweep / QUEUED).glob("*/")):
         yield from (errand for errand in _all(folder.resolve()) if not errand.ended)
 
 
 def refuse(errands: Iterable[JobFile]) -> None:
-    """Raises ConfigError where there are some: they are in a queue of which the launcher knows nothing."""
+    """Raise ConfigError if there are job files in a queue that the launcher does not know."""
     problems = []
     for errand in errands:
         label, number = errand.waits_in
@@ -124,5 +124,5 @@ def _all(folder: Path) -> list[JobFile]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Empty where it is not there, or where a shared file system does not give it at this moment."""
+    """Return the content, or nothing if the file is missing or a shared file system cannot read it now."""
     return read_or_empty(path)

@@ -22,35 +22,37 @@ PACKAGE = "tfm_blocks.sweep.launchers"
 
 
 class RefusedError(Exception):
-    """Nothing was started; the text says why."""
+    """The launcher did not start the job; the message states the reason."""
 
 
 class Worker(Protocol):
-    """One start of a job. `begin` is the byte of its log at which it begins; `patience`: the seconds that it has for a
-    checkpoint when it is asked to stop.
+    """One start of a job.
+
+    `begin` is the byte of its log at which it begins. `patience` is the number of seconds that it has for a checkpoint
+    after `stop`.
     """
 
     begin: int
     patience: float
 
     def place(self) -> str | None:
-        """Where it runs, in words, which are few on this machine; None while it waits for its turn."""
+        """Return a description of where the job runs (empty on this machine), or None while it waits in a queue."""
 
     def ended(self) -> int | JobResult | None:
-        """The exit status of its command, or what is known of its end where that left none; None while it lives."""
+        """Return the exit status of the command, or a JobResult if there is no status; None while the job runs."""
 
     def stop(self) -> None:
-        """It is to end with a checkpoint."""
+        """Request that the job stops with a checkpoint."""
 
     def kill(self) -> None:
-        """It is to end at once."""
+        """Kill the job immediately."""
 
     def wait(self) -> None:
-        """Returns when what was killed is gone, or when the cluster has promised to see to that."""
+        """Return when the killed job has exited, or when the cluster guarantees that it will."""
 
 
 class Launcher(AbstractContextManager[None], Protocol):
-    """Starts jobs, and is closed with `with`. `queue`: what its jobs wait in until they run, in words."""
+    """Start jobs. Use it as a context manager. `queue` describes where jobs wait until they run."""
 
     queue: str
 
@@ -58,19 +60,19 @@ class Launcher(AbstractContextManager[None], Protocol):
         """Run the command and append its output to the log. Raises RefusedError."""
 
     def find(self, sweep: Path) -> dict[str, Worker]:
-        """What an earlier command has started in this folder and may still live, by the names of the jobs.
+        """Return the workers that an earlier command started in this folder and that may still run, by job name.
 
-        Raises ConfigError where that is known to another launcher.
+        Raises ConfigError if another launcher started them.
         """
 
 
 @dataclass(frozen=True)
 class LauncherKind:
-    """One of the launchers that a config can name.
+    """A launcher that a config can name.
 
-    open: makes it from its settings, the number of concurrent jobs, and the seconds that a job may take.
-    check: returns the settings of a job that can be trained there, and raises ConfigError for others.
-    on_cluster: it has a queue.
+    open: creates it from its settings, the number of concurrent jobs, and the timeout of a job in seconds.
+    check: returns the settings of a job that the launcher can train, and raises ConfigError for others.
+    on_cluster: True if the launcher has a queue.
     """
 
     settings: type[Settings]
@@ -87,16 +89,16 @@ class ChosenLauncher:
     settings: Settings
 
     def open(self, parallel: int, timeout: float | None) -> Launcher:
-        """Raises ConfigError if there is no such cluster."""
+        """Return the launcher. Raises ConfigError if its cluster does not exist."""
         return self.kind.open(self.settings, parallel, timeout)
 
     def check(self, composed: Composed) -> CheckedRun:
-        """Return the settings of a job. Raises ConfigError if it cannot be trained there."""
+        """Return the settings of a job. Raises ConfigError if the launcher cannot train it."""
         return self.kind.check(self.settings, composed)
 
 
 def read_launcher(mapping: Mapping[str, Any]) -> ChosenLauncher:
-    """Raises ConfigError with all problems, or if the library of the launcher is not installed."""
+    """Return the chosen launcher. Raises ConfigError with all problems, or if its library is not installed."""
     name, known = mapping.get("name"), names_of(PACKAGE)
     if name not in known:
         rule = f"must be one of {', '.join(known)}, but is {shown(name)}"
@@ -107,7 +109,7 @@ def read_launcher(mapping: Mapping[str, Any]) -> ChosenLauncher:
 
 
 def check_on_one_node(settings: Settings, composed: Composed) -> CheckedRun:
-    """Check a job of a launcher that runs each job on one machine."""
+    """Check a job for a launcher that runs each job on one machine."""
     run = check_remote_run(composed)
     nodes = run.settings.trainer.num_nodes
     if nodes > 1:

@@ -1,4 +1,4 @@
-"""Names of sweeps and of their jobs: what differs in the sweep, and nothing else."""
+"""Names of sweeps and of their jobs, made of the keys and values that vary."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 
-LONGEST = 80  # characters; beside it there is room for .log and for a number
-UNSWEPT = "sweep", "run"  # the names of a sweep that leaves nothing open, and of its job
+LONGEST = 80  # characters; leaves room for .log and a number
+UNSWEPT = "sweep", "run"  # the names of a sweep without varying keys, and of its job
 
 
 def sweep_name(swept: Sequence[str]) -> str:
-    """`model_heads_seed`."""
+    """Return the name of a sweep, such as `model_heads_seed`."""
     return _cut("_".join(short_keys(swept))) or UNSWEPT[0]
 
 
 def job_names(swept: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
-    """`model-base_heads-2` for each row of the values of the swept keys; two that would be alike get a number."""
+    """Return a name such as `model-base_heads-2` for each row of values; duplicates get a number."""
     keys, names = short_keys(swept), []
     for row in values:
         name = _cut("_".join(f"{key}-{text}" for key, text in zip(keys, row, strict=True))) or UNSWEPT[1]
@@ -25,7 +25,7 @@ def job_names(swept: Sequence[str], values: Sequence[Sequence[str]]) -> list[str
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:
-    """The last part of each key, or the whole key where another one ends alike."""
+    """Return the last part of each key, or the whole key if another key ends with the same part."""
     ends = [key.rpartition(".")[2] for key in keys]
     return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
 

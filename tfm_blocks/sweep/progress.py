@@ -1,4 +1,4 @@
-"""How far a job has got, as its metrics.csv tells while it runs."""
+"""The progress of a running job, read from its metrics.csv."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from typing import BinaryIO
 from tfm_blocks.metric_schema import OBJECTIVE, SPEED
 from tfm_blocks.runs.metrics import Row, numbers_of
 
-LAST = 4096  # bytes before the offset that tell whether the file is still the one that was read
+LAST = 4096  # bytes before the offset that identify the file that was read
 
 
 @dataclass
 class Progress:
-    """Reads the rows that are new since the last look. `scores`: the validations' values of `metric`, by step.
+    """The progress of a job: `look` reads the rows added since its last call.
 
-    A run that goes on cuts off the rows that it writes again; then all is read anew.
+    `scores` are the validation values of `metric`, by step. A resumed run truncates the rows that it will write again;
+    then the whole file is read again.
     """
 
     path: Path
@@ -36,7 +37,7 @@ class Progress:
     last: bytes = b""
 
     def look(self) -> None:
-        """Takes in what has been written, and what a shared file system does not show yet when it does."""
+        """Read the new rows; ignore a file that a shared file system cannot read now."""
         with suppress(OSError):
             self._look()
 
@@ -48,7 +49,7 @@ class Progress:
             if size < self.offset or not self._is_continued(file):
                 self.offset, self.header, self.last = 0, [], b""
             file.seek(self.offset)
-            whole, newline, _ = file.read().rpartition(b"\n")  # the last row may be half written
+            whole, newline, _ = file.read().rpartition(b"\n")  # the last row may be incomplete
         self.offset += len(whole) + len(newline)
         self.last = (self.last + whole + newline)[-LAST:]
         for row in _rows(whole):
@@ -58,7 +59,7 @@ class Progress:
                 self.header = row
 
     def _is_continued(self, file: BinaryIO) -> bool:
-        """Return True if what was read before is still there: a file may shrink and grow again between two looks."""
+        """Return True if the rows read before are still there: a file may shrink and grow again between two reads."""
         file.seek(self.offset - len(self.last))
         return file.read(len(self.last)) == self.last
 
@@ -75,7 +76,7 @@ class Progress:
             self.first = time.monotonic(), self.step
 
     def seconds_left(self, steps: int) -> float:
-        """Until `steps`, at the pace since the first look; not a number before there is one."""
+        """Return the seconds until `steps` at the mean pace since the first row; NaN before a pace is known."""
         if self.first is None or self.step <= self.first[1]:
             return math.nan
         begun, first = self.first

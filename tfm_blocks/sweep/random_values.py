@@ -1,4 +1,4 @@
-"""Values that are drawn from what a sweep leaves open."""
+"""Random values for the keys that a sweep varies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from random import Random
 
 from tfm_blocks.compose.sweep import Choices, Interval, OpenKey
 
-PATIENCE = 100  # draws for each job that is asked for: where fewer combinations are left, there are fewer jobs
+PATIENCE = 100  # draws per requested job; if too few combinations exist, there are fewer jobs
 
 
 def draw_jobs(parts: Sequence[OpenKey], trials: int, seed: int) -> list[list[str]]:
-    """The overrides of so many jobs, no two alike; of more trials the first are the same."""
+    """Draw the overrides of at most `trials` distinct jobs. A larger `trials` begins with the same jobs."""
     random, jobs = Random(seed), {}
     for _ in range(PATIENCE * trials):
         job = [_draw(part, random) for part in parts]
@@ -33,7 +33,7 @@ def _draw(part: OpenKey, random: Random) -> str:
 
 
 def text_of(part: Interval, number: float) -> str:
-    """The override, with six digits, which are enough for any setting and few enough for a name."""
+    """Return the override with six significant digits: precise enough for any setting, short enough for a name."""
     if part.whole:
         return f"{part.key}={min(max(round(number), int(part.low)), int(part.high))}"
     return f"{part.key}={number:.6g}"

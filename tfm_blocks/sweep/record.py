@@ -1,4 +1,4 @@
-"""The folder of a sweep: sweep.json, the job files, and whether a job that is in it goes on."""
+"""The folder of a sweep: sweep.json, the job files, and the state of its earlier runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tfm_blocks.runs.values import count_at
 from tfm_blocks.sweep.job import NOT_OF_THE_RUN, SweepJob
 
 FORMAT = 1
-JOBS = ".jobs"  # a file for each job with its checked config
-JOURNAL = "optuna.journal"  # of a search
+JOBS = ".jobs"  # folder of the job files, each with a checked config
+JOURNAL = "optuna.journal"  # journal of a search
 
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """`runs/NAME`. `asked` are the overrides that make the sweep what it is, `command` the last command line.
+    """The folder `runs/NAME`. `asked` are the overrides that identify the sweep; `command` is the last command line.
 
-    `program` is the beginning of a command line that trains one of its jobs by itself. `known` are the records of the
-    jobs by name, as sweep.json had them when this command started.
+    `program` begins a command line that trains one job by itself. `known` holds the job records that sweep.json had
+    when this command started, by name.
     """
 
     path: Path
@@ -42,11 +42,11 @@ class SweepFolder:
     known: Mapping[str, Mapping[str, Any]]
 
     def run(self, job: SweepJob) -> Path:
-        """Its run folder."""
+        """Return the run folder of a job."""
         return self.path / job.name
 
     def write(self, jobs: Sequence[SweepJob]) -> None:
-        """Write sweep.json atomically: these jobs, and those that only an earlier command had."""
+        """Write sweep.json atomically, with these jobs and the jobs that only an earlier command had."""
         record = {"format": FORMAT, "command": self.command, "asked": list(self.asked)}
         records = {**self.known, **{job.name: job.record for job in jobs}}
         write_json(self.path / SWEEP, {**record, "jobs": list(records.values())})
@@ -92,7 +92,7 @@ def claim_sweep(
 
 
 def adopt_names(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
-    """Rename each job that the folder has already, under the name that an earlier command gave it."""
+    """Give each job that the folder already contains the name that an earlier command gave it."""
     names: defaultdict[str, list[str]] = defaultdict(list)
     for name, record in folder.known.items():
         names[str(record.get("config"))].append(name)
@@ -102,7 +102,7 @@ def adopt_names(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
 
 
 def expect_unchanged(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
-    """Raises ConfigError where a job is not what it was when the sweep was begun, though its overrides are."""
+    """Raise ConfigError if a job has the same overrides as when the sweep was started, but another config."""
     problems = [
         _changed(folder, job) for job in jobs if job.config != folder.known.get(job.name, job.record).get("config")
     ]
@@ -135,13 +135,13 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
 
 
 def state_before(folder: SweepFolder, job: SweepJob) -> str:
-    """How the run of the job ended when it was last trained; empty where it was not begun."""
+    """Return the state in which the job's run last ended; empty if it has not started."""
     run = folder.run(job)
     return read_status_or_empty(run).state if (run / RUN).is_file() else ""
 
 
 def archive_previous(folder: SweepFolder, job: SweepJob) -> None:
-    """For a job that begins anew: what diverged before stays under another name, and what never began goes."""
+    """Make way for a new start of a job: rename a diverged run, and delete a folder without a run."""
     run = folder.run(job)
     if not run.exists():
         return
@@ -154,6 +154,6 @@ def archive_previous(folder: SweepFolder, job: SweepJob) -> None:
 
 
 def plugins_of(job: SweepJob) -> list[str]:
-    """The override that a resumed run needs, since its folder imports nothing."""
+    """Return the plug-in override of a resumed run, whose folder does not import plug-ins."""
     plugins = job.composed.mapping["plugins"]
     return [f"plugins=[{','.join(plugins)}]"] if plugins else []

@@ -1,7 +1,7 @@
-"""Runs on a node of a cluster: does one errand of a sweep, and writes down where it does it and how that has ended.
+"""Run one job file of a sweep on a cluster node, and write its host and exit status to status files.
 
-It imports nothing but the standard library. An errand is a text file, and who finds it gone does nothing, since another
-start of the job has taken its place. The first signal that the cluster sends asks the job to stop.
+This script imports nothing but the standard library. If the job file no longer exists, the script does nothing, since
+another start of the job has replaced it. The first signal from the cluster stops the job with a checkpoint.
 """
 
 import json
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 Keeper = subprocess.Popen[bytes]
-LOOK = 0.2  # seconds between two looks at what has come
+LOOK = 0.2  # seconds between two checks for signals
 SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start_supervised(command: Sequence[str], log: str | None, folder: str, environment: Mapping[str, str]) -> Keeper:
-    """Starts a command, which begins with its keeper, in a session of its own; both end with this process.
+    """Start a command, which begins with its supervisor, in a separate session; both end with this process.
 
-    Its output goes to the end of the log, or where there is none to that of this process.
+    The output is appended to the log; without a log it goes to the output of this process.
     """
     with Path(log).open("ab") if log else nullcontext() as file:
         return subprocess.Popen(
@@ -38,29 +38,29 @@ def start_supervised(command: Sequence[str], log: str | None, folder: str, envir
 
 
 def stop(keeper: Keeper) -> None:
-    """The job is to end with a checkpoint."""
+    """Request that the job stops with a checkpoint."""
     keeper.terminate()
 
 
 def kill(keeper: Keeper) -> None:
-    """All processes of the job are to end at once."""
+    """Kill all processes of the job immediately."""
     keeper.send_signal(signal.SIGUSR1)
 
 
 def status_of(keeper: Keeper) -> int:
-    """Waits for the end. The exit status of the job, or 128 + the signal that has ended its keeper."""
+    """Wait for the job and return its exit status, or 128 + the signal that ended its supervisor."""
     status = keeper.wait()
     return status if status >= 0 else 128 - status
 
 
 def job_environment(errand: Mapping[str, Any]) -> dict[str, str]:
-    """That of this process, but for what the errand changes."""
+    """Return the environment of this process with the changes of the job file."""
     changed: dict[str, str] = errand["with"]
     return {name: value for name, value in os.environ.items() if name not in errand["without"]} | changed
 
 
 def do(path: Path) -> int:
-    """Does the errand, and returns the exit status of its command. Of several tasks the first alone writes it down."""
+    """Run the job file and return its exit status. Of several tasks, only the first writes status files."""
     came: list[int] = []
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: came.append(number))
@@ -83,7 +83,7 @@ def do(path: Path) -> int:
 
 
 def attend(keeper: Keeper, came: Sequence[int]) -> int:
-    """Asks the job to stop when the first signal has come, waits for its end and returns its exit status."""
+    """Wait for the job and return its exit status; forward the first signal as a stop request."""
     while keeper.poll() is None and not came:
         with suppress(subprocess.TimeoutExpired):
             keeper.wait(LOOK)
@@ -93,14 +93,14 @@ def attend(keeper: Keeper, came: Sequence[int]) -> int:
 
 
 def write(path: Path, told: Mapping[str, object]) -> None:
-    """Whole or not at all."""
+    """Write a JSON file atomically."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(told), "utf-8")
     part.replace(path)
 
 
 class RemoteRunner:
-    """The same as an actor of Ray's, which ends with the command that has made it."""
+    """Run a job under a Ray actor, which ends with the command that created it."""
 
     def __init__(self, errand: Mapping[str, Any]) -> None:
         self.keeper = start_supervised(errand["command"], errand["log"], errand["folder"], job_environment(errand))
@@ -109,7 +109,7 @@ class RemoteRunner:
         return socket.gethostname()
 
     def ended(self) -> int:
-        """Returns when the job has ended, with its exit status."""
+        """Wait for the job and return its exit status."""
         return status_of(self.keeper)
 
     def stop(self) -> None:

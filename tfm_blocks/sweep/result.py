@@ -1,4 +1,4 @@
-"""What became of a job: the type of its failure, and the reason in a line."""
+"""The result of a job: its state and the reason in a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tfm_blocks.runs.status import read_status_or_empty
 from tfm_blocks.sweep.job import DIVERGED, DONE, ERROR, KILLED, MEMORY, STOPPED, WRONG
 
-TAIL = 65_536  # bytes at the end of a log in which its errors are sought
+TAIL = 65_536  # bytes at the end of a log that are searched for errors
 BY_STATUS = {0: DONE, 2: WRONG, 3: DIVERGED, 75: STOPPED}
 _MEMORY = re.compile(r"OutOfMemoryError|MemoryError|DefaultCPUAllocator|does not fit in memory|out of memory", re.I)
 _SIGNAL = re.compile(r"ended with (SIG[A-Z0-9]+)")
@@ -18,20 +18,20 @@ _SIGNAL = re.compile(r"ended with (SIG[A-Z0-9]+)")
 
 @dataclass(frozen=True)
 class JobResult:
-    """`state` is a word of `job.py`."""
+    """A state, which is a constant of `job.py`, and the reason for it."""
 
     state: str
     reason: str = ""
 
 
 def result_of(status: int, run: Path, log: Path, begin: int) -> JobResult:
-    """Of a job that has left with this exit status; what it has said begins at that byte of its log."""
+    """Return the result of a job with this exit status; its output begins at byte `begin` of its log."""
     reason = _told(run, log, begin)
     if status in BY_STATUS:
         return JobResult(BY_STATUS[status], reason if status else "")
     if status > 128:
         return JobResult(KILLED, _signal_name(status - 128))
-    if found := _SIGNAL.search(reason):  # one of its processes, which the others have told
+    if found := _SIGNAL.search(reason):  # the other ranks reported the signal of one rank
         return JobResult(KILLED, f"{found[1]}: {reason}")
     return JobResult(MEMORY if _MEMORY.search(reason) else ERROR, reason)
 
@@ -42,7 +42,7 @@ def _signal_name(number: int) -> str:
 
 
 def _told(run: Path, log: Path, begin: int) -> str:
-    """What status.json has as the reason, else the last error in the log, else its last line."""
+    """Return the reason in status.json, else the last error in the log, else the last line of the log."""
     status = read_status_or_empty(run)
     if status.state not in ("running", "done") and status.reason:
         return status.reason
@@ -52,7 +52,7 @@ def _told(run: Path, log: Path, begin: int) -> str:
 
 
 def _end_of(log: Path, begin: int) -> str:
-    """Empty where a shared file system does not show the log yet."""
+    """Return the end of the log, or nothing if a shared file system does not show it yet."""
     if not log.is_file():
         return ""
     with log.open("rb") as file:

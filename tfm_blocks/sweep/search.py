@@ -1,4 +1,4 @@
-"""A search by optuna: which job comes next, which is ended early, and what each has scored."""
+"""Search with optuna: choose the next job, prune bad jobs early, and record the scores."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ MakeJob = Callable[[int, Sequence[str]], SweepJob]
 
 
 class Study:
-    """The trials of a study whose journal is in the sweep's folder: what is in it goes on.
+    """The trials of an optuna study, which resumes from the journal in the sweep's folder.
 
-    A trial whose job was stopped is still running for the study, so its job goes on; one that failed has failed.
-    `make` gives the job of a trial by its number, which may be one that cannot start.
+    A trial whose job was stopped still runs in the study, so its job is resumed; a failed trial stays failed. `make`
+    returns the job of a trial by its number; the job may be unable to start.
     """
 
     def __init__(self, folder: SweepFolder, parts: Sequence[OpenKey], settings: OptunaSettings, make: MakeJob) -> None:
@@ -48,7 +48,7 @@ class Study:
         self.waiting = [job for job in self.jobs if job.state == WAITING]
 
     def next(self) -> SweepJob | None:
-        """The next trial; one that cannot start fails at once."""
+        """Return the job of the next trial; a trial that cannot start fails at once."""
         if self.waiting:
             return self.waiting.pop(0)
         while len(self.jobs) < self.settings.trials:
@@ -61,7 +61,10 @@ class Study:
         return None
 
     def should_prune(self, job: SweepJob, progress: Progress) -> bool:
-        """What its validations have measured is reported; after the last one there is nothing to save."""
+        """Report the validation scores to optuna and return its decision.
+
+        The last validation is not reported, since pruning a finished job saves nothing.
+        """
         trial = self._trial(job)
         told = self.study.trials[trial.number].intermediate_values
         for count, (step, score) in enumerate(sorted(progress.scores.items()), 1):
@@ -72,7 +75,7 @@ class Study:
         return False
 
     def ended(self, job: SweepJob, progress: Progress) -> None:
-        """The study hears of every end but that of a job that is to go on."""
+        """Report the end of a job to the study, unless the job will be resumed."""
         states = optuna.trial.TrialState
         scores = progress.scores.values()
         if job.state == DONE and scores:
@@ -84,11 +87,11 @@ class Study:
 
     @property
     def succeeded(self) -> bool:
-        """A search is for the best, and one is enough for that."""
+        """Return True if any trial is done, since a search needs only the best."""
         return any(job.state == DONE for job in self.jobs)
 
     def news(self) -> str:
-        """The best trial, in a line, and how many have failed."""
+        """Return the best trial and the number of failed trials, in a line."""
         count = sum(job.state in FAILED for job in self.jobs)
         failed = f"; {count} of {len(self.jobs)} trials failed" if count else ""
         if not any(trial.state == optuna.trial.TrialState.COMPLETE for trial in self.study.trials):
@@ -98,8 +101,9 @@ class Study:
         return f"search: best {self.metric} {value}: {self.jobs[best.number].name}{failed}"
 
     def _ask(self) -> Any:
-        """A trial with a value for each key; the sampler depends on the seed and on what is known, not on the past of
-        this process.
+        """Return a trial with a value for each key.
+
+        The sampler depends on the seed and on the known trials, not on the history of this process.
         """
         self.study.sampler = optuna.samplers.TPESampler(
             seed=self.settings.seed + len(self.jobs), n_startup_trials=self.settings.startup
@@ -125,11 +129,11 @@ class Study:
         return job
 
     def _known(self, trial: Any) -> SweepJob:
-        """The job of a trial that an earlier command has asked for."""
+        """Return the job of a trial that an earlier command created."""
         job = self._job(trial.number, trial.params)
         record = self.folder.known.get(job.name, {})
         if trial.state == optuna.trial.TrialState.RUNNING:
-            if state_before(self.folder, job) == DONE:  # and nobody was left to tell
+            if state_before(self.folder, job) == DONE:  # but the sweep ended before it told the study
                 job.state = DONE
             progress = Progress(self.folder.run(job) / METRICS, self.metric)
             progress.look()
@@ -156,8 +160,8 @@ def _open(folder: SweepFolder, settings: OptunaSettings) -> Any:
     path = folder.path / JOURNAL
     if path.is_file():
         text = path.read_bytes()
-        path.write_bytes(text[: text.rfind(b"\n") + 1])  # of a line that a killed process has written in part
-    path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # nobody else has the folder
+        path.write_bytes(text[: text.rfind(b"\n") + 1])  # drops an incomplete line of a killed process
+    path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # this process has locked the folder
     pruner = (
         optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=settings.halving)
         if settings.halving
@@ -172,7 +176,7 @@ def _open(folder: SweepFolder, settings: OptunaSettings) -> Any:
 
 
 def _text(part: OpenKey, params: Mapping[str, Any]) -> str:
-    """The override that a trial's value of this key stands for."""
+    """Return the override for a trial's value of this key."""
     if not isinstance(part, Choices):
         return text_of(part, params[part.key])
     return part.texts[params[part.key]] if part.ordered else str(params[part.key])

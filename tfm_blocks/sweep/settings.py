@@ -1,4 +1,4 @@
-"""The settings of a sweep: what the keys below `sweep` must be."""
+"""The settings of a sweep: the keys below `sweep` and their rules."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tfm_blocks.errors import shown, suggest
 from tfm_blocks.metric_schema import IMPROVABLE
 
 QUEUED_JOBS = 100  # the default of sweep.parallel on a cluster
-QUEUED_TRIALS = 10  # of a search, which learns only from trials that have ended
+QUEUED_TRIALS = 10  # fewer for a search, which learns only from finished trials
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def seconds(value: object) -> float | None:
-    """Of a duration such as 1.5h."""
+    """Return the seconds of a duration such as 1.5h."""
     if value is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value))
@@ -31,7 +31,7 @@ Duration = Annotated[float | None, BeforeValidator(seconds, json_schema_input_ty
 
 
 class _How(Settings):
-    """How the jobs of a sweep are run. timeout: in seconds, what each start of a job may take."""
+    """Settings of all methods. timeout: seconds that each start of a job may take."""
 
     name: str | None
     parallel: Count
@@ -40,13 +40,13 @@ class _How(Settings):
 
 
 class GridSettings(_How):
-    """Every combination."""
+    """Settings of a grid, which runs every combination."""
 
     method: Literal["grid"]
 
 
 class RandomSettings(_How):
-    """Combinations that are drawn."""
+    """Settings of a random search, which draws combinations."""
 
     method: Literal["random"]
     trials: Count
@@ -54,8 +54,9 @@ class RandomSettings(_How):
 
 
 class OptunaSettings(_How):
-    """Combinations that a search chooses. halving: one trial of so many goes on after 1, halving, halving², …
-    validations; null: all do.
+    """Settings of a search by optuna, which chooses combinations.
+
+    halving: after 1, halving, halving², … validations, one trial in `halving` continues; null: all continue.
     """
 
     method: Literal["optuna"]
@@ -74,7 +75,7 @@ class OptunaSettings(_How):
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
-        """As optuna names it."""
+        """The direction of the metric, as optuna names it."""
         return "minimize" if IMPROVABLE[self.metric].summary == "min" else "maximize"
 
 
@@ -94,5 +95,5 @@ def with_parallel(mapping: Mapping[str, Any], *, on_cluster: bool) -> Mapping[st
 
 
 def read_sweep_settings(mapping: Mapping[str, Any]) -> SweepSettings:
-    """Raises ConfigError with all problems."""
+    """Return the settings. Raises ConfigError with all problems."""
     return read_settings(_Asked, {"sweep": mapping}).sweep

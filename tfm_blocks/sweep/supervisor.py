@@ -1,8 +1,8 @@
-"""Stands between a sweep and a job of it, so that nothing of the job outlives the sweep, however that one ends.
+"""Supervisor that kills a job's process group when the sweep dies.
 
-It is a script that imports nothing but the standard library. The sweep holds the other end of its stdin, which the
-system closes when the sweep is gone. Then the job is asked to stop, and after a while it is killed with all that it
-has started. SIGTERM asks the job to stop and waits for it; SIGUSR1 kills it.
+This script imports nothing but the standard library. The sweep holds the other end of its stdin, which the system
+closes when the sweep exits. Then the supervisor stops the job, and kills all its processes GRACE seconds later. SIGTERM
+stops the job and waits for it; SIGUSR1 kills it.
 """
 
 import ctypes
@@ -14,15 +14,15 @@ import sys
 import time
 from contextlib import suppress
 
-LOOK = 0.1  # seconds between two looks at the job
-GRACE = 10.0  # seconds for a job whose sweep is gone
+LOOK = 0.1  # seconds between two polls of the job
+GRACE = 10.0  # seconds for a job to stop after its sweep exited
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 came: set[int] = set()
 
 
 def supervise(command: list[str]) -> int:
-    """The exit status of the command; of one that a signal has ended, 128 + its number."""
+    """Run the command and return its exit status, or 128 + the number of the signal that ended it."""
     job = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_keeper)
     until = float("inf")
     while job.poll() is None:
@@ -40,13 +40,13 @@ def supervise(command: list[str]) -> int:
 
 
 def _die_with_keeper() -> None:
-    """In the job: where Linux runs, it ends when this process is killed."""
+    """Request in the job's process that Linux kills it when the supervisor is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def kill_all(group: int) -> None:
-    """Kills what there is of the job's processes, which are a group."""
+    """Kill the remaining processes of the job's process group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""A sweep as people watch it: a table that changes on a terminal, lines elsewhere, and how it ended."""
+"""The progress display of a sweep: a live table on a terminal, lines elsewhere, and the final results."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tfm_blocks.metric_schema import OBJECTIVE, SPEED, find_key
 from tfm_blocks.report.screen import clock, screen
 from tfm_blocks.report.table import Cell, FittedSheet, Sheet, print_sheet
 
-MINUTE = 60.0  # seconds between two lines that only say that all is well
-ORDER = ("running", "waiting", "done")  # failures come first where a terminal is too low for all
+MINUTE = 60.0  # seconds between two heartbeat lines
+ORDER = ("running", "waiting", "done")  # failures come first if the terminal has too few lines
 BEST = f"best {OBJECTIVE}"
-AROUND = 8  # lines of a terminal that the table itself takes
+AROUND = 8  # lines of the terminal that the table's frame takes
 
 
 @dataclass(frozen=True)
 class SweepRow:
-    """How a job stands; what is not known yet is not a number."""
+    """The state of a job; unknown numbers are NaN."""
 
     name: str
     state: str
@@ -39,7 +39,7 @@ class SweepRow:
 
 
 class SweepView:
-    """Shows the rows as often as it is given them; `known` is what needs no line. Use it with `with`."""
+    """Displays the rows on each call of `show`; `known` rows need no line. Use it as a context manager."""
 
     def __init__(self, known: Sequence[SweepRow]) -> None:
         self.console = screen()
@@ -59,7 +59,7 @@ class SweepView:
             self.live.stop()
 
     def show(self, rows: Sequence[SweepRow]) -> None:
-        """On a terminal all of them; elsewhere a line for each change of a state, and one a minute."""
+        """Show all rows on a terminal; elsewhere, print a line for each change of state, and one a minute."""
         if self.live:
             self.live.update(FittedSheet(_sheet(rows, self.console.height - AROUND)), refresh=True)
             return
@@ -87,12 +87,12 @@ class SweepView:
 
 
 def is_watched(console: Console) -> bool:
-    """Whether it is a terminal that can write over its own lines."""
+    """Return True if the console is a terminal that can overwrite its own lines."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def show_end(rows: Sequence[SweepRow], folder: str) -> None:
-    """Print what became of each job, and the log of a job that is not done."""
+    """Print the result of each job, and the log of each job that is not done."""
     columns = ["job", "state", "steps", BEST, "log"]
     print_sheet(screen(), Sheet(folder, columns, [_end(row, folder) for row in rows], 2))
     for row in rows:
@@ -124,7 +124,7 @@ def _row(row: SweepRow) -> list[Cell]:
 
 
 def _rank(row: SweepRow) -> tuple[int, bool]:
-    """What has failed first; what waits for something before what only waits for its turn."""
+    """Return a sort key: failed jobs first, and jobs that wait for something before jobs that wait for their turn."""
     return ORDER.index(row.state) if row.state in ORDER else -1, not row.reason
 
 
@@ -134,7 +134,7 @@ def _counts(rows: Sequence[SweepRow]) -> str:
 
 
 def _counted(rows: Sequence[SweepRow]) -> tuple[int, str]:
-    """How many are done, and how many are in each other state: `, 2 killed, 1 pruned`."""
+    """Return the number of jobs that are done, and the numbers in other states, such as `, 2 killed, 1 pruned`."""
     found = Counter(row.state for row in rows)
     return found.pop("done", 0), "".join(f", {count} {state}" for state, count in found.items())
 

@@ -1,1 +1,1 @@
-"""Where the jobs of a sweep run: on this machine, in the queue of a Slurm cluster, or on a Ray cluster."""
+"""Launchers of sweeps: on this machine, in the queue of a Slurm cluster, or on a Ray cluster."""

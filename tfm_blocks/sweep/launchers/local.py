@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine, which end with the command."""
+"""Launcher that runs jobs as processes of this machine, which end with the command."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tfm_blocks.sweep.launcher import LauncherKind, Worker
 from tfm_blocks.sweep.remote_runner import Keeper, kill, start_supervised, status_of, stop
 from tfm_blocks.training.settings import TrainerSettings
 
-PATIENCE = 60.0  # seconds for the end of a step and a checkpoint
+PATIENCE = 60.0  # seconds for the end of the step and a checkpoint
 
 
 class LocalSettings(Settings):
-    """Processes of this machine."""
+    """Settings of the local launcher."""
 
     name: Literal["local"]
 
 
 class LocalLauncher:
-    """So many jobs at a time share what the machine has."""
+    """Run at most `parallel` jobs concurrently, which share the machine's cores and devices."""
 
     queue = ""
 
@@ -46,7 +46,7 @@ class LocalLauncher:
         pass
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
-        """In a session of its own, whose end the keeper makes sure of."""
+        """Start the command in a separate session, under a supervisor that ends it with the sweep."""
         devices = self.share.take(trainer.devices) if device_of(trainer) == "cuda" else []
         begin = log.stat().st_size if log.is_file() else 0
         keeper = start_supervised(kept_alive(command), str(log), ".", self.share.environment_with(devices))
@@ -68,7 +68,7 @@ class _LocalWorker:
         return ""
 
     def ended(self) -> int | None:
-        """Closes the pipe by which the keeper knows that the sweep lives, and gives the devices back."""
+        """Return the exit status. When the job has ended, close the pipe to the supervisor and release the devices."""
         if self.keeper.poll() is None:
             return None
         assert self.keeper.stdin is not None

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster, each held by an actor; they end with the command."""
+"""Launcher that runs jobs on a Ray cluster, each under an actor; the jobs end with the command."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ except ImportError:
     help = "pip install -c constraints.txt -e '.[ray]'"
     raise ConfigError(Problem("launcher", "is ray, and ray is not installed", help=help)) from None
 
-PATIENCE = 60.0  # seconds for the end of a step and a checkpoint
-AT_ONCE = 10.0  # seconds for an actor to end all processes of its job before it is ended itself
-CALLS = 3  # of an actor at a time: one waits for the end of the job
-OF_A_NODE = frozenset({VISIBLE, "HOSTNAME", "TMPDIR"})  # in the environment: what this machine's has to say to no other
+PATIENCE = 60.0  # seconds for the end of the step and a checkpoint
+AT_ONCE = 10.0  # seconds for an actor to kill its job's processes before the actor is killed
+CALLS = 3  # concurrent calls of an actor: one of them waits for the end of the job
+OF_A_NODE = frozenset({VISIBLE, "HOSTNAME", "TMPDIR"})  # variables that hold for this machine only
 
 
 def _amounts(mapping: dict[str, Any]) -> dict[str, Any]:
@@ -45,9 +45,10 @@ def _amounts(mapping: dict[str, Any]) -> dict[str, Any]:
 
 
 class RaySettings(ClusterSettings):
-    """Ray. address: that of a cluster, auto, or local for one of this machine and this command.
+    """Settings of the Ray launcher.
 
-    cpus: cores for each device of a job. resources: of the cluster's own, how much each job takes.
+    address: address of the cluster, auto, or local to start Ray on this machine for this command. cpus: cores per
+    device of a job. resources: amount of each custom resource of the cluster per job.
     """
 
     name: Literal["ray"]
@@ -57,7 +58,7 @@ class RaySettings(ClusterSettings):
 
 
 class RayLauncher:
-    """Connects to the cluster, or starts one of this machine; Ray puts a handler of its own before ours."""
+    """Connect to a Ray cluster or start a local one, and reinstall our signal handlers, which Ray replaces."""
 
     queue = "the queue of Ray"
 
@@ -72,7 +73,7 @@ class RayLauncher:
             raise ConfigError(Problem("launcher.address", rule, help=help)) from None
         finally:
             install_handlers()
-        ray.cloudpickle.register_pickle_by_value(remote_runner)  # a node need not find it
+        ray.cloudpickle.register_pickle_by_value(remote_runner)  # so a node does not need to import it
         self.actors = ray.remote(remote_runner.RemoteRunner)
 
     def __enter__(self) -> None:
@@ -84,7 +85,7 @@ class RayLauncher:
         ray.shutdown()
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
-        """In the environment of this command, as far as it is not that of this machine."""
+        """Start an actor for the job, with this command's environment except the variables of this machine."""
         errand = errand_of(command, log)
         errand["with"] = {k: v for k, v in clean(os.environ).items() if k not in OF_A_NODE} | errand["with"]
         own = self.settings
@@ -123,13 +124,13 @@ class _RayWorker:
             return None
         try:
             return int(ray.get(self.end))
-        except ray.exceptions.RayError as error:  # it could not begin; or its process, or its node, is gone
+        except ray.exceptions.RayError as error:  # it did not start, or its process or node died
             return JobResult(KILLED if self.place() else ERROR, f"Ray: {_last_line(error)}")
         finally:
-            ray.kill(self.actor)  # so that others get what it had
+            ray.kill(self.actor)  # releases its resources
 
     def stop(self) -> None:
-        """One that waits has nothing to write down."""
+        """Stop the job with a checkpoint if it runs; a waiting job has nothing to save, so its actor is killed."""
         if self.place():
             self.actor.stop.remote()
         else:
@@ -139,7 +140,7 @@ class _RayWorker:
         self.actor.kill.remote()
 
     def wait(self) -> None:
-        """What does not end is ended with its actor."""
+        """Wait for the job for up to AT_ONCE seconds, then kill its actor."""
         begun = time.monotonic()
         while not _is_there(self.end) and time.monotonic() < begun + AT_ONCE:
             time.sleep(remote_runner.LOOK)

@@ -1,4 +1,4 @@
-"""Jobs in the queue of a Slurm cluster, through submitit; they live on where the command is killed."""
+"""Launcher that submits jobs to a Slurm queue with submitit; jobs survive the command if it is killed."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ except ImportError:
     raise ConfigError(Problem("launcher", "is slurm, and submitit is not installed", help=help)) from None
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel")
-OFTEN = 2.0  # seconds between two looks at what a node has written
-SELDOM = 10.0  # seconds between two questions to Slurm
-LATE = 15.0  # seconds after the end of a job until a shared file system must show what its node has written
-ANSWER = 30.0  # seconds for Slurm's commands
+OFTEN = 2.0  # seconds between two reads of a node's status files
+SELDOM = 10.0  # seconds between two calls of squeue
+LATE = 15.0  # seconds that a shared file system may take to show the status files of an ended job
+ANSWER = 30.0  # timeout of Slurm's commands, in seconds
 YEAR = 365 * 24 * 60  # minutes
 PREEMPTED = 75
-TIME_IS_OVER = "SIGUSR2"  # submitit asks Slurm for this signal before the end of a job's time
+TIME_IS_OVER = "SIGUSR2"  # submitit requests this signal from Slurm before the end of a job's time
 STATES = {"OUT_OF_MEMORY": MEMORY, "TIMEOUT": TIMED_OUT, "DEADLINE": TIMED_OUT}
 
 
@@ -62,10 +62,11 @@ def _options(mapping: dict[str, Any]) -> dict[str, Any]:
 
 
 class SlurmSettings(ClusterSettings):
-    """Slurm, through submitit. cpus: cores for each device of a job. sbatch: further options of that command.
+    """Settings of the Slurm launcher.
 
-    cluster: local: submitit's processes on this machine. grace: seconds before the end of its time at which a job is
-    asked to stop. setup: lines of shell that come before a job.
+    cpus: cores per device of a job. sbatch: additional options of sbatch. cluster: local runs submitit's processes on
+    this machine. grace: seconds between the stop request and the end of the job's time. setup: shell lines before a
+    job.
     """
 
     name: Literal["slurm"]
@@ -80,26 +81,26 @@ class SlurmSettings(ClusterSettings):
 
 
 class Queue(Protocol):
-    """Where submitit puts jobs; each has a number there."""
+    """A queue to which submitit submits jobs; each job has a number in it."""
 
     def put(self, errand: JobFile, name: str, trainer: TrainerSettings) -> str:
-        """The number of the job. Raises RefusedError."""
+        """Submit a job and return its number. Raises RefusedError."""
 
     def has(self, number: str) -> bool:
-        """Whether it waits or runs, as far as is known."""
+        """Return True if the job waits or runs, as far as is known."""
 
     def stop(self, number: str) -> None:
-        """What runs gets a signal; what waits goes."""
+        """Send a stop signal to a running job; remove a waiting job."""
 
     def cancel(self, number: str, errand: JobFile) -> None:
-        """It ends, after what grace the queue may give it."""
+        """End the job, after the grace period of the queue if it has one."""
 
     def end_of(self, number: str, errand: JobFile) -> JobResult:
-        """Of a job that has left no exit status."""
+        """Return the result of a job that left no exit status."""
 
 
 class SlurmLauncher:
-    """`timeout`: seconds that a job may take; then it is asked to stop."""
+    """Submit jobs to Slurm, or to submitit's local processes. `timeout`: seconds until a running job is stopped."""
 
     def __init__(self, settings: SlurmSettings, timeout: float | None) -> None:
         logging.getLogger("submitit").setLevel(logging.ERROR)
@@ -118,7 +119,7 @@ class SlurmLauncher:
         pass
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
-        """A node reads what is to be done in the errand, so nothing of it goes through submitit."""
+        """Submit a job. Its node reads the command from the job file, not from submitit."""
         try:
             errand = write_errand(name, command, log)
             try:
@@ -132,7 +133,10 @@ class SlurmLauncher:
         return _QueuedWorker(errand, number, self.jobs, self.grace)
 
     def find(self, sweep: Path) -> dict[str, Worker]:
-        """One whose number nobody knows has not begun, and will find nothing to do."""
+        """Return the workers of jobs that are still queued or running.
+
+        A job without a known number has not started; its file is deleted, so its node will do nothing.
+        """
         found: dict[str, Worker] = {}
         others = []
         for errand in left(sweep):
@@ -148,7 +152,7 @@ class SlurmLauncher:
 
 
 class _QueuedWorker:
-    """`gone` is since when the job is in the queue no more."""
+    """A job in a queue. `gone` is the time since which the queue no longer lists it."""
 
     def __init__(self, errand: JobFile, number: str, jobs: Queue, patience: float) -> None:
         self.errand, self.number, self.jobs = errand, number, jobs
@@ -163,7 +167,7 @@ class _QueuedWorker:
         return self.host
 
     def ended(self) -> int | JobResult | None:
-        """What the node has written down; or, some time after the job has left the queue, what that tells of it."""
+        """Return the result that the node wrote, or, LATE seconds after the job left the queue, the queue's result."""
         if not self._is_time_for("ended"):
             return None
         if told := self.errand.ended:
@@ -179,7 +183,7 @@ class _QueuedWorker:
         return self.jobs.end_of(self.number, self.errand)
 
     def _is_time_for(self, what: str) -> bool:
-        """A shared file system is not asked at each look of the sweep."""
+        """Return True at most once in OFTEN seconds, to limit the reads of a shared file system."""
         if time.monotonic() < self.looked[what] + OFTEN:
             return False
         self.looked[what] = time.monotonic()
@@ -192,11 +196,11 @@ class _QueuedWorker:
         self.jobs.cancel(self.number, self.errand)
 
     def wait(self) -> None:
-        """The queue sees to it."""
+        """Return at once: the queue ends the job."""
 
 
 def _meaning(told: Mapping[str, Any]) -> int | JobResult:
-    """A job that the cluster has asked to stop, and that nobody else has, is one to go on with."""
+    """Return the exit status, or a resumable result if the cluster stopped the job and the sweep did not."""
     status, number = int(told.get("status", 1)), str(told.get("signal", ""))
     if status != PREEMPTED or not number:
         return status
@@ -216,7 +220,7 @@ class _SlurmQueue:
         self.asked, self.listed = -math.inf, frozenset[str]()
 
     def put(self, errand: JobFile, name: str, trainer: TrainerSettings) -> str:
-        """A job that is submitted inside another one does not inherit that one's options."""
+        """Submit the job; inside another Slurm job, without inheriting its options."""
         executor = submitit.SlurmExecutor(folder=errand.path.parent)
         executor.update_parameters(**self.options(name, trainer))
         with submitit.helpers.clean_env() if "SLURM_JOB_ID" in os.environ else nullcontext():
@@ -225,7 +229,10 @@ class _SlurmQueue:
         return number
 
     def options(self, name: str, trainer: TrainerSettings) -> dict[str, Any]:
-        """As submitit names them. On one node one task starts all processes of a run; on several srun does."""
+        """Return submitit's options.
+
+        On one node, one task starts all processes of a run; on several nodes srun starts them.
+        """
         own = self.settings
         tasks = trainer.devices if trainer.num_nodes > 1 or trainer.cluster == "slurm" else 1
         cpus = None if own.cpus is None else own.cpus * trainer.devices // tasks
@@ -238,7 +245,9 @@ class _SlurmQueue:
             "nodes": trainer.num_nodes,
             "ntasks_per_node": tasks,
             "cpus_per_task": cpus,
-            "srun_args": None if cpus is None else [f"--cpus-per-task={cpus}"],  # which Slurm 22.05 does not inherit
+            "srun_args": None
+            if cpus is None
+            else [f"--cpus-per-task={cpus}"],  # srun does not inherit it since Slurm 22.05
             "gpus_per_node": own.gpus_of(trainer) or None,
             "mem": None if own.memory is None else f"{own.memory >> 20}M",
             "time": None if seconds is None else math.ceil(seconds / 60),
@@ -246,12 +255,12 @@ class _SlurmQueue:
             "setup": own.setup or None,
             "stderr_to_stdout": True,
             "wckey": None,
-            "additional_parameters": {"no_requeue": True}  # it would begin anew; the sweep goes on with it
+            "additional_parameters": {"no_requeue": True}  # Slurm would restart the job; the sweep resumes it
             | {key.replace("-", "_"): value for key, value in own.sbatch.items()},
         }
 
     def has(self, number: str) -> bool:
-        """Slurm that does not answer has lost nothing."""
+        """Return True if the last successful squeue listed the job."""
         if time.monotonic() > self.asked + SELDOM:
             done = _ask("squeue", "--noheader", f"--user={os.getuid()}", "--format=%i")
             if done is not None:
@@ -269,14 +278,14 @@ class _SlurmQueue:
         self.asked = -math.inf
 
     def end_of(self, number: str, errand: JobFile) -> JobResult:
-        """As sacct tells it, where the cluster keeps accounts."""
+        """Return the state that sacct reports, if the cluster keeps accounts."""
         state = str(submitit.SlurmJob(errand.path.parent, number).get_info().get("State") or "it is gone")
         word = state.split()[0]
         return JobResult(STATES.get(word, KILLED), f"Slurm says of job {number}: {state}")
 
 
 class _LocalQueue:
-    """submitit's processes on this machine: all of the same way but Slurm itself."""
+    """Run jobs as submitit's processes on this machine: the same path as with Slurm, without Slurm."""
 
     def __init__(self, settings: SlurmSettings, timeout: float | None) -> None:
         self.settings, self.timeout = settings, timeout
@@ -292,14 +301,14 @@ class _LocalQueue:
             stderr_to_stdout=True,
             setup=self.settings.setup,
         )
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that Ctrl-C at a terminal is the sweep's alone
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that Ctrl-C in a terminal reaches only the sweep
         try:
             return _submit(executor, errand, self.jobs)
         finally:
             signal.signal(signal.SIGINT, before)
 
     def has(self, number: str) -> bool:
-        """Of a process that an earlier command has started, its number is all there is."""
+        """Return True if the process exists. For a process of an earlier command, only its number is known."""
         if number in self.jobs:
             return not self.jobs[number].done()
         try:
@@ -313,7 +322,7 @@ class _LocalQueue:
             os.kill(int(number), signal.SIGTERM)
 
     def cancel(self, number: str, errand: JobFile) -> None:
-        """Without the process that does the errand the keeper ends the job, and submitit's has nothing left to do."""
+        """Kill the remote runner. Its supervisor then ends the job, and submitit's process has nothing left to do."""
         with suppress(ProcessLookupError):
             os.kill(int(errand.begun.get("process", number)), signal.SIGKILL)
 
@@ -326,9 +335,10 @@ def _submit(
     errand: JobFile,
     jobs: dict[str, submitit.Job[Any]] | None = None,
 ) -> str:
-    """submitit's process becomes the errand's, so that signals reach that one and no result is pickled.
+    """Submit the job file and return the job's number. Raises RefusedError.
 
-    What is pickled is a list of words, which only submitit reads. Raises RefusedError.
+    submitit's process executes the remote runner in its place, so that signals reach the runner and no result is
+    pickled. Only a list of strings is pickled, which only submitit reads.
     """
     try:
         job = executor.submit(os.execv, errand.command[0], errand.command)
@@ -340,11 +350,11 @@ def _submit(
 
 
 def _ask(*command: str) -> str | None:
-    """What one of Slurm's commands says; None where it does not answer."""
+    """Run a Slurm command and return its output; None if it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=ANSWER, check=False, start_new_session=True
-        )  # of no terminal, whose Ctrl-C would end it
+        )  # in a session without a terminal, so that Ctrl-C does not end it
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
