@@ -96,13 +96,15 @@ def test_a_script_without_a_guard_trains_once_with_loader_workers(folder: Path) 
     """Its processes end with the run, because they would ignore the signals of the script's own forkserver pools."""
     done = script(
         "print('script')\nimport tfm_blocks as tfm\nfrom multiprocessing import forkserver\n"
+        "before = forkserver._forkserver._preload_modules\n"
         f"tfm.train('tiny', name='loaded', overrides={[*RUN, 'trainer.workers=2']})\n"
-        "print('fork server:', forkserver._forkserver._forkserver_pid, forkserver._forkserver._preload_modules)\n"
+        "server = forkserver._forkserver\n"
+        "print('fork server:', server._forkserver_pid, server._preload_modules == before)\n"
     )
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (folder / "runs").iterdir()] == ["loaded"]
     assert done.stdout.splitlines().count("script") == 1
-    assert done.stdout.splitlines()[-1] == "fork server: None ['__main__']"
+    assert done.stdout.splitlines()[-1] == "fork server: None True"
 
 
 def traces() -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_a_dashboard_that_cannot_be_pushed_is_told_without_a_traceback(tmp_path:
     command = ["-m", "tfm_blocks", "dashboard", "push", "training"]
     done = run_python(command, env=environment | {"HOME": str(tmp_path)})
     assert done.returncode == 1 and done.stderr.splitlines()[-2].startswith(
-        "error: W&B: the workspace Training was not"
+        "error: W&B: the workspace Training could not be saved"
     )
     assert "Traceback" not in done.stderr and "wandb login" in done.stderr.splitlines()[-1]
 
