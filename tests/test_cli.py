@@ -78,7 +78,7 @@ def test_translate_of_a_folder_that_is_not_there_is_told(tmp_path, capsys):
 def test_options_of_sampling_without_it_are_told(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["translate", "run", "--top-k", "3", "--seed", "2"])
-    assert caught.value.code == 2 and "--top-k, --seed: nothing is drawn without --sample" in capsys.readouterr().err
+    assert caught.value.code == 2 and "--top-k, --seed: no effect without --sample" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("beam", ["0", "-1", "two", "9" * 5000])
@@ -158,7 +158,7 @@ def test_commands_that_compute_take_the_device_that_training_would(tmp_path, mon
         assert said[0] == said[1] == said[2]
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
-    assert "auto: cuda if there is one" in " ".join(capsys.readouterr().out.split())
+    assert "auto: cuda if available" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_average_of_no_run_folder_is_told(tmp_path, capsys):

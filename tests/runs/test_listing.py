@@ -83,7 +83,7 @@ def test_a_run_is_deleted_when_asked_twice_and_never_while_it_trains(tmp_path, c
     run, other, text = leave(tmp_path / "a"), leave(tmp_path / "b", "running"), tmp_path / "my_text"
     text.mkdir()
     for arguments, said in [
-        ([run], "nothing has been deleted yet"),
+        ([run], "nothing was deleted yet"),
         ([run, text, "--yes"], "is not a run folder, so it is not deleted"),
         ([tmp_path, "--yes"], "is not a run folder, so it is not deleted"),
     ]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.sweep.test_supervisor import LIMIT
-from tfm_blocks.sweep.job_file import JobFile, write_errand
+from tfm_blocks.sweep.job_file import JobFile, write_job_file
 
 COUNTS = "trap 'echo stop; sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
 Do = Callable[..., "subprocess.Popen[str]"]
@@ -37,7 +37,7 @@ def do(tmp_path: Path) -> Iterator[Do]:
 
 
 def errand_of(folder: Path, script: str) -> JobFile:
-    return write_errand("heads-2", ["bash", "-c", script], folder / "heads-2.log")
+    return write_job_file("heads-2", ["bash", "-c", script], folder / "heads-2.log")
 
 
 def wait_for(done: Callable[[], object]) -> None:

@@ -52,10 +52,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def command_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("tfm", description="Train models, look at them, check them, and use them.")
+    parser = argparse.ArgumentParser("tfm", description="Train, inspect, check and use models.")
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    commands.add_parser("train", help="train a run, or with -m a sweep; tfm train --help tells how")
+    commands.add_parser("train", help="train a run, or a sweep with -m; see tfm train --help")
     for room in (models, translate, evaluate, runs, compare, dashboard, completion):
         room.add_commands(commands)
     return parser

@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     """Add the parsers of `tfm compare` and `tfm report`."""
-    what = "what differs between runs, what they scored, and whether it is sure"
+    what = "show how runs differ, what they scored, and which differences are significant"
     command = commands.add_parser("compare", help="compare runs", description=what)
     _add_runs(command)
     shapes = command.add_mutually_exclusive_group()
     for shape in ("csv", "markdown", "json"):
         shapes.add_argument(f"--{shape}", action="store_true", help=f"print {shape} instead of tables")
     command.set_defaults(run=_compare)
-    what = "one page with curves, tables, samples, attention, nodes and configs, which needs no network"
-    command = commands.add_parser("report", help="a page about runs", description=what)
+    what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
+    command = commands.add_parser("report", help="write a page about runs", description=what)
     _add_runs(command)
     command.add_argument("-o", type=Path, required=True, dest="path", metavar="FILE", help="report.html")
-    what = "whose attention is shown, in place of a line of the test set"
+    what = "sentence whose attention is shown (default: a line of the test set)"
     command.add_argument("--sentence", metavar="TEXT", help=what)
     add_plugins(command)
     command.set_defaults(run=_report)
 
 
 def _add_runs(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="run folders, or a folder of a sweep")
-    what = "one of the runs: the others are tested against it, or against all seeds of it"
+    command.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="run folders, or the folder of a sweep")
+    what = "run against which, with all its seeds, the others are tested"
     command.add_argument("--baseline", metavar="RUN", help=what)
 
 
@@ -54,7 +54,7 @@ def _report(arguments: argparse.Namespace) -> None:
 
     path = arguments.path
     if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
-        rule = f"must be a file that ends in .html, in a folder that is there, but is {path}"
+        rule = f"must be an .html file in an existing folder, but is {path}"
         raise ConfigError(Problem("-o", rule, help="-o report.html"))
     comparison = compare_runs(arguments.folders, arguments.baseline)
     title = ", ".join(str(folder) for folder in arguments.folders)

@@ -37,7 +37,7 @@ ZSH = "autoload -Uz compinit && (( $+functions[compdef] )) || compinit\n"
 def add_commands(commands: Commands) -> None:
     """Add the parser of `tfm completion`."""
     what = 'for ~/.bashrc: eval "$(tfm completion bash)"; for ~/.zshrc: eval "$(tfm completion zsh)"'
-    command = commands.add_parser("completion", help="print what makes a shell complete tfm", description=what)
+    command = commands.add_parser("completion", help="print the shell script that completes tfm", description=what)
     command.add_argument("shell", choices=("bash", "zsh"))
     command.set_defaults(run=_print, data=True)
 

@@ -19,37 +19,42 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     """Add the parsers of `tfm dashboard` and its actions."""
-    what = "dashboards of Weights & Biases, which are files in conf/dashboard"
+    what = "Weights & Biases dashboards, defined by files in conf/dashboard"
     command = commands.add_parser("dashboard", help="check W&B dashboards, push them, write a sweep", description=what)
     actions = command.add_subparsers(required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="that all they show is what runs log")
+    check = actions.add_parser("check", help="check that runs log every metric that they show")
     check.add_argument("names", nargs="*", metavar="NAME", help="(all)")
     check.set_defaults(run=_check)
-    render = actions.add_parser("render", help="print the JSON of one, which needs no network")
+    render = actions.add_parser("render", help="print the JSON of a dashboard, without network access")
     render.add_argument("name", metavar="NAME")
-    render.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
+    render.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it to this file")
     render.set_defaults(run=_render, data=True)
-    push = actions.add_parser("push", help="make workspaces of them in W&B")
+    push = actions.add_parser("push", help="create or update them as W&B workspaces")
     push.add_argument("names", nargs="*", metavar="NAME", help="(all)")
     push.set_defaults(run=_push)
     for one in (render, push):
         one.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
-        one.add_argument("--entity", default="", help="the team (the key's own)")
+        one.add_argument("--entity", default="", help="team (default: that of the API key)")
     for one in (check, render, push):
-        one.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a dashboard/ in it")
+        one.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains dashboard/")
     _add_sweep(actions)
 
 
 def _add_sweep(actions: Commands) -> None:
-    what = "the file for `wandb sweep`, whose agents then start train.py"
+    what = "write the file for `wandb sweep`, whose agents start train.py"
     sweep = actions.add_parser("sweep", help="write a sweep.yaml for W&B's agents", description=what)
     sweep.add_argument("model", metavar="MODEL", help="a name under conf/model/")
-    sweep.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="heads=2,4 trainer.steps=100; several vary")
+    sweep.add_argument(
+        "overrides",
+        nargs="+",
+        metavar="KEY=VALUE",
+        help="such as heads=2,4 trainer.steps=100; lists of values are swept",
+    )
     sweep.add_argument("--method", choices=("grid", "random", "bayes"), default="grid", help="(%(default)s)")
-    sweep.add_argument("--metric", default=OBJECTIVE, help="what is to be best (%(default)s)")
+    sweep.add_argument("--metric", default=OBJECTIVE, help="metric to optimize (%(default)s)")
     sweep.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
-    sweep.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a model/ in it")
-    sweep.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
+    sweep.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
+    sweep.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it to this file")
     sweep.set_defaults(run=_sweep, data=True)
 
 

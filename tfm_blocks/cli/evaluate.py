@@ -21,18 +21,18 @@ def add_commands(commands: Commands) -> None:
     command = commands.add_parser(
         "evaluate",
         help="score a run",
-        description="BLEU, chrF and TER of translations; of a model of plain text, perplexity",
+        description="compute BLEU, chrF and TER of translations, or the perplexity of a text",
     )
     add_run(command)
     add_checkpoint(command)
-    what = "text to translate, plain or .gz; a file for each source of the model"
+    what = "text to translate, plain or .gz; one file for each source of the model"
     command.add_argument("--src", type=Path, nargs="+", metavar="FILE", help=what)
     command.add_argument("--ref", type=Path, metavar="FILE", help="its translation, line by line")
-    command.add_argument("--text", type=Path, metavar="FILE", help="text whose perplexity to tell, plain or .gz")
-    what = "with --text: tokens that are read at a time (what it was trained with, else 512)"
+    command.add_argument("--text", type=Path, metavar="FILE", help="text whose perplexity is computed, plain or .gz")
+    what = "with --text: context length in tokens (as in training, else 512)"
     command.add_argument("--context", type=count, metavar="N", help=what)
     command.add_argument("--against", type=Path, metavar="RUN2", help="another run, to test the differences")
-    command.add_argument("--tokenised", action="store_true", help="also BLEU of tokenised text in lower case")
+    command.add_argument("--tokenised", action="store_true", help="also compute BLEU of lower-cased, tokenised text")
     command.add_argument("--bleu", choices=get_args(BleuTokenizer), default="13a", help="sacreBLEU's tokenizer (13a)")
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_search(command)

@@ -27,14 +27,14 @@ def add_commands(commands: Commands) -> None:
     """Add the parsers of these commands."""
     for name, run, text in (
         ("check", _check, CHECK),
-        ("show", _show, "the nodes of a model, with shapes and parameters"),
+        ("show", _show, "show the nodes of a model, with shapes and parameters"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         run_too, metavar = (", or a run folder", "MODEL|RUN") if name == "show" else ("", "MODEL")
         what = f"a name under conf/model/, a path to a YAML file{run_too}"
         command.add_argument("model", metavar=metavar, help=what)
-        command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="heads=4, model.add_norm=pre")
-        command.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a model/ in it")
+        command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as heads=4 or model.add_norm=pre")
+        command.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
         add_plugins(command)
         command.set_defaults(run=run)
         if name == "check":
@@ -42,24 +42,33 @@ def add_commands(commands: Commands) -> None:
             command.add_argument("-m", "--multirun", action="store_true", help=what)
         else:
             for side in ("src", "tgt"):
-                command.add_argument(f"--{side}", type=count, metavar="N", help=f"tokens of {side}, for the cost (32)")
-            what = "tokens of another input, for the cost"
+                command.add_argument(
+                    f"--{side}",
+                    type=count,
+                    metavar="N",
+                    help=f"number of {side} tokens, from which the cost is computed (32)",
+                )
+            what = "number of tokens of another input, from which the cost is computed"
             command.add_argument("--length", type=_length, action="append", default=[], metavar="NAME=N", help=what)
             command.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    models = commands.add_parser("models", help="the models that there are", description="the models that there are")
-    models.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of yours with a model/ in it")
+    models = commands.add_parser("models", help="list the models", description="list the models")
+    models.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
     models.add_argument("--json", action="store_true", help="print JSON instead of a table")
     models.set_defaults(run=_models)
-    blocks = commands.add_parser("blocks", help="the registered blocks", description="the registered blocks")
-    what = "all about these blocks; with --test, test these alone, or BLOCK.ARGUMENT=VALUE"
+    blocks = commands.add_parser("blocks", help="list the registered blocks", description="list the registered blocks")
+    what = "show these blocks in detail; with --test: the only blocks to test, or BLOCK.ARGUMENT=VALUE"
     blocks.add_argument("names", nargs="*", metavar="BLOCK", help=what)
     what = "test the blocks of your module: causality, padding, steps, gradients, and more"
     blocks.add_argument("--test", metavar="MODULE", help=what)
     blocks.add_argument("--markdown", action="store_true", help="print the page docs/blocks.md")
     add_plugins(blocks)
     blocks.set_defaults(run=_blocks)
-    schema = commands.add_parser("schema", help="the JSON schema of a model file", description="for editors of YAML")
-    schema.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it there")
+    schema = commands.add_parser(
+        "schema",
+        help="print the JSON schema of a model file",
+        description="print the JSON schema of a model file, for YAML editors",
+    )
+    schema.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it to this file")
     add_plugins(schema)
     schema.set_defaults(run=_schema, data=True)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_plugins(command: argparse.ArgumentParser) -> None:
     """Add the option --plugins."""
-    help = "a module with blocks of yours, on the path or in this folder"
+    help = "a module with custom blocks, on the Python path or in this folder"
     command.add_argument("--plugins", action="append", default=[], metavar="MODULE", help=help)
 
 
@@ -30,15 +30,13 @@ def add_run(command: argparse.ArgumentParser) -> None:
 
 def add_checkpoint(command: argparse.ArgumentParser) -> None:
     """Add the option --checkpoint."""
-    help = "the weights of a validation, also of a run that is not done: last, best or a step"
+    help = "weights of a validation: last, best or a step; the run may be unfinished"
     command.add_argument("--checkpoint", metavar="WHICH", help=help)
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add the option --device."""
-    command.add_argument(
-        "--device", default="auto", help="cpu, cuda, …; auto: cuda if there is one, as in training (auto)"
-    )
+    command.add_argument("--device", default="auto", help="cpu, cuda, …; auto: cuda if available (auto)")
 
 
 def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Translator:
@@ -53,16 +51,18 @@ def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Tra
 def add_search(command: argparse.ArgumentParser) -> None:
     """Add the options of beam search, device and precision."""
     command.add_argument(
-        "--beam", type=count, default=Search.beam, metavar="K", help="hypotheses a sentence; 1: greedy"
+        "--beam", type=count, default=Search.beam, metavar="K", help="hypotheses per sentence; 1: greedy search"
     )
     command.add_argument(
-        "--patient", action="store_true", help="search on while an unfinished hypothesis can still win; takes longer"
+        "--patient", action="store_true", help="continue while an unfinished hypothesis can still win (slower)"
     )
     command.add_argument(
         "--alpha", type=float, default=Search.alpha, help="exponent of the length penalty (%(default)s)"
     )
     penalties = get_args(LengthPenalty)
-    command.add_argument("--penalty", choices=penalties, default=Search.penalty, help="((5+n)/6)^alpha or n^alpha")
+    command.add_argument(
+        "--penalty", choices=penalties, default=Search.penalty, help="length penalty: ((5+n)/6)^alpha or n^alpha"
+    )
     command.add_argument(
         "--coverage", type=float, default=Search.coverage, metavar="BETA", help="weight of the coverage penalty (0)"
     )
@@ -71,12 +71,12 @@ def add_search(command: argparse.ArgumentParser) -> None:
         type=count,
         default=Search.max_tokens,
         metavar="N",
-        help="of a line and of its translation (1024)",
+        help="maximum length of a line and of its translation (1024)",
     )
-    command.add_argument("--strict", action="store_true", help="refuse a line that is too long, or not UTF-8")
-    command.add_argument("--batch-tokens", type=count, default=4096, metavar="N", help="tokens at a time (4096)")
+    command.add_argument("--strict", action="store_true", help="fail on a line that is too long or not UTF-8")
+    command.add_argument("--batch-tokens", type=count, default=4096, metavar="N", help="tokens per batch (4096)")
     add_device(command)
-    precision = "of the computation (fp32); with bf16 another batch gives a few lines another translation"
+    precision = "precision (fp32); with bf16, a few translations depend on the batch"
     command.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help=precision)
     add_plugins(command)
 

@@ -18,36 +18,47 @@ if TYPE_CHECKING:
 def add_commands(commands: Commands) -> None:
     """Add the parsers of these commands."""
     _add_attention(commands)
-    command = commands.add_parser("average", help="average a run's last weights", description="into a folder beside it")
+    command = commands.add_parser(
+        "average",
+        help="average a run's last weights",
+        description="average a run's last weights, into a folder next to it",
+    )
     add_run(command)
-    command.add_argument("--last", type=count, default=5, metavar="K", help="of how many validations (5)")
+    command.add_argument("--last", type=count, default=5, metavar="K", help="number of validations to average (5)")
     command.set_defaults(run=_average, plugins=[])
     _add_runs(commands)
 
 
 def _add_attention(commands: Commands) -> None:
-    what = "every layer and head, of at most 64 tokens a side"
-    command = commands.add_parser("attention", help="picture what a model looks at", description=what)
+    what = "draw the attention of every layer and head, for at most 64 tokens on each side"
+    command = commands.add_parser("attention", help="draw the attention of a model", description=what)
     add_run(command)
     add_checkpoint(command)
-    command.add_argument("sentence", metavar="SENTENCE", nargs="+", help="what is translated, a text for each source")
+    command.add_argument("sentence", metavar="SENTENCE", nargs="+", help="text to translate, one for each source")
     command.add_argument("-o", type=Path, required=True, dest="path", metavar="FILE", help="out.html or out.png")
-    command.add_argument("--target", metavar="TEXT", help="its translation, in place of the model's own")
+    command.add_argument("--target", metavar="TEXT", help="translation to use instead of the model's")
     add_device(command)
     add_plugins(command)
     command.set_defaults(run=_attention)
 
 
 def _add_runs(commands: Commands) -> None:
-    what = "what is in a folder of runs, the newest first"
-    command = commands.add_parser("runs", help="list runs, find them, delete them", description=what)
-    command.add_argument("words", nargs="*", metavar="WORD", help="that the name, model, data or command line has")
-    command.add_argument("--in", type=Path, default=Path("runs"), dest="root", metavar="FOLDER", help="(runs)")
+    what = "list the runs of a folder, newest first"
+    command = commands.add_parser("runs", help="list, find and delete runs", description=what)
+    command.add_argument(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="show only runs with this word in their name, model, data or command line",
+    )
+    command.add_argument(
+        "--in", type=Path, default=Path("runs"), dest="root", metavar="FOLDER", help="folder of the runs (runs)"
+    )
     command.add_argument("--state", metavar="STATE", help="only runs in this state, such as done or failed")
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    what = "delete these runs, or sweeps with all their runs; with --yes, since nothing brings them back"
+    what = "delete these runs, or sweeps with all their runs, permanently; needs --yes"
     command.add_argument("--delete", nargs="+", type=Path, metavar="RUNS", help=what)
-    command.add_argument("--yes", action="store_true", help="do delete them")
+    command.add_argument("--yes", action="store_true", help="confirm --delete")
     command.set_defaults(run=_runs)
 
 
@@ -62,7 +73,7 @@ def _runs(arguments: argparse.Namespace) -> None:
     states = {*UNFINISHED, *(one.state for one in runs)}
     if arguments.state not in (None, *states):
         help = suggest(arguments.state, states - {""})
-        raise ConfigError(Problem("--state", f"no run is ever {shown(arguments.state)}", help=help))
+        raise ConfigError(Problem("--state", f"is {shown(arguments.state)}, which is not a state of a run", help=help))
     found = [one for one in runs if one.has(arguments.words) and arguments.state in (None, one.state)]
     (print_runs_json if arguments.json else show_runs)(found)
 
@@ -76,8 +87,8 @@ def _delete(arguments: argparse.Namespace) -> None:
         expect_deletable(folder)
     show_sizes(arguments.delete)
     if not arguments.yes:
-        rule = "deletes for good, and nothing has been deleted yet"
-        raise ConfigError(Problem("--delete", rule, help="say it a second time: add --yes"))
+        rule = "deletes permanently, and nothing was deleted yet"
+        raise ConfigError(Problem("--delete", rule, help="add --yes to confirm"))
     for folder in arguments.delete:
         delete_run(folder)
 

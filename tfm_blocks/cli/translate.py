@@ -18,20 +18,22 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     """Add the parsers of `tfm translate` and `tfm generate`."""
-    what = "stdin to stdout, line by line; a model with several sources reads them with tabs between"
+    what = "translate stdin to stdout, line by line; tabs separate the sources of a line"
     command = commands.add_parser("translate", help="translate lines", description=what)
     add_run(command)
     add_checkpoint(command)
     add_search(command)
     add_output(command)
     add_sampling(command)
-    command.add_argument("--prefix", type=Path, metavar="FILE", help="how each translation begins, line by line")
+    command.add_argument("--prefix", type=Path, metavar="FILE", help="the beginnings of the translations, line by line")
     command.set_defaults(run=_translate, data=True)
-    what = "a prompt a line from stdin; each is printed with what the model writes after it"
+    what = "continue each prompt, one per line of stdin, and print both"
     command = commands.add_parser("generate", help="continue prompts", description=what)
     add_run(command)
     add_checkpoint(command)
-    command.add_argument("--tokens", type=count, default=64, metavar="N", help="the most to write (64); eos ends it")
+    command.add_argument(
+        "--tokens", type=count, default=64, metavar="N", help="maximum number of tokens to generate before eos (64)"
+    )
     add_search(command)
     add_output(command)
     add_sampling(command)

@@ -14,10 +14,10 @@ from tfm_blocks.sweep.result import JobResult, result_of
 
 @dataclass
 class Attempt:
-    """One start of a job, which writes to `run` and `log`. `begun` is True once the job has left the queue.
+    """One start of a job, which writes to `run` and `log`. `started` is True once the job has left the queue.
 
-    At `deadline` the job is stopped for exceeding its timeout; at `until` it is killed. `asked` is the reason why it
-    was stopped, or None.
+    At `deadline` the job is stopped for exceeding its timeout; at `kill_at` it is killed. `stop_reason` is set when the
+    job is stopped.
     """
 
     job: SweepJob
@@ -26,34 +26,34 @@ class Attempt:
     worker: Worker
     progress: Progress
     timeout: float | None
-    begun: bool = False
+    started: bool = False
     deadline: float = float("inf")
-    until: float = float("inf")
-    asked: JobResult | None = None
+    kill_at: float = float("inf")
+    stop_reason: JobResult | None = None
 
     def begin(self) -> str | None:
         """Return where the job runs, once, when it starts to run; its timeout counts from then on."""
-        place = None if self.begun else self.worker.place()
+        place = None if self.started else self.worker.place()
         if place is not None:
-            self.begun = True
+            self.started = True
             self.deadline = float("inf") if self.timeout is None else time.monotonic() + self.timeout
         return place
 
-    def ask(self, why: JobResult) -> None:
+    def request_stop(self, reason: JobResult) -> None:
         """Request that the job stops with a checkpoint; only the first request counts."""
-        if self.asked is None:
-            self.asked, self.until = why, time.monotonic() + self.worker.patience
+        if self.stop_reason is None:
+            self.stop_reason, self.kill_at = reason, time.monotonic() + self.worker.patience
             self.worker.stop()
 
     def kill(self) -> None:
         """Kill the job immediately."""
         self.worker.kill()
-        self.until = float("inf")
+        self.kill_at = float("inf")
 
-    def ending(self) -> JobResult | None:
+    def result(self) -> JobResult | None:
         """Return the result of the job, or None while it runs."""
         ended = self.worker.ended()
         if ended is None:
             return None
-        found = ended if isinstance(ended, JobResult) else result_of(ended, self.run, self.log, self.worker.begin)
-        return self.asked if self.asked and found.state != DONE else found
+        result = ended if isinstance(ended, JobResult) else result_of(ended, self.run, self.log, self.worker.begin)
+        return self.stop_reason if self.stop_reason and result.state != DONE else result

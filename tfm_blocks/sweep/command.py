@@ -58,7 +58,7 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
         queue = f", in {launcher.queue}" if launcher.queue else ""
         print(f"sweep: {folder.path}, {_size(source, settings)}{queue}", flush=True)
         number = running.run()
-    return _tell(running, command, number)
+    return _print_results(running, command, number)
 
 
 def _jobs(asked: SweepRequest, settings: SweepSettings, check: Check) -> list[SweepJob]:
@@ -164,7 +164,7 @@ def _names(jobs: Sequence[Sequence[str]], asked: SweepRequest) -> list[str]:
     return job_names(asked.swept, [list_values(overrides, asked.swept) for overrides in jobs])
 
 
-def _tell(sweep: Sweep, command: str, number: int) -> int:
+def _print_results(sweep: Sweep, command: str, number: int) -> int:
     """Print the result of each job, the comparison of finished runs, and the next command. Return the exit status."""
     from tfm_blocks.report.compare import show_comparison
     from tfm_blocks.report.comparison import compare_runs

@@ -90,7 +90,7 @@ class Grid:
 class Sweep:
     """Runs the jobs of a source with a launcher. `command` starts a run.
 
-    `found` holds the workers that an earlier command left on a cluster, by job name.
+    `adoptable` holds the workers that an earlier command left on a cluster, by job name.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class Sweep:
     ) -> None:
         self.folder, self.source, self.settings = folder, source, settings
         self.launcher, self.command = launcher, command
-        self.found: dict[str, Worker] = launcher.find(folder.path)
+        self.adoptable: dict[str, Worker] = launcher.find(folder.path)
         self.running: list[Attempt] = []
-        self.again: list[SweepJob] = []  # jobs that wait for another process or for a retry
-        self.held: dict[str, float] = {}  # when each job began to wait for another process
+        self.postponed: list[SweepJob] = []  # jobs that wait for another process or for a retry
+        self.postponed_since: dict[str, float] = {}  # when each job began to wait for another process
         self.failures: defaultdict[str, list[str]] = defaultdict(list)
         self.progress: dict[str, Progress] = {}
-        self.looked = 0.0
+        self.last_read = 0.0
         self.full_until = 0.0
 
     def run(self) -> int:
@@ -132,22 +132,22 @@ class Sweep:
     def _goes_on(self) -> bool:
         number = pending_signal()
         self._adopt()
-        while number and self.found:  # workers of jobs that are not part of this command
-            self.found.popitem()[1].stop()
+        while number and self.adoptable:  # workers of jobs that are not part of this command
+            self.adoptable.popitem()[1].stop()
         for attempt in list(self.running):
             if number:
-                attempt.ask(JobResult(STOPPED, f"by {signal.Signals(number).name}"))
+                attempt.request_stop(JobResult(STOPPED, f"by {signal.Signals(number).name}"))
             self._look(attempt)
         if not number:
             self._fill()
-        self.looked = time.monotonic() if time.monotonic() > self.looked + OFTEN else self.looked
-        return bool(self.running) or (bool(self.again) and not number)
+        self.last_read = time.monotonic() if time.monotonic() > self.last_read + OFTEN else self.last_read
+        return bool(self.running) or (bool(self.postponed) and not number)
 
     def _adopt(self) -> None:
         """Attend to the jobs that are already on the cluster, regardless of their order and of `sweep.parallel`."""
-        for job in [job for job in self.source.waiting if job.name in self.found]:
+        for job in [job for job in self.source.waiting if job.name in self.adoptable]:
             self.source.waiting.remove(job)
-            self._attend(job, self.found.pop(job.name))
+            self._attend(job, self.adoptable.pop(job.name))
             self._write()
 
     def _look(self, attempt: Attempt) -> None:
@@ -155,26 +155,26 @@ class Sweep:
         if (place := attempt.begin()) is not None:
             self._begin(attempt, place)
         if now > attempt.deadline:
-            attempt.ask(JobResult(TIMED_OUT, f"after {self.settings.timeout:g} s"))
-        if now > attempt.until:
+            attempt.request_stop(JobResult(TIMED_OUT, f"after {self.settings.timeout:g} s"))
+        if now > attempt.kill_at:
             attempt.kill()
-        ending = attempt.ending()
-        if ending or now > self.looked + OFTEN:
+        result = attempt.result()
+        if result or now > self.last_read + OFTEN:
             attempt.progress.look()
-        if ending:
-            self._end(attempt, ending)
-        elif now > self.looked + OFTEN and self.source.should_prune(attempt.job, attempt.progress):
-            attempt.ask(JobResult(PRUNED, "others of this search were better by then"))
+        if result:
+            self._end(attempt, result)
+        elif now > self.last_read + OFTEN and self.source.should_prune(attempt.job, attempt.progress):
+            attempt.request_stop(JobResult(PRUNED, "others of this search were better by then"))
 
-    def _end(self, attempt: Attempt, ending: JobResult) -> None:
+    def _end(self, attempt: Attempt, result: JobResult) -> None:
         job = attempt.job
         self.running.remove(attempt)
-        job.state, job.reason = ending.state, ending.reason
+        job.state, job.reason = result.state, result.reason
         failures = self.failures[job.name]
-        if ending.state in WORTH_A_RETRY and len(failures) < self.settings.retries and not pending_signal():
-            failures.append(f"{ending.state}: {ending.reason}")
+        if result.state in WORTH_A_RETRY and len(failures) < self.settings.retries and not pending_signal():
+            failures.append(f"{result.state}: {result.reason}")
             job.state = WAITING
-            self.again.append(job)
+            self.postponed.append(job)
         else:
             self.source.ended(job, attempt.progress)
         self._write()
@@ -188,16 +188,16 @@ class Sweep:
 
     def _next(self) -> SweepJob | None:
         """Return a job that no other process trains. After a sweep was killed, its jobs may still run for a moment."""
-        for job in list(self.again):
+        for job in list(self.postponed):
             if not holder_of(self.folder.run(job)):
-                self.again.remove(job)
-                self.held.pop(job.name, None)
+                self.postponed.remove(job)
+                self.postponed_since.pop(job.name, None)
                 return job
             self._wait_for_other(job)
         while new := self.source.next():
             if not holder_of(self.folder.run(new)):
                 return new
-            self.again.append(new)
+            self.postponed.append(new)
             self._wait_for_other(new)
         return None
 
@@ -205,9 +205,9 @@ class Sweep:
         """Report which process trains the job; after `sweep.timeout`, stop waiting for it."""
         now, holder = time.monotonic(), holder_of(self.folder.run(job))
         job.reason = f"another process{f' ({holder})' if holder else ''} trains it"
-        since = self.held.setdefault(job.name, now)
+        since = self.postponed_since.setdefault(job.name, now)
         if self.settings.timeout is not None and now - since > self.settings.timeout:
-            self.again.remove(job)
+            self.postponed.remove(job)
             job.state = NOT_STARTED
             self._over(job)
             self._write()
@@ -238,7 +238,7 @@ class Sweep:
         """
         job.reason = str(error)
         if self.running or pending_signal():
-            self.again.append(job)
+            self.postponed.append(job)
             self.full_until = time.monotonic() + FULL
         else:
             job.state = ERROR
@@ -257,11 +257,11 @@ class Sweep:
             return None
         if before in ("", "diverged"):
             archive_previous(self.folder, job)
-            more = ["--job", str(self.folder.write_job(job))]
+            arguments = ["--job", str(self.folder.write_job(job))]
         else:
-            more = [f"resume={self.folder.run(job)}", *plugins_of(job)]
+            arguments = [f"resume={self.folder.run(job)}", *plugins_of(job)]
         log = self.folder.run(job).with_name(job.log)
-        return self.launcher.start(job.name, [*self.command, *more], log, job.settings.trainer)
+        return self.launcher.start(job.name, [*self.command, *arguments], log, job.settings.trainer)
 
     def _begin(self, attempt: Attempt, place: str) -> None:
         job = attempt.job
@@ -276,10 +276,10 @@ class Sweep:
         return self.progress[job.name]
 
     def _row(self, job: SweepJob) -> SweepRow:
-        found, steps = self._progress(job), job.settings.trainer.steps
-        left = found.seconds_left(steps) if job.state == RUNNING else float("nan")
+        progress, steps = self._progress(job), job.settings.trainer.steps
+        left = progress.seconds_left(steps) if job.state == RUNNING else float("nan")
         log = job.log if (self.folder.path / job.log).is_file() else ""
-        return SweepRow(job.name, job.state, job.reason, log, found.step, steps, found.pace, found.best, left)
+        return SweepRow(job.name, job.state, job.reason, log, progress.step, steps, progress.pace, progress.best, left)
 
     def _kill(self) -> None:
         """Kill the jobs that still run, after a second signal or an exception."""

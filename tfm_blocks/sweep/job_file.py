@@ -21,16 +21,16 @@ REMOTE_RUNNER = Path(__file__).with_name("remote_runner.py")
 QUEUED = ".submitit"  # subfolder of a sweep: a folder per job with its job files and submitit's files
 
 
-def kept_alive(command: Sequence[str]) -> list[str]:
+def supervised(command: Sequence[str]) -> list[str]:
     """Return the command that runs `command` under the supervisor."""
     return [sys.executable, "-IS", str(SUPERVISOR), *command]
 
 
-def errand_of(command: Sequence[str], log: Path) -> dict[str, Any]:
+def job_file_content(command: Sequence[str], log: Path) -> dict[str, Any]:
     """Return the content of a job file. The node keeps its own environment, without the launcher's variables."""
     kept = clean(os.environ)
     return {
-        "command": kept_alive(command),
+        "command": supervised(command),
         "log": str(log.resolve()),
         "begin": log.stat().st_size if log.is_file() else 0,
         "folder": str(Path.cwd()),
@@ -67,8 +67,8 @@ class JobFile:
     @property
     def waits_in(self) -> tuple[str, str]:
         """The queue and the job number; the node's number if the sweep was killed before it wrote one."""
-        told = _read(self.path.with_suffix(".queued"))
-        return str(told.get("queue", "")), str(told.get("job") or self.begun.get("job", ""))
+        content = _read(self.path.with_suffix(".queued"))
+        return str(content.get("queue", "")), str(content.get("job") or self.begun.get("job", ""))
 
     @property
     def begun(self) -> Mapping[str, Any]:
@@ -80,7 +80,7 @@ class JobFile:
         """The exit status and the first signal from outside if the job has ended, else empty."""
         return _read(self.path.with_suffix(".ended"))
 
-    def look_anew(self) -> None:
+    def refresh(self) -> None:
         """Change the folder's mode to itself, so that a shared file system drops its cached listing."""
         with suppress(OSError):
             self.path.parent.chmod(self.path.parent.stat().st_mode)
@@ -90,31 +90,31 @@ class JobFile:
         self.path.unlink(missing_ok=True)
 
 
-def write_errand(name: str, command: Sequence[str], log: Path) -> JobFile:
+def write_job_file(name: str, command: Sequence[str], log: Path) -> JobFile:
     """Write the job file of a new start, and delete the files of earlier starts."""
     folder = (log.parent / QUEUED / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for before in _all(folder):
         before.drop()
-    errand = JobFile(folder / f"{uuid4().hex[:8]}.json")
-    write_json(errand.path, errand_of(command, log))
-    return errand
+    job_file = JobFile(folder / f"{uuid4().hex[:8]}.json")
+    write_json(job_file.path, job_file_content(command, log))
+    return job_file
 
 
-def left(sweep: Path) -> Iterator[JobFile]:
+def unfinished_job_files(sweep: Path) -> Iterator[JobFile]:
     """Yield the job files of a sweep that have no recorded end."""
     for folder in sorted((sweep / QUEUED).glob("*/")):
-        yield from (errand for errand in _all(folder.resolve()) if not errand.ended)
+        yield from (job_file for job_file in _all(folder.resolve()) if not job_file.ended)
 
 
-def refuse(errands: Iterable[JobFile]) -> None:
+def refuse(job_files: Iterable[JobFile]) -> None:
     """Raise ConfigError if there are job files in a queue that the launcher does not know."""
     problems = []
-    for errand in errands:
-        label, number = errand.waits_in
+    for job_file in job_files:
+        label, number = job_file.waits_in
         label = label or "launcher=slurm"
         rule = f"was started by {label} as job {number or '?'}, and may still wait or run"
-        problems.append(Problem(errand.job, rule, help=f"go on with {label}, which finds out"))
+        problems.append(Problem(job_file.job, rule, help=f"go on with {label}, which finds out"))
     if problems:
         raise ConfigError(problems)
 

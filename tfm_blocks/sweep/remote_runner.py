@@ -15,12 +15,14 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-Keeper = subprocess.Popen[bytes]
+Supervisor = subprocess.Popen[bytes]
 LOOK = 0.2  # seconds between two checks for signals
 SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def start_supervised(command: Sequence[str], log: str | None, folder: str, environment: Mapping[str, str]) -> Keeper:
+def start_supervised(
+    command: Sequence[str], log: str | None, folder: str, environment: Mapping[str, str]
+) -> Supervisor:
     """Start a command, which begins with its supervisor, in a separate session; both end with this process.
 
     The output is appended to the log; without a log it goes to the output of this process.
@@ -37,26 +39,26 @@ def start_supervised(command: Sequence[str], log: str | None, folder: str, envir
         )
 
 
-def stop(keeper: Keeper) -> None:
+def stop(supervisor: Supervisor) -> None:
     """Request that the job stops with a checkpoint."""
-    keeper.terminate()
+    supervisor.terminate()
 
 
-def kill(keeper: Keeper) -> None:
+def kill(supervisor: Supervisor) -> None:
     """Kill all processes of the job immediately."""
-    keeper.send_signal(signal.SIGUSR1)
+    supervisor.send_signal(signal.SIGUSR1)
 
 
-def status_of(keeper: Keeper) -> int:
+def status_of(supervisor: Supervisor) -> int:
     """Wait for the job and return its exit status, or 128 + the signal that ended its supervisor."""
-    status = keeper.wait()
+    status = supervisor.wait()
     return status if status >= 0 else 128 - status
 
 
-def job_environment(errand: Mapping[str, Any]) -> dict[str, str]:
+def job_environment(job_file: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment of this process with the changes of the job file."""
-    changed: dict[str, str] = errand["with"]
-    return {name: value for name, value in os.environ.items() if name not in errand["without"]} | changed
+    changed: dict[str, str] = job_file["with"]
+    return {name: value for name, value in os.environ.items() if name not in job_file["without"]} | changed
 
 
 def do(path: Path) -> int:
@@ -65,58 +67,60 @@ def do(path: Path) -> int:
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: came.append(number))
     try:
-        errand = json.loads(path.read_text("utf-8"))
+        job_file = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         print(f"there is nothing to do: {path} is gone")
         return 0
     first = os.environ.get("SLURM_PROCID", "0") == "0"
     if first:
-        here = {"host": socket.gethostname(), "process": os.getpid(), "job": os.environ.get("SLURM_JOB_ID", "")}
-        write(path.with_suffix(".begun"), here)
-    keeper = start_supervised(
-        errand["command"], errand["log"] if first else None, errand["folder"], job_environment(errand)
+        start = {"host": socket.gethostname(), "process": os.getpid(), "job": os.environ.get("SLURM_JOB_ID", "")}
+        write(path.with_suffix(".begun"), start)
+    supervisor = start_supervised(
+        job_file["command"], job_file["log"] if first else None, job_file["folder"], job_environment(job_file)
     )
-    status = attend(keeper, came)
+    status = attend(supervisor, came)
     if first:
         write(path.with_suffix(".ended"), {"status": status, "signal": signal.Signals(came[0]).name if came else ""})
     return status
 
 
-def attend(keeper: Keeper, came: Sequence[int]) -> int:
+def attend(supervisor: Supervisor, came: Sequence[int]) -> int:
     """Wait for the job and return its exit status; forward the first signal as a stop request."""
-    while keeper.poll() is None and not came:
+    while supervisor.poll() is None and not came:
         with suppress(subprocess.TimeoutExpired):
-            keeper.wait(LOOK)
+            supervisor.wait(LOOK)
     if came:
-        stop(keeper)
-    return status_of(keeper)
+        stop(supervisor)
+    return status_of(supervisor)
 
 
-def write(path: Path, told: Mapping[str, object]) -> None:
+def write(path: Path, content: Mapping[str, object]) -> None:
     """Write a JSON file atomically."""
     part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(told), "utf-8")
+    part.write_text(json.dumps(content), "utf-8")
     part.replace(path)
 
 
 class RemoteRunner:
     """Run a job under a Ray actor, which ends with the command that created it."""
 
-    def __init__(self, errand: Mapping[str, Any]) -> None:
-        self.keeper = start_supervised(errand["command"], errand["log"], errand["folder"], job_environment(errand))
+    def __init__(self, job_file: Mapping[str, Any]) -> None:
+        self.supervisor = start_supervised(
+            job_file["command"], job_file["log"], job_file["folder"], job_environment(job_file)
+        )
 
     def place(self) -> str:
         return socket.gethostname()
 
     def ended(self) -> int:
         """Wait for the job and return its exit status."""
-        return status_of(self.keeper)
+        return status_of(self.supervisor)
 
     def stop(self) -> None:
-        stop(self.keeper)
+        stop(self.supervisor)
 
     def kill(self) -> None:
-        kill(self.keeper)
+        kill(self.supervisor)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class JobResult:
 
 def result_of(status: int, run: Path, log: Path, begin: int) -> JobResult:
     """Return the result of a job with this exit status; its output begins at byte `begin` of its log."""
-    reason = _told(run, log, begin)
+    reason = _find_reason(run, log, begin)
     if status in BY_STATUS:
         return JobResult(BY_STATUS[status], reason if status else "")
     if status > 128:
@@ -41,7 +41,7 @@ def _signal_name(number: int) -> str:
     return f"{name}, which often means too little memory" if number == signal.SIGKILL else name
 
 
-def _told(run: Path, log: Path, begin: int) -> str:
+def _find_reason(run: Path, log: Path, begin: int) -> str:
     """Return the reason in status.json, else the last error in the log, else the last line of the log."""
     status = read_status_or_empty(run)
     if status.state not in ("running", "done") and status.reason:

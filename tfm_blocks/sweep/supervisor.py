@@ -23,7 +23,7 @@ came: set[int] = set()
 
 def supervise(command: list[str]) -> int:
     """Run the command and return its exit status, or 128 + the number of the signal that ended it."""
-    job = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_keeper)
+    job = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_supervisor)
     until = float("inf")
     while job.poll() is None:
         gone = until < float("inf")
@@ -39,7 +39,7 @@ def supervise(command: list[str]) -> int:
     return job.returncode if job.returncode >= 0 else 128 - job.returncode
 
 
-def _die_with_keeper() -> None:
+def _die_with_supervisor() -> None:
     """Request in the job's process that Linux kills it when the supervisor is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -102,7 +102,7 @@ def test_time_in_the_queue_does_not_count(make: Callable[..., Sweep], cluster: P
     sweep = make("a", timeout="2s")
     begun = time.monotonic()
     until(sweep, lambda: time.monotonic() > begun + 3)
-    assert states(sweep) == [WAITING] and sweep.running[0].asked is None
+    assert states(sweep) == [WAITING] and sweep.running[0].stop_reason is None
     (cluster / "full").unlink()
     until(sweep, lambda: not sweep.running)
     assert (states(sweep), sweep.source.jobs[0].reason) == (["timed out"], "after 2 s")

@@ -15,9 +15,9 @@ from tfm_blocks.config.settings import Settings
 from tfm_blocks.launch.check import CheckedRun, check_run
 from tfm_blocks.launch.devices import available_cores, device_of
 from tfm_blocks.sweep.device_pool import DevicePool
-from tfm_blocks.sweep.job_file import kept_alive, left, refuse
+from tfm_blocks.sweep.job_file import refuse, supervised, unfinished_job_files
 from tfm_blocks.sweep.launcher import LauncherKind, Worker
-from tfm_blocks.sweep.remote_runner import Keeper, kill, start_supervised, status_of, stop
+from tfm_blocks.sweep.remote_runner import Supervisor, kill, start_supervised, status_of, stop
 from tfm_blocks.training.settings import TrainerSettings
 
 PATIENCE = 60.0  # seconds for the end of the step and a checkpoint
@@ -49,19 +49,19 @@ class LocalLauncher:
         """Start the command in a separate session, under a supervisor that ends it with the sweep."""
         devices = self.share.take(trainer.devices) if device_of(trainer) == "cuda" else []
         begin = log.stat().st_size if log.is_file() else 0
-        keeper = start_supervised(kept_alive(command), str(log), ".", self.share.environment_with(devices))
-        return _LocalWorker(keeper, begin, self.share, devices)
+        supervisor = start_supervised(supervised(command), str(log), ".", self.share.environment_with(devices))
+        return _LocalWorker(supervisor, begin, self.share, devices)
 
     def find(self, sweep: Path) -> dict[str, Worker]:
-        refuse(left(sweep))
+        refuse(unfinished_job_files(sweep))
         return {}
 
 
 class _LocalWorker:
     patience = PATIENCE
 
-    def __init__(self, keeper: Keeper, begin: int, share: DevicePool, devices: Sequence[str]) -> None:
-        self.keeper, self.begin = keeper, begin
+    def __init__(self, supervisor: Supervisor, begin: int, share: DevicePool, devices: Sequence[str]) -> None:
+        self.supervisor, self.begin = supervisor, begin
         self.share, self.devices = share, devices
 
     def place(self) -> str:
@@ -69,22 +69,22 @@ class _LocalWorker:
 
     def ended(self) -> int | None:
         """Return the exit status. When the job has ended, close the pipe to the supervisor and release the devices."""
-        if self.keeper.poll() is None:
+        if self.supervisor.poll() is None:
             return None
-        assert self.keeper.stdin is not None
-        self.keeper.stdin.close()
+        assert self.supervisor.stdin is not None
+        self.supervisor.stdin.close()
         self.share.give_back(self.devices)
         self.devices = ()
-        return status_of(self.keeper)
+        return status_of(self.supervisor)
 
     def stop(self) -> None:
-        stop(self.keeper)
+        stop(self.supervisor)
 
     def kill(self) -> None:
-        kill(self.keeper)
+        kill(self.supervisor)
 
     def wait(self) -> None:
-        self.keeper.wait()
+        self.supervisor.wait()
 
 
 def _open(settings: LocalSettings, parallel: int, timeout: float | None) -> LocalLauncher:

@@ -19,7 +19,7 @@ from tfm_blocks.sweep import remote_runner
 from tfm_blocks.sweep.cluster_settings import ClusterSettings
 from tfm_blocks.sweep.device_pool import VISIBLE, clean
 from tfm_blocks.sweep.job import ERROR, KILLED
-from tfm_blocks.sweep.job_file import errand_of, left, refuse
+from tfm_blocks.sweep.job_file import job_file_content, refuse, unfinished_job_files
 from tfm_blocks.sweep.launcher import LauncherKind, Worker, check_on_one_node
 from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.training.settings import TrainerSettings
@@ -86,8 +86,8 @@ class RayLauncher:
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """Start an actor for the job, with this command's environment except the variables of this machine."""
-        errand = errand_of(command, log)
-        errand["with"] = {k: v for k, v in clean(os.environ).items() if k not in OF_A_NODE} | errand["with"]
+        job_file = job_file_content(command, log)
+        job_file["with"] = {k: v for k, v in clean(os.environ).items() if k not in OF_A_NODE} | job_file["with"]
         own = self.settings
         actor = self.actors.options(
             name=None,
@@ -97,11 +97,11 @@ class RayLauncher:
             resources=own.resources or None,
             max_restarts=0,
             max_concurrency=CALLS,
-        ).remote(errand)
-        return _RayWorker(actor, errand["begin"])
+        ).remote(job_file)
+        return _RayWorker(actor, job_file["begin"])
 
     def find(self, sweep: Path) -> dict[str, Worker]:
-        refuse(left(sweep))
+        refuse(unfinished_job_files(sweep))
         return {}
 
 
@@ -111,13 +111,13 @@ class _RayWorker:
     def __init__(self, actor: Any, begin: int) -> None:
         self.actor, self.begin = actor, begin
         self.end, self.host = actor.ended.remote(), actor.place.remote()
-        self.found: str | None = None
+        self.node: str | None = None
 
     def place(self) -> str | None:
-        if self.found is None and _is_there(self.host):
+        if self.node is None and _is_there(self.host):
             with suppress(ray.exceptions.RayError):
-                self.found = f"on {ray.get(self.host)}"
-        return self.found
+                self.node = f"on {ray.get(self.host)}"
+        return self.node
 
     def ended(self) -> int | JobResult | None:
         if not _is_there(self.end):

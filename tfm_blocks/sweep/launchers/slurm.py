@@ -23,7 +23,7 @@ from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.launch.check import CheckedRun, check_remote_run
 from tfm_blocks.sweep.cluster_settings import ClusterSettings
 from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
-from tfm_blocks.sweep.job_file import JobFile, left, refuse, write_errand
+from tfm_blocks.sweep.job_file import JobFile, refuse, unfinished_job_files, write_job_file
 from tfm_blocks.sweep.launcher import LauncherKind, RefusedError, Worker, check_on_one_node
 from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.sweep.settings import seconds
@@ -83,7 +83,7 @@ class SlurmSettings(ClusterSettings):
 class Queue(Protocol):
     """A queue to which submitit submits jobs; each job has a number in it."""
 
-    def put(self, errand: JobFile, name: str, trainer: TrainerSettings) -> str:
+    def put(self, job_file: JobFile, name: str, trainer: TrainerSettings) -> str:
         """Submit a job and return its number. Raises RefusedError."""
 
     def has(self, number: str) -> bool:
@@ -92,10 +92,10 @@ class Queue(Protocol):
     def stop(self, number: str) -> None:
         """Send a stop signal to a running job; remove a waiting job."""
 
-    def cancel(self, number: str, errand: JobFile) -> None:
+    def cancel(self, number: str, job_file: JobFile) -> None:
         """End the job, after the grace period of the queue if it has one."""
 
-    def end_of(self, number: str, errand: JobFile) -> JobResult:
+    def end_of(self, number: str, job_file: JobFile) -> JobResult:
         """Return the result of a job that left no exit status."""
 
 
@@ -121,16 +121,16 @@ class SlurmLauncher:
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """Submit a job. Its node reads the command from the job file, not from submitit."""
         try:
-            errand = write_errand(name, command, log)
+            job_file = write_job_file(name, command, log)
             try:
-                number = self.jobs.put(errand, f"{log.parent.name}/{name}", trainer)
+                number = self.jobs.put(job_file, f"{log.parent.name}/{name}", trainer)
             except RefusedError:
-                errand.drop()
+                job_file.drop()
                 raise
-            errand.queued(self.label, number)
+            job_file.queued(self.label, number)
         except OSError as error:
             raise RefusedError(f"it was not submitted: {error}") from None
-        return _QueuedWorker(errand, number, self.jobs, self.grace)
+        return _QueuedWorker(job_file, number, self.jobs, self.grace)
 
     def find(self, sweep: Path) -> dict[str, Worker]:
         """Return the workers of jobs that are still queued or running.
@@ -139,14 +139,14 @@ class SlurmLauncher:
         """
         found: dict[str, Worker] = {}
         others = []
-        for errand in left(sweep):
-            label, number = errand.waits_in
+        for job_file in unfinished_job_files(sweep):
+            label, number = job_file.waits_in
             if label not in ("", self.label):
-                others.append(errand)
+                others.append(job_file)
             elif number and self.jobs.has(number):
-                found[errand.job] = _QueuedWorker(errand, number, self.jobs, self.grace)
+                found[job_file.job] = _QueuedWorker(job_file, number, self.jobs, self.grace)
             else:
-                errand.drop()
+                job_file.drop()
         refuse(others)
         return found
 
@@ -154,54 +154,54 @@ class SlurmLauncher:
 class _QueuedWorker:
     """A job in a queue. `gone` is the time since which the queue no longer lists it."""
 
-    def __init__(self, errand: JobFile, number: str, jobs: Queue, patience: float) -> None:
-        self.errand, self.number, self.jobs = errand, number, jobs
-        self.begin, self.patience = errand.begin, patience
+    def __init__(self, job_file: JobFile, number: str, jobs: Queue, patience: float) -> None:
+        self.job_file, self.number, self.jobs = job_file, number, jobs
+        self.begin, self.patience = job_file.begin, patience
         self.host: str | None = None
-        self.looked = {"begun": -math.inf, "ended": -math.inf}
+        self.last_read = {"begun": -math.inf, "ended": -math.inf}
         self.gone = math.inf
 
     def place(self) -> str | None:
-        if self.host is None and self._is_time_for("begun") and (told := self.errand.begun):
-            self.host = f"on {told.get('host')}, job {self.number}"
+        if self.host is None and self._is_time_for("begun") and (record := self.job_file.begun):
+            self.host = f"on {record.get('host')}, job {self.number}"
         return self.host
 
     def ended(self) -> int | JobResult | None:
         """Return the result that the node wrote, or, LATE seconds after the job left the queue, the queue's result."""
         if not self._is_time_for("ended"):
             return None
-        if told := self.errand.ended:
-            return _meaning(told)
+        if record := self.job_file.ended:
+            return _meaning(record)
         if self.jobs.has(self.number):
             self.gone = math.inf
             return None
-        self.errand.look_anew()
+        self.job_file.refresh()
         self.gone = min(self.gone, time.monotonic())
         if time.monotonic() < self.gone + LATE:
             return None
-        self.errand.drop()
-        return self.jobs.end_of(self.number, self.errand)
+        self.job_file.drop()
+        return self.jobs.end_of(self.number, self.job_file)
 
-    def _is_time_for(self, what: str) -> bool:
+    def _is_time_for(self, file: str) -> bool:
         """Return True at most once in OFTEN seconds, to limit the reads of a shared file system."""
-        if time.monotonic() < self.looked[what] + OFTEN:
+        if time.monotonic() < self.last_read[file] + OFTEN:
             return False
-        self.looked[what] = time.monotonic()
+        self.last_read[file] = time.monotonic()
         return True
 
     def stop(self) -> None:
         self.jobs.stop(self.number)
 
     def kill(self) -> None:
-        self.jobs.cancel(self.number, self.errand)
+        self.jobs.cancel(self.number, self.job_file)
 
     def wait(self) -> None:
         """Return at once: the queue ends the job."""
 
 
-def _meaning(told: Mapping[str, Any]) -> int | JobResult:
+def _meaning(record: Mapping[str, Any]) -> int | JobResult:
     """Return the exit status, or a resumable result if the cluster stopped the job and the sweep did not."""
-    status, number = int(told.get("status", 1)), str(told.get("signal", ""))
+    status, number = int(record.get("status", 1)), str(record.get("signal", ""))
     if status != PREEMPTED or not number:
         return status
     if number == TIME_IS_OVER:
@@ -217,14 +217,14 @@ class _SlurmQueue:
             help = "start the sweep where jobs are submitted, or write launcher.cluster=local to try it on this machine"
             raise ConfigError(Problem("launcher", rule, help=help))
         self.settings, self.timeout = settings, timeout
-        self.asked, self.listed = -math.inf, frozenset[str]()
+        self.last_poll, self.listed = -math.inf, frozenset[str]()
 
-    def put(self, errand: JobFile, name: str, trainer: TrainerSettings) -> str:
+    def put(self, job_file: JobFile, name: str, trainer: TrainerSettings) -> str:
         """Submit the job; inside another Slurm job, without inheriting its options."""
-        executor = submitit.SlurmExecutor(folder=errand.path.parent)
+        executor = submitit.SlurmExecutor(folder=job_file.path.parent)
         executor.update_parameters(**self.options(name, trainer))
         with submitit.helpers.clean_env() if "SLURM_JOB_ID" in os.environ else nullcontext():
-            number = _submit(executor, errand)
+            number = _submit(executor, job_file)
         self.listed |= {number}
         return number
 
@@ -261,25 +261,25 @@ class _SlurmQueue:
 
     def has(self, number: str) -> bool:
         """Return True if the last successful squeue listed the job."""
-        if time.monotonic() > self.asked + SELDOM:
+        if time.monotonic() > self.last_poll + SELDOM:
             done = _ask("squeue", "--noheader", f"--user={os.getuid()}", "--format=%i")
             if done is not None:
                 self.listed = frozenset(done.split())
-            self.asked = time.monotonic()
+            self.last_poll = time.monotonic()
         return number in self.listed
 
     def stop(self, number: str) -> None:
         _ask("scancel", "--state=PENDING", number)
         _ask("scancel", "--signal=TERM", number)
-        self.asked = -math.inf
+        self.last_poll = -math.inf
 
-    def cancel(self, number: str, errand: JobFile) -> None:
+    def cancel(self, number: str, job_file: JobFile) -> None:
         _ask("scancel", number)
-        self.asked = -math.inf
+        self.last_poll = -math.inf
 
-    def end_of(self, number: str, errand: JobFile) -> JobResult:
+    def end_of(self, number: str, job_file: JobFile) -> JobResult:
         """Return the state that sacct reports, if the cluster keeps accounts."""
-        state = str(submitit.SlurmJob(errand.path.parent, number).get_info().get("State") or "it is gone")
+        state = str(submitit.SlurmJob(job_file.path.parent, number).get_info().get("State") or "it is gone")
         word = state.split()[0]
         return JobResult(STATES.get(word, KILLED), f"Slurm says of job {number}: {state}")
 
@@ -291,8 +291,8 @@ class _LocalQueue:
         self.settings, self.timeout = settings, timeout
         self.jobs: dict[str, submitit.Job[Any]] = {}
 
-    def put(self, errand: JobFile, name: str, trainer: TrainerSettings) -> str:
-        executor = submitit.LocalExecutor(folder=errand.path.parent)
+    def put(self, job_file: JobFile, name: str, trainer: TrainerSettings) -> str:
+        executor = submitit.LocalExecutor(folder=job_file.path.parent)
         minutes = YEAR if self.timeout is None else (self.timeout + self.settings.grace) / 60
         executor.update_parameters(
             timeout_min=minutes,
@@ -303,7 +303,7 @@ class _LocalQueue:
         )
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that Ctrl-C in a terminal reaches only the sweep
         try:
-            return _submit(executor, errand, self.jobs)
+            return _submit(executor, job_file, self.jobs)
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -321,18 +321,18 @@ class _LocalQueue:
         with suppress(ProcessLookupError):
             os.kill(int(number), signal.SIGTERM)
 
-    def cancel(self, number: str, errand: JobFile) -> None:
+    def cancel(self, number: str, job_file: JobFile) -> None:
         """Kill the remote runner. Its supervisor then ends the job, and submitit's process has nothing left to do."""
         with suppress(ProcessLookupError):
-            os.kill(int(errand.begun.get("process", number)), signal.SIGKILL)
+            os.kill(int(job_file.begun.get("process", number)), signal.SIGKILL)
 
-    def end_of(self, number: str, errand: JobFile) -> JobResult:
+    def end_of(self, number: str, job_file: JobFile) -> JobResult:
         return JobResult(KILLED, f"the process {number} of submitit's is gone")
 
 
 def _submit(
     executor: submitit.SlurmExecutor | submitit.LocalExecutor,
-    errand: JobFile,
+    job_file: JobFile,
     jobs: dict[str, submitit.Job[Any]] | None = None,
 ) -> str:
     """Submit the job file and return the job's number. Raises RefusedError.
@@ -341,7 +341,7 @@ def _submit(
     pickled. Only a list of strings is pickled, which only submitit reads.
     """
     try:
-        job = executor.submit(os.execv, errand.command[0], errand.command)
+        job = executor.submit(os.execv, job_file.command[0], job_file.command)
     except (RuntimeError, OSError) as error:
         raise RefusedError(f"it was not submitted: {str(error).strip()}") from None
     if jobs is not None:
