@@ -32,9 +32,9 @@ from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.sweep.settings import SweepSettings
 from tfm_blocks.sweep.view import SweepRow, SweepView
 
-LOOK = 0.2  # seconds between two polls of the jobs
-OFTEN = 1.0  # seconds between two reads of their metrics
-FULL = 30.0  # seconds between two submissions to a full cluster
+POLL_INTERVAL = 0.2  # seconds between two polls of the jobs
+METRICS_INTERVAL = 1.0  # seconds between two reads of their metrics
+SUBMIT_INTERVAL = 30.0  # seconds between two submissions to a full cluster
 
 
 class JobSource(Protocol):
@@ -46,16 +46,16 @@ class JobSource(Protocol):
 
     @property
     def succeeded(self) -> bool:
-        """Return True if the finished jobs complete the sweep."""
+        """Return True if the finished jobs suffice for exit status 0."""
 
     def news(self) -> str:
-        """Return the result in a line; empty if the table shows everything."""
+        """Return one line that summarises the jobs, such as the best trial; empty if the table is enough."""
 
     def next(self) -> SweepJob | None:
         """Return the next job to start; None if there is none now."""
 
     def should_prune(self, job: SweepJob, progress: Progress) -> bool:
-        """Return True if a running job should stop early because other jobs are better."""
+        """Return True if a running job should stop early because other jobs scored better at the same point."""
 
     def ended(self, job: SweepJob, progress: Progress) -> None:
         """Record the final state of a job; called once for each job."""
@@ -109,17 +109,17 @@ class Sweep:
         self.held: dict[str, float] = {}  # when each job began to wait for another process
         self.failures: defaultdict[str, list[str]] = defaultdict(list)
         self.progress: dict[str, Progress] = {}
-        self.looked = 0.0
-        self.full_until = 0.0
+        self.looked = 0.0  # when the metrics of all jobs were last read
+        self.full_until = 0.0  # no job is submitted before this time
 
     def run(self) -> int:
         """Run all jobs and return the signal number that stopped the sweep, or 0. No job outlives this call."""
         self._write()
         with SweepView(self.rows()) as view, defer_signals():
             try:
-                while self._goes_on():
+                while self._poll():
                     view.show(self.rows())
-                    time.sleep(LOOK)
+                    time.sleep(POLL_INTERVAL)
                 view.show(self.rows())
             finally:
                 self._kill()
@@ -129,7 +129,8 @@ class Sweep:
         """Return the current state of each job."""
         return [self._row(job) for job in self.source.jobs]
 
-    def _goes_on(self) -> bool:
+    def _poll(self) -> bool:
+        """Poll all jobs and start new ones. Return True if a job still runs or waits for a retry."""
         number = pending_signal()
         self._adopt()
         while number and self.found:  # workers of jobs that are not part of this command
@@ -137,49 +138,50 @@ class Sweep:
         for attempt in list(self.running):
             if number:
                 attempt.ask(JobResult(STOPPED, f"by {signal.Signals(number).name}"))
-            self._look(attempt)
+            self._poll_attempt(attempt)
         if not number:
-            self._fill()
-        self.looked = time.monotonic() if time.monotonic() > self.looked + OFTEN else self.looked
+            self._start_jobs()
+        if time.monotonic() > self.looked + METRICS_INTERVAL:
+            self.looked = time.monotonic()
         return bool(self.running) or (bool(self.again) and not number)
 
     def _adopt(self) -> None:
-        """Attend to the jobs that are already on the cluster, regardless of their order and of `sweep.parallel`."""
+        """Take over the jobs that are already on the cluster, regardless of their order and of `sweep.parallel`."""
         for job in [job for job in self.source.waiting if job.name in self.found]:
             self.source.waiting.remove(job)
-            self._attend(job, self.found.pop(job.name))
+            self._add_attempt(job, self.found.pop(job.name))
             self._write()
 
-    def _look(self, attempt: Attempt) -> None:
+    def _poll_attempt(self, attempt: Attempt) -> None:
         now = time.monotonic()
         if (place := attempt.begin()) is not None:
-            self._begin(attempt, place)
+            self._mark_running(attempt, place)
         if now > attempt.deadline:
             attempt.ask(JobResult(TIMED_OUT, f"after {self.settings.timeout:g} s"))
         if now > attempt.until:
             attempt.kill()
-        ending = attempt.ending()
-        if ending or now > self.looked + OFTEN:
+        result = attempt.ending()
+        if result or now > self.looked + METRICS_INTERVAL:
             attempt.progress.look()
-        if ending:
-            self._end(attempt, ending)
-        elif now > self.looked + OFTEN and self.source.should_prune(attempt.job, attempt.progress):
+        if result:
+            self._end(attempt, result)
+        elif now > self.looked + METRICS_INTERVAL and self.source.should_prune(attempt.job, attempt.progress):
             attempt.ask(JobResult(PRUNED, "others of this search were better by then"))
 
-    def _end(self, attempt: Attempt, ending: JobResult) -> None:
+    def _end(self, attempt: Attempt, result: JobResult) -> None:
         job = attempt.job
         self.running.remove(attempt)
-        job.state, job.reason = ending.state, ending.reason
+        job.state, job.reason = result.state, result.reason
         failures = self.failures[job.name]
-        if ending.state in WORTH_A_RETRY and len(failures) < self.settings.retries and not pending_signal():
-            failures.append(f"{ending.state}: {ending.reason}")
+        if result.state in WORTH_A_RETRY and len(failures) < self.settings.retries and not pending_signal():
+            failures.append(f"{result.state}: {result.reason}")
             job.state = WAITING
             self.again.append(job)
         else:
             self.source.ended(job, attempt.progress)
         self._write()
 
-    def _fill(self) -> None:
+    def _start_jobs(self) -> None:
         while (
             len(self.running) < self.settings.parallel and time.monotonic() > self.full_until and (job := self._next())
         ):
@@ -187,7 +189,7 @@ class Sweep:
             self._write()
 
     def _next(self) -> SweepJob | None:
-        """Return a job that no other process trains. After a sweep was killed, its jobs may still run for a moment."""
+        """Return a job that no other process trains. Jobs of a sweep that was killed may still run for some seconds."""
         for job in list(self.again):
             if not holder_of(self.folder.run(job)):
                 self.again.remove(job)
@@ -209,7 +211,7 @@ class Sweep:
         if self.settings.timeout is not None and now - since > self.settings.timeout:
             self.again.remove(job)
             job.state = NOT_STARTED
-            self._over(job)
+            self._end_without_attempt(job)
             self._write()
 
     def _start(self, job: SweepJob) -> None:
@@ -219,17 +221,17 @@ class Sweep:
             self._refused(job, error)
             return
         if worker is None:
-            self._over(job)
+            self._end_without_attempt(job)
         else:
-            self._attend(job, worker)
+            self._add_attempt(job, worker)
 
-    def _attend(self, job: SweepJob, worker: Worker) -> None:
+    def _add_attempt(self, job: SweepJob, worker: Worker) -> None:
         run = self.folder.run(job)
         attempt = Attempt(job, run, run.with_name(job.log), worker, self._progress(job), self.settings.timeout)
         self.running.append(attempt)
         job.state, job.reason = WAITING, f"in {self.launcher.queue}"
         if (place := attempt.begin()) is not None:
-            self._begin(attempt, place)
+            self._mark_running(attempt, place)
 
     def _refused(self, job: SweepJob, error: RefusedError) -> None:
         """Retry a refused job if other jobs run, since a full cluster may accept it later; else record an error.
@@ -239,12 +241,13 @@ class Sweep:
         job.reason = str(error)
         if self.running or pending_signal():
             self.again.append(job)
-            self.full_until = time.monotonic() + FULL
+            self.full_until = time.monotonic() + SUBMIT_INTERVAL
         else:
             job.state = ERROR
-            self._over(job)
+            self._end_without_attempt(job)
 
-    def _over(self, job: SweepJob) -> None:
+    def _end_without_attempt(self, job: SweepJob) -> None:
+        """Report the end of a job that has no attempt: another process trains or finished it, or it was refused."""
         progress = self._progress(job)
         progress.look()
         self.source.ended(job, progress)
@@ -257,16 +260,16 @@ class Sweep:
             return None
         if before in ("", "diverged"):
             archive_previous(self.folder, job)
-            more = ["--job", str(self.folder.write_job(job))]
+            arguments = ["--job", str(self.folder.write_job(job))]
         else:
-            more = [f"resume={self.folder.run(job)}", *plugins_of(job)]
+            arguments = [f"resume={self.folder.run(job)}", *plugins_of(job)]
         log = self.folder.run(job).with_name(job.log)
-        return self.launcher.start(job.name, [*self.command, *more], log, job.settings.trainer)
+        return self.launcher.start(job.name, [*self.command, *arguments], log, job.settings.trainer)
 
-    def _begin(self, attempt: Attempt, place: str) -> None:
+    def _mark_running(self, attempt: Attempt, place: str) -> None:
         job = attempt.job
-        again = [f"again after {failure}" for failure in self.failures[job.name][-1:]]
-        job.state, job.reason = RUNNING, ", ".join([*again, *([place] if place else [])])
+        retry = [f"again after {failure}" for failure in self.failures[job.name][-1:]]
+        job.state, job.reason = RUNNING, ", ".join([*retry, *([place] if place else [])])
         attempt.progress.first = None
 
     def _progress(self, job: SweepJob) -> Progress:
@@ -276,10 +279,10 @@ class Sweep:
         return self.progress[job.name]
 
     def _row(self, job: SweepJob) -> SweepRow:
-        found, steps = self._progress(job), job.settings.trainer.steps
-        left = found.seconds_left(steps) if job.state == RUNNING else float("nan")
+        progress, steps = self._progress(job), job.settings.trainer.steps
+        left = progress.seconds_left(steps) if job.state == RUNNING else float("nan")
         log = job.log if (self.folder.path / job.log).is_file() else ""
-        return SweepRow(job.name, job.state, job.reason, log, found.step, steps, found.pace, found.best, left)
+        return SweepRow(job.name, job.state, job.reason, log, progress.step, steps, progress.pace, progress.best, left)
 
     def _kill(self) -> None:
         """Kill the jobs that still run, after a second signal or an exception."""
