@@ -85,15 +85,15 @@ class LatentAttention(nn.Module):
         q_BHTK, c_B1TL, p_B1TR = self._project(x_BTD, Span(0, x_BTD.shape[1]))
         k_BHTK, v_BHTV = self._keys_and_values(c_B1TL, p_B1TR)
         dropout = self.dropout if self.training else 0.0
-        look = self._mask(keep_BT, right_padded_T)
-        return self._finish(weighed_attention(q_BHTK, k_BHTK, v_BHTV, look, self.scores, dropout=dropout))
+        masks = self._mask(keep_BT, right_padded_T)
+        return self._finish(weighed_attention(q_BHTK, k_BHTK, v_BHTV, masks, self.scores, dropout=dropout))
 
     def weights(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
         """Return the attention weights w_BHTT; each row sums to 1."""
         q_BHTK, c_B1TL, p_B1TR = self._project(x_BTD, Span(0, x_BTD.shape[1]))
         k_BHTK, _ = self._keys_and_values(c_B1TL, p_B1TR)
-        look = self._mask(keep_BT, right_padded_T)
-        w_BHTT = weighed_attention(q_BHTK, k_BHTK, one_hot_values(k_BHTK), look, self.scores)
+        masks = self._mask(keep_BT, right_padded_T)
+        w_BHTT = weighed_attention(q_BHTK, k_BHTK, one_hot_values(k_BHTK), masks, self.scores)
         return w_BHTT if self.scores.sums_to_one else w_BHTT / w_BHTT.sum(3, keepdim=True)
 
     def _mask(self, keep_BT: Tensor, right_padded: bool) -> AttentionMask:

@@ -42,14 +42,14 @@ class TalkingHeadsAttention(Attention):
         else:
             super().initialise(name, generator)
 
-    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, masks: AttentionMask) -> Tensor:
         k_BHSK = repeat_kv(k_BGSK, self.widths.heads)
         scores_BHTS = self.scores.transform(_mixed(self.mix_scores, q_BHTK @ k_BHSK.mT * self.scores.beta))
-        added = look.masked_bias(q_BHTK, k_BGSK)
+        added = masks.masked_bias(q_BHTK, k_BGSK)
         return self.scores.normalize(scores_BHTS if added is None else scores_BHTS + added)
 
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
-        w_BHTS = _mixed(self.mix_weights, self.attention_weights(q_BHTK, k_BGSK, look))
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
+        w_BHTS = _mixed(self.mix_weights, self.attention_weights(q_BHTK, k_BGSK, masks))
         return F.dropout(w_BHTS, self.dropout, self.training) @ repeat_kv(v_BGSK, self.widths.heads)
 
 
@@ -95,12 +95,12 @@ class DifferentialAttention(SelfAttention):
         else:
             super().initialise(name, generator)
 
-    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
-        return weighed_attention(q_BHTK, k_BGSK, one_hot_values(k_BGSK), look, self.scores)
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, masks: AttentionMask) -> Tensor:
+        return weighed_attention(q_BHTK, k_BGSK, one_hot_values(k_BGSK), masks, self.scores)
 
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
         v_BHSK = torch.cat(repeat_kv(v_BGSK, self.widths.heads).chunk(2, 1), 3).repeat(1, 2, 1, 1)
-        first_BHTK, second_BHTK = super().attend(q_BHTK, k_BGSK, v_BHSK, look).chunk(2, 1)
+        first_BHTK, second_BHTK = super().attend(q_BHTK, k_BGSK, v_BHSK, masks).chunk(2, 1)
         a, b, c, d = self.lambdas
         factor = torch.exp(a @ b) - torch.exp(c @ d) + self.lambda_start
         y_BHTK = first_BHTK - factor.to(first_BHTK.dtype) * second_BHTK

@@ -51,8 +51,8 @@ class PrefixAttention(MultiHead):
         self, x_BTD: Tensor, prefix_BSD: Tensor, *, keep_BT: Tensor, keep_BS: Tensor
     ) -> Tensor:
         k_BGNK, v_BGNK = self._keys_and_values(torch.cat((prefix_BSD, x_BTD), 1))
-        look = _prefix_mask(keep_BS, causal_mask(keep_BT))
-        return self.finish(self.attend(self._queries(x_BTD, Span(0, x_BTD.shape[1])), k_BGNK, v_BGNK, look), x_BTD)
+        masks = _prefix_mask(keep_BS, causal_mask(keep_BT))
+        return self.finish(self.attend(self._queries(x_BTD, Span(0, x_BTD.shape[1])), k_BGNK, v_BGNK, masks), x_BTD)
 
     def weights(  # type: ignore[override]
         self, x_BTD: Tensor, prefix_BSD: Tensor, *, keep_BT: Tensor, keep_BS: Tensor
@@ -94,8 +94,8 @@ class PrefixAttention(MultiHead):
     ) -> Tensor:
         """Attend to the prefix and to the target positions that the mask `past_B1MN` allows."""
         k, v = torch.cat((state.fixed["k_BGSK"], k_BGNK), 2), torch.cat((state.fixed["v_BGSK"], v_BGNK), 2)
-        look = _prefix_mask(state.fixed["keep_BS"], past_B1MN)
-        return self.finish(self.attend(self._queries(x_BMD, span), k, v, look), x_BMD)
+        masks = _prefix_mask(state.fixed["keep_BS"], past_B1MN)
+        return self.finish(self.attend(self._queries(x_BMD, span), k, v, masks), x_BMD)
 
 
 def _prefix_mask(keep_BS: Tensor, past_B1TN: Tensor) -> AttentionMask:

@@ -47,21 +47,21 @@ class RelativeAttention(SelfAttention):
         else:
             super().initialise(name, generator)
 
-    def _index(self, q_BHTK: Tensor, look: AttentionMask) -> Tensor:
+    def _index(self, q_BHTK: Tensor, masks: AttentionMask) -> Tensor:
         """Return the index of the vector of each pair: index_BHTS."""
-        assert look.distance_TS is not None
-        index_TS = look.distance_TS.clamp(-self.radius, self.radius) + self.radius
+        assert masks.distance_TS is not None
+        index_TS = masks.distance_TS.clamp(-self.radius, self.radius) + self.radius
         return index_TS.expand(*q_BHTK.shape[:3], -1)
 
-    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, masks: AttentionMask) -> Tensor:
         k_BHSK = repeat_kv(k_BGSK, self.widths.heads)
-        to_keys_BHTS = (q_BHTK @ self.of_keys.T.to(q_BHTK.dtype)).gather(3, self._index(q_BHTK, look))
+        to_keys_BHTS = (q_BHTK @ self.of_keys.T.to(q_BHTK.dtype)).gather(3, self._index(q_BHTK, masks))
         scores_BHTS = self.scores.transform((q_BHTK @ k_BHSK.mT + to_keys_BHTS) * self.scores.beta)
-        added = look.masked_bias(q_BHTK, k_BGSK)
+        added = masks.masked_bias(q_BHTK, k_BGSK)
         return self.scores.normalize(scores_BHTS if added is None else scores_BHTS + added)
 
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
-        w_BHTS = F.dropout(self.attention_weights(q_BHTK, k_BGSK, look), self.dropout, self.training)
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
+        w_BHTS = F.dropout(self.attention_weights(q_BHTK, k_BGSK, masks), self.dropout, self.training)
         by_distance = w_BHTS.new_zeros(*w_BHTS.shape[:3], 2 * self.radius + 1)
-        by_distance = by_distance.scatter_add(3, self._index(q_BHTK, look), w_BHTS)
+        by_distance = by_distance.scatter_add(3, self._index(q_BHTK, masks), w_BHTS)
         return w_BHTS @ repeat_kv(v_BGSK, self.widths.heads) + by_distance @ self.of_values.to(w_BHTS.dtype)

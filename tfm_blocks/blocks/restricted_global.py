@@ -64,8 +64,8 @@ class RestrictedGlobalAttention(RestrictedAttention):
         mask = state.beam_mask(self.window)
         if mask is not None and state.path_BMTM is not None:
             mask = torch.cat((state.path_BMTM[:, :, first].flatten(2)[:, None], mask), 3)
-        look = AttentionMask(mask, bias=self._bias_of_step(state, first) if self.biases else None)
-        return self.finish(self.attend(q_BHMK, k_BGSK, v_BGSK, look), x_BMD).view_as(x_R1D), state
+        masks = AttentionMask(mask, bias=self._bias_of_step(state, first) if self.biases else None)
+        return self.finish(self.attend(q_BHMK, k_BGSK, v_BGSK, masks), x_BMD).view_as(x_R1D), state
 
     def _bias_of_step(self, state: State, first: slice) -> Tensor:
         """Return the bias from the current position to those it attends to, for all hypotheses: bias_H1S."""

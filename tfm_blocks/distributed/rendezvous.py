@@ -27,7 +27,7 @@ from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.heartbeat import Heartbeat
 
 POLL_INTERVAL = 0.1  # seconds; polling lets Python handle signals, which a blocking wait does not
-EXIT_DELAY = 1.0  # seconds that rank 0 waits after it reported an error: under Slurm the store ends with it
+EXIT_DELAY = 1.0  # seconds for other ranks to read an error of rank 0, whose exit closes the store under Slurm
 Json = Any  # None, bool, int, float, str, and lists and dicts of them
 
 
@@ -43,11 +43,11 @@ def describe_backend(rank_info: RankInfo, device: str) -> str:
     return f"{torch.distributed.get_default_backend_for_device(device)} on {device}" if rank_info.world > 1 else device
 
 
-def _greet(store: Store, rank_info: RankInfo) -> str:
-    """Return an ID of this start that all processes share.
+def _agree_on_start_id(store: Store, rank_info: RankInfo) -> str:
+    """Return a random ID of this start of the launcher, the same on all ranks.
 
-    torchrun keeps one store for all its restarts (torch 2.13), so values in it may come from processes that exited.
-    Each process therefore writes a random token, and accepts only an answer that repeats it.
+    torchrun keeps one store for all its restarts (torch 2.13), so its values may come from processes that exited. Each
+    rank therefore writes a random token. Rank 0 answers with that token and the ID, and the rank confirms the ID.
     """
     token = uuid4().hex
     if rank_info.rank == 0:
@@ -70,10 +70,10 @@ def _read(store: Store, key: str) -> str:
 
 
 class Rendezvous:
-    """Exchange values between the processes of an external launcher. A process without a launcher only has its own.
+    """Exchange values between the processes of an external launcher. Without a launcher, a process gets its own values.
 
-    The exchange uses torch's key-value store, because rank 0 may need hours to prepare the text, which would time out
-    a collective, and because a process that fails must report it. Values are JSON: reading a pickle could run code.
+    The exchange uses torch's key-value store. A collective would time out, because rank 0 may need hours to prepare the
+    text, and could not report that a process failed. Values are JSON, because reading a pickle could run code.
     """
 
     def __init__(self, rank_info: RankInfo) -> None:
@@ -83,12 +83,13 @@ class Rendezvous:
             environment = cluster_environment(rank_info)
             os.environ.update(MASTER_ADDR=environment.main_address, MASTER_PORT=str(environment.main_port))
             store = next(rendezvous("env://", rank_info.rank, rank_info.world))[0]
-            self.store = PrefixStore(_greet(store, rank_info), store)
+            self.store = PrefixStore(_agree_on_start_id(store, rank_info), store)
 
     def decide(self, key: str, make: Callable[[], Json], *, leads: bool | None = None) -> Json:
-        """Run `make` on rank 0, or on the process that `leads`, and send its result to the others.
+        """Run `make` on one process and return its result on all of them.
 
-        If `make` raises, they exit with its status.
+        The process is rank 0, unless `leads` is passed, which is True on one process. If `make` raises, the others exit
+        with the exit status of the error.
         """
         if self.store is None:
             return make()
@@ -104,7 +105,7 @@ class Rendezvous:
         return value
 
     def gather(self, key: str, value: Json) -> list[Json]:
-        """Return the value of each rank, by rank."""
+        """Return the values of all ranks, in the order of ranks."""
         if self.store is None:
             return [value]
         self.store.set(f"{key} {self.rank_info.rank}", json.dumps({"value": value}))
@@ -122,15 +123,15 @@ class Rendezvous:
     def prepare(self, settings: DataSettings, vocab: int) -> Prepared:
         """Return the prepared corpora. The first process of each node writes them to the cache."""
         rank_info = self.rank_info
-        tell = print if rank_info.rank == 0 else lambda text: None
+        report = print if rank_info.rank == 0 else lambda text: None
         with Heartbeat("preparing the text", enabled=rank_info.rank == 0):
             if self.store is None:
-                return prepare(settings, vocab, tell=tell)
+                return prepare(settings, vocab, tell=report)
             built: list[Prepared] = []
             key = f"text of node {rank_info.rank // rank_info.devices}"
             leads = rank_info.local_rank == 0
-            self.decide(key, lambda: built.append(prepare(settings, vocab, tell=tell)), leads=leads)
-            return built[0] if built else prepare(settings, vocab, tell=tell)
+            self.decide(key, lambda: built.append(prepare(settings, vocab, tell=report)), leads=leads)
+            return built[0] if built else prepare(settings, vocab, tell=report)
 
     def join(self, device: str) -> None:
         """Initialise the process group that Lightning uses."""
@@ -143,18 +144,18 @@ class Rendezvous:
             )
 
     def leave_together(self) -> None:
-        """Leave after a barrier, so that no launcher ends rank 0 before it has written the status of the run."""
+        """Leave after a barrier, so that rank 0 can write the status before the launcher sees another rank exit."""
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
         self.leave()
 
     def leave(self) -> None:
-        """Destroy the process group after the last collective. A failed run only exits."""
+        """Destroy the process group after the last collective. A run that failed exits without this call."""
         if self.store is not None and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
     def expect_shared_folder(self, folder: Path) -> None:
-        """Raise RunError on all ranks if one does not see the folder of the run."""
+        """Raise RunError on all ranks if the folder of the run does not exist on one of them."""
         if self.store is not None:
             seen = gather_json(folder.is_dir())
             if not all(seen):

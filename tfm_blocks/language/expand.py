@@ -21,16 +21,16 @@ from tfm_blocks.language.wiring import find_unread, find_unused
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.signature import Port
 
-MOST_NODES = 10_000
-NOTHING = "?"  # placeholder for a missing input, so that the problem is reported only once
+MAX_NODES = 10_000
+MISSING_INPUT = "?"  # placeholder for a missing input, so that the problem is reported only once
 
 
 @dataclass(frozen=True)
 class Context:
-    """Context of a graph: inherited settings, and the addresses of its nodes and their weights.
+    """State of the expansion inside a graph: inherited settings and the current addresses.
 
-    `entry` is the default input of the next node. `index` holds `i` and `n` for references. `stack` is the address of
-    the outermost stack.
+    `address` is the current node, and `owner` the node that holds its weights. `entry` is the default input of the next
+    node. `index` holds `i` and `n` for references such as `encoder.(i)`. `stack` is the address of the outermost stack.
     """
 
     scope: Scope
@@ -53,7 +53,7 @@ class Context:
 
 
 class TooLargeError(Exception):
-    """Raised when the expansion exceeds `MOST_NODES`."""
+    """Raised when the expansion exceeds `MAX_NODES`."""
 
 
 class Expander:
@@ -72,14 +72,14 @@ class Expander:
         self.warnings: list[Problem] = []
 
     def expand_model(self, tree: ModelTree) -> None:
-        """Expand the whole model; the last node of the graph is the sink."""
+        """Expand the whole model. The output of its last node is the output of the model."""
         args = Args(self.registry).inner(tree.args, MODEL)
         scope = Scope({tensor.name: NamedOutput(tensor.name) for tensor in tree.inputs})
         outer = Context(scope, args, self.resolve_add_norm(tree.add_norm, MODEL, AddNorm()))
         try:
             sink = self.expand_graph(tree.graph, outer)
         except TooLargeError:
-            self.report((*MODEL, "graph"), f"expands to more than {MOST_NODES} nodes", "repeat fewer layers")
+            self.report((*MODEL, "graph"), f"expands to more than {MAX_NODES} nodes", "repeat fewer layers")
             return
         if not self.problems:
             self.problems += find_unread(tree, self.nodes, sink, self.sources)
@@ -98,7 +98,7 @@ class Expander:
 
     def expand_node(self, tree: Tree, outer: Context) -> NamedOutput:
         """Expand a node at its address within `outer`."""
-        if len(self.nodes) > MOST_NODES:
+        if len(self.nodes) > MAX_NODES:
             raise TooLargeError
         context = outer.within(tree.name)
         match tree:
@@ -129,23 +129,23 @@ class Expander:
                     "the first node has no earlier node to read",
                     f"in: {known[0]}" if known else "name an input under model.inputs",
                 )
-            return (context.entry or NOTHING,)
+            return (context.entry or MISSING_INPUT,)
         addresses = [address for item in tree.reads[key] for address in self.resolve(item, path, context)]
         if len(addresses) > 1 and not port.many:
             rule = f"{port.name} reads one tensor, but has {len(addresses)}: {', '.join(addresses[:3])}, …"
             self.report(path, rule, "combine them: {block: weighted_sum, in: …}")
-        return tuple(addresses) or (context.entry or NOTHING,)
+        return tuple(addresses) or (context.entry or MISSING_INPUT,)
 
     def resolve(self, item: Reference | BlockTree, path: Path, context: Context) -> list[str]:
         """Resolve a reference or an inline node to addresses; return [] if it is invalid."""
         if isinstance(item, BlockTree):
             return [self.expand_node(item, context).output]
         try:
-            seen = context.scope.find(item.name)
+            output = context.scope.find(item.name)
             if not item.layer:
-                return [seen.output]
-            numbers = replace(context.args, index=context.index or {})
-            return [self._layer_output(seen, layer) for layer in referenced_layers(item, seen, numbers.evaluate)]
+                return [output.output]
+            indices = replace(context.args, index=context.index or {})
+            return [self._layer_output(output, layer) for layer in referenced_layers(item, output, indices.evaluate)]
         except ValueError as error:
             help = (
                 error.help
@@ -155,13 +155,16 @@ class Expander:
             self.report(path, str(error), help)
             return []
 
-    def _layer_output(self, seen: NamedOutput, layer: int) -> str:
-        """Return the address of a layer's output after the operations at the end of the stack."""
-        if seen.last is None or layer == len(seen.layers) - 1:
-            return seen.output if layer == len(seen.layers) - 1 else seen.layers[layer]
-        address = f"{seen.last.removesuffix('last')}{layer}.last"
-        exit = seen.layers[layer]
-        self.nodes[address] = replace(self.nodes[seen.last], address=address, reads={"x": (exit,)}, residual=exit)
+    def _layer_output(self, stack: NamedOutput, layer: int) -> str:
+        """Return the address of one layer's output, after the final operations of the stack, such as the last norm.
+
+        Only the last layer has a node for these operations, so the node is copied for any other layer.
+        """
+        if stack.last is None or layer == len(stack.layers) - 1:
+            return stack.output if layer == len(stack.layers) - 1 else stack.layers[layer]
+        address = f"{stack.last.removesuffix('last')}{layer}.last"
+        exit = stack.layers[layer]
+        self.nodes[address] = replace(self.nodes[stack.last], address=address, reads={"x": (exit,)}, residual=exit)
         return address
 
     def _block(self, tree: BlockTree, context: Context) -> Node:
@@ -224,7 +227,7 @@ class Expander:
             return None
 
     def resolve_steps(self, written: Sequence[Any], path: Path, args: Args) -> tuple[Step, ...]:
-        """Evaluate the numbers of add & norm operations."""
+        """Resolve the operations of an `add_norm`, and evaluate the arithmetic in their numbers."""
         problems: list[ArgumentError] = []
         steps = read_steps(written, path, args, problems)
         for error in problems:
@@ -232,7 +235,7 @@ class Expander:
         return steps
 
     def resolve_add_norm(self, value: Any, path: Path, inherited: AddNorm) -> AddNorm:
-        """Apply the key `add_norm` to the inherited value."""
+        """Return the inherited add & norm, changed by the value of the key `add_norm`."""
         try:
             return inherited if value is None else read_add_norm(value, inherited, (*path, "add_norm"))
         except ValueError as error:

@@ -28,7 +28,7 @@ from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """A config and the model in it, which was checked. The model has the requested vocabulary."""
+    """A checked config and its model. The vocabulary has the size that the config requests."""
 
     composed: Composed
     spec: Spec
@@ -36,7 +36,7 @@ class CheckedModel:
 
 @dataclass(frozen=True)
 class CheckedRun(CheckedModel):
-    """A run whose config was checked. The plug-ins in `settings` are those that the model uses."""
+    """A run whose config was checked. `settings` lists only the plug-ins that the model uses."""
 
     settings: RunSettings
 
@@ -55,26 +55,29 @@ class CheckedRun(CheckedModel):
 
 def check_run(composed: Composed) -> CheckedRun:
     """Check a new run that trains on this machine. Raises ConfigError with all problems and their places."""
-    return _with_plugins_tried(_check(composed, _check_devices, check_model))
+    return _with_plugins_tested(_check(composed, _check_devices, check_model))
 
 
 def check_remote_run(composed: Composed) -> CheckedRun:
-    """Check a new run that trains on another machine, whose devices this one does not know. Raises ConfigError."""
-    return _with_plugins_tried(_check(composed, lambda config: None, check_model))
+    """Check a new run that trains on another machine. Its devices are not checked. Raises ConfigError."""
+    return _with_plugins_tested(_check(composed, lambda config: None, check_model))
 
 
 def check_resumed_run(composed: Composed) -> CheckedRun:
-    """Check a run whose plug-ins were tried before its first step. Raises ConfigError."""
+    """Check a resumed run. Its plug-ins were tested before its first step. Raises ConfigError."""
     return _check(composed, _check_devices, check_model)
 
 
 def check_job(composed: Composed) -> CheckedRun:
-    """Check what the sweep could not: the devices of this machine. Raises ConfigError."""
+    """Check a job on the machine that trains it, whose devices the sweep did not check. Raises ConfigError.
+
+    The model is not traced again.
+    """
     return _check(composed, _check_devices, read_model)
 
 
 def warn_about_warmup(settings: RunSettings) -> None:
-    """Warn on stderr if a new run ends before its warmup. A run that is resumed for longer may want that."""
+    """Warn on stderr if a new run ends before its warmup. It is not an error: a resume may add steps later."""
     steps, warmup = settings.trainer.steps, settings.schedule.warmup
     if steps < warmup:
         rule = (
@@ -108,7 +111,7 @@ def _problems(check: Callable[[], object]) -> list[Problem]:
 
 
 def _check_devices(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the devices do not exist. `read_run` reports invalid settings, which are skipped here."""
+    """Raise ConfigError if the devices do not exist. Invalid settings are skipped, because `read_run` reports them."""
     trainer = config.get("trainer") or {}
     values = {key: trainer[key] for key in DeviceSettings.model_fields if key in trainer}
     with suppress(ValidationError):
@@ -117,7 +120,7 @@ def _check_devices(config: Mapping[str, Any]) -> None:
 
 
 def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
-    """Return the checked model, which can be trained on the text of the config. Raises ConfigError."""
+    """Check the model, and that the data of the config can train it; return its spec. Raises ConfigError."""
     load_plugins(composed.mapping["plugins"])
     composed.expect_vocab()
     spec = make_spec(composed.model, composed.sources)
@@ -127,8 +130,8 @@ def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
     return spec
 
 
-def _with_plugins_tried(run: CheckedRun) -> CheckedRun:
-    """Compute with the blocks of plug-ins on a few short sequences. Raises ConfigError if one breaks the contract."""
+def _with_plugins_tested(run: CheckedRun) -> CheckedRun:
+    """Run the blocks of plug-ins on a few short sequences. Raises ConfigError if a block violates the contract."""
     if problems := plugin_problems(run.spec, run.composed.sources):
         raise ConfigError(problems)
     return run
@@ -168,7 +171,7 @@ def _output_problems(spec: Spec, composed: Composed) -> Iterator[Problem]:
 
 
 def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None:
-    """Raise ConfigError if a sequence of the corpora is longer than the positions that the network has."""
+    """Raise ConfigError if a sequence of the corpora has more tokens than the network has positions."""
     layout = layout_of(prepared.train.columns, names(network.spec.sources))
     for name, corpus in (("train", prepared.train), ("val", prepared.val), ("test", prepared.test)):
         if corpus is None:

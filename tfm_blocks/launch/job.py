@@ -63,9 +63,9 @@ def train(
 ) -> Path:
     """Train a new run in a new folder below `root`, and return the folder.
 
-    `typed` is the command line. Under a launcher that restarted the processes, resume the run that they began. After
-    `until` steps the run stops as after a signal. Raises ConfigError or DataError before anything starts, DivergedError
-    if the loss is not finite, and PreemptedError after a stop signal.
+    `typed` is the command line. If a launcher restarted the processes, resume the run that they began. After `until`
+    steps, the run stops as if a stop signal had come. Raises ConfigError or DataError before anything starts,
+    DivergedError if the loss is not finite, and PreemptedError after a stop signal.
     """
     rendezvous = _connect(run)
     name, command = str(run.composed.mapping["name"]), shlex.join(typed)
@@ -110,9 +110,9 @@ def _begin(
         timings = _measure_precision(rendezvous, network, prepared, settings)
         folder = claim_folder(root, name)
         command = resume_command(typed, folder, settings)
-        started = config, folder, mapping["vocab"], command, _wandb_id()
+        fields = config, folder, mapping["vocab"], command, _wandb_id()
         return RunSpec(
-            *started, until=until, asked_parameters=count_parameters(requested.spec), timings=timings
+            *fields, until=until, asked_parameters=count_parameters(requested.spec), timings=timings
         ).to_json()
 
     job = RunSpec.from_json(rendezvous.decide("job", claim))
@@ -176,14 +176,14 @@ def _resume(
             saved.expect_resumable(settings, step)
             path = saved.folder / CHECKPOINTS / newest.file if newest else None
             command = resume_command(typed, saved.folder, settings)
-            started = saved.asked_vocab, command, saved.wandb_id, path, until, saved.asked_parameters
+            fields = saved.asked_vocab, command, saved.wandb_id, path, until, saved.asked_parameters
             network = network_without_values(run.spec)
             planned_corpus = plan_corpus(network.spec, prepared, settings.data)
             expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
             print(f"resume: {saved.folder} after {step} steps")
             timings = saved.timings or _measure_precision(rendezvous, network, prepared, settings)
             prolonged = saved.is_prolonged(settings, step)
-            return RunSpec(config, saved.folder, *started, prolonged=prolonged, timings=timings).to_json()
+            return RunSpec(config, saved.folder, *fields, prolonged=prolonged, timings=timings).to_json()
 
         job = RunSpec.from_json(rendezvous.decide("job", build_spec))
         with _record_end(rendezvous, job):
@@ -196,14 +196,14 @@ def _resume(
 def _measure_precision(
     rendezvous: Rendezvous, network: Network, prepared: Prepared, settings: RunSettings
 ) -> dict[str, float]:
-    """Measure for `trainer.precision=auto` with the threads that a rank will have."""
+    """Return the timings that `trainer.precision=auto` compares, taken with as many threads as a rank will have."""
     ranks = 1 if rendezvous.rank_info.is_external else settings.trainer.devices
     planned_corpus = plan_corpus(network.spec, prepared, settings.data)
     return dict(measure_precision(network, planned_corpus, settings, ranks))
 
 
 def _lock(rendezvous: Rendezvous, folder: Path) -> AbstractContextManager[None]:
-    """Lock the folder on rank 0. After a restart by a launcher, wait until the earlier process lost the lock."""
+    """Lock the folder on rank 0. After a restart by a launcher, wait until the earlier process releases it."""
     return hold(folder, wait=rendezvous.rank_info.restarts > 0) if rendezvous.rank_info.rank == 0 else nullcontext()
 
 
@@ -230,15 +230,15 @@ def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) ->
 def _record_end(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
     """Write the error that ends the run to status.json on rank 0, and print the command that resumes it.
 
-    A run that is done stays done. A signal that comes while its loggers are closed is ignored.
+    The state done is not replaced, and a stop signal that arrives after it, while the loggers close, is ignored.
     """
     before = read_status_or_empty(job.folder)  # a resumed run may have been done before, with fewer steps
     try:
         yield
     except BaseException as error:
-        agreed = isinstance(error, PreemptedError)
+        on_all_ranks = isinstance(error, PreemptedError)
         if (status := read_status_or_empty(job.folder)) != before and status.state == "done":
-            if agreed or isinstance(error, StoppedError):
+            if on_all_ranks or isinstance(error, StoppedError):
                 return
             raise
         if isinstance(error, StoppedError) and not error.again:
@@ -247,11 +247,10 @@ def _record_end(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
             error = file_error(error, str(job.folder)) or error
         if rendezvous.rank_info.rank == 0:
             _write_end(job, error)
-        if agreed:
+        if on_all_ranks:
             rendezvous.leave_together()
-        if rendezvous.rank_info.rank and isinstance(
-            error, (PreemptedError, DivergedError)
-        ):  # the first process says so
+        if rendezvous.rank_info.rank and isinstance(error, (PreemptedError, DivergedError)):
+            # only rank 0 prints the error
             raise SystemExit(error.exit_status) from None
         raise error from None
 
@@ -271,7 +270,7 @@ def _state(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the error in one line; for a failed process, the last line of its traceback."""
+    """Return the error in one line: the name of a signal, the rule of a TfmError, or the type and last line."""
     if isinstance(error, StoppedError):
         return signal.Signals(error.number).name
     if isinstance(error, TfmError):
@@ -298,7 +297,7 @@ def write_config(job: RunSpec) -> None:
 
 
 def _update_folder(job: RunSpec, saved: SavedRun, typed: Sequence[str]) -> None:
-    """Update the folder of a resumed run, and delete the logs if it starts again from step 0."""
+    """Update the folder of a resumed run, and delete its logs if it has no checkpoint and restarts from step 0."""
     write_config(job)
     record = saved.record | {"commands": [*saved.record.get("commands", []), shlex.join(typed)]}
     if job.prolonged and job.checkpoint:

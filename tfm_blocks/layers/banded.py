@@ -49,18 +49,18 @@ def banded_attention(
     B, H, T, _ = q_BHTK.shape
     pairs, windowed = T * T, round_up(T, block) * (block + sum(reach))
     if pairs <= windowed + windowed // 5:  # measured: up to a fifth more in one product take less time
-        look = AttentionMask(
+        masks = AttentionMask(
             allowed(keep_BT, T, (0, 0), band)[:, None], bias=bias and bias(distances(T, (0, 0), keep_BT))
         )
-        return weighed_attention(q_BHTK, k_BHTK, v_BHTK, look, scores, dropout=dropout)
-    look = AttentionMask(
+        return weighed_attention(q_BHTK, k_BHTK, v_BHTK, masks, scores, dropout=dropout)
+    masks = AttentionMask(
         allowed(keep_BT, block, reach, band)[:, None], bias=bias and bias(distances(block, reach, keep_BT))
     )
     y_GHCK = weighed_attention(
         windows(q_BHTK, block, (0, 0)),
         windows(k_BHTK, block, reach),
         windows(v_BHTK, block, reach),
-        look,
+        masks,
         scores,
         dropout=dropout,
     )

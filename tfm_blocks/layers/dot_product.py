@@ -82,7 +82,7 @@ def weighed_attention(
     q_BHTK: Tensor,
     k_BGSK: Tensor,
     v_BGSK: Tensor,
-    look: AttentionMask,
+    masks: AttentionMask,
     scores: ScoreNormalizer,
     *,
     dropout: float = 0.0,
@@ -90,22 +90,22 @@ def weighed_attention(
     """Attend with weights that `scores` computes from the products: q_BHTK, k_BGSK, v_BGSK -> y_BHTK; G divides H."""
     heads = q_BHTK.shape[1]
     k_BHSK, v_BHSK = repeat_kv(k_BGSK, heads), repeat_kv(v_BGSK, heads)
-    if scores.fused and not (look.learned and q_BHTK.device.type == "cpu"):
-        mask, causal = look.mask, look.causal
-        if look.bias is not None:
-            added = look.masked_bias(q_BHTK, k_BHSK)
+    if scores.fused and not (masks.learned and q_BHTK.device.type == "cpu"):
+        mask, causal = masks.mask, masks.causal
+        if masks.bias is not None:
+            added = masks.masked_bias(q_BHTK, k_BHSK)
             assert added is not None
             mask, causal = added.to(q_BHTK.dtype), False
             mask = mask[None] if mask.ndim == 3 else mask
         return dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout=dropout, causal=causal, beta=scores.beta)
-    w_BHTS = dot_product_weights(q_BHTK, k_BHSK, look, scores)
+    w_BHTS = dot_product_weights(q_BHTK, k_BHSK, masks, scores)
     return F.dropout(w_BHTS, dropout, training=dropout > 0).to(v_BHSK.dtype) @ v_BHSK
 
 
-def dot_product_weights(q_BHTK: Tensor, k_BHSK: Tensor, look: AttentionMask, scores: ScoreNormalizer) -> Tensor:
+def dot_product_weights(q_BHTK: Tensor, k_BHSK: Tensor, masks: AttentionMask, scores: ScoreNormalizer) -> Tensor:
     """Return w_BHTS, the weight of each key for each query."""
     scores_BHTS = scores.transform(q_BHTK * scores.beta @ k_BHSK.mT)
-    added = look.masked_bias(q_BHTK, k_BHSK)
+    added = masks.masked_bias(q_BHTK, k_BHSK)
     return scores.normalize(scores_BHTS if added is None else scores_BHTS + added)
 
 

@@ -41,18 +41,18 @@ def global_banded_attention(
     blocks = round_up(T, block) // block
     near_CW = distances(block, reach, keep_BT)
     bias_GHCS = bias and _bias(bias, near_CW, blocks, first).repeat(B, 1, 1, 1)
-    look = AttentionMask(_mask(keep_BT, block, reach, first, causal)[:, None], bias=bias_GHCS)
+    masks = AttentionMask(_mask(keep_BT, block, reach, first, causal)[:, None], bias=bias_GHCS)
     keys, values = (
         torch.cat((_repeat_blocks(x[:, :, :first], blocks), windows(x, block, reach)), 2) for x in (k_BHTK, v_BHTK)
     )
-    y_GHCK = weighed_attention(windows(q_BHTK, block, (0, 0)), keys, values, look, scores, dropout=dropout)
+    y_GHCK = weighed_attention(windows(q_BHTK, block, (0, 0)), keys, values, masks, scores, dropout=dropout)
     y_BHTK = y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
     if causal:
         return y_BHTK
     itself_FT = torch.eye(first, T, dtype=torch.bool, device=keep_BT.device)
     all_T = torch.arange(T, device=keep_BT.device)
-    look = AttentionMask((keep_BT[:, None] | itself_FT)[:, None], bias=bias and bias(distance(all_T[:first], all_T)))
-    y_BHFK = weighed_attention(q_BHTK[:, :, :first], k_BHTK, v_BHTK, look, scores, dropout=dropout)
+    masks = AttentionMask((keep_BT[:, None] | itself_FT)[:, None], bias=bias and bias(distance(all_T[:first], all_T)))
+    y_BHFK = weighed_attention(q_BHTK[:, :, :first], k_BHTK, v_BHTK, masks, scores, dropout=dropout)
     return torch.cat((y_BHFK, y_BHTK[:, :, first:]), 2)
 
 

@@ -32,9 +32,9 @@ def make_part(part: Part, *sizes: int, **shared: Any) -> Any:
 class MultiHead(nn.Module):
     """Self-attention, or cross-attention if the width `E` of the other sequence is given.
 
-    Queries, keys and values come from one projection `qkv`, or from two: `q` and `kv`. A step attends to the last
-    `window` positions, `dilation` apart; `window` None means all. Subclasses override `attend` or
-    `attention_weights`, and pass on the keyword-only arguments.
+    Self-attention has one projection `qkv`; cross-attention has two, `q` and `kv`. In decoding, a step attends to the
+    last `window` positions, `dilation` apart; `window` None means all. Subclasses override `attend` or
+    `attention_weights`, and pass their keyword-only arguments to this constructor.
     """
 
     window: int | None = None
@@ -68,7 +68,7 @@ class MultiHead(nn.Module):
         self.causal = mask == "causal"
         self.dropout = attention_dropout
         self.clip_qkv = clip_qkv
-        self._make_maps(D, E, bias)
+        self._make_projections(D, E, bias)
         self._make_norms(qk_norm, qk_norm_kind)
         shared = {"heads": widths.heads, "bias": bias in (True, "qkv")}
         self.gate = make_part(gate, D, widths.heads * widths.value, **shared) if gate else None
@@ -77,7 +77,7 @@ class MultiHead(nn.Module):
         self.rotates = isinstance(self.position, RotatesHeads)
         self.biases = isinstance(self.position, BiasesScores)
 
-    def _make_maps(self, D: int, E: int | None, bias: Bias) -> None:
+    def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
         maps, qkv_bias = self.widths.maps, bias in (True, "qkv")
         if E is None:
             self.qkv = Linear(D, sum(maps), parts=maps, bias=qkv_bias, depth_scaled=(2,))
@@ -87,7 +87,7 @@ class MultiHead(nn.Module):
         self.out = Linear(self.widths.heads * self.widths.value, D, bias=bias in (True, "out"), depth_scaled=(0,))
 
     def _make_norms(self, norm: Part | None, kind: QKNormKind) -> None:
-        """Construct the norms of queries and keys, and with `head_gains` the gains of each head."""
+        """Construct the norms of queries and keys, and the gains of each head if `kind` is `head_gains`."""
         if norm is None and kind != "head":
             raise ValueError(f"qk_norm_kind is {kind}, but there is no norm: write qk_norm: rmsnorm, or leave it out")
         self.qk_norm_kind = kind
@@ -97,7 +97,7 @@ class MultiHead(nn.Module):
     def _make_norm(
         self, norm: Part | None, kind: QKNormKind, heads: int
     ) -> tuple[nn.Module | None, nn.Parameter | None]:
-        """Return the norm of `heads` heads, and with `head_gains` their gains."""
+        """Return the norm of queries or keys, and the gains of `heads` heads if `kind` is `head_gains`."""
         K = self.widths.key
         gain_HK = nn.Parameter(torch.empty(heads, K)) if kind == "head_gains" else None
         return REGISTRY.make(norm, heads * K if kind == "joint" else K) if norm else None, gain_HK
@@ -118,8 +118,8 @@ class MultiHead(nn.Module):
     ) -> Tensor:
         q_BHTK, k_BGSK, v_BGSK = self._heads(x_BTD, kv_BSE)
         keep = keep_BT if kv_BSE is None or keep_BS is None else keep_BS
-        look = self._mask(q_BHTK, k_BGSK, score_bias_HTS, keep, right_padded_T)
-        return self.finish(self.attend(q_BHTK, k_BGSK, v_BGSK, look), x_BTD)
+        masks = self._mask(q_BHTK, k_BGSK, score_bias_HTS, keep, right_padded_T)
+        return self.finish(self.attend(q_BHTK, k_BGSK, v_BGSK, masks), x_BTD)
 
     def weights(
         self,
@@ -142,9 +142,9 @@ class MultiHead(nn.Module):
         )
         return w_BHTS if self.scores.sums_to_one else w_BHTS / w_BHTS.sum(3, keepdim=True)
 
-    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, look: AttentionMask) -> Tensor:
-        """Compute the weights w_BHTS of `attend`."""
-        return self.attend(q_BHTK, k_BGSK, one_hot_values(k_BGSK), look)
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, masks: AttentionMask) -> Tensor:
+        """Return the weights w_BHTS that `attend` applies, computed by attending to one-hot values."""
+        return self.attend(q_BHTK, k_BGSK, one_hot_values(k_BGSK), masks)
 
     def project(self, map: Linear, x_BND: Tensor) -> Tensor:
         """Project to queries, keys or values, and clamp them to `clip_qkv`."""
@@ -153,13 +153,13 @@ class MultiHead(nn.Module):
 
     def queries(self, q_BHTK: Tensor, span_T: Span) -> Tensor:
         """Normalise the queries and encode their positions; a span of one position applies to all queries."""
-        return self._normalised_in_order(q_BHTK, self.q_norm, self.q_gain, span_T)
+        return self._normalise_and_rotate(q_BHTK, self.q_norm, self.q_gain, span_T)
 
     def keys(self, k_BGSK: Tensor, span_S: Span) -> Tensor:
         """Normalise the keys and encode their positions."""
-        return self._normalised_in_order(k_BGSK, self.k_norm, self.k_gain, span_S)
+        return self._normalise_and_rotate(k_BGSK, self.k_norm, self.k_gain, span_S)
 
-    def _normalised_in_order(
+    def _normalise_and_rotate(
         self, x_BHNK: Tensor, norm: nn.Module | None, gain_HK: Tensor | None, span_N: Span
     ) -> Tensor:
         kind = self.qk_norm_kind
@@ -171,10 +171,10 @@ class MultiHead(nn.Module):
             x_BHNK = normalise(x_BHNK, norm, gain_HK, kind)
         return x_BHNK
 
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
         """Compute the attention output y_BHTK."""
         dropout = self.dropout if self.training else 0.0
-        return weighed_attention(q_BHTK, k_BGSK, v_BGSK, look, self.scores, dropout=dropout)
+        return weighed_attention(q_BHTK, k_BGSK, v_BGSK, masks, self.scores, dropout=dropout)
 
     def finish(self, y_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
         """Merge the outputs of the heads, apply the gate and project to the width of the model."""
@@ -185,8 +185,8 @@ class MultiHead(nn.Module):
     def self_heads(self, x_BND: Tensor, span_N: Span) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of a sequence."""
         w = self.widths
-        heads, wide = (w.heads, w.kv_heads, w.kv_heads), (w.key, w.key, w.value)
-        q_BHNK, k_BHNK, v_BHNK = split_widths(self.project(self.qkv, x_BND), heads, wide)
+        heads, head_widths = (w.heads, w.kv_heads, w.kv_heads), (w.key, w.key, w.value)
+        q_BHNK, k_BHNK, v_BHNK = split_widths(self.project(self.qkv, x_BND), heads, head_widths)
         return self.queries(q_BHNK, span_N), self.keys(k_BHNK, span_N), v_BHNK
 
     def _queries(self, x_BTD: Tensor, span_T: Span) -> Tensor:
@@ -207,7 +207,7 @@ class MultiHead(nn.Module):
     def _mask(
         self, q_BHTK: Tensor, k_BGSK: Tensor, score_bias_HTS: Tensor | None, keep_BS: Tensor, right_padded: bool
     ) -> AttentionMask:
-        """Return the mask of padding and of future positions; causal attention needs no mask for right padding."""
+        """Return the mask of padding and future positions. A causal mask already excludes right padding."""
         spans = (Span(0, q_BHTK.shape[2]), Span(0, k_BGSK.shape[2]))
         if not self.causal:
             return self._with_positions(*spans, score_bias_HTS, keep_BS[:, None, None, :])
@@ -243,45 +243,46 @@ class MultiHead(nn.Module):
         return State(fixed={"k_BGSK": k_BGSK.contiguous(), "v_BGSK": v_BGSK.contiguous(), "keep_BS": keep_BS})
 
     def prefill(self, x_BPD: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
-        """Read the first P target positions: x_BPD -> x_BPD."""
+        """Process the first P target positions: x_BPD -> x_BPD."""
         span_P = Span(0, x_BPD.shape[1])
         if state.fixed:
             k_BGSK, v_BGSK, keep_BS = (state.fixed[name] for name in ("k_BGSK", "v_BGSK", "keep_BS"))
-            look = self._with_positions(span_P, Span(0, k_BGSK.shape[2]), score_bias_HTS, keep_BS[:, None, None])
-            return self.finish(self.attend(self._queries(x_BPD, span_P), k_BGSK, v_BGSK, look), x_BPD), state
+            masks = self._with_positions(span_P, Span(0, k_BGSK.shape[2]), score_bias_HTS, keep_BS[:, None, None])
+            return self.finish(self.attend(self._queries(x_BPD, span_P), k_BGSK, v_BGSK, masks), x_BPD), state
         q_BHPK, k_BGPK, v_BGPK = self.self_heads(x_BPD, span_P)
         state.fill(k=k_BGPK, v=v_BGPK)
-        look = self._with_positions(span_P, span_P, score_bias_HTS, causal=True)
-        return self.finish(self.attend(q_BHPK, k_BGPK, v_BGPK, look), x_BPD), state
+        masks = self._with_positions(span_P, span_P, score_bias_HTS, causal=True)
+        return self.finish(self.attend(q_BHPK, k_BGPK, v_BGPK, masks), x_BPD), state
 
     def step(self, x_R1D: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
-        """Read the next target position: x_R1D -> x_R1D. The M hypotheses of a sentence are M queries."""
+        """Process the next target position: x_R1D -> x_R1D. The M hypotheses of a sentence become M queries: x_BMD."""
         x_BMD, current = state.fold_beams(x_R1D), Span(state.position, 1)
         if state.fixed:
             q_BHMK = self._queries(x_BMD, current)
             k_BGSK, v_BGSK, keep_BS = (state.fixed[name] for name in ("k_BGSK", "v_BGSK", "keep_BS"))
-            look = self._with_positions(current, Span(0, k_BGSK.shape[2]), score_bias_HTS, keep_BS[:, None, None])
+            masks = self._with_positions(current, Span(0, k_BGSK.shape[2]), score_bias_HTS, keep_BS[:, None, None])
         else:
             q_BHMK, k_BGMK, v_BGMK = self.self_heads(x_BMD, current)
-            past = (self.window, self.dilation)
-            k_BGSK, v_BGSK = state.append("k", k_BGMK, *past), state.append("v", v_BGMK, *past)
-            look = self._past(current, state, score_bias_HTS)
-        return self.finish(self._attend_few(q_BHMK, k_BGSK, v_BGSK, look), x_BMD).view_as(x_R1D), state
+            band = (self.window, self.dilation)
+            k_BGSK, v_BGSK = state.append("k", k_BGMK, *band), state.append("v", v_BGMK, *band)
+            masks = self._past_mask(current, state, score_bias_HTS)
+        return self.finish(self._attend_few(q_BHMK, k_BGSK, v_BGSK, masks), x_BMD).view_as(x_R1D), state
 
-    def _past(self, current: Span, state: State, score_bias_HTS: Tensor | None) -> AttentionMask:
+    def _past_mask(self, current: Span, state: State, score_bias_HTS: Tensor | None) -> AttentionMask:
         """Return the mask of the current position over the cached positions of all hypotheses."""
         mask = state.beam_mask(self.window, self.dilation)
         if score_bias_HTS is None and not self.biases and not self.needs_distances:
             return AttentionMask(mask)
         past = state.past(self.window, self.dilation)
         length = (past.stop - past.start - 1) // past.step + 1
-        look = self._with_positions(current, Span(past.start, length, past.step), score_bias_HTS)
-        pair = (look.bias, look.distance_TS)
-        bias, distance_1S = (x if x is None else x.repeat_interleave(state.hypotheses, -1) for x in pair)
+        masks = self._with_positions(current, Span(past.start, length, past.step), score_bias_HTS)
+        per_position = (masks.bias, masks.distance_TS)
+        bias, distance_1S = (x if x is None else x.repeat_interleave(state.hypotheses, -1) for x in per_position)
         return AttentionMask(mask, False, bias, distance_1S)
 
-    def _attend_few(self, q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, look: AttentionMask) -> Tensor:
-        if not self.scores.fused or look.bias is not None or type(self).attend is not MultiHead.attend:
-            return self.attend(q_BHMK, k_BGSK, v_BGSK, look)
+    def _attend_few(self, q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
+        """Compute `attend` for one step, with a kernel for few queries if neither a bias nor a subclass prevents it."""
+        if not self.scores.fused or masks.bias is not None or type(self).attend is not MultiHead.attend:
+            return self.attend(q_BHMK, k_BGSK, v_BGSK, masks)
         k_BHSK, v_BHSK = (repeat_kv(x, self.widths.heads) for x in (k_BGSK, v_BGSK))
-        return few_queries(q_BHMK, k_BHSK, v_BHSK, look.mask, self.scores.beta)
+        return few_queries(q_BHMK, k_BHSK, v_BHSK, masks.mask, self.scores.beta)

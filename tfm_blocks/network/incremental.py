@@ -1,4 +1,4 @@
-"""Incremental decoding of any graph: nodes that do not depend on the target run once, the others run step by step."""
+"""Incremental decoding of any graph. Nodes that do not depend on the target run once; the others run at each step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Decoding:
     """The state of a decoding in progress.
 
     `values` are the source values that steps read, and `keeps` their masks, one row per hypothesis. `states` holds the
-    state of each call by address. `path_BMTM` is described at `State`.
+    state of each call by address. `layers.state.State` describes `path_BMTM`.
     """
 
     values: Values
@@ -46,8 +46,8 @@ def start(
 ) -> Decoding:
     """Run the nodes that do not depend on the target, and allocate caches for `length` target tokens per sentence.
 
-    There is one hypothesis per sentence. `sentences` is their number, required for a model without sources. `keep` are
-    the masks of sources whose padding is not 0. Raises TypeError on wrong inputs.
+    Each sentence begins with one hypothesis. A model without sources needs `sentences`, the number of sentences. `keep`
+    has the keep masks of sources whose padding is not id 0. Raises TypeError on wrong inputs.
     """
     network.expect(sources, names(network.spec.sources))
     values, keeps = dict(sources), network.keep_masks(sources, keep)
@@ -56,12 +56,12 @@ def start(
             values[call.address] = call(values, keeps)
     rows = sentences if not sources else next(iter(sources.values())).shape[0]
     assert rows is not None, "a model without sources needs the number of sentences"
-    room = CacheShape(rows, length, _like(network, values))
-    stepped = _stepped(network)
-    states = {call.address: _start(call, values, keeps, room) for call in stepped}
-    read = {address for call in stepped for address in _read_by_steps(call)}
+    shape = CacheShape(rows, length, _cache_template(network, values))
+    calls = _calls_per_step(network)
+    states = {call.address: _start(call, values, keeps, shape) for call in calls}
+    read = {address for call in calls for address in _read_by_steps(call)}
     kept = {name: value for name, value in values.items() if name in read}
-    path_BMTM = torch.ones(room.rows, 1, length, 1, dtype=torch.bool, device=room.like.device)
+    path_BMTM = torch.ones(shape.rows, 1, length, 1, dtype=torch.bool, device=shape.like.device)
     return Decoding(kept, keeps.masks, states, path_BMTM)
 
 
@@ -69,7 +69,7 @@ def prefill(network: Network, ids_BP: Tensor, decoding: Decoding) -> tuple[Tenso
     """Read the first P target tokens of every sentence in one pass; return x_BPD, equal to the outputs of P steps."""
     assert decoding.position == 0 and decoding.hypotheses == 1, "only a new decoding can be prefilled"
     values, keeps = _target(network, ids_BP, decoding)
-    for call in _stepped(network):
+    for call in _calls_per_step(network):
         values[call.address] = _prefill(call, values, keeps, decoding.states[call.address])
     decoding.position = ids_BP.shape[1]
     return values[network.exit], decoding
@@ -78,7 +78,7 @@ def prefill(network: Network, ids_BP: Tensor, decoding: Decoding) -> tuple[Tenso
 def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, Decoding]:
     """Read the next target token of each row; return x_BD, from which the head computes the next token's logits."""
     values, keeps = _target(network, ids_B[:, None], decoding)
-    for call in _stepped(network):
+    for call in _calls_per_step(network):
         state = decoding.states[call.address]
         state.position, state.hypotheses = decoding.position, decoding.hypotheses
         state.path_BMTM = decoding.path_BMTM if decoding.hypotheses > 1 else None
@@ -94,63 +94,67 @@ def _target(network: Network, ids_BN: Tensor, decoding: Decoding) -> tuple[Value
 
 
 def select(decoding: Decoding, sentences: Tensor) -> Decoding:
-    """Return the decoding of these sentences only, in this order, each with all of its hypotheses."""
-    within = torch.arange(decoding.hypotheses, device=sentences.device)
-    rows = (sentences[:, None] * decoding.hypotheses + within).flatten()
+    """Return a decoding of only the given sentences, in the given order, each with all its hypotheses."""
+    offsets = torch.arange(decoding.hypotheses, device=sentences.device)
+    rows = (sentences[:, None] * decoding.hypotheses + offsets).flatten()
     states = {
-        address: State(_pick(state.fixed, sentences), _pick(state.caches, sentences), _pick(state.moving, rows))
+        address: State(
+            _select_rows(state.fixed, sentences),
+            _select_rows(state.caches, sentences),
+            _select_rows(state.moving, rows),
+        )
         for address, state in decoding.states.items()
     }
-    values, keeps = _pick(decoding.values, rows), _pick(decoding.keeps, rows)
+    values, keeps = _select_rows(decoding.values, rows), _select_rows(decoding.keeps, rows)
     return Decoding(values, keeps, states, decoding.path_BMTM.index_select(0, sentences), decoding.position)
 
 
 def spread(decoding: Decoding, hypotheses: int) -> Decoding:
-    """Return a decoding in which `hypotheses` adjacent rows replace the single row of each sentence, with its past."""
+    """Return a decoding with `hypotheses` adjacent rows per sentence, all with the past of its single row."""
     sentences, _, length, _ = decoding.path_BMTM.shape
     past, device = slice(0, decoding.position), decoding.path_BMTM.device
     path_MTM = torch.eye(hypotheses, dtype=torch.bool, device=device)[:, None].repeat(1, length, 1)
     path_MTM[:, past] = torch.arange(hypotheses, device=device) == 0
     rows = torch.arange(sentences, device=device).repeat_interleave(hypotheses)
     states = {
-        address: State(state.fixed, _expand(state.caches, hypotheses, past), _pick(state.moving, rows))
+        address: State(state.fixed, _expand_caches(state.caches, hypotheses, past), _select_rows(state.moving, rows))
         for address, state in decoding.states.items()
     }
     path_BMTM = path_MTM.expand(sentences, -1, -1, -1).clone()
-    values, keeps = _pick(decoding.values, rows), _pick(decoding.keeps, rows)
+    values, keeps = _select_rows(decoding.values, rows), _select_rows(decoding.keeps, rows)
     return Decoding(values, keeps, states, path_BMTM, decoding.position)
 
 
-def _expand(caches: Values, hypotheses: int, past: slice) -> Values:
+def _expand_caches(caches: Values, hypotheses: int, past: slice) -> Values:
     """Allocate caches for `hypotheses` hypotheses, each with a copy of the past."""
-    wide = {}
+    expanded = {}
     for name, cache_BHT1K in caches.items():
         B, H, T, _, K = cache_BHT1K.shape
-        wide[name] = cache_BHT1K.new_empty(B, H, T, hypotheses, K)
-        wide[name][:, :, past] = cache_BHT1K[:, :, past]
-    return wide
+        expanded[name] = cache_BHT1K.new_empty(B, H, T, hypotheses, K)
+        expanded[name][:, :, past] = cache_BHT1K[:, :, past]
+    return expanded
 
 
 def reorder(decoding: Decoding, origin_BM: Tensor) -> None:
-    """Continue each hypothesis from hypothesis `origin_BM` of its sentence; caches are not moved."""
+    """Let hypothesis m of sentence b continue hypothesis `origin_BM[b, m]`; caches are not moved."""
     past = slice(0, decoding.position)
     decoding.path_BMTM[:, :, past] = decoding.path_BMTM[:, :, past].take_along_dim(origin_BM[:, :, None, None], 1)
     first_B1 = torch.arange(len(origin_BM), device=origin_BM.device)[:, None] * decoding.hypotheses
     rows = (first_B1 + origin_BM).flatten()
     for state in decoding.states.values():
-        state.moving = _pick(state.moving, rows)
+        state.moving = _select_rows(state.moving, rows)
 
 
-def _pick(tensors: Values, rows: Tensor) -> Values:
+def _select_rows(tensors: Values, rows: Tensor) -> Values:
     return {name: tensor.index_select(0, rows) for name, tensor in tensors.items()}
 
 
-def _stepped(network: Network) -> list[Call]:
+def _calls_per_step(network: Network) -> list[Call]:
     return [call for call in network.calls if call.node.sees != "nothing"]
 
 
-def _like(network: Network, values: Values) -> Tensor:
-    """Return a tensor with the dtype and device of the caches: those of the encoded source, or of the weights."""
+def _cache_template(network: Network, values: Values) -> Tensor:
+    """Return a tensor with the dtype and device of the caches: an encoded source, or a weight if there is none."""
     computed = [value for value in values.values() if value.is_floating_point()]
     if computed:
         return computed[-1]
@@ -159,15 +163,15 @@ def _like(network: Network, values: Values) -> Tensor:
     return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
 
 
-def _start(call: Call, values: Values, keeps: Keeps, room: CacheShape) -> State:
-    """Return the initial state of a call, from the ports that do not depend on the target."""
+def _start(call: Call, values: Values, keeps: Keeps, shape: CacheShape) -> State:
+    """Return the initial state of a call, computed from the ports that do not depend on the target."""
     block = call.stepping
     if block is None:
         return State()
     fixed = {port.parameter: port.read(values) for port in call.ports[1:] if not port.moves}
     parameters = inspect.signature(block.start).parameters
     masks = {name: mask for name, mask in call.masks(keeps).items() if name in parameters}
-    return block.start(**fixed, **masks, room=room)
+    return block.start(**fixed, **masks, room=shape)
 
 
 def _step(call: Call, values: Values, keeps: Keeps, state: State) -> Tensor:
@@ -202,7 +206,7 @@ def _moving(call: Call, values: Values) -> dict[str, Tensor]:
 
 
 def _read_by_steps(call: Call) -> list[str]:
-    """Return the addresses that a step of the call reads, without those that `start` has read."""
+    """Return the addresses that each step of the call reads. `start` read the others."""
     if call.stepping is None:
         return [*call.node.read, call.node.residual]
     moving = [address for port in call.ports[1:] if port.moves for address in port.addresses]

@@ -17,7 +17,7 @@ GRAMMAR = frozenset(
 )
 CATEGORIES = ("norm", "activation", "join", "position", "scores", "gate", "router")
 REQUIRED = inspect.Parameter.empty
-KEEP, RIGHT_PADDED = "keep_B", "right_padded_"  # prefixes of parameters of `forward`; the letter of an axis follows
+KEEP, RIGHT_PADDED = "keep_B", "right_padded_"  # prefixes of parameters of `forward`, such as keep_BT for axis T
 
 Cls = TypeVar("Cls", bound=type)
 Values = Mapping[str, Any]
@@ -47,10 +47,11 @@ class BlockInfo:
     `right_padded` are the letters for which `forward` takes a flag that padding comes last. `parameters` maps ports to
     parameters of `forward`. `tieable` is the parameter that `tie` shares.
 
-    `sees` maps a port, or `kv|x` for kv if it is wired and else x, to the positions that an output position depends on:
-    'past', 'all' or the name of the argument that decides. For unlisted ports, an output position sees only the same
-    position. A `weightless` block has no parameters, so layers with shared weights have separate instances of it, each
-    with its own arguments.
+    `sees` maps a port to the positions that an output position depends on: 'past', 'all', or the name of the argument
+    that selects one of these. The key `kv|x` means kv if it is connected, else x. For unlisted ports, an output
+    position sees only the same position. `where` maps rules on sizes and arguments to their reasons. add & norm
+    surrounds a `branch`. A `weightless` block has no parameters, so layers with shared weights have separate instances
+    of it, each with its own arguments.
 
     `alias_of` is the block that an alias stands for. `translate` maps arguments of the model file to arguments of the
     constructor.
@@ -91,7 +92,7 @@ class BlockInfo:
         return f"Alias of `{self.alias_of}`" + (f" with `{', '.join(written)}`." if written else ".")
 
     def sight(self, port: str, wired: Collection[str], arguments: Mapping[str, Any]) -> Sees:
-        """Return the positions of `port` that an output position sees, if the ports `wired` are connected."""
+        """Return the positions of `port` that an output position sees. The ports `wired` are connected."""
         for ports, seen in self.sees.items():
             attended = next((name for name in ports.split("|") if name in wired), None)
             if port == attended and seen in self.arguments:
@@ -102,7 +103,7 @@ class BlockInfo:
 
     @property
     def shipped(self) -> bool:
-        """Return True if the block is part of tfm-blocks and not of a plug-in."""
+        """Return True if the block belongs to tfm-blocks, False if it belongs to a plug-in."""
         return self.cls.__module__.startswith("tfm_blocks.")
 
     @property
@@ -117,7 +118,7 @@ class BlockInfo:
 
     @property
     def alone(self) -> bool:
-        """Return True if the block is position-wise on vectors and takes no mask and returns no loss."""
+        """Return True if the block maps each vector separately: position-wise, without ids, masks and losses."""
         signature = self.signature
         return self.positionwise and not (self.keeps or self.right_padded or signature.loss or signature.ports[0].ids)
 
@@ -138,7 +139,7 @@ class Registry:
     broken: set[str] = field(default_factory=set)
 
     def add(self, info: BlockInfo) -> None:
-        """Register a block. A re-imported class replaces itself.
+        """Register a block. If a module is imported again, its classes replace the earlier ones.
 
         Raises TypeError if another class has the name.
         """
@@ -192,7 +193,9 @@ def block(
 
     A block that reads other positions of a port lists the port in `sees`, and needs `start` and `step` if the output
     has that axis. A `weightless` block has no parameters; its arguments may use `i` in a layer with shared weights.
-    A rule of `where` may end in `unless ARGUMENT`, which disables the rule if that argument is set.
+    `where` maps each rule, such as `D % heads == 0`, to its reason in an error message. A rule may end in
+    `unless ARGUMENT`, which disables the rule if that argument is set. `source` cites the paper. add & norm surrounds
+    a `branch`.
 
     Raises TypeError at import if a declaration breaks these rules.
     """
@@ -257,7 +260,7 @@ def alias(name: str, *, of: str, takes: Collection[str]) -> Callable[[Translate]
 
 
 def _constructor(name: str, cls: type) -> tuple[tuple[str, ...], dict[str, Argument]]:
-    """Return the letters and the arguments of a class, including those of the bases that receive its `**options`."""
+    """Return the letters and the arguments of a class. Bases that receive its `**options` add their arguments."""
     constructors = _constructors(name, cls)
     arguments: dict[str, Argument] = {}
     for constructor in constructors:
@@ -386,6 +389,6 @@ def _check_sight(info: BlockInfo) -> None:
                 f"block {info.name!r}: the output has no axis {', '.join(sorted(unaligned))}, so sees must list "
                 f"{port.name}: 'all', 'past' or the name of an argument"
             )
-    remembers = any(signature.port(port).letters & signature.sequences & set(signature.output) for port in seen)
-    if remembers and not (hasattr(info.cls, "start") and hasattr(info.cls, "step")):
+    mixes_positions = any(signature.port(port).letters & signature.sequences & set(signature.output) for port in seen)
+    if mixes_positions and not (hasattr(info.cls, "start") and hasattr(info.cls, "step")):
         raise TypeError(f"block {info.name!r} mixes positions: it needs start and step, to decode incrementally")

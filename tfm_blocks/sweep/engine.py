@@ -32,9 +32,9 @@ from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.sweep.settings import SweepSettings
 from tfm_blocks.sweep.view import SweepRow, SweepView
 
-LOOK = 0.2  # seconds between two polls of the jobs
-OFTEN = 1.0  # seconds between two reads of their metrics
-FULL = 30.0  # seconds between two submissions to a full cluster
+POLL_INTERVAL = 0.2  # seconds between two polls of the jobs
+METRICS_INTERVAL = 1.0  # seconds between two reads of their metrics
+SUBMIT_INTERVAL = 30.0  # seconds between two submissions to a full cluster
 
 
 class JobSource(Protocol):
@@ -46,16 +46,16 @@ class JobSource(Protocol):
 
     @property
     def succeeded(self) -> bool:
-        """Return True if the finished jobs complete the sweep."""
+        """Return True if the finished jobs suffice for exit status 0."""
 
     def news(self) -> str:
-        """Return the result in a line; empty if the table shows everything."""
+        """Return one line that summarises the jobs, such as the best trial; empty if the table is enough."""
 
     def next(self) -> SweepJob | None:
         """Return the next job to start; None if there is none now."""
 
     def should_prune(self, job: SweepJob, progress: Progress) -> bool:
-        """Return True if a running job should stop early because other jobs are better."""
+        """Return True if a running job should stop early because other jobs scored better at the same point."""
 
     def ended(self, job: SweepJob, progress: Progress) -> None:
         """Record the final state of a job; called once for each job."""
@@ -109,17 +109,22 @@ class Sweep:
         self.postponed_since: dict[str, float] = {}  # when each job began to wait for another process
         self.failures: defaultdict[str, list[str]] = defaultdict(list)
         self.progress: dict[str, Progress] = {}
+<<<<<<< HEAD
         self.last_read = 0.0
         self.full_until = 0.0
+=======
+        self.looked = 0.0  # when the metrics of all jobs were last read
+        self.full_until = 0.0  # no job is submitted before this time
+>>>>>>> reader
 
     def run(self) -> int:
         """Run all jobs and return the signal number that stopped the sweep, or 0. No job outlives this call."""
         self._write()
         with SweepView(self.rows()) as view, defer_signals():
             try:
-                while self._goes_on():
+                while self._poll():
                     view.show(self.rows())
-                    time.sleep(LOOK)
+                    time.sleep(POLL_INTERVAL)
                 view.show(self.rows())
             finally:
                 self._kill()
@@ -129,13 +134,15 @@ class Sweep:
         """Return the current state of each job."""
         return [self._row(job) for job in self.source.jobs]
 
-    def _goes_on(self) -> bool:
+    def _poll(self) -> bool:
+        """Poll all jobs and start new ones. Return True if a job still runs or waits for a retry."""
         number = pending_signal()
         self._adopt()
         while number and self.adoptable:  # workers of jobs that are not part of this command
             self.adoptable.popitem()[1].stop()
         for attempt in list(self.running):
             if number:
+<<<<<<< HEAD
                 attempt.request_stop(JobResult(STOPPED, f"by {signal.Signals(number).name}"))
             self._look(attempt)
         if not number:
@@ -148,16 +155,32 @@ class Sweep:
         for job in [job for job in self.source.waiting if job.name in self.adoptable]:
             self.source.waiting.remove(job)
             self._attend(job, self.adoptable.pop(job.name))
+=======
+                attempt.ask(JobResult(STOPPED, f"by {signal.Signals(number).name}"))
+            self._poll_attempt(attempt)
+        if not number:
+            self._start_jobs()
+        if time.monotonic() > self.looked + METRICS_INTERVAL:
+            self.looked = time.monotonic()
+        return bool(self.running) or (bool(self.again) and not number)
+
+    def _adopt(self) -> None:
+        """Take over the jobs that are already on the cluster, regardless of their order and of `sweep.parallel`."""
+        for job in [job for job in self.source.waiting if job.name in self.found]:
+            self.source.waiting.remove(job)
+            self._add_attempt(job, self.found.pop(job.name))
+>>>>>>> reader
             self._write()
 
-    def _look(self, attempt: Attempt) -> None:
+    def _poll_attempt(self, attempt: Attempt) -> None:
         now = time.monotonic()
         if (place := attempt.begin()) is not None:
-            self._begin(attempt, place)
+            self._mark_running(attempt, place)
         if now > attempt.deadline:
             attempt.request_stop(JobResult(TIMED_OUT, f"after {self.settings.timeout:g} s"))
         if now > attempt.kill_at:
             attempt.kill()
+<<<<<<< HEAD
         result = attempt.result()
         if result or now > self.last_read + OFTEN:
             attempt.progress.look()
@@ -165,6 +188,15 @@ class Sweep:
             self._end(attempt, result)
         elif now > self.last_read + OFTEN and self.source.should_prune(attempt.job, attempt.progress):
             attempt.request_stop(JobResult(PRUNED, "others of this search were better by then"))
+=======
+        result = attempt.ending()
+        if result or now > self.looked + METRICS_INTERVAL:
+            attempt.progress.look()
+        if result:
+            self._end(attempt, result)
+        elif now > self.looked + METRICS_INTERVAL and self.source.should_prune(attempt.job, attempt.progress):
+            attempt.ask(JobResult(PRUNED, "others of this search were better by then"))
+>>>>>>> reader
 
     def _end(self, attempt: Attempt, result: JobResult) -> None:
         job = attempt.job
@@ -179,7 +211,7 @@ class Sweep:
             self.source.ended(job, attempt.progress)
         self._write()
 
-    def _fill(self) -> None:
+    def _start_jobs(self) -> None:
         while (
             len(self.running) < self.settings.parallel and time.monotonic() > self.full_until and (job := self._next())
         ):
@@ -187,8 +219,13 @@ class Sweep:
             self._write()
 
     def _next(self) -> SweepJob | None:
+<<<<<<< HEAD
         """Return a job that no other process trains. After a sweep was killed, its jobs may still run for a moment."""
         for job in list(self.postponed):
+=======
+        """Return a job that no other process trains. Jobs of a sweep that was killed may still run for some seconds."""
+        for job in list(self.again):
+>>>>>>> reader
             if not holder_of(self.folder.run(job)):
                 self.postponed.remove(job)
                 self.postponed_since.pop(job.name, None)
@@ -209,7 +246,7 @@ class Sweep:
         if self.settings.timeout is not None and now - since > self.settings.timeout:
             self.postponed.remove(job)
             job.state = NOT_STARTED
-            self._over(job)
+            self._end_without_attempt(job)
             self._write()
 
     def _start(self, job: SweepJob) -> None:
@@ -219,17 +256,17 @@ class Sweep:
             self._refused(job, error)
             return
         if worker is None:
-            self._over(job)
+            self._end_without_attempt(job)
         else:
-            self._attend(job, worker)
+            self._add_attempt(job, worker)
 
-    def _attend(self, job: SweepJob, worker: Worker) -> None:
+    def _add_attempt(self, job: SweepJob, worker: Worker) -> None:
         run = self.folder.run(job)
         attempt = Attempt(job, run, run.with_name(job.log), worker, self._progress(job), self.settings.timeout)
         self.running.append(attempt)
         job.state, job.reason = WAITING, f"in {self.launcher.queue}"
         if (place := attempt.begin()) is not None:
-            self._begin(attempt, place)
+            self._mark_running(attempt, place)
 
     def _refused(self, job: SweepJob, error: RefusedError) -> None:
         """Retry a refused job if other jobs run, since a full cluster may accept it later; else record an error.
@@ -238,13 +275,19 @@ class Sweep:
         """
         job.reason = str(error)
         if self.running or pending_signal():
+<<<<<<< HEAD
             self.postponed.append(job)
             self.full_until = time.monotonic() + FULL
+=======
+            self.again.append(job)
+            self.full_until = time.monotonic() + SUBMIT_INTERVAL
+>>>>>>> reader
         else:
             job.state = ERROR
-            self._over(job)
+            self._end_without_attempt(job)
 
-    def _over(self, job: SweepJob) -> None:
+    def _end_without_attempt(self, job: SweepJob) -> None:
+        """Report the end of a job that has no attempt: another process trains or finished it, or it was refused."""
         progress = self._progress(job)
         progress.look()
         self.source.ended(job, progress)
@@ -263,10 +306,10 @@ class Sweep:
         log = self.folder.run(job).with_name(job.log)
         return self.launcher.start(job.name, [*self.command, *arguments], log, job.settings.trainer)
 
-    def _begin(self, attempt: Attempt, place: str) -> None:
+    def _mark_running(self, attempt: Attempt, place: str) -> None:
         job = attempt.job
-        again = [f"again after {failure}" for failure in self.failures[job.name][-1:]]
-        job.state, job.reason = RUNNING, ", ".join([*again, *([place] if place else [])])
+        retry = [f"again after {failure}" for failure in self.failures[job.name][-1:]]
+        job.state, job.reason = RUNNING, ", ".join([*retry, *([place] if place else [])])
         attempt.progress.first = None
 
     def _progress(self, job: SweepJob) -> Progress:

@@ -29,10 +29,10 @@ JOURNAL = "optuna.journal"  # journal of a search
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """The folder `runs/NAME`. `asked` are the overrides that identify the sweep; `command` is the last command line.
+    """The folder `runs/NAME`. The overrides `asked` identify the sweep; `command` is the last command line.
 
-    `program` begins a command line that trains one job by itself. `known` holds the job records that sweep.json had
-    when this command started, by name.
+    `program` holds the first words of a command line that trains one job without the sweep. `known` holds the job
+    records that sweep.json had when this command started, by name.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class SweepFolder:
         return self.path / job.name
 
     def write(self, jobs: Sequence[SweepJob]) -> None:
-        """Write sweep.json atomically, with these jobs and the jobs that only an earlier command had."""
+        """Write sweep.json atomically, with these jobs and the further jobs of earlier commands."""
         record = {"format": FORMAT, "command": self.command, "asked": list(self.asked)}
         records = {**self.known, **{job.name: job.record for job in jobs}}
         write_json(self.path / SWEEP, {**record, "jobs": list(records.values())})
@@ -71,8 +71,8 @@ def claim_sweep(
 ) -> SweepFolder:
     """Return the folder of a sweep: `NAME`, or the first of `NAME-2`, … that belongs to it or is free.
 
-    A folder belongs to the sweep if it was made with the same overrides, or if one of its jobs has one of `configs`,
-    the hashes of the jobs that this command may add. The study of a search takes no other jobs.
+    A folder belongs to the sweep if its overrides are the same. It also does if the config hash of one of its jobs is
+    in `configs`, the hashes of this command's jobs; this does not hold for the folder of an optuna search.
     """
     root.mkdir(parents=True, exist_ok=True)
     for number in count(1):
@@ -92,7 +92,7 @@ def claim_sweep(
 
 
 def adopt_names(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
-    """Give each job that the folder already contains the name that an earlier command gave it."""
+    """Rename each job that the folder already contains to its name in the folder."""
     names: defaultdict[str, list[str]] = defaultdict(list)
     for name, record in folder.known.items():
         names[str(record.get("config"))].append(name)
@@ -102,7 +102,7 @@ def adopt_names(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
 
 
 def expect_unchanged(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
-    """Raise ConfigError if a job has the same overrides as when the sweep was started, but another config."""
+    """Raise ConfigError if the config of a job changed although its overrides are the same."""
     problems = [
         _changed(folder, job) for job in jobs if job.config != folder.known.get(job.name, job.record).get("config")
     ]
@@ -117,21 +117,21 @@ def _changed(folder: SweepFolder, job: SweepJob) -> Problem:
     with suppress(RunError):
         before = read_config(folder.run(job))[1]
     now = job.composed.with_vocab(count_at(before, "vocab") or 0).mapping if before else {}
-    told = [f"{key} was {shown(old)} and is {shown(new)}" for key, old, new in _differences(before, now)]
-    return Problem(job.name, "; ".join(told[:3]) or "its config has changed in conf/", help=help)
+    changes = [f"{key} was {shown(old)} and is {shown(new)}" for key, old, new in _differences(before, now)]
+    return Problem(job.name, "; ".join(changes[:3]) or "its config has changed in conf/", help=help)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    found = []
+    differences: list[tuple[str, Any, Any]] = []
     for key in dict.fromkeys((*before, *now)):
         old, new = before.get(key), now.get(key)
         if old == new or (not prefix and key in NOT_OF_THE_RUN):
             continue
         if isinstance(old, dict) and isinstance(new, dict):
-            found += _differences(old, new, f"{prefix}{key}.")
+            differences += _differences(old, new, f"{prefix}{key}.")
         else:
-            found.append((f"{prefix}{key}", old, new))
-    return found
+            differences.append((f"{prefix}{key}", old, new))
+    return differences
 
 
 def state_before(folder: SweepFolder, job: SweepJob) -> str:
@@ -141,19 +141,19 @@ def state_before(folder: SweepFolder, job: SweepJob) -> str:
 
 
 def archive_previous(folder: SweepFolder, job: SweepJob) -> None:
-    """Make way for a new start of a job: rename a diverged run, and delete a folder without a run."""
+    """Free the folder name of a job that restarts: rename the folder of a run, or delete a folder without a run."""
     run = folder.run(job)
     if not run.exists():
         return
     if not (run / RUN).is_file():
         shutil.rmtree(run)
         return
-    taken = {entry.name for entry in os.scandir(folder.path)}
-    name = next(f"{job.name}.before-{number}" for number in count(1) if f"{job.name}.before-{number}" not in taken)
+    existing = {entry.name for entry in os.scandir(folder.path)}
+    name = next(f"{job.name}.before-{number}" for number in count(1) if f"{job.name}.before-{number}" not in existing)
     run.rename(folder.path / name)
 
 
 def plugins_of(job: SweepJob) -> list[str]:
-    """Return the plug-in override of a resumed run, whose folder does not import plug-ins."""
+    """Return the override that names the plug-ins; a resume needs it, because a run folder never imports code."""
     plugins = job.composed.mapping["plugins"]
     return [f"plugins=[{','.join(plugins)}]"] if plugins else []

@@ -39,9 +39,9 @@ from tfm_blocks.translation.translator import Translator
 class TrainingModule(LightningModule):
     """Train a network: one item of the loader is one optimizer step.
 
-    A step waits for the device only to log a row of metrics, and in mixtures of experts in float32. `latest` holds the
-    newest value of every metric. `stop_signal` returns the pending signal of this rank, or 0. If any rank has one, a
-    validation is `abandoned`, without scores.
+    A step synchronises with the device only when it logs metrics; mixtures of experts in float32 always synchronise.
+    `latest` holds the newest value of every metric. `stop_signal` returns the pending stop signal of this rank, or 0.
+    If a signal is pending on any rank, the validation is `abandoned` and logs no scores.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TrainingModule(LightningModule):
         self.throughput.restart()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the sums since the last row of metrics, over all ranks."""
+        """Save the counters, and the sums over all ranks since metrics were last logged."""
         self.skipped.flush()
         checkpoint["tokens"], checkpoint["seconds"] = self.tokens, self.clock.seconds
         checkpoint["validated"] = self.validated
@@ -140,22 +140,22 @@ class TrainingModule(LightningModule):
         """
         total = torch.zeros(2 + len(self.losses), dtype=torch.float64, device=self.device)
         for batch in step.batches[:-1]:
-            with self._no_exchange():
+            with self._no_gradient_sync():
                 total += self._backward(batch, step.tokens)
         return total + self._backward(step.batches[-1], step.tokens)
 
-    def _no_exchange(self) -> AbstractContextManager[None]:
+    def _no_gradient_sync(self) -> AbstractContextManager[None]:
         strategy = self.trainer.strategy
         return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
     def _backward(self, batch: Batch, tokens: int) -> Tensor:
-        """Compute the gradient of the step's mean loss, times the number of ranks, which average their gradients."""
+        """Compute the gradient of the step's mean loss, times the number of ranks, which average gradients."""
         loss, sums = self.objective.loss(batch.to(self.device))
         self.manual_backward(loss * backward_scale(loss, self.ranks.world / tokens))
         return sums
 
     def _clip(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Clip the gradients if `trainer.clip` is set, and return their norm before."""
+        """Clip the gradients if `trainer.clip` is set; return their norm before clipping."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if limit := self.settings.trainer.clip:
@@ -181,48 +181,48 @@ class TrainingModule(LightningModule):
         self.scorer.tokens.update(*self.objective.scores(batch.to(self.device)), len(batch.kept_N))
 
     def on_validation_epoch_end(self) -> None:
-        """Score and log the split. All ranks agree before and after the search whether to abandon the validation."""
-        if self._abandons():
+        """Score and log the validation set. All ranks decide together, before and after the search, to abandon it."""
+        if self._decide_abandoned():
             return
         scores = self._score("val", self.prepared.val, self.settings.trainer.validate_sentences, Search())
-        if self._abandons():
+        if self._decide_abandoned():
             return
         self._log(scores, "val")
         self._log_samples("val")
         self.validated = self.global_step
 
-    def _abandons(self) -> bool:
-        """Return True if a stop was requested on any rank."""
+    def _decide_abandoned(self) -> bool:
+        """Set `abandoned` on all ranks if a stop was requested on any rank; return it."""
         stopping = torch.tensor(float(self._is_stopping()), device=self.device)
         self.abandoned = bool(self.trainer.strategy.reduce(stopping, reduce_op="max"))
         if self.abandoned:
-            self.trainer.sanity_checking = True  # Lightning's callbacks skip such a validation
+            self.trainer.sanity_checking = True  # makes Lightning's callbacks ignore this validation
         return self.abandoned
 
     def _is_stopping(self) -> bool:
-        """Return True if a stop was requested on this rank during training. After training, a signal exits directly."""
+        """Return True if a stop was requested on this rank during training. Later, a signal exits immediately."""
         return self._fitting and bool(self.stop_signal())
 
     @property
     def _fitting(self) -> bool:
-        """Return True during training, also in a validation between two steps."""
+        """Return True during training, including its validations."""
         return self.trainer.state.fn == TrainerFn.FITTING
 
     on_test_epoch_start = on_validation_epoch_start
 
     def test_step(self, batch: Batch) -> None:
         """Add the batch to the sums of the split and of each row."""
-        on_device = batch.to(self.device)
-        loss_N, nll_N, correct_N = self.objective.position_scores(on_device)
+        batch = batch.to(self.device)
+        loss_N, nll_N, correct_N = self.objective.position_scores(batch)
         loss, nll, correct = (values_N.sum(dtype=torch.float64) for values_N in (loss_N, nll_N, correct_N))
         self.scorer.tokens.update(loss, nll, correct, len(batch.kept_N))
         rows_B = torch.tensor(batch.rows, device=self.device)
-        self.scorer.rows.update(loss_N, nll_N, rows_B[on_device.kept_N // on_device.labels_BT.shape[1]])
+        self.scorer.rows.update(loss_N, nll_N, rows_B[batch.kept_N // batch.labels_BT.shape[1]])
 
     def on_test_epoch_end(self) -> None:
         """Score the test set and log it.
 
-        Without a test set, score the validation set with the search of the test, and log no row.
+        Without a test set, score the validation set with the search settings of the test, and do not log it.
         """
         split, corpus = self.prepared.last_scored
         self.row_losses = self.scorer.rows.compute().cpu().numpy()
@@ -230,7 +230,7 @@ class TrainingModule(LightningModule):
         if split == "test":
             self._log(scores, split)
             self._log_samples(split)
-        self.latest |= _named(scores, split)
+        self.latest |= _with_prefix(scores, split)
 
     def _score(self, split: str, corpus: Corpus, sentences: int, search: Search) -> dict[str, float]:
         """Return the scores of a split. Raises DivergedError if the loss is not finite."""
@@ -251,19 +251,19 @@ class TrainingModule(LightningModule):
         return self.scorer.samples[: self.settings.trainer.samples]
 
     def _search_precision(self) -> AbstractContextManager[None]:
-        """Return the precision of the search: that of training on CUDA, and float32 on a CPU, as in `tfm translate`."""
+        """Return the autocast context of the search: as in training on CUDA, else float32, like `tfm translate`."""
         plugin = self.trainer.precision_plugin
         return plugin.forward_context() if self.device.type == "cuda" else nullcontext()
 
     def _log(self, scores: dict[str, float], split: str) -> None:
         """Log the scores with the tokens and seconds so far, which make runs with different batches comparable."""
-        named = _named(scores, split) | {TOKENS: self.tokens, SECONDS: self.clock.seconds}
+        named = _with_prefix(scores, split) | {TOKENS: self.tokens, SECONDS: self.clock.seconds}
         assert all(map(find_key, named)), "every metric is in the table of metrics"
         self.latest |= named
         for logger in self.trainer.loggers:
             logger.log_metrics(named, self.global_step)
-        exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in named.items()}
-        self.trainer.callback_metrics.update(exact)  # for callbacks that monitor a metric; self.log is slow
+        callback_metrics = {name: torch.tensor(value, dtype=torch.float64) for name, value in named.items()}
+        self.trainer.callback_metrics.update(callback_metrics)  # for callbacks that monitor a metric; self.log is slow
 
     def _log_samples(self, split: str) -> None:
         for logger in self._run_loggers() if self.samples else ():
@@ -273,5 +273,5 @@ class TrainingModule(LightningModule):
         return [logger for logger in self.trainer.loggers if isinstance(logger, RunLogger)]
 
 
-def _named(scores: dict[str, float], split: str) -> dict[str, float]:
+def _with_prefix(scores: dict[str, float], split: str) -> dict[str, float]:
     return {f"{split}/{name}": value for name, value in scores.items()}

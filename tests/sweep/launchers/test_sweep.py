@@ -75,7 +75,7 @@ def until(sweep: Sweep, done: Callable[[], bool]) -> None:
     begun = time.monotonic()
     while not done():
         assert time.monotonic() < begun + 2 * LIMIT, [(job.state, job.reason) for job in sweep.source.jobs]
-        sweep._goes_on()
+        sweep._poll()
         time.sleep(0.05)
 
 
@@ -84,7 +84,7 @@ def test_jobs_wait_in_the_queue_and_then_run_and_the_next_takes_the_place_of_one
 ) -> None:
     (cluster / "full").touch()
     sweep = make("a", "b", "c")
-    sweep._goes_on()
+    sweep._poll()
     assert states(sweep) == [WAITING] * 3
     assert [job.reason for job in sweep.source.jobs] == ["in the queue of Slurm", "in the queue of Slurm", ""]
     (cluster / "full").unlink()
@@ -116,12 +116,12 @@ def test_the_same_sweep_goes_on_with_what_another_command_has_left_in_the_queue(
     until(gone, lambda: trains(tmp_path, "a") and trains(tmp_path, "b"))
     (cluster / "full").touch()
     gone.settings = gone.settings.model_copy(update={"parallel": 3})
-    gone._goes_on()
+    gone._poll()
     (tmp_path / "runs" / "x" / "b.go").touch()
     while "RUNNING" in (cluster / "jobs" / "102" / "state").read_text():
         time.sleep(0.05)
     again = make("a", "b", "c", parallel=3)
-    again._goes_on()
+    again._poll()
     assert states(again) == [RUNNING, DONE, WAITING]
     (tmp_path / "go").touch()
     (cluster / "full").unlink()
@@ -135,11 +135,11 @@ def test_what_is_left_in_the_queue_is_among_the_jobs_of_a_time_and_goes_from_it_
 ) -> None:
     """Of four jobs the first has gone since, and the last is of a trial that the second command does not ask for."""
     (cluster / "full").touch()
-    make("a", "b", "c", "d", parallel=4)._goes_on()
+    make("a", "b", "c", "d", parallel=4)._poll()
     subprocess.run(["scancel", "101"], check=True)
     sweep = make("a", "b", "c", "d", parallel=1)
     assert sweep.source.jobs.pop() is sweep.source.waiting.pop()
-    sweep._goes_on()
+    sweep._poll()
     assert [job.reason for job in sweep.source.jobs] == ["", "in the queue of Slurm", "in the queue of Slurm"]
     assert (cluster / "calls").read_text().count("sbatch /") == 4
     monkeypatch.setattr("tfm_blocks.sweep.engine.pending_signal", lambda: signal.SIGINT)
@@ -165,12 +165,12 @@ def test_a_job_that_is_killed_goes_on_after_what_it_has(
 def test_a_cluster_that_takes_no_more_jobs_gets_the_others_later_and_one_that_takes_none_is_told(
     make: Callable[..., Sweep], cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfm_blocks.sweep.engine.FULL", 0.5)
+    monkeypatch.setattr("tfm_blocks.sweep.engine.SUBMIT_INTERVAL", 0.5)
     sweep = make("a", "b", parallel=1)
-    sweep._goes_on()
+    sweep._poll()
     (cluster / "refuse").write_text("sbatch: error: QOSMaxSubmitJobPerUserLimit\n")
     sweep.settings = sweep.settings.model_copy(update={"parallel": 2})
-    sweep._goes_on()
+    sweep._poll()
     assert states(sweep)[1] == WAITING and "QOSMaxSubmitJobPerUserLimit" in sweep.source.jobs[1].reason
     (tmp_path / "go").touch()
     until(sweep, lambda: states(sweep)[0] == DONE)
@@ -185,7 +185,7 @@ def test_what_is_stopped_in_the_queue_goes_from_it_and_what_runs_gets_a_checkpoi
     until(sweep, lambda: trains(tmp_path, "a"))
     (cluster / "full").touch()
     sweep.settings = sweep.settings.model_copy(update={"parallel": 2})
-    sweep._goes_on()
+    sweep._poll()
     monkeypatch.setattr("tfm_blocks.sweep.engine.pending_signal", lambda: signal.SIGINT)
     until(sweep, lambda: not sweep.running)
     assert [(job.state, job.reason) for job in sweep.source.jobs] == [("stopped", "by SIGINT")] * 2
