@@ -9,7 +9,7 @@ import torch.distributed
 from torch.distributed import HashStore
 
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.distributed.rendezvous import Rendezvous, _greet
+from tfm_blocks.distributed.rendezvous import Rendezvous, _agree_on_start_id
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.launch.resume import SavedRun
 from tfm_blocks.launch.run_spec import RunSpec
@@ -20,7 +20,7 @@ def test_processes_that_are_started_anew_do_not_believe_what_others_have_said_be
     with ThreadPoolExecutor(3) as pool:
         names = []
         for _ in range(3):  # what the last three have said is still there
-            told = set(pool.map(lambda place: _greet(store, place), places))
+            told = set(pool.map(lambda place: _agree_on_start_id(store, place), places))
             assert len(told) == 1
             names += told
     assert len(set(names)) == 3

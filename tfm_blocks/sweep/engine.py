@@ -109,13 +109,8 @@ class Sweep:
         self.postponed_since: dict[str, float] = {}  # when each job began to wait for another process
         self.failures: defaultdict[str, list[str]] = defaultdict(list)
         self.progress: dict[str, Progress] = {}
-<<<<<<< HEAD
-        self.last_read = 0.0
-        self.full_until = 0.0
-=======
-        self.looked = 0.0  # when the metrics of all jobs were last read
+        self.last_read = 0.0  # when the metrics of all jobs were last read
         self.full_until = 0.0  # no job is submitted before this time
->>>>>>> reader
 
     def run(self) -> int:
         """Run all jobs and return the signal number that stopped the sweep, or 0. No job outlives this call."""
@@ -142,34 +137,19 @@ class Sweep:
             self.adoptable.popitem()[1].stop()
         for attempt in list(self.running):
             if number:
-<<<<<<< HEAD
                 attempt.request_stop(JobResult(STOPPED, f"by {signal.Signals(number).name}"))
-            self._look(attempt)
-        if not number:
-            self._fill()
-        self.last_read = time.monotonic() if time.monotonic() > self.last_read + OFTEN else self.last_read
-        return bool(self.running) or (bool(self.postponed) and not number)
-
-    def _adopt(self) -> None:
-        """Attend to the jobs that are already on the cluster, regardless of their order and of `sweep.parallel`."""
-        for job in [job for job in self.source.waiting if job.name in self.adoptable]:
-            self.source.waiting.remove(job)
-            self._attend(job, self.adoptable.pop(job.name))
-=======
-                attempt.ask(JobResult(STOPPED, f"by {signal.Signals(number).name}"))
             self._poll_attempt(attempt)
         if not number:
             self._start_jobs()
-        if time.monotonic() > self.looked + METRICS_INTERVAL:
-            self.looked = time.monotonic()
-        return bool(self.running) or (bool(self.again) and not number)
+        if time.monotonic() > self.last_read + METRICS_INTERVAL:
+            self.last_read = time.monotonic()
+        return bool(self.running) or (bool(self.postponed) and not number)
 
     def _adopt(self) -> None:
         """Take over the jobs that are already on the cluster, regardless of their order and of `sweep.parallel`."""
-        for job in [job for job in self.source.waiting if job.name in self.found]:
+        for job in [job for job in self.source.waiting if job.name in self.adoptable]:
             self.source.waiting.remove(job)
-            self._add_attempt(job, self.found.pop(job.name))
->>>>>>> reader
+            self._add_attempt(job, self.adoptable.pop(job.name))
             self._write()
 
     def _poll_attempt(self, attempt: Attempt) -> None:
@@ -180,23 +160,13 @@ class Sweep:
             attempt.request_stop(JobResult(TIMED_OUT, f"after {self.settings.timeout:g} s"))
         if now > attempt.kill_at:
             attempt.kill()
-<<<<<<< HEAD
         result = attempt.result()
-        if result or now > self.last_read + OFTEN:
+        if result or now > self.last_read + METRICS_INTERVAL:
             attempt.progress.look()
         if result:
             self._end(attempt, result)
-        elif now > self.last_read + OFTEN and self.source.should_prune(attempt.job, attempt.progress):
+        elif now > self.last_read + METRICS_INTERVAL and self.source.should_prune(attempt.job, attempt.progress):
             attempt.request_stop(JobResult(PRUNED, "others of this search were better by then"))
-=======
-        result = attempt.ending()
-        if result or now > self.looked + METRICS_INTERVAL:
-            attempt.progress.look()
-        if result:
-            self._end(attempt, result)
-        elif now > self.looked + METRICS_INTERVAL and self.source.should_prune(attempt.job, attempt.progress):
-            attempt.ask(JobResult(PRUNED, "others of this search were better by then"))
->>>>>>> reader
 
     def _end(self, attempt: Attempt, result: JobResult) -> None:
         job = attempt.job
@@ -219,13 +189,8 @@ class Sweep:
             self._write()
 
     def _next(self) -> SweepJob | None:
-<<<<<<< HEAD
-        """Return a job that no other process trains. After a sweep was killed, its jobs may still run for a moment."""
-        for job in list(self.postponed):
-=======
         """Return a job that no other process trains. Jobs of a sweep that was killed may still run for some seconds."""
-        for job in list(self.again):
->>>>>>> reader
+        for job in list(self.postponed):
             if not holder_of(self.folder.run(job)):
                 self.postponed.remove(job)
                 self.postponed_since.pop(job.name, None)
@@ -275,13 +240,8 @@ class Sweep:
         """
         job.reason = str(error)
         if self.running or pending_signal():
-<<<<<<< HEAD
             self.postponed.append(job)
-            self.full_until = time.monotonic() + FULL
-=======
-            self.again.append(job)
             self.full_until = time.monotonic() + SUBMIT_INTERVAL
->>>>>>> reader
         else:
             job.state = ERROR
             self._end_without_attempt(job)
