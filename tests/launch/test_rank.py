@@ -108,7 +108,7 @@ def check_within(room: int, overrides: list[str]) -> None:
         print(error)
 
 
-@pytest.mark.grid
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("sizes", "option"), [(DEEP, RECOMPUTED), (HEAVY, SHARDED)])
 def test_a_limit_between_both_figures_accepts_the_run_with_the_option_alone(
