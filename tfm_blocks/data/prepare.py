@@ -12,6 +12,8 @@ from typing import Protocol
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
 from tfm_blocks.data.dates import date_splits
+from tfm_blocks.data.probe_corpora import probe_corpora
+from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings
 from tfm_blocks.data.text import find_splits
 from tfm_blocks.data.tokenizer import Tokenizer
@@ -89,6 +91,9 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
     cover all of them, but lines are truncated to LONGEST tokens. Plain text is packed without its blank lines. Raises
     ConfigError and DataError.
     """
+    if isinstance(settings, ProbeSettings):
+        tokenizer, corpora = probe_corpora(settings, tell)
+        return Prepared(tokenizer=tokenizer, **corpora)
     splits: Mapping[str, Split] = (
         date_splits(settings) if isinstance(settings, DatesSettings) else find_splits(settings)
     )
