@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+Ids = NDArray[np.int64]  # token ids; in answers, -1 means that nothing is due
 
 
 @dataclass(frozen=True)
@@ -19,20 +19,26 @@ class Example:
     positions: tuple[int, ...] | None  # question index at which each answer token is due; None: generated after it
 
 
-def at_positions(questions: Ids, answers: Ids, positions: Ids) -> list[Example]:
-    """Return an example for each row of the three arrays; a row of `positions` is ascending."""
-    rows = zip(questions.tolist(), answers.tolist(), positions.tolist(), strict=True)
-    return [Example(tuple(question), tuple(answer), tuple(where)) for question, answer, where in rows]
+def at_positions(questions: Ids, labels: Ids) -> list[Example]:
+    """Return an example for each row; `labels` has the shape of `questions`, and -1 where nothing is due."""
+    rows, columns = np.nonzero(labels >= 0)
+    answers, positions = labels[rows, columns].tolist(), columns.tolist()
+    bounds = [0, *np.cumsum((labels >= 0).sum(axis=1)).tolist()]
+    return [
+        Example(tuple(question), tuple(answers[begin:end]), tuple(positions[begin:end]))
+        for question, begin, end in zip(questions.tolist(), bounds, bounds[1:], strict=False)
+    ]
 
 
 def at_blanks(strings: Ids, answers: Ids, blank: int) -> list[Example]:
-    """Append one blank for each answer token to the strings; the answer is due at the blanks."""
-    (count, length), due = strings.shape, answers.shape[1]
-    questions = np.concatenate([strings, np.full((count, due), blank)], axis=1)
-    return at_positions(questions, answers, np.tile(np.arange(length, length + due), (count, 1)))
+    """Append a blank to the strings for each column of `answers`, whose tokens are due at the blanks."""
+    questions = np.concatenate([strings, np.full_like(answers, blank)], axis=1)
+    return at_positions(questions, np.concatenate([np.full_like(strings, -1), answers], axis=1))
 
 
 def generated(strings: Ids, answers: Ids) -> list[Example]:
-    """Return examples whose answer is generated after the question."""
-    rows = zip(strings.tolist(), answers.tolist(), strict=True)
-    return [Example(tuple(question), tuple(answer), None) for question, answer in rows]
+    """Return examples whose answer is generated after the question; -1 in `answers` is skipped."""
+    return [
+        Example(tuple(question), tuple(token for token in answer if token >= 0), None)
+        for question, answer in zip(strings.tolist(), answers.tolist(), strict=True)
+    ]

@@ -9,13 +9,13 @@ import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
 from tfm_blocks.probes.streams import distinct, integers
-from tfm_blocks.probes.task import Preset, Task, refuse
+from tfm_blocks.probes.task import Preset, SampledTask, refuse, require_at_least
 
 EXPONENT = 0.01  # a of the distribution of slots, p(i) ∝ a·i^(a-1)
 
 
 @dataclass(frozen=True)
-class Mqar(Task):
+class Mqar(SampledTask):
     """Pairs of a key and a value are followed by each key again, in random places. The value is due at each key.
 
     Keys and values are drawn without replacement. The places are drawn without replacement too, from the even offsets
@@ -37,8 +37,7 @@ class Mqar(Task):
     filler: Literal["blank", "random"] = "blank"
 
     def __post_init__(self) -> None:
-        if self.pairs < 1:
-            raise refuse("pairs", f"must be at least 1, but is {self.pairs}", "write data.pairs=4")
+        require_at_least(self, pairs=1)
         least = 2 * self.pairs + 2
         if self.vocab < least or self.vocab % 2:
             rule = f"must be even and at least {least}, for {self.pairs} different keys, but is {self.vocab}"
@@ -65,12 +64,11 @@ class Mqar(Task):
         keys = distinct(rng, 1, half, count, self.pairs)
         values = distinct(rng, half, self.vocab, count, self.pairs)
         places = begin + 2 * _slots(rng, (length - begin) // 2, count, self.pairs)
-        questions = self._filled(rng, (count, length))
+        questions, labels = self._filled(rng, (count, length)), np.full((count, length), -1)
         questions[:, 0:begin:2], questions[:, 1:begin:2] = keys, values
         np.put_along_axis(questions, places, keys, axis=1)
-        ascending = np.argsort(places, axis=1)
-        answers, positions = (np.take_along_axis(each, ascending, axis=1) for each in (values, places))
-        return at_positions(questions, answers, positions)
+        np.put_along_axis(labels, places, values, axis=1)
+        return at_positions(questions, labels)
 
     def _filled(self, rng: np.random.Generator, shape: tuple[int, int]) -> Ids:
         return integers(rng, 0, self.vocab, shape) if self.filler == "random" else np.zeros(shape, np.int64)

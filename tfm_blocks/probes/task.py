@@ -23,7 +23,8 @@ class Preset:
     """A size of a task: settings that differ from the defaults, and numbers of examples.
 
     The length of a training or validation example is drawn uniformly from the lengths between `train_lengths`, both
-    included, that fit the task. `test` counts the examples of each of `test_lengths`. A task without lengths has none.
+    included, that fit the task. `test` counts the examples of each of `test_lengths`. A task without lengths has
+    neither.
     """
 
     train: int
@@ -55,20 +56,33 @@ class Task(ABC):
     def chance(self) -> float:
         """The token accuracy of uniform guesses among the symbols that an answer can contain."""
 
-    @abstractmethod
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
-        """Draw `count` examples of a length that fits."""
-
     def misfit(self, length: int) -> str:
         """Return the rule that the length breaks, such as 'must be even', or '' if it fits."""
         return "" if length >= 1 else "must be at least 1"
 
+    @abstractmethod
     def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:
-        """Generate the first `count` examples of a split, each with a length drawn uniformly from `lengths`.
+        """Generate the first `count` examples of the split train, val or test, each of one of the lengths.
 
-        The seed, the split, the lengths and the index of an example determine it. Splits have different random
-        streams. They share questions only where the task has few: there are eight bit strings of length 3.
+        The arguments alone determine them, on every machine. A task without lengths ignores `lengths`, and generates
+        fewer examples if it has fewer.
         """
+
+
+@dataclass(frozen=True)
+class SampledTask(Task):
+    """A task that draws its examples at random, without end.
+
+    Each split has other random streams. Splits share questions only if the task has few: there are eight bit strings
+    of length 3.
+    """
+
+    @abstractmethod
+    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+        """Draw `count` examples of a length that fits."""
+
+    def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:
+        """Generate examples whose lengths are drawn uniformly from `lengths`."""
         blocks = (self._block(seed, split, lengths, block) for block in count_up())
         return islice((example for block in blocks for example in block), count)
 
@@ -104,3 +118,11 @@ def check_length(task: Task, address: str, length: int) -> None:
 def refuse(setting: str, rule: str, help: str) -> ConfigError:
     """Return the error for a setting of a task whose value breaks the rule."""
     return ConfigError(Problem(f"data.{setting}", rule, help=help))
+
+
+def require_at_least(task: Task, **least: int) -> None:
+    """Raise ConfigError for the first of these settings whose value is below its minimum."""
+    for setting, minimum in least.items():
+        if (value := getattr(task, setting)) < minimum:
+            rule = f"must be at least {minimum}, but is {value}"
+            raise refuse(setting, rule, f"write data.{setting}={minimum} or more")

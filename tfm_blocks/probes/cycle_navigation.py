@@ -1,0 +1,45 @@
+"""Navigation on a cycle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from tfm_blocks.probes.example import Example, at_blanks
+from tfm_blocks.probes.streams import integers
+from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
+
+
+@dataclass(frozen=True)
+class CycleNavigation(SampledTask):
+    """An agent starts at place 0 of a cycle, and each move stays, or goes one place forwards or back.
+
+    Its final place is due at a token after the moves.
+
+    modulus: places of the cycle.
+    """
+
+    source: ClassVar = "Delétang et al. 2023"
+    presets: ClassVar = {
+        "paper": Preset(128_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
+        "lite": Preset(64_000, 1000, 1000, (1, 40), (40, 60, 80, 100)),
+    }
+    modulus: int = 5
+
+    def __post_init__(self) -> None:
+        require_at_least(self, modulus=2)
+
+    @property
+    def alphabet(self) -> tuple[str, ...]:
+        return (*map(str, range(self.modulus)), "stay", "+1", "-1", "=")
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.modulus
+
+    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+        moves = integers(rng, 0, 3, (count, length))
+        places = np.array([0, 1, -1])[moves].sum(axis=1, keepdims=True) % self.modulus
+        return at_blanks(moves + self.modulus, places, blank=self.modulus + 3)
