@@ -26,8 +26,8 @@ class Key:
     values are better, or the metric only grows; last: neither.
     form: format in tables with fixed digits. progress: format on progress lines, or "".
     best: `tfm compare` and `tfm show` have a column for the best validation. chart: `tfm report` plots it.
-    headline: `tfm runs` shows the measured metric with the lowest number. translated: it requires translations. answered: it requires a
-    probe task.
+    headline: `tfm runs` shows the measured metric with the lowest number. translated: it requires translations.
+    answered: it requires a probe task.
 
     A name that ends in {node}, {group} or {length} stands for several keys: one for each block with an auxiliary loss,
     each group of the text, or each test length of a probe task.
@@ -153,8 +153,19 @@ ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
         headline=5,
         answered=True,
     ),
-    Key("exact", "fraction of answers that are correct as a whole, 0 to 1", "max", progress="exact {:.1%}", answered=True),
-    Key("scaled_accuracy", "(accuracy - chance) / (1 - chance), with the accuracy of guesses as chance", "max", answered=True),
+    Key(
+        "exact",
+        "fraction of answers that are correct as a whole, 0 to 1",
+        "max",
+        progress="exact {:.1%}",
+        answered=True,
+    ),
+    Key(
+        "scaled_accuracy",
+        "(accuracy - chance) / (1 - chance), with the accuracy of guesses as chance",
+        "max",
+        answered=True,
+    ),
     Key(
         "teacher_forced_accuracy",
         "accuracy of the tokens of generated answers if all earlier tokens are the correct ones, 0 to 1",
@@ -171,7 +182,9 @@ def _of_split(split: str, texts: str) -> list[Key]:
 
 
 def _of_length(key: Key) -> Key:
-    return replace(key, name=f"{key.name}@{{length}}", unit="the same for answers of a length", progress="", headline=None)
+    return replace(
+        key, name=f"{key.name}@{{length}}", unit="the same for answers of a length", progress="", headline=None
+    )
 
 
 VAL_KEYS = _of_split("val", "the first translations")

@@ -99,6 +99,7 @@ class OneSequence(Layout):
     """Decoder-only layout: one sequence x + eos + bos + y, of which y + eos is predicted; each source ends in eos."""
 
     inputs = (TARGET,)
+
     def widths_NC(self, corpus: Corpus) -> Lengths:
         widths_NC: Lengths = (corpus.lengths_NC.sum(1, keepdims=True) + len(corpus.columns)).astype(np.int32)
         return widths_NC

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
@@ -167,7 +167,7 @@ DataSettings = Annotated[DatesSettings | TextSettings | LmSettings | ProbeSettin
 def read_data(data: Any) -> DataSettings | None:
     """Return the settings of the config's key `data`, or None if it is invalid."""
     try:
-        return cast(DataSettings, TypeAdapter(DataSettings).validate_python(data))
+        return TypeAdapter(DataSettings).validate_python(data)
     except (ValidationError, ConfigError):
         return None
 

@@ -115,7 +115,9 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Read a file of `save`. Raises RunError if it is missing, damaged or another kind of tokenizer."""
         pieces = _read_pieces(path)
-        if not isinstance(pieces.model, (models.BPE, models.WordLevel)) or [pieces.token_to_id(name) for name in SPECIAL] != [0, 1, 2, 3]:
+        if not isinstance(pieces.model, (models.BPE, models.WordLevel)) or [
+            pieces.token_to_id(name) for name in SPECIAL
+        ] != [0, 1, 2, 3]:
             raise RunError(
                 Problem(str(path), f"is another kind of tokenizer: it lacks {' '.join(SPECIAL)} as ids 0 to 3")
             )

@@ -42,7 +42,9 @@ def find_unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sou
 def find_without_effect(tree: ModelTree, used: set[Path], sources: Sources) -> list[Problem]:
     """Return a warning for each arg of a block's node that the block does not take, if the command line sets it."""
     return [
-        sources.problem((*node.path, "args", name), f"{node.info.name} does not take {name}, so its value has no effect")
+        sources.problem(
+            (*node.path, "args", name), f"{node.info.name} does not take {name}, so its value has no effect"
+        )
         for node in _trees(tree.graph)
         if isinstance(node, BlockTree)
         for name in node.args

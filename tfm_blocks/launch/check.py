@@ -26,7 +26,6 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
-
 LENGTH_SETTINGS = {"lm": "data.context", "probe": "data.test_lengths"}
 
 
@@ -165,10 +164,12 @@ def _input_problems(spec: Spec, data: DataSettings | None) -> Iterator[Problem]:
         if not source.tokens:
             rule = "is an input of vectors, but training reads text"
             yield Problem(address, rule, help="such a model can be checked, shown and built, but not trained")
-        elif columns and source.name not in columns:
+        elif data and source.name not in columns:
             rule = f"is not a column of the data, which has {', '.join(columns)}"
             files = " ".join(f"data.{split}.{source.name}=FILE" for split in ("train", "val", "test"))
-            help = "name the input src" if data.kind == "probe" else f"data=text reads a file for each input: add {files}"
+            help = (
+                "name the input src" if data.kind == "probe" else f"data=text reads a file for each input: add {files}"
+            )
             yield Problem(address, rule, help=help)
 
 

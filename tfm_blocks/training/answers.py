@@ -94,13 +94,15 @@ class AnswerScorer(SplitScorer):
         rows = range(sentences)[self.ranks.rank :: self.ranks.world]
         longest = int(corpus.lengths_N(TARGET).max()) + 1
         search = replace(search, longest=(0.0, longest), max_tokens=longest)
+        counts: list[list[int]] = []
         questions = [corpus.text[SOURCE][row] for row in rows]
         for row, (best, *_) in zip(rows, translator.search(questions, search, stop=stop), strict=True):
             answer = corpus.ids(TARGET, row).tolist()
             self.answers[row] = list(best.ids)
             correct = sum(token == right for token, right in zip(best.ids, answer, strict=False))
-            counts = torch.tensor([correct, max(len(best.ids), len(answer))], dtype=torch.float64)
-            self.generated.update(*counts.to(self.generated.sums.device).split(1), torch.tensor([row]))
+            counts.append([correct, max(len(best.ids), len(answer))])
+        counts_R2 = torch.tensor(counts, dtype=torch.float64, device=self.generated.sums.device).view(-1, 2)
+        self.generated.update(counts_R2[:, 0], counts_R2[:, 1], torch.tensor(rows, device=counts_R2.device))
 
     def _keep_samples(self, corpus: Corpus) -> None:
         answers = list(self.answers.items())

@@ -164,7 +164,7 @@ class RowAnswers(_Sums):
 
     def update(self, correct_N: Tensor, tokens_N: Tensor, row_N: Tensor) -> None:
         """Add numbers of tokens, each of which belongs to a row."""
-        self.sums.view(-1, 2).index_add_(0, row_N.to(self.sums.device), torch.stack([correct_N, tokens_N], 1))
+        self.sums.view(-1, 2).index_add_(0, row_N, torch.stack([correct_N, tokens_N], 1))
 
     def compute(self) -> Tensor:
         """Return counts_R2."""
