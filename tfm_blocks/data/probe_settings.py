@@ -45,20 +45,18 @@ class ProbeSettings(Settings):
     cache: str | None = None
 
     @model_validator(mode="after")
-    def _has_valid_lengths(self) -> ProbeSettings:
-        for name, lengths in self.lengths.items():
-            for length in lengths if name == "test" else ():
-                check_length(self.probe, "data.test_lengths", length)
+    def _is_a_valid_task(self) -> ProbeSettings:
+        task = self.probe
+        for length in self.lengths["test"]:
+            check_length(task, "data.test_lengths", length)
         return self
 
     @cached_property
     def probe(self) -> Task:
         """Return the task with its settings. Raises ConfigError."""
-        if self.task not in TASKS:
-            rule = f"no task is called {shown(self.task)}"
-            raise ConfigError(Problem("data.task", rule, help=suggest(self.task, TASKS)))
         written = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
-        return TASKS[self.task](**(_task_settings(TASKS[self.task], {**self._preset.settings, **written})))
+        settings = _task_settings(self._kind, {**self._preset.settings, **written})
+        return self._kind(**settings)
 
     @property
     def vocab(self) -> int:
@@ -88,8 +86,15 @@ class ProbeSettings(Settings):
         return {"train": fitting, "val": fitting, "test": tuple(self.test_lengths or preset.test_lengths)}
 
     @property
+    def _kind(self) -> type[Task]:
+        if self.task not in TASKS:
+            rule = f"no task is called {shown(self.task)}"
+            raise ConfigError(Problem("data.task", rule, help=suggest(self.task, TASKS)))
+        return TASKS[self.task]
+
+    @property
     def _preset(self) -> Preset:
-        return TASKS[self.task].presets[self.size]
+        return self._kind.presets[self.size]
 
 
 def _task_settings(task: type[Task], written: Mapping[str, Any]) -> dict[str, Any]:
