@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, cast
 
 import yaml
@@ -77,14 +77,12 @@ def group_files(group: str, choice: str | None, folders: list[Path]) -> list[Pat
     """Return the files of the options, each after its parents; [] for Hydra's own groups."""
     known = list_options(group, folders)
     names = split_choice(choice) if choice else []
-    return [file for name in names if name in known for file in _inherited(group, name, known[name], folders)]
+    return [file for name in names if name in known for file in _inherited(group, known[name], folders)]
 
 
-def _inherited(group: str, name: str, path: Path, folders: list[Path]) -> list[Path]:
-    """Return the file after its parents, which it names relative to its subfolder."""
+def _inherited(group: str, path: Path, folders: list[Path]) -> list[Path]:
     parents = [entry for entry in read_yaml(path).get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    below = PurePosixPath(name).parent
-    return [*(file for parent in parents for file in group_files(group, str(below / parent), folders)), path]
+    return [*(file for parent in parents for file in group_files(group, parent, folders)), path]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
