@@ -14,8 +14,7 @@ from tests.launch.test_resume import begin, go_on, handlers, stopping  # noqa: F
 from tfm_blocks.cli import main
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.metric_schema import FACTS
-from tfm_blocks.runs.files import read_json
-from tfm_blocks.runs.folder import write_json
+from tfm_blocks.runs.files import read_json, write_json
 from tfm_blocks.runs.model import read_network
 from tfm_blocks.training.checkpoints import PreemptedError
 

@@ -28,8 +28,8 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.job import _wandb_id
 from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS, find_key
-from tfm_blocks.runs.facts import newest_facts
 from tfm_blocks.runs.files import read_json
+from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.tracking.dashboard import settings_logged
 from tfm_blocks.tracking.loggers.wandb import WandbLogger
 from tfm_blocks.tracking.wandb_agents import sweep_file
@@ -162,9 +162,9 @@ def _expect_media(run: Path, parts: list[list[dict[str, Any]]]) -> None:
 
 
 def _expect_facts(run: Path, configs: list[dict[str, Any]]) -> None:
-    kept = read_json(run / "run.json")
-    assert configs[0]["facts"] == kept["facts"], "the folder and the loggers have the same"
-    assert configs[1]["facts"] == newest_facts(kept["facts"], kept["changes"])
+    kept = RunFile.read(run)
+    assert configs[0]["facts"] == kept.facts, "the folder and the loggers have the same"
+    assert configs[1]["facts"] == kept.newest_facts
     for number, config in enumerate(configs):
         facts = config["facts"]
         assert set(facts) == {one.name for one in FACTS}

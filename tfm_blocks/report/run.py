@@ -38,10 +38,10 @@ def _lines(entry: RunEntry, run: RunRecord) -> Iterator[str]:
     yield from _row("measured", runs_sheet(alone))
     if run.scored_on:
         yield from _row(f"scores on {run.scored_on}", scores_sheet(alone))
-    for name, value in run.facts.items():
+    for name, value in run.start.facts.items():
         if name not in SHOWN_ELSEWHERE and value is not None:
             yield f"{name}: {_text(value)}"
-    for change in run.changes:
+    for change in run.start.changes:
         told = {name: value for name, value in change.items() if name not in SHOWN_ELSEWHERE}
         if told:
             yield f"changed by resume {change.get('resumed', '')}: {_text(told)}"

@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.runs.sweep import WAITING, JobEntry
 from tfm_blocks.training.settings import RunSettings
 
-WAITING, RUNNING, DONE, STOPPED, PRUNED = "waiting", "running", "done", "stopped", "pruned"
+RUNNING, DONE, STOPPED, PRUNED = "running", "done", "stopped", "pruned"
 WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR = (
     "wrong config", "diverged", "out of memory", "killed", "timed out", "error",
 )  # fmt: skip
@@ -48,13 +48,6 @@ class SweepJob:
         return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
-    def record(self) -> dict[str, Any]:
+    def entry(self) -> JobEntry:
         """The entry of the job in sweep.json."""
-        return {
-            "name": self.name,
-            "overrides": list(self.overrides),
-            "log": self.log,
-            "config": self.config,
-            "state": self.state,
-            "reason": self.reason,
-        }
+        return JobEntry(self.name, tuple(self.overrides), self.log, self.config, self.state, self.reason)

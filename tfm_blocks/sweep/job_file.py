@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.folder import write_json
+from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.runs.files import read_json, write_json
 from tfm_blocks.sweep.device_pool import clean
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -125,4 +124,6 @@ def _all(folder: Path) -> list[JobFile]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the content, or nothing if the file is missing or a shared file system cannot read it now."""
-    return read_or_empty(path)
+    with suppress(RunError):
+        return read_json(path)
+    return {}

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfm_blocks.runs.status import read_status_or_empty
+from tfm_blocks.runs.status import Status
 from tfm_blocks.sweep.job import DIVERGED, DONE, ERROR, KILLED, MEMORY, STOPPED, WRONG
 
 TAIL = 65_536  # bytes at the end of a log that are searched for errors
@@ -43,7 +43,7 @@ def _signal_name(number: int) -> str:
 
 def _find_reason(run: Path, log: Path, begin: int) -> str:
     """Return the reason in status.json, else the last error in the log, else the last line of the log."""
-    status = read_status_or_empty(run)
+    status = Status.read_or_empty(run)
     if status.state not in ("running", "done") and status.reason:
         return status.reason
     lines = [line for line in _end_of(log, begin).splitlines() if line.strip()]

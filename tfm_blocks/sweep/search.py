@@ -10,7 +10,8 @@ from tfm_blocks.compose.sweep import Choices, OpenKey
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.metric_schema import find_key
 from tfm_blocks.runs.folder import METRICS
-from tfm_blocks.sweep.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, WAITING, SweepJob
+from tfm_blocks.runs.sweep import WAITING, JobEntry
+from tfm_blocks.sweep.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, SweepJob
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.random_values import text_of
 from tfm_blocks.sweep.record import JOURNAL, SweepFolder, state_before
@@ -131,7 +132,7 @@ class Study:
     def _known(self, trial: Any) -> SweepJob:
         """Return the job of a trial that an earlier command created."""
         job = self._job(trial.number, trial.params)
-        record = self.folder.known.get(job.name, {})
+        entry = self.folder.known.get(job.name, JobEntry(job.name, state=ERROR))
         if trial.state == optuna.trial.TrialState.RUNNING:
             if state_before(self.folder, job) == DONE:  # but the sweep ended before it told the study
                 job.state = DONE
@@ -144,9 +145,8 @@ class Study:
         elif trial.state == optuna.trial.TrialState.PRUNED:
             job.state = PRUNED
         elif job.state == WAITING:
-            state = str(record.get("state", ERROR))
-            job.state = state if state not in (WAITING, RUNNING) else ERROR
-            job.reason = str(record.get("reason", ""))
+            job.state = entry.state if entry.state not in (WAITING, RUNNING) else ERROR
+            job.reason = entry.reason
         return job
 
     def _trial(self, job: SweepJob) -> Any:
