@@ -184,7 +184,7 @@ def _type(schema: Schema) -> str:
 
 def _schema() -> Schema:
     """Return the JSON schema of all settings of a run and a sweep, without the model."""
-    launchers = [implementation(PACKAGE, name, "LAUNCHER").settings for name in names_of(PACKAGE)]
+    launchers = [implementation(PACKAGE, name, "LAUNCHER") for name in names_of(PACKAGE)]
     whole = RunSettings.model_json_schema()
     for name, settings in (("sweep", SweepSettings), ("launcher", reduce(or_, launchers))):
         group = TypeAdapter(settings).json_schema()

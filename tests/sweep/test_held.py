@@ -23,7 +23,7 @@ from tfm_blocks.runs import lock
 from tfm_blocks.runs.files import write_json
 from tfm_blocks.runs.folder import RUN, STATUS
 from tfm_blocks.runs.lock import holder_of
-from tfm_blocks.sweep.engine import Grid, Sweep
+from tfm_blocks.sweep.engine import JobSource, Sweep
 from tfm_blocks.sweep.job import NOT_STARTED, SweepJob
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.sweep.record import claim_sweep
@@ -64,7 +64,7 @@ def sweep_of(small: Small, root: Path, timeout: str | None) -> Sweep:
     job = SweepJob("seed-1", ["seed=1"], composed, read_run(composed.mapping))
     settings = read_sweep_settings(SETTINGS | {"timeout": timeout})
     folder = claim_sweep(root, "x", ["seed=1"], "python train.py -m seed=1")
-    return Sweep(folder, Grid([job]), settings, LocalLauncher(1), [sys.executable, "-c", ENDS])
+    return Sweep(folder, JobSource([job]), settings, LocalLauncher(1), [sys.executable, "-c", ENDS])
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli.options import add_plugins
-from tfm_blocks.errors import ConfigError, Problem, printable
+from tfm_blocks.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
@@ -19,7 +19,7 @@ def add_commands(commands: Commands) -> None:
     command = commands.add_parser("compare", help="compare runs", description=what)
     _add_runs(command)
     shapes = command.add_mutually_exclusive_group()
-    for shape in ("csv", "markdown", "json"):
+    for shape in ("csv", "markdown", "latex", "json"):
         shapes.add_argument(f"--{shape}", action="store_true", help=f"print {shape} instead of tables")
     command.set_defaults(run=_compare)
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
@@ -39,18 +39,24 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.compare import print_comparison_json, print_csv, print_markdown, show_comparison
+    from tfm_blocks.report import compare
     from tfm_blocks.report.comparison import compare_runs
 
     comparison = compare_runs(arguments.folders, arguments.baseline)
-    shapes = {"csv": print_csv, "markdown": print_markdown, "json": print_comparison_json}
+    shapes = {
+        "csv": compare.print_csv,
+        "markdown": compare.print_markdown,
+        "latex": compare.print_latex,
+        "json": compare.print_comparison_json,
+    }
     chosen = [show for name, show in shapes.items() if getattr(arguments, name)]
-    (chosen[0] if chosen else show_comparison)(comparison)
+    (chosen[0] if chosen else compare.show_comparison)(comparison)
 
 
 def _report(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.comparison import compare_runs
     from tfm_blocks.report.page import render_report
+    from tfm_blocks.report.screen import print_line
 
     path = arguments.path
     if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
@@ -62,4 +68,4 @@ def _report(arguments: argparse.Namespace) -> None:
     data = text.encode("utf-8", "replace")  # a run's text may hold an incomplete character
     path.write_bytes(data)
     count = len(comparison.runs)
-    print(f"{printable(str(path))}: {count} run{'s' * (count != 1)}, {len(data) / 1e6:.1f} MB")
+    print_line(f"{path}: {count} run{'s' * (count != 1)}, {len(data) / 1e6:.1f} MB")

@@ -91,7 +91,7 @@ def _check_several(arguments: argparse.Namespace) -> None:
     from tfm_blocks.launch.check import CheckedModel
     from tfm_blocks.network.build import check_model
     from tfm_blocks.registry.plugins import load_plugins
-    from tfm_blocks.report.jobs import show_jobs
+    from tfm_blocks.report.lists import show_jobs
     from tfm_blocks.sweep.check import check_jobs, refuse_wrong
 
     load_plugins(arguments.plugins)
@@ -112,7 +112,7 @@ def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.language.spec import names
     from tfm_blocks.report.run import run_record, show_run
     from tfm_blocks.report.screen import print_json
-    from tfm_blocks.report.show import model_record, show_model
+    from tfm_blocks.report.show import measure, model_record, show_model
 
     folder = Path(arguments.model)
     spec, sources = _trained_model(arguments, folder) if folder.is_dir() else _checked_model(arguments)
@@ -122,13 +122,14 @@ def _show(arguments: argparse.Namespace) -> None:
         if name not in names(spec.inputs):
             help = suggest(name, names(spec.inputs))
             raise ConfigError(Problem(f"--{name}", f"the model has no input {name!r}", help=help))
+    size = measure(spec, sources, asked)
     if arguments.json:
         run = {"run": run_record(*_read_run(folder))} if folder.is_dir() else {}
-        print_json({**run, **model_record(spec, arguments.model, sources, asked)})
+        print_json({**run, **model_record(size, arguments.model)})
         return
     if folder.is_dir():
         show_run(*_read_run(folder))
-    show_model(spec, arguments.model, sources, asked)
+    show_model(size, arguments.model)
 
 
 def _checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
@@ -162,7 +163,7 @@ def _read_run(folder: Path) -> tuple[RunEntry, RunRecord]:
 
 def _models(arguments: argparse.Namespace) -> None:
     from tfm_blocks.compose.catalogue import describe_models
-    from tfm_blocks.report.catalogue import print_models_json, show_models
+    from tfm_blocks.report.lists import print_models_json, show_models
 
     (print_models_json if arguments.json else show_models)(describe_models(arguments.config_dir))
 
@@ -185,14 +186,13 @@ def _blocks(arguments: argparse.Namespace) -> int:
     import tfm_blocks.blocks  # noqa: F401  registers them
     from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
-    from tfm_blocks.report.block_page import markdown
-    from tfm_blocks.report.blocks import show_block, show_blocks
+    from tfm_blocks.report.blocks import blocks_page, show_block, show_blocks
 
     if arguments.test:
         return test_blocks(arguments)
     load_plugins(arguments.plugins)
     if arguments.markdown:
-        print(markdown(REGISTRY.blocks.values()), end="")
+        print(blocks_page(REGISTRY.blocks.values()), end="")
     elif arguments.names:
         for name in arguments.names:
             show_block(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli.options import add_checkpoint, add_device, add_plugins, add_run, count, translator_of
-from tfm_blocks.errors import ConfigError, Problem, printable, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.runs.status import UNFINISHED
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _add_runs(commands: Commands) -> None:
 
 
 def _runs(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.runs import print_runs_json, show_runs
+    from tfm_blocks.report.lists import print_runs_json, show_runs
     from tfm_blocks.runs.listing import list_runs
 
     if arguments.delete:
@@ -80,7 +80,7 @@ def _runs(arguments: argparse.Namespace) -> None:
 
 def _delete(arguments: argparse.Namespace) -> None:
     """Delete the folders of --delete, all of which must be runs or sweeps. Raises ConfigError without --yes."""
-    from tfm_blocks.report.runs import show_sizes
+    from tfm_blocks.report.lists import show_sizes
     from tfm_blocks.runs.listing import delete_run, expect_deletable
 
     for folder in arguments.delete:
@@ -110,6 +110,7 @@ def _attention(arguments: argparse.Namespace) -> None:
 
 
 def _average(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.screen import print_line
     from tfm_blocks.runs.average import average
 
-    print(printable(f"folder: {average(arguments.folder, arguments.last)}"))
+    print_line(f"folder: {average(arguments.folder, arguments.last)}")

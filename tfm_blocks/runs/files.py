@@ -21,8 +21,8 @@ DEEPEST = 64  # mappings and lists inside each other; a config or a model has at
 def damaged(path: Path, reason: object) -> RunError:
     """Return the error for a file with invalid content."""
     lines = str(reason).strip().splitlines()
-    rule = f"is damaged: {lines[0] if lines else reason!r}"
-    return RunError(Problem(str(path), rule, Place(str(path)), help="restore it"))
+    rule = lines[0] if lines else repr(reason)
+    return RunError(Problem(str(path), f"is damaged: {rule}", Place(str(path)), help="restore it"))
 
 
 def read_bytes(path: Path) -> bytes:

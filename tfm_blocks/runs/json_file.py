@@ -64,7 +64,9 @@ def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-_hints = lru_cache(get_type_hints)
+@lru_cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _checked_fields(kind: type[Any], content: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -83,14 +85,16 @@ def _checked(annotation: Any, value: Any, key: str) -> Any:
     """Return the value with lists as tuples and objects as dataclasses. Raises ValueError if it has another type."""
     if isinstance(annotation, UnionType):  # X | None
         annotation = get_args(annotation)[0]
-    kind, inner = get_origin(annotation) or annotation, get_args(annotation)
+    kind: Any = get_origin(annotation) or annotation
+    inner = get_args(annotation)
     if kind is tuple and isinstance(value, list):
         return tuple(_checked(inner[0], item, f"{key}.{number}") for number, item in enumerate(value))
     if kind is Mapping and isinstance(value, dict):
         known = value if inner[1] is Any else {name: item for name, item in value.items() if item is not None}
         return {name: _checked(inner[1], item, f"{key}.{name}") for name, item in known.items()}
-    if is_dataclass(kind) and isinstance(value, dict):
-        return kind(**_checked_fields(kind, value, f"{key}."))
+    if isinstance(value, dict) and is_dataclass(kind):
+        constructor: Any = kind
+        return constructor(**_checked_fields(constructor, value, f"{key}."))
     if kind is Any or _fits(kind, value):
         return value
     raise ValueError(f"{key} must be {KINDS.get(kind, 'a mapping')}, but is {shown(value)}")

@@ -10,7 +10,8 @@ import numpy as np
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
 
-from tfm_blocks.scoring.corpus import RESAMPLES, Score
+from tfm_blocks.runs.status import Score
+from tfm_blocks.scoring.corpus import RESAMPLES
 from tfm_blocks.scoring.line_statistics import Floats
 from tfm_blocks.scoring.measures import MEASURES
 from tfm_blocks.scoring.paired_test import interval_over_sentences, p_over_sentences

@@ -11,6 +11,7 @@ from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.metric_schema import find_key
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.runs.sweep import WAITING, JobEntry
+from tfm_blocks.sweep.engine import JobSource
 from tfm_blocks.sweep.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, SweepJob
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.random_values import text_of
@@ -21,18 +22,13 @@ try:
     import optuna
     from optuna.storages.journal import JournalFileBackend
 except ImportError:
-    raise ConfigError(
-        Problem(
-            "sweep",
-            "optuna is not installed",
-            help="pip install -c constraints.txt -e '.[search]', or write sweep=random",
-        )
-    ) from None
+    help = "pip install -c constraints.txt -e '.[search]', or write sweep=random"
+    raise ConfigError(Problem("sweep", "optuna is not installed", help=help)) from None
 
 MakeJob = Callable[[int, Sequence[str]], SweepJob]
 
 
-class Study:
+class Study(JobSource):
     """The trials of an optuna study, which resumes from the journal in the sweep's folder.
 
     A trial whose job was stopped still runs in the study, so its job is resumed; a failed trial stays failed. `make`
@@ -45,13 +41,12 @@ class Study:
         self.make, self.metric = make, settings.metric
         self.study = _open(folder, settings)
         self.numbers: dict[str, int] = {}
-        self.jobs: list[SweepJob] = [self._known(trial) for trial in self.study.trials]
-        self.waiting = [job for job in self.jobs if job.state == WAITING]
+        super().__init__([self._known(trial) for trial in self.study.trials])
 
     def next(self) -> SweepJob | None:
         """Return the job of the next trial; a trial that cannot start fails at once."""
         if self.waiting:
-            return self.waiting.pop(0)
+            return super().next()
         while len(self.jobs) < self.settings.trials:
             trial = self._ask()
             job = self._job(trial.number, trial.params)
