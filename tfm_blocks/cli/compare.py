@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tfm_blocks.cli.options import add_plugins
+from tfm_blocks.cli import options
 from tfm_blocks.errors import ConfigError, Problem
 
-if TYPE_CHECKING:
-    from tfm_blocks.cli.options import Commands
 
 
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: options.Commands) -> None:
     """Add the parsers of `tfm compare` and `tfm report`."""
     what = "show how runs differ, what they scored, and which differences are significant"
-    command = commands.add_parser("compare", help="compare runs", description=what)
+    command = options.add_command(commands, "compare", _compare, "compare runs", what)
     _add_runs(command)
     shapes = command.add_mutually_exclusive_group()
     for shape in ("csv", "markdown", "latex", "json"):
         shapes.add_argument(f"--{shape}", action="store_true", help=f"print {shape} instead of tables")
-    command.set_defaults(run=_compare)
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
-    command = commands.add_parser("report", help="write a page about runs", description=what)
+    command = options.add_command(commands, "report", _report, "write a page about runs", what)
     _add_runs(command)
-    command.add_argument("-o", type=Path, required=True, dest="path", metavar="FILE", help="report.html")
+    options.add_file(command, "report.html", required=True)
     what = "sentence whose attention is shown (default: a line of the test set)"
     command.add_argument("--sentence", metavar="TEXT", help=what)
-    add_plugins(command)
-    command.set_defaults(run=_report)
+    options.add_plugins(command)
 
 
 def _add_runs(command: argparse.ArgumentParser) -> None:

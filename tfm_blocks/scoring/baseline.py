@@ -12,8 +12,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from tfm_blocks.runs.status import Score
 from tfm_blocks.scoring.corpus import RESAMPLES
-from tfm_blocks.scoring.line_statistics import Floats
-from tfm_blocks.scoring.measures import MEASURES
+from tfm_blocks.scoring.measures import MEASURES, Floats
 from tfm_blocks.scoring.paired_test import interval_over_sentences, p_over_sentences
 
 

@@ -14,9 +14,8 @@ from statistics import fmean
 import numpy as np
 
 from tfm_blocks.scoring.corpus import RESAMPLES
-from tfm_blocks.scoring.line_statistics import Floats, Statistics
-from tfm_blocks.scoring.measures import MEASURES, Measure
-from tfm_blocks.scoring.student import quantile
+from tfm_blocks.scoring.measures import MEASURES, Floats, Measure, Statistics
+from tfm_blocks.scoring.significance import quantile
 
 TRIALS = 10_000  # of the randomization test, as in sacreBLEU
 CHUNK = 500  # trials at a time: 8 MB for 2,000 sentences
