@@ -14,7 +14,7 @@ from tfm_blocks.cli import command_parser
 from tfm_blocks.compose.comments import Comment, read_comments
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.help import TEXT, flow
-from tfm_blocks.config.implementations import implementation, names_of
+from tfm_blocks.config.settings import implementation, names_of
 from tfm_blocks.errors import cut
 from tfm_blocks.sweep.launcher import PACKAGE
 from tfm_blocks.sweep.settings import SweepSettings

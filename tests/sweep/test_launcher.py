@@ -8,7 +8,7 @@ import pytest
 
 from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.compose.sweep import read_sweep
-from tfm_blocks.config.implementations import names_of
+from tfm_blocks.config.settings import names_of
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.sweep.launcher import PACKAGE, LauncherSettings, read_launcher
 

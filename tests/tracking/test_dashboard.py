@@ -15,7 +15,7 @@ from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS
 from tfm_blocks.tracking.dashboard import dashboards, read_dashboard, settings_logged
-from tfm_blocks.tracking.workspace import read_back, rendered, workspace
+from tfm_blocks.tracking.workspace import rendered, workspace
 
 GROUPS = ("data", "optimizer", "schedule", "trainer", "logger")
 SHIPPED = sorted(dashboards([CONF]))
@@ -29,7 +29,9 @@ def test_the_shipped_dashboards_are_of_training_comparison_and_importance() -> N
 def test_what_is_rendered_is_read_back_by_wandb_workspaces_as_it_was(name: str) -> None:
     dashboard = read_dashboard(name, [CONF])
     view = rendered(workspace(dashboard, "project", "team"))
-    back = read_back(view)
+    from wandb_workspaces.workspaces import Workspace, internal
+
+    back = Workspace._from_model(internal.View.model_validate(view))
     assert (back.name, back.project, back.entity) == (dashboard.name, "project", "team")
     assert [section.name for section in back.sections] == list(dashboard.sections)
     assert [len(section.panels) for section in back.sections] == [len(one) for one in dashboard.sections.values()]

@@ -9,7 +9,6 @@ from tfm_blocks.cli import options
 from tfm_blocks.errors import ConfigError, Problem
 
 
-
 def add_commands(commands: options.Commands) -> None:
     """Add the parsers of `tfm compare` and `tfm report`."""
     what = "show how runs differ, what they scored, and which differences are significant"

@@ -11,7 +11,6 @@ from typing import Any
 from tfm_blocks.cli import options
 from tfm_blocks.errors import TfmError
 
-
 SCRIPT = r"""
 # `python train.py …` is completed as `tfm train …`
 _tfm_train_py() {

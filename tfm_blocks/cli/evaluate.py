@@ -12,7 +12,6 @@ from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
 
-
 def add_commands(commands: options.Commands) -> None:
     """Add the parser of `tfm evaluate`."""
     what = "compute BLEU, chrF and TER of translations, or the perplexity of a text"
@@ -81,7 +80,7 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
     rows = list(zip(*columns, strict=True))
     outputs = _outputs(arguments, arguments.folder, rows, search)
     if arguments.against:
-        from tfm_blocks.scoring.baseline import compare
+        from tfm_blocks.scoring.paired_test import compare
 
         baseline = _outputs(arguments, arguments.against, rows, search)
         before, after = compare(baseline, outputs, references, asked)

@@ -25,7 +25,7 @@ CHECK = "check a model without allocating it; tfm blocks --test MODULE computes 
 
 def add_commands(commands: options.Commands) -> None:
     """Add the parsers of these commands."""
-    check = _add_model(commands, "check", _check, CHECK, "MODEL", "")
+    check = _add_model(commands, "check", _check, CHECK, "MODEL")
     what = "check every combination of values given as a,b,c"
     check.add_argument("-m", "--multirun", action="store_true", help=what)
     _add_show(commands)
@@ -48,7 +48,7 @@ def add_commands(commands: options.Commands) -> None:
 
 def _add_show(commands: options.Commands) -> None:
     what = "show the nodes of a model, with shapes and parameters"
-    show = _add_model(commands, "show", _show, what, "MODEL|RUN", ", or a run folder")
+    show = _add_model(commands, "show", _show, what, "MODEL|RUN")
     for side in ("src", "tgt"):
         what = f"number of {side} tokens, from which the cost is computed (32)"
         show.add_argument(f"--{side}", type=options.count, metavar="N", help=what)
@@ -58,10 +58,11 @@ def _add_show(commands: options.Commands) -> None:
 
 
 def _add_model(
-    commands: options.Commands, name: str, run: Callable[[argparse.Namespace], None], help: str, metavar: str, run_too: str
+    commands: options.Commands, name: str, run: Callable[[argparse.Namespace], None], help: str, metavar: str
 ) -> argparse.ArgumentParser:
     """Add a command on a model with overrides."""
     command = options.add_command(commands, name, run, help)
+    run_too = ", or a run folder" if "RUN" in metavar else ""
     what = f"a name under conf/model/, a path to a YAML file{run_too}"
     command.add_argument("model", metavar=metavar, help=what)
     command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as heads=4 or model.add_norm=pre")

@@ -11,7 +11,6 @@ from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.runs.status import UNFINISHED
 
 
-
 def add_commands(commands: options.Commands) -> None:
     """Add the parsers of these commands."""
     _add_attention(commands)

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import BeforeValidator, create_model
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.config.implementations import implementation, names_of
-from tfm_blocks.config.settings import CountOrZero, RuleError, Settings, read_settings
+from tfm_blocks.config.settings import CountOrZero, RuleError, Settings, implementation, names_of, read_settings
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.launch.check import CheckedRun, check_remote_run
 from tfm_blocks.sweep.job import JobResult
