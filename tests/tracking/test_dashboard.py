@@ -64,7 +64,7 @@ def test_a_panel_says_to_wandb_what_the_file_says() -> None:
 def test_the_training_dashboard_shows_all_that_is_logged_in_training() -> None:
     panels = [panel for found in read_dashboard("training", [CONF]).all_sections.values() for panel in found]
     shown = {name for panel in panels for name in [*(panel.lines or ()), *(panel.media or ())]}
-    logged = {key.name for key in METRIC_KEYS if not key.name.startswith("test/")} | {one.name for one in MEDIA}
+    logged = {key.name for key in METRIC_KEYS if not key.name.startswith("test/")} | set(MEDIA)
     assert shown == logged
 
 
@@ -101,7 +101,7 @@ def test_settings_that_a_panel_can_show_are_those_that_some_run_logs_and_no_othe
     """Of runs that together have each option of each group, and each knob of a model."""
     models = list_options("model", [CONF])
     groups = [list_options(group, [CONF]) for group in GROUPS]
-    logged = {f"facts.{one.name}" for one in FACTS}
+    logged = {f"facts.{name}" for name in FACTS}
     for names in zip_longest(*groups):
         chosen = [f"{group}={name}" for group, name in zip(GROUPS, names, strict=True) if name]
         files = ["data.dir=."] if names[0] not in (None, "dates") else []

@@ -169,20 +169,25 @@ def read_recorded_settings(path: Path) -> dict[str, Setting]:
         return {}
     for parts in (ROOT_KEY.split(text), [text]):
         with suppress(ValueError):
-            return dict(setting for part in parts for setting in _read_part(part))
+            return {key: value for part in parts for key, value in _read_part(part).items()}
     return {}
 
 
 @lru_cache(maxsize=4096)
-def _read_part(text: str) -> list[tuple[str, Setting]]:
-    return _flat("", parse_mapping(text))
+def _read_part(text: str) -> dict[str, Setting]:
+    return flat_settings(parse_mapping(text))
 
 
-def _flat(prefix: str, value: Any) -> list[tuple[str, Setting]]:
-    if isinstance(value, dict) and value:
-        return [one for key, inner in value.items() for one in _flat(f"{prefix}.{key}" if prefix else str(key), inner)]
-    plain = value is None or isinstance(value, (str, int, float, bool))
-    return [(prefix, value if plain else str(value))]
+def flat_settings(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Setting]:
+    """Return the values of a config by dotted key, with lists as texts."""
+    settings: dict[str, Setting] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            settings |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            plain = value is None or isinstance(value, (str, int, float, bool))
+            settings[f"{prefix}{name}"] = value if plain else str(value)
+    return settings
 
 
 def _scores(status: Status) -> dict[str, Measured]:

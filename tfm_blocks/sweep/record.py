@@ -6,17 +6,15 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from tfm_blocks.compose.job_config import job_record
-from tfm_blocks.errors import ConfigError, Problem, RunError, shown
-from tfm_blocks.runs.config import read_config
+from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.runs.files import write_json
-from tfm_blocks.runs.folder import RUN
+from tfm_blocks.runs.folder import CONFIG, RUN
+from tfm_blocks.runs.record import flat_settings, read_recorded_settings
 from tfm_blocks.runs.status import Status
 from tfm_blocks.runs.sweep import JobEntry, SweepFile
 from tfm_blocks.sweep.job import NOT_OF_THE_RUN, SweepJob
@@ -107,26 +105,16 @@ def expect_unchanged(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
 
 def _changed(folder: SweepFolder, job: SweepJob) -> Problem:
     help = "restore what it was, or write sweep.name=… for a new sweep"
-    before: Mapping[str, Any] = {}
-    with suppress(RunError):
-        before = read_config(folder.run(job))[1]
+    before = read_recorded_settings(folder.run(job) / CONFIG)
     vocab = before.get("vocab")
-    now = job.composed.with_vocab(vocab if type(vocab) is int else 0).mapping if before else {}
-    changes = [f"{key} was {shown(old)} and is {shown(new)}" for key, old, new in _differences(before, now)]
+    now = flat_settings(job.composed.with_vocab(vocab if type(vocab) is int else 0).mapping)
+    keys = [key for key in {**before, **now} if key.partition(".")[0] not in NOT_OF_THE_RUN]
+    changes = [
+        f"{key} was {shown(before.get(key))} and is {shown(now.get(key))}"
+        for key in keys
+        if before and before.get(key) != now.get(key)
+    ]
     return Problem(job.name, "; ".join(changes[:3]) or "its config has changed in conf/", help=help)
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    differences: list[tuple[str, Any, Any]] = []
-    for key in dict.fromkeys((*before, *now)):
-        old, new = before.get(key), now.get(key)
-        if old == new or (not prefix and key in NOT_OF_THE_RUN):
-            continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            differences += _differences(old, new, f"{prefix}{key}.")
-        else:
-            differences.append((f"{prefix}{key}", old, new))
-    return differences
 
 
 def state_before(folder: SweepFolder, job: SweepJob) -> str:
