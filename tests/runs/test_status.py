@@ -48,7 +48,7 @@ def test_a_finished_run_has_unknown_measurements_as_null_and_another_run_has_no_
         ('{"state": 3}', "state must be a text, but is 3"),
         ('{"steps": -1}', r"steps must be a whole number from 0 to 2\^63 - 1, but is -1"),
         ('{"steps": true}', "steps must be a whole number"),
-        ('{"seconds": NaN}', "seconds must be a finite number, but is nan"),
+        ('{"seconds": 1e999}', "seconds must be a finite number, but is inf"),
         ('{"tokens_seen": 1' + "0" * 400 + "}", "tokens_seen must be a finite number"),
         ('{"scores": {"test/loss": "x"}}', "scores.test/loss must be a finite number, but is 'x'"),
         ('{"of": [1]}', "of.0 must be a text, but is 1"),
@@ -70,7 +70,7 @@ def test_a_damaged_status_names_its_file_and_key_and_is_empty_in_a_listing(
 
 
 def test_null_and_unknown_keys_count_as_missing(tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text('{"steps": null, "scores": {"a": null, "b": 1}, "new": 3}')
+    (tmp_path / "status.json").write_text('{"steps": null, "seconds": NaN, "scores": {"a": null, "b": 1}, "new": 3}')
     assert Status.read(tmp_path) == Status(scores={"b": 1})
 
 

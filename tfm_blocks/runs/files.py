@@ -49,10 +49,13 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises RunError if it is missing, damaged, or nests deeper than DEEPEST."""
+    """Return the object in a JSON file, with NaN and infinities, which older versions wrote, as None.
+
+    Raises RunError if the file is missing, damaged, or nests deeper than DEEPEST.
+    """
     text = read_text(path)
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=lambda name: None)
     except (ValueError, RecursionError) as error:
         raise damaged(path, error) from None
     if not isinstance(value, dict):
