@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -67,9 +68,14 @@ def step_of(path: Path) -> int:
 def claim_folder(root: Path, name: str) -> Path:
     """Create `root/name`, or the first unused of `name-2`, `name-3`, …, so that every run has its own folder."""
     root.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        folder = root / (name if number == 1 else f"{name}-{number}")
+    for numbered in numbered_names(name):
         with suppress(FileExistsError):
-            folder.mkdir()
-            return folder
+            (root / numbered).mkdir()
+            return root / numbered
     raise AssertionError
+
+
+def numbered_names(name: str) -> Iterator[str]:
+    """Yield the name, then `name-2`, `name-3` and so on."""
+    yield name
+    yield from (f"{name}-{number}" for number in count(2))

@@ -13,7 +13,7 @@ from pathlib import Path
 from tfm_blocks.compose.job_config import job_record
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.runs.files import write_json
-from tfm_blocks.runs.folder import CONFIG, RUN
+from tfm_blocks.runs.folder import CONFIG, RUN, numbered_names
 from tfm_blocks.runs.record import flat_settings, read_recorded_settings
 from tfm_blocks.runs.status import Status
 from tfm_blocks.runs.sweep import JobEntry, SweepFile
@@ -70,8 +70,7 @@ def claim_sweep(
     in `configs`, the hashes of this command's jobs; this does not hold for the folder of an optuna search.
     """
     root.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        path = root / (name if number == 1 else f"{name}-{number}")
+    for path in (root / numbered for numbered in numbered_names(name)):
         try:
             path.mkdir()
         except FileExistsError:
