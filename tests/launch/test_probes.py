@@ -15,7 +15,7 @@ from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.launch.check import CheckedRun, check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.runs.record import read_records
-from tfm_blocks.runs.translations import read_translations
+from tfm_blocks.runs.row_results import read_translations
 from tfm_blocks.translation.translator import Translator
 
 SHORT = ["data.train=2000", "data.val=64", "data.test=64", "schedule.warmup=20", "trainer.accelerator=cpu"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,10 @@ from tfm_blocks.runs.folder import (
     TRANSLATIONS,
     step_files,
 )
-from tfm_blocks.runs.losses import write_losses
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
-from tfm_blocks.runs.status import Status, write_status
-from tfm_blocks.runs.translations import TranslatedLine, hash_rows, write_translations
+from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
+from tfm_blocks.runs.status import ScoredSet, Status
 from tfm_blocks.scoring.corpus import Score, metrics, score
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news
@@ -64,8 +62,8 @@ def finish(
         scores=module.latest,
         scored_on=split,
         exact_match_by_group=_by_group(module.latest, split, corpus.groups),
-        translation=[asdict(one) for one in translations],
-        test_set={"rows": len(corpus), "sha256": hash_rows(corpus.rows(slice(None)), sorted(corpus.columns))},
+        translation=tuple(translations),
+        test_set=ScoredSet(len(corpus), hash_rows(corpus.rows(slice(None)), sorted(corpus.columns))),
         **_size(module.network.spec),
         **vars(summarise(read_rows(job.folder / METRICS))),
     )
@@ -73,17 +71,17 @@ def finish(
     if module.outputs:
         write_translations(job.folder, [TranslatedLine(*one) for one in module.scorer.samples])
     write_losses(job.folder, module.row_losses)
-    write_status(job.folder, status)
+    status.write(job.folder)
     for logger in loggers:
         logger.log_weights(job.folder)
     for line in _summary(job, status):
         print(line)
 
 
-def _corpus_scores(module: TrainingModule, references: Sequence[str]) -> list[Score]:
+def _corpus_scores(module: TrainingModule, references: Sequence[str]) -> Sequence[Score]:
     """Return sacreBLEU's scores of the translations; answers to a probe task have none."""
     if not module.outputs or module.settings.data.kind == "probe":
-        return []
+        return ()
     return score(module.outputs, references, metrics(module.settings.trainer.bleu, tokenised=False))
 
 
@@ -119,7 +117,7 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
     if by_length := _by_length(status.scores, status.scored_on):
         yield "accuracy by length: " + ", ".join(f"{length} {one:.1%}" for length, one in by_length.items())
     for metric in status.translation:
-        yield f"{metric['name']}: {metric['value']:.2f} ± {metric['interval']:.2f}   {metric['signature']}"
+        yield f"{metric.name}: {metric.value:.2f} ± {metric.interval:.2f}   {metric.signature}"
     plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])
     probe = job.config["data"]["kind"] == "probe"
     files = [METRICS, STATUS, *([TRANSLATIONS] if status.translation or probe else []), LOSSES, f"{CHECKPOINTS}/"]
