@@ -21,7 +21,7 @@ class ArithmeticTask(SampledTask):
     """An expression over the integers modulo `modulus`, whose value is due at the token after it."""
 
     presets: ClassVar = {
-        "paper": Preset(25_600_000, 8192, 8192, (3, 40), (39, 63, 127, 255)),
+        "paper": Preset(2_000_000, 8192, 8192, (3, 40), (39, 63, 127, 255)),
         "lite": Preset(64_000, 1000, 1000, (3, 40), (39, 63, 127, 255)),
     }
     brackets: ClassVar[str] = ""
@@ -68,9 +68,7 @@ class Arithmetic(ArithmeticTask):
     source: ClassVar = "Delétang et al. 2023 (modular arithmetic, simple); sizes of Grazzi et al. 2024"
 
     def misfit(self, length: int) -> str:
-        return (
-            "must be odd and at least 1, since digits and operators alternate" if length < 1 or not length % 2 else ""
-        )
+        return "must be odd, since digits and operators alternate" if length < 1 or not length % 2 else ""
 
     def draw(self, rng: np.random.Generator, length: int, count: int) -> tuple[Ids, Ids]:
         digits = integers(rng, 0, self.modulus, (count, length // 2 + 1))
@@ -102,7 +100,7 @@ class ArithmeticBrackets(ArithmeticTask):
 
     source: ClassVar = "Delétang et al. 2023 (modular arithmetic); sizes of Grazzi et al. 2024"
     presets: ClassVar = {
-        "paper": Preset(25_600_000, 8192, 8192, (3, 40), (40, 64, 128, 256)),
+        "paper": Preset(2_000_000, 8192, 8192, (3, 40), (40, 64, 128, 256)),
         "lite": Preset(64_000, 1000, 1000, (3, 40), (40, 64, 128, 256)),
     }
     brackets: ClassVar = "()"

@@ -38,7 +38,7 @@ class Parity(BitTask):
 
     source: ClassVar = "Delétang et al. 2023; sizes of Grazzi et al. 2024"
     presets: ClassVar = {
-        "paper": Preset(5_120_000, 8192, 8192, (3, 40), (40, 64, 128, 256)),
+        "paper": Preset(2_000_000, 8192, 8192, (3, 40), (40, 64, 128, 256)),
         "lite": Preset(64_000, 1000, 1000, (3, 40), (40, 64, 128, 256)),
     }
 
@@ -56,7 +56,7 @@ class EvenPairs(BitTask):
 
     source: ClassVar = "Delétang et al. 2023"
     presets: ClassVar = {
-        "paper": Preset(128_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
+        "paper": Preset(2_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
         "lite": Preset(64_000, 1000, 1000, (1, 40), (40, 60, 80, 100)),
     }
 

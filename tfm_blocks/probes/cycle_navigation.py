@@ -23,7 +23,7 @@ class CycleNavigation(SampledTask):
 
     source: ClassVar = "Delétang et al. 2023"
     presets: ClassVar = {
-        "paper": Preset(128_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
+        "paper": Preset(2_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
         "lite": Preset(64_000, 1000, 1000, (1, 40), (40, 60, 80, 100)),
     }
     modulus: int = 5

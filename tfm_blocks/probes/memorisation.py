@@ -40,7 +40,7 @@ class Memorisation(SampledTask):
 
     @property
     def chance(self) -> float:
-        return 1 / (self.vocab - 1 - self._keys)
+        return 1 / self._keys
 
     @property
     def _keys(self) -> int:

@@ -22,6 +22,7 @@ SPLITS = ("simple", "length", "add_jump", "around_right")
 TRAIN_PAIRS = 16_728  # of the simple split
 JUMPS = 1467  # of the 14,670 training commands of add_jump, a tenth is the command jump
 CUTOFFS = range(22, 41)
+MOST_HELD_OUT = 10_000  # of at least 13,203 different training commands
 JUMP: Pair = (("jump",), ("I_JUMP",))
 
 
@@ -57,8 +58,9 @@ class Scan(Task):
         if self.cutoff not in CUTOFFS:
             rule = f"must be from {CUTOFFS[0]} to {CUTOFFS[-1]} actions, but is {self.cutoff}"
             raise refuse("cutoff", rule, "write data.cutoff=26")
-        if self.held_out > (most := 10_000):
-            raise refuse("held_out", f"must be at most {most}, but is {self.held_out}", "write data.held_out=1000")
+        if self.held_out > MOST_HELD_OUT:
+            rule = f"must be at most {MOST_HELD_OUT:,}, but is {self.held_out}"
+            raise refuse("held_out", rule, "write data.held_out=1000")
 
     def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:
         """Generate the commands of a split in random order."""

@@ -13,7 +13,7 @@ from tfm_blocks.probes.streams import integers
 from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
 
 CHOMSKY = {
-    "paper": Preset(128_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
+    "paper": Preset(2_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
     "lite": Preset(64_000, 1000, 1000, (1, 40), (40, 60, 80, 100)),
 }
 PAIRS = {

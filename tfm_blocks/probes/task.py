@@ -24,7 +24,7 @@ class Preset:
 
     The length of a training or validation example is drawn uniformly from the lengths between `train_lengths`, both
     included, that fit the task. `test` counts the examples of each of `test_lengths`. A task without lengths has
-    neither.
+    neither. A paper that draws new examples for each step has 2,000,000 training examples, which repeat.
     """
 
     train: int
