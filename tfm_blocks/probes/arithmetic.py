@@ -57,9 +57,9 @@ class ArithmeticTask(SampledTask):
 
 @dataclass(frozen=True)
 class Arithmetic(ArithmeticTask):
-    """The value of an expression without brackets is due modulo 5 at the token after it. Multiplication binds tighter.
+    """What is the value of an expression without brackets, modulo 5? It is due at the token after the expression.
 
-    Digits and operators alternate, so the length is odd.
+    Multiplication binds tighter. Digits and operators alternate, so the length is odd.
 
     modulus: digits are 0, …, modulus - 1, and the value is taken modulo it.
     operators: the operators to draw from, of +-*.
@@ -90,7 +90,7 @@ class Arithmetic(ArithmeticTask):
 
 @dataclass(frozen=True)
 class ArithmeticBrackets(ArithmeticTask):
-    """The value of an expression with nested brackets is due modulo 5 at the token after it.
+    """What is the value of an expression with nested brackets, modulo 5? It is due at the token after the expression.
 
     An expression is d, -d, (d) or (-d) for a digit d, or (left operator right). The length of left is drawn uniformly.
 

@@ -31,7 +31,7 @@ class BitTask(SampledTask):
 
 @dataclass(frozen=True)
 class Parity(BitTask):
-    """The answer is 1 if the number of ones is odd, and 0 if it is even. It is due at a token after the bits.
+    """Is the number of ones odd? The answer, 1 if it is and 0 if not, is due at a token after the bits.
 
     Each 1 flips the state, which a linear recurrence with positive eigenvalues and finite precision cannot track.
     """
@@ -49,9 +49,9 @@ class Parity(BitTask):
 
 @dataclass(frozen=True)
 class EvenPairs(BitTask):
-    """The answer is 0 if the number of pairs 01 and 10 among the neighbours is even, and 1 if it is odd.
+    """Is the number of neighbours 01 and 10 odd? The answer, 1 if it is and 0 if not, is due at a token after the bits.
 
-    It is due at a token after the bits, and is 1 exactly if the first and the last bit differ.
+    It is 1 exactly if the first and the last bit differ.
     """
 
     source: ClassVar = "Delétang et al. 2023"

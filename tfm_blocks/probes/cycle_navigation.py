@@ -14,9 +14,9 @@ from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
 
 @dataclass(frozen=True)
 class CycleNavigation(SampledTask):
-    """An agent starts at place 0 of a cycle, and each move stays, or goes one place forwards or back.
+    """Where on a cycle does an agent end that starts at place 0? A move stays, or goes one place forwards or back.
 
-    Its final place is due at a token after the moves.
+    The final place is due at a token after the moves.
 
     modulus: places of the cycle.
     """

@@ -16,16 +16,16 @@ Motif = tuple[int, ...]
 
 @dataclass(frozen=True)
 class FuzzyRecall(SampledTask):
-    """In-context recall in which a key and a value are motifs of one to three different tokens each.
+    """Recall the value of each key that occurred before. A key or a value is a motif of one to three different tokens.
 
-    Each token of a value is due one position earlier if the key occurred before. The last key always did. Padding
-    follows the last pair. Sizes of motifs are drawn uniformly, in tests too.
+    Each token of a recalled value is due one position earlier. The last key always occurred before. Padding follows the
+    last pair. Sizes of motifs are drawn uniformly, in tests too.
 
     vocab: tokens; the last is padding, the first half of the others are tokens of keys, the rest of values.
     motif: the maximum number of tokens of a key or a value.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD), section 3.1"
+    source: ClassVar = "Poli et al. 2024 (MAD)"
     presets: ClassVar = {
         "paper": Preset(12_800, 1280, 1280, (128, 128), (128,)),
         "lite": Preset(12_800, 640, 640, (64, 64), (64,), {"motif": 2}),

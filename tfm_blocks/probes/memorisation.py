@@ -14,7 +14,7 @@ from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
 
 @dataclass(frozen=True)
 class Memorisation(SampledTask):
-    """Random keys are each followed by a blank, where the key's value is due. The map from keys to values is fixed.
+    """Each key is followed by a blank, where its value is due. The map from keys to values is the same everywhere.
 
     The question does not contain the values, so the weights must store them. All splits share the map.
 
@@ -22,7 +22,7 @@ class Memorisation(SampledTask):
     map: number of the random map, which does not depend on data.seed. Different keys have different values.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD), section 3.1"
+    source: ClassVar = "Poli et al. 2024 (MAD)"
     presets: ClassVar = {
         "paper": Preset(256, 1280, 1280, (32, 32), (32,)),
         "lite": Preset(256, 640, 640, (32, 32), (32,)),

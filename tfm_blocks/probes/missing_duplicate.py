@@ -15,7 +15,7 @@ from tfm_blocks.probes.task import SampledTask
 
 @dataclass(frozen=True)
 class MissingDuplicate(SampledTask):
-    """A string of bits occurs twice, and one of all its symbols is hidden by a question mark.
+    """Which bit does the question mark hide? A string of bits occurs twice, and one symbol is hidden.
 
     The hidden bit is due at a token after the strings.
     """

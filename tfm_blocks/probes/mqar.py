@@ -27,7 +27,7 @@ class Mqar(SampledTask):
     filler: blank or random.
     """
 
-    source: ClassVar = "Arora et al. 2023 (Zoology), section 3 and figure 2"
+    source: ClassVar = "Arora et al. 2023 (Zoology), figure 2"
     presets: ClassVar = {
         "paper": Preset(100_000, 3000, 3000, (64, 64), (64,)),
         "lite": Preset(20_000, 1000, 1000, (64, 64), (64,), {"vocab": 256}),

@@ -15,14 +15,14 @@ from tfm_blocks.probes.task import Preset, SampledTask, refuse, require_at_least
 
 @dataclass(frozen=True)
 class InContextRecall(SampledTask):
-    """Keys and their values alternate, and every example has another map from keys to values.
+    """Recall the value of each key that occurred before. Every example has another map from keys to values.
 
-    The value is due at each key that occurred before. The last key always did.
+    Keys and their values alternate. The value is due at the key. The last key always occurred before.
 
     vocab: tokens; the first half are keys, the others are values.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD), section 3.1"
+    source: ClassVar = "Poli et al. 2024 (MAD)"
     presets: ClassVar = {
         "paper": Preset(12_800, 1280, 1280, (128, 128), (128,)),
         "lite": Preset(12_800, 640, 640, (64, 64), (64,)),
@@ -72,9 +72,9 @@ class InContextRecall(SampledTask):
 
 @dataclass(frozen=True)
 class NoisyRecall(InContextRecall):
-    """In-context recall in which some pairs are replaced by two noise tokens each.
+    """Recall the value of each key that occurred before, as in in_context_recall, but with noise between the pairs.
 
-    The value is due at each key that occurred before. At least one pair before the last is not noise.
+    Two noise tokens replace a pair. The value is due at the key. At least one pair before the last is not noise.
 
     vocab: tokens, of which the last noise_tokens are noise; the first half of the others are keys, the rest values.
     noise_tokens: different noise tokens.
