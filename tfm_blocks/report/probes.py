@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from itertools import count
 
 from rich.console import Console
 
@@ -16,8 +17,7 @@ from tfm_blocks.report.screen import screen
 from tfm_blocks.report.table import Cell, Sheet, print_sheet
 
 EXAMPLES = 3
-SHORT = 8  # the length of examples is the first that fits from here on
-LONGEST = 1000  # the last length to try
+SHORT = 8  # tokens of an example, if the task can be that short
 
 
 def show_probes() -> None:
@@ -97,9 +97,16 @@ def _show_examples(console: Console, task: Task, examples: Sequence[Example]) ->
 
 
 def _examples(task: Task, preset: Preset) -> list[Example]:
-    """Draw examples of the shortest length that fits from `SHORT` on."""
-    lengths = [length for length in range(SHORT, LONGEST) if preset.train_lengths and not task.misfit(length)]
-    return list(task.examples(1, "train", lengths[:1], EXAMPLES))
+    """Draw examples of a short length; a task that needs more than `SHORT` tokens gets half as many again."""
+    if not preset.train_lengths:
+        return list(task.examples(1, "train", (), EXAMPLES))
+    shortest = _first_fit(task, SHORT)
+    length = _first_fit(task, shortest if shortest <= SHORT + 1 else shortest * 3 // 2)
+    return list(task.examples(1, "train", [length], EXAMPLES))
+
+
+def _first_fit(task: Task, least: int) -> int:
+    return next(length for length in count(least) if not task.misfit(length))
 
 
 def _due(task: Task, example: Example) -> str:
