@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 import yaml
@@ -58,8 +58,9 @@ def root_keys() -> set[str]:
 
 
 def list_options(group: str, folders: list[Path]) -> dict[str, Path]:
-    """Return the files of a group by name."""
-    return {path.stem: path for folder in folders for path in sorted((folder / group).glob("*.yaml"))}
+    """Return the files of a group by name; a file of a subfolder is named such as `probe/mqar`."""
+    paths = ((folder / group, path) for folder in folders for path in sorted((folder / group).rglob("*.yaml")))
+    return {path.relative_to(root).with_suffix("").as_posix(): path for root, path in paths}
 
 
 def merge_order(groups: Iterable[str]) -> list[str]:
@@ -76,12 +77,14 @@ def group_files(group: str, choice: str | None, folders: list[Path]) -> list[Pat
     """Return the files of the options, each after its parents; [] for Hydra's own groups."""
     known = list_options(group, folders)
     names = split_choice(choice) if choice else []
-    return [file for name in names if name in known for file in _inherited(group, known[name], folders)]
+    return [file for name in names if name in known for file in _inherited(group, name, known[name], folders)]
 
 
-def _inherited(group: str, path: Path, folders: list[Path]) -> list[Path]:
+def _inherited(group: str, name: str, path: Path, folders: list[Path]) -> list[Path]:
+    """Return the file after its parents, which it names relative to its subfolder."""
     parents = [entry for entry in read_yaml(path).get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    return [*(file for parent in parents for file in group_files(group, parent, folders)), path]
+    below = PurePosixPath(name).parent
+    return [*(file for parent in parents for file in group_files(group, str(below / parent), folders)), path]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

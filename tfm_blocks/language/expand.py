@@ -17,7 +17,7 @@ from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path, Step
 from tfm_blocks.language.steps import read_steps
 from tfm_blocks.language.tree import MODEL, BlockTree, LayerTree, ModelTree, ParallelTree, SameTree, Tree
-from tfm_blocks.language.wiring import find_unread, find_unused
+from tfm_blocks.language.wiring import find_unread, find_unused, find_without_effect
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.signature import Port
 
@@ -85,6 +85,7 @@ class Expander:
             self.problems += find_unread(tree, self.nodes, sink, self.sources)
         if not self.problems:
             self.problems += find_unused(tree, args.used, self.nodes, self.sources)
+        self.warnings += find_without_effect(tree, args.used, self.sources)
         self.warnings += find_mixed_reach(args.changed, self.registry, self.sources)
 
     def expand_graph(self, graph: Sequence[Tree], outer: Context) -> str:
@@ -170,6 +171,7 @@ class Expander:
     def _block(self, tree: BlockTree, context: Context) -> Node:
         info = tree.info
         context = context.unshared() if info.weightless else context
+        context = replace(context, args=context.args.inner(tree.args, tree.path))
         reads = self.resolve_ports(tree, info, context)
         add_norm = self.resolve_add_norm(tree.add_norm, tree.path, context.add_norm if info.branch else AddNorm())
         return Node(

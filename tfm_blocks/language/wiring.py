@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tfm_blocks.errors import Problem, suggest
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path
-from tfm_blocks.language.tree import MODEL, LayerTree, ModelTree, ParallelTree, Tree
+from tfm_blocks.language.tree import MODEL, BlockTree, LayerTree, ModelTree, ParallelTree, Tree
 
 
 def find_unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: Sources) -> list[Problem]:
@@ -39,15 +39,31 @@ def find_unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sou
     ]
 
 
+def find_without_effect(tree: ModelTree, used: set[Path], sources: Sources) -> list[Problem]:
+    """Return a warning for each arg of a block's node that the block does not take, if the command line sets it."""
+    return [
+        sources.problem(
+            (*node.path, "args", name), f"{node.info.name} does not take {name}, so its value has no effect"
+        )
+        for node in _trees(tree.graph)
+        if isinstance(node, BlockTree)
+        for name in node.args
+        if (path := (*node.path, "args", name)) not in used and sources.is_typed(path)
+    ]
+
+
 def _args(tree: ModelTree) -> Iterator[Path]:
     yield from ((*MODEL, "args", name) for name in tree.args)
-    yield from _inner_args(tree.graph)
+    for inner in _trees(tree.graph):
+        if isinstance(inner, LayerTree | ParallelTree):
+            yield from ((*inner.path, "args", name) for name in inner.args)
 
 
-def _inner_args(graph: Sequence[Tree]) -> Iterator[Path]:
+def _trees(graph: Sequence[Tree]) -> Iterator[Tree]:
+    """Yield the nodes of a graph, and those inside them."""
     for tree in graph:
+        yield tree
         if isinstance(tree, LayerTree | ParallelTree):
-            yield from ((*tree.path, "args", name) for name in tree.args)
             graphs = [tree.graph, *tree.changed.values()] if isinstance(tree, LayerTree) else [tree.graph]
             for inner in graphs:
-                yield from _inner_args(inner)
+                yield from _trees(inner)

@@ -22,6 +22,7 @@ from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Json, Rendezvous
 from tfm_blocks.distributed.signals import StoppedError, exit_on_signals
 from tfm_blocks.errors import TfmError, file_error, print_warnings
+from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.check import CheckedRun, check_lengths, warn_about_warmup, with_locations
 from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.init_from import find_weights
@@ -282,7 +283,8 @@ def _reason(error: BaseException) -> str:
 def start_folder(job: RunSpec, prepared: Prepared, record: Mapping[str, Any]) -> None:
     """Write the files of a run folder that are known before the first step; `record` goes to run.json."""
     write_config(job)
-    write_model(job.folder, job.config["model"], job.config["plugins"], prepared.train.columns)
+    columns = (TARGET,) if prepared.train.positional else prepared.train.columns
+    write_model(job.folder, job.config["model"], job.config["plugins"], columns)
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
     write_json(job.folder / RUN, {"vocab": job.asked_vocab, "wandb_id": job.wandb_id, **record})

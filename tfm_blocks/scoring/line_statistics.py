@@ -24,6 +24,18 @@ def line_statistics(outputs: Sequence[str], references: Sequence[str], tokenizer
     return statistics
 
 
+def answer_statistics(answers: Sequence[str], correct: Sequence[str]) -> dict[str, Floats]:
+    """Return the statistics of the answers to a probe task, whose tokens are separated by spaces."""
+    fractions = np.array([_fraction(one.split(), right.split()) for one, right in zip(answers, correct, strict=True)])
+    ones = np.ones_like(fractions)
+    return {"accuracy": np.stack([fractions, ones], 1), "exact": np.stack([(fractions == 1).astype(float), ones], 1)}
+
+
+def _fraction(answer: Sequence[str], correct: Sequence[str]) -> float:
+    equal = sum(token == right for token, right in zip(answer, correct, strict=False))
+    return equal / max(len(answer), len(correct))
+
+
 @lru_cache(maxsize=1)
 def _metrics(tokenizer: str, references: tuple[str, ...]) -> dict[str, Metric]:
     """Return sacreBLEU's metrics with cached statistics of the references, which the runs of a comparison share."""

@@ -61,6 +61,8 @@ def mean(sums_RK: Floats) -> Floats:
 MEASURES = {
     measure.name: measure
     for measure in (
+        Measure("accuracy", lambda sums_RK: 100 * mean(sums_RK)),  # of (fraction of correct tokens, answers)
+        Measure("exact", lambda sums_RK: 100 * mean(sums_RK)),  # of (correct answers, answers)
         Measure("exact match", lambda sums_RK: 100 * mean(sums_RK)),  # of (matches, lines)
         Measure("BLEU", bleu),
         Measure("chrF", chrf),

@@ -12,7 +12,7 @@ from itertools import count, islice
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.layout import PAD, Batch, Layout, Rows, layout_of
+from tfm_blocks.data.layout import PAD, Batch, Layout, Lengths, Rows, layout_of
 from tfm_blocks.data.plan import EpochPlan, PlanStep, Ranks, epoch_plan
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import DataSettings
@@ -29,13 +29,14 @@ class PlannedCorpus:
 
     def plan(self, *, seed: int, epoch: int) -> EpochPlan:
         """Return the plan of one epoch."""
+        labels_N, settings = self.layout.labels_N(self.corpus), self.settings
         return epoch_plan(
             self.layout.widths_NC(self.corpus),
-            self.layout.labels_N(self.corpus),
+            labels_N,
             seed=seed,
             epoch=epoch,
-            step_tokens=self.settings.step_tokens,
-            batch_tokens=self.settings.batch_tokens,
+            step_tokens=_tokens_of(settings.batch, labels_N) if settings.kind == "probe" else settings.step_tokens,
+            batch_tokens=settings.batch_tokens,
         )
 
     def batches(self, step: PlanStep, ranks: Ranks) -> list[Batch]:
@@ -47,9 +48,14 @@ class PlannedCorpus:
         return self.layout.batch(self.corpus, rows_B, empty=step.idle(ranks.rank, ranks.world))
 
 
+def _tokens_of(rows: int, labels_N: Lengths) -> int:
+    """Return the number of labels that this many rows have on average, at least those of the longest row."""
+    return max(round(rows * float(labels_N.mean())), int(labels_N.max()))
+
+
 def plan_corpus(spec: Spec, prepared: Prepared, settings: DataSettings) -> PlannedCorpus:
     """Return the planned training corpus of a model."""
-    return PlannedCorpus(prepared.train, layout_of(prepared.train.columns, names(spec.sources)), settings)
+    return PlannedCorpus(prepared.train, layout_of(prepared.train, names(spec.inputs)), settings)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Objective:
             return self._sums(x_ND.float(), labels_N)
 
     def position_scores(self, batch: Batch) -> Sums:
-        """Return the values of `scores` for each predicted position, in the order of `batch.kept_N`."""
+        """Return the smoothed loss, -log p and the most probable token of each position of `batch.kept_N`."""
         x_ND, labels_N, _ = self._predicted(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
             x_ND = x_ND.float()
