@@ -11,7 +11,7 @@ import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_blanks
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask, refuse, require_at_least
+from tfm_blocks.probes.task import Preset, SampledTask, require_at_least, setting_error
 
 OPERATORS = "+-*"
 
@@ -32,7 +32,7 @@ class ArithmeticTask(SampledTask):
         require_at_least(self, modulus=2)
         if not self.operators or set(self.operators) - set(OPERATORS) or len(set(self.operators)) < len(self.operators):
             rule = f"must be one or more of {OPERATORS}, each at most once, but is {self.operators!r}"
-            raise refuse("operators", rule, "write data.operators='+-'")
+            raise setting_error("operators", rule, "write data.operators='+-'")
 
     @property
     def alphabet(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfm_blocks.probes.example import Example, at_positions
 from tfm_blocks.probes.streams import distinct, integers
-from tfm_blocks.probes.task import Preset, SampledTask, refuse, require_at_least
+from tfm_blocks.probes.task import Preset, SampledTask, require_at_least, setting_error
 
 Motif = tuple[int, ...]
 
@@ -39,7 +39,7 @@ class FuzzyRecall(SampledTask):
         if (self.vocab - 1) // 2 < max(2, self.motif):
             least = 2 * max(2, self.motif) + 1
             rule = f"must be at least {least}, for motifs of {self.motif} different tokens, but is {self.vocab}"
-            raise refuse("vocab", rule, f"write data.vocab={least} or more, or a smaller data.motif")
+            raise setting_error("vocab", rule, f"write data.vocab={least} or more, or a smaller data.motif")
 
     @property
     def alphabet(self) -> tuple[str, ...]:

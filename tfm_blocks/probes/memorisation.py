@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
-from tfm_blocks.probes.streams import distinct, integers, stream
+from tfm_blocks.probes.streams import distinct, integers, random_stream
 from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
 
 
@@ -58,5 +58,5 @@ class Memorisation(SampledTask):
 
     def _values(self) -> Ids:
         """Return the value of each key."""
-        row: Ids = distinct(stream(self.map, "memorisation"), self._keys, self.vocab - 1, 1, self._keys)[0]
+        row: Ids = distinct(random_stream(self.map, "memorisation"), self._keys, self.vocab - 1, 1, self._keys)[0]
         return row

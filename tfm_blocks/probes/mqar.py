@@ -9,7 +9,7 @@ import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
 from tfm_blocks.probes.streams import distinct, integers
-from tfm_blocks.probes.task import Preset, SampledTask, refuse, require_at_least
+from tfm_blocks.probes.task import Preset, SampledTask, require_at_least, setting_error
 
 EXPONENT = 0.01  # a of the distribution of slots, p(i) ∝ a·i^(a-1)
 
@@ -41,9 +41,9 @@ class Mqar(SampledTask):
         least = 2 * self.pairs + 2
         if self.vocab < least or self.vocab % 2:
             rule = f"must be even and at least {least}, for {self.pairs} different keys, but is {self.vocab}"
-            raise refuse("vocab", rule, f"write data.vocab={least} or more")
+            raise setting_error("vocab", rule, f"write data.vocab={least} or more")
         if self.filler not in ("blank", "random"):
-            raise refuse("filler", f"must be blank or random, but is {self.filler}", "write data.filler=blank")
+            raise setting_error("filler", f"must be blank or random, but is {self.filler}", "write data.filler=blank")
 
     @property
     def alphabet(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask, refuse, require_at_least
+from tfm_blocks.probes.task import Preset, SampledTask, require_at_least, setting_error
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class NoisyRecall(InContextRecall):
     def __post_init__(self) -> None:
         require_at_least(self, noise_tokens=1, vocab=self.noise_tokens + 4)
         if not 0 <= self.noise < 1:
-            raise refuse("noise", f"must be at least 0 and below 1, but is {self.noise}", "write data.noise=0.2")
+            raise setting_error("noise", f"must be at least 0 and below 1, but is {self.noise}", "write data.noise=0.2")
 
     @property
     def alphabet(self) -> tuple[str, ...]:

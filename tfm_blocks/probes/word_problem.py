@@ -11,7 +11,7 @@ import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask, refuse
+from tfm_blocks.probes.task import Preset, SampledTask, setting_error
 
 Permutation = tuple[int, ...]
 GROUPS = ("S3", "A5", "S5")
@@ -36,7 +36,9 @@ class WordProblem(SampledTask):
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:
-            raise refuse("group", f"must be one of {', '.join(GROUPS)}, but is {self.group}", "write data.group=S5")
+            raise setting_error(
+                "group", f"must be one of {', '.join(GROUPS)}, but is {self.group}", "write data.group=S5"
+            )
 
     @property
     def alphabet(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.probes.catalogue import TASKS
 from tfm_blocks.probes.example import Example
-from tfm_blocks.probes.task import Preset, Task
+from tfm_blocks.probes.task import Preset, ProbeTask
 from tfm_blocks.report.screen import screen
 from tfm_blocks.report.table import Cell, Sheet, print_sheet
 
@@ -31,7 +31,7 @@ def show_probe(name: str) -> None:
     if name not in TASKS:
         raise ConfigError(Problem("probes", f"no task is called {shown(name)}", help=suggest(name, TASKS)))
     console, cls = screen(), TASKS[name]
-    task = cls(**cls.presets["lite"].settings)  # type: ignore[arg-type]
+    task = cls(**cls.presets["lite"].settings)
     examples = _examples(task, cls.presets["lite"])
     explanation, meanings = _split(cls)
     console.print(f"{name}   {cls.source}\n\n{explanation}\n\n{_due(task, examples[0])}\n")
@@ -45,7 +45,7 @@ def show_probe(name: str) -> None:
     console.print()
 
 
-def _split(task: type[Task]) -> tuple[str, dict[str, str]]:
+def _split(task: type[ProbeTask]) -> tuple[str, dict[str, str]]:
     """Return the docstring of a task without the meanings of its settings, and the meanings."""
     text, names = inspect.getdoc(task) or "", [field.name for field in fields(task)]
     body, _, last = text.rpartition("\n\n")
@@ -61,12 +61,12 @@ def _split(task: type[Task]) -> tuple[str, dict[str, str]]:
     return body, meanings
 
 
-def _question(task: type[Task]) -> str:
+def _question(task: type[ProbeTask]) -> str:
     """Return the first paragraph of the explanation as a line."""
     return " ".join(_split(task)[0].split("\n\n")[0].split())
 
 
-def _values(task: type[Task], setting: str) -> Iterator[Cell]:
+def _values(task: type[ProbeTask], setting: str) -> Iterator[Cell]:
     default = next(field.default for field in fields(task) if field.name == setting)
     for preset in task.presets.values():
         yield Cell(str(preset.settings.get(setting, default)))
@@ -81,7 +81,7 @@ def _sizes(presets: Sequence[Preset]) -> Iterator[tuple[str, ...]]:
         yield "test lengths", *(", ".join(map(str, preset.test_lengths)) for preset in presets)
 
 
-def _show_examples(console: Console, task: Task, examples: Sequence[Example]) -> None:
+def _show_examples(console: Console, task: ProbeTask, examples: Sequence[Example]) -> None:
     """Print each question, and each token of its answer below the position where it is due."""
     for example in examples:
         question, answer = ([task.alphabet[token] for token in tokens] for tokens in (example.question, example.answer))
@@ -96,7 +96,7 @@ def _show_examples(console: Console, task: Task, examples: Sequence[Example]) ->
             console.print(line.rstrip(), soft_wrap=True)
 
 
-def _examples(task: Task, preset: Preset) -> list[Example]:
+def _examples(task: ProbeTask, preset: Preset) -> list[Example]:
     """Draw examples of a short length; a task that needs more than `SHORT` tokens gets half as many again."""
     if not preset.train_lengths:
         return list(task.examples(1, "train", (), EXAMPLES))
@@ -105,11 +105,11 @@ def _examples(task: Task, preset: Preset) -> list[Example]:
     return list(task.examples(1, "train", [length], EXAMPLES))
 
 
-def _first_fit(task: Task, least: int) -> int:
+def _first_fit(task: ProbeTask, least: int) -> int:
     return next(length for length in count(least) if not task.misfit(length))
 
 
-def _due(task: Task, example: Example) -> str:
+def _due(task: ProbeTask, example: Example) -> str:
     if example.positions is None:
         return "The answer is generated after the question, token by token."
     shows = "The question shows it one position later, so the task suits only causal models."
