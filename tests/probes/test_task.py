@@ -140,6 +140,7 @@ def test_lengths_are_uniform():
         ("in_context_recall", 2, "must be even and at least 4", "fits is 4"),
         ("memorisation", 5, "must be even and at least 2", "fits is 4"),
         ("compression", 1, "must be at least 2", "fits is 2"),
+        ("arithmetic", 10**9, "must be at most 10,000, but is 1000000000", "fits is 9999"),
     ],
 )
 def test_a_length_that_does_not_fit_is_refused_with_one_that_does(name, length, rule, help):
@@ -147,6 +148,13 @@ def test_a_length_that_does_not_fit_is_refused_with_one_that_does(name, length, 
         check_length(TASKS[name](), "data.test_lengths", length)
     (problem,) = error.value.problems
     assert problem.address == "data.test_lengths" and rule in problem.rule and help in problem.help
+
+
+def test_settings_that_no_memory_holds_are_refused():
+    with pytest.raises(ConfigError, match=r"data.vocab: must be at most 1,000,000, but is 1000000000"):
+        Mqar(vocab=10**9)
+    with pytest.raises(ConfigError, match=r"data.train_lengths: must be at most 10,000, but is 1000000000"):
+        fitting_lengths(TASKS["parity"](), 1, 10**9)
 
 
 def test_a_range_in_which_no_length_fits_is_refused():

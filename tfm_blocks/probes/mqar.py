@@ -37,7 +37,7 @@ class Mqar(SampledTask):
     filler: Literal["blank", "random"] = "blank"
 
     def __post_init__(self) -> None:
-        require_at_least(self, pairs=1)
+        require_at_least(self, pairs=1, vocab=0)
         least = 2 * self.pairs + 2
         if self.vocab < least or self.vocab % 2:
             rule = f"must be even and at least {least}, for {self.pairs} different keys, but is {self.vocab}"

@@ -58,7 +58,7 @@ class InContextRecall(SampledTask):
         values = integers(rng, first_value, self._symbols, (count, first_value))  # of each key, in each example
         answers = np.take_along_axis(values, keys, axis=1)  # arbitrary for noisy pairs, which are not due
         labels = np.full((count, length), -1)
-        labels[:, 0::2] = np.where(_occurred_before(keys) & ~noisy, answers, -1)
+        labels[:, 0::2] = np.where(_occurred_before(keys, first_value) & ~noisy, answers, -1)
         questions = np.stack([keys, answers], axis=2)
         questions[noisy] = self._noise(rng, int(noisy.sum()))
         return at_positions(questions.reshape(count, length), labels)
@@ -114,12 +114,17 @@ class NoisyRecall(InContextRecall):
 
 def _one_present(rng: np.random.Generator, keys: Ids, count: int) -> Ids:
     """Draw a key uniformly from the different keys of each row; -1 is not a key."""
-    present = (keys[:, :, None] == np.arange(count)).any(axis=1)
-    drawn: Ids = np.where(present, rng.random(present.shape), -1).argmax(axis=1)
+    present = np.zeros((len(keys), count + 1), np.bool_)  # the last column is that of -1
+    np.put_along_axis(present, keys, True, axis=1)
+    drawn: Ids = np.where(present[:, :count], rng.random((len(keys), count)), -1).argmax(axis=1)
     return drawn
 
 
-def _occurred_before(keys: Ids) -> NDArray[np.bool_]:
-    equal = keys[:, :, None] == keys[:, None, :]
-    before: NDArray[np.bool_] = np.tril(equal, -1).any(axis=2)
+def _occurred_before(keys: Ids, count: int) -> NDArray[np.bool_]:
+    """Return True for each key that an earlier column of its row contains."""
+    rows, seen = np.arange(len(keys)), np.zeros((len(keys), count + 1), np.bool_)
+    before = np.empty(keys.shape, np.bool_)
+    for column, key in enumerate(keys.T):
+        before[:, column] = seen[rows, key]
+        seen[rows, key] = True
     return before

@@ -16,6 +16,8 @@ from tfm_blocks.probes.example import Example
 from tfm_blocks.probes.streams import integers, random_stream
 
 BLOCK = 1000  # examples of one random stream: block 7 of a split can be generated without blocks 0 to 6
+LONGEST = 10_000  # tokens of a string: a block of them must fit into memory
+MOST = 1_000_000  # symbols of an alphabet
 
 
 @dataclass(frozen=True)
@@ -99,17 +101,19 @@ class SampledTask(ProbeTask):
 
 def fitting_lengths(task: ProbeTask, low: int, high: int) -> tuple[int, ...]:
     """Return the lengths from low to high, both included, that fit the task. Raises ConfigError if none fits."""
+    if high > LONGEST:
+        raise setting_error("train_lengths", f"must be at most {LONGEST:,}, but is {high}", "use shorter strings")
     lengths = tuple(length for length in range(low, high + 1) if not task.misfit(length))
     if not lengths:
         rule = f"no length from {low} to {high} fits the task: it {task.misfit(high)}"
-        raise ConfigError(Problem("data.train_lengths", rule, help="use a wider range"))
+        raise setting_error("train_lengths", rule, "use a wider range")
     return lengths
 
 
 def check_length(task: ProbeTask, address: str, length: int) -> None:
     """Raise ConfigError if the length does not fit the task."""
-    if rule := task.misfit(length):
-        near = sorted(range(1, 2 * abs(length) + 1000), key=lambda other: (abs(other - length), other))
+    if rule := f"must be at most {LONGEST:,}" if length > LONGEST else task.misfit(length):
+        near = sorted(range(1, LONGEST + 1), key=lambda other: abs(other - length))
         fits = next((other for other in near if not task.misfit(other)), None)
         help = f"the nearest length that fits is {fits}" if fits else "change the settings of the task"
         raise ConfigError(Problem(address, f"{rule}, but is {length}", help=help))
@@ -121,8 +125,11 @@ def setting_error(setting: str, rule: str, help: str) -> ConfigError:
 
 
 def require_at_least(task: ProbeTask, **least: int) -> None:
-    """Raise ConfigError for the first of these settings whose value is below its minimum."""
+    """Raise ConfigError for the first of these settings whose value is below its minimum, or above a million."""
     for setting, minimum in least.items():
-        if (value := getattr(task, setting)) < minimum:
+        value = getattr(task, setting)
+        if value < minimum:
             rule = f"must be at least {minimum}, but is {value}"
             raise setting_error(setting, rule, f"write data.{setting}={minimum} or more")
+        if value > MOST:
+            raise setting_error(setting, f"must be at most {MOST:,}, but is {value}", f"write data.{setting}={MOST}")
