@@ -10,8 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_blanks
+from tfm_blocks.probes.presets import tracking
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask, require_at_least, setting_error
+from tfm_blocks.probes.task import SampledTask, require_at_least, setting_error
 
 OPERATORS = "+-*"
 
@@ -20,10 +21,7 @@ OPERATORS = "+-*"
 class ArithmeticTask(SampledTask):
     """An expression over the integers modulo `modulus`, whose value is due at the token after it."""
 
-    presets: ClassVar = {
-        "paper": Preset(2_000_000, 8192, 8192, (3, 40), (39, 63, 127, 255)),
-        "lite": Preset(64_000, 1000, 1000, (3, 40), (39, 63, 127, 255)),
-    }
+    presets: ClassVar = tracking(39, 63, 127, 255)
     brackets: ClassVar[str] = ""
     modulus: int = 5
     operators: str = OPERATORS
@@ -99,10 +97,7 @@ class ArithmeticBrackets(ArithmeticTask):
     """
 
     source: ClassVar = "Delétang et al. 2023 (modular arithmetic); sizes of Grazzi et al. 2024"
-    presets: ClassVar = {
-        "paper": Preset(2_000_000, 8192, 8192, (3, 40), (40, 64, 128, 256)),
-        "lite": Preset(64_000, 1000, 1000, (3, 40), (40, 64, 128, 256)),
-    }
+    presets: ClassVar = tracking(40, 64, 128, 256)
     brackets: ClassVar = "()"
 
     def draw(self, rng: np.random.Generator, length: int, count: int) -> tuple[Ids, Ids]:

@@ -9,8 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_blanks
+from tfm_blocks.probes.presets import CHOMSKY, tracking
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask
+from tfm_blocks.probes.task import SampledTask
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,7 @@ class Parity(BitTask):
     """
 
     source: ClassVar = "Delétang et al. 2023; sizes of Grazzi et al. 2024"
-    presets: ClassVar = {
-        "paper": Preset(2_000_000, 8192, 8192, (3, 40), (40, 64, 128, 256)),
-        "lite": Preset(64_000, 1000, 1000, (3, 40), (40, 64, 128, 256)),
-    }
+    presets: ClassVar = tracking(40, 64, 128, 256)
 
     def answer(self, bits: Ids) -> Ids:
         odd: Ids = bits.sum(axis=1) % 2
@@ -55,10 +53,7 @@ class EvenPairs(BitTask):
     """
 
     source: ClassVar = "Delétang et al. 2023"
-    presets: ClassVar = {
-        "paper": Preset(2_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
-        "lite": Preset(64_000, 1000, 1000, (1, 40), (40, 60, 80, 100)),
-    }
+    presets: ClassVar = CHOMSKY
 
     def answer(self, bits: Ids) -> Ids:
         return bits[:, 0] ^ bits[:, -1]

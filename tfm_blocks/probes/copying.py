@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, at_blanks
+from tfm_blocks.probes.presets import mad
 from tfm_blocks.probes.streams import distinct, integers
-from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
+from tfm_blocks.probes.task import SampledTask, require_at_least
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,7 @@ class SelectiveCopying(SampledTask):
     """
 
     source: ClassVar = "Poli et al. 2024 (MAD)"
-    presets: ClassVar = {
-        "paper": Preset(12_800, 1280, 1280, (256, 256), (256,)),
-        "lite": Preset(12_800, 640, 640, (64, 64), (64,), {"tokens": 8}),
-    }
+    presets: ClassVar = mad(256, 64, tokens=8)
     vocab: int = 16
     tokens: int = 16
 
@@ -64,10 +62,7 @@ class Compression(SampledTask):
     """
 
     source: ClassVar = "Poli et al. 2024 (MAD)"
-    presets: ClassVar = {
-        "paper": Preset(12_800, 1280, 1280, (32, 32), (32,)),
-        "lite": Preset(12_800, 640, 640, (16, 16), (16,)),
-    }
+    presets: ClassVar = mad(32, 16)
     vocab: int = 16
 
     def __post_init__(self) -> None:

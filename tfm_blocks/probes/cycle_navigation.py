@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, at_blanks
+from tfm_blocks.probes.presets import CHOMSKY
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
+from tfm_blocks.probes.task import SampledTask, require_at_least
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,7 @@ class CycleNavigation(SampledTask):
     """
 
     source: ClassVar = "Delétang et al. 2023"
-    presets: ClassVar = {
-        "paper": Preset(2_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
-        "lite": Preset(64_000, 1000, 1000, (1, 40), (40, 60, 80, 100)),
-    }
+    presets: ClassVar = CHOMSKY
     modulus: int = 5
 
     def __post_init__(self) -> None:

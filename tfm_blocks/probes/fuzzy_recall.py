@@ -8,8 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, at_positions
+from tfm_blocks.probes.key_values import key_value_names
+from tfm_blocks.probes.presets import mad
 from tfm_blocks.probes.streams import distinct, integers
-from tfm_blocks.probes.task import Preset, SampledTask, require_at_least, setting_error
+from tfm_blocks.probes.task import SampledTask, require_at_least, setting_error
 
 Motif = tuple[int, ...]
 
@@ -26,10 +28,7 @@ class FuzzyRecall(SampledTask):
     """
 
     source: ClassVar = "Poli et al. 2024 (MAD)"
-    presets: ClassVar = {
-        "paper": Preset(12_800, 1280, 1280, (128, 128), (128,)),
-        "lite": Preset(12_800, 640, 640, (64, 64), (64,), {"motif": 2}),
-    }
+    presets: ClassVar = mad(128, 64, motif=2)
     shows_answers: ClassVar = True
     vocab: int = 16
     motif: int = 3
@@ -43,8 +42,7 @@ class FuzzyRecall(SampledTask):
 
     @property
     def alphabet(self) -> tuple[str, ...]:
-        keys = self._keys
-        return (*(f"k{key}" for key in range(keys)), *(f"v{value}" for value in range(self.vocab - 1 - keys)), "_")
+        return (*key_value_names(self._keys, self.vocab - 1 - self._keys), "_")
 
     @property
     def chance(self) -> float:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
+from tfm_blocks.probes.key_values import key_value_names
 from tfm_blocks.probes.streams import distinct, integers, random_stream
 from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
 
@@ -35,8 +36,7 @@ class Memorisation(SampledTask):
 
     @property
     def alphabet(self) -> tuple[str, ...]:
-        keys = self._keys
-        return (*(f"k{key}" for key in range(keys)), *(f"v{value}" for value in range(self.vocab - 1 - keys)), "_")
+        return (*key_value_names(self._keys, self.vocab - 1 - self._keys), "_")
 
     @property
     def chance(self) -> float:

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, at_blanks
+from tfm_blocks.probes.presets import CHOMSKY
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.strings import CHOMSKY
 from tfm_blocks.probes.task import SampledTask
 
 

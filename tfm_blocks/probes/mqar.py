@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
+from tfm_blocks.probes.key_values import key_value_names
 from tfm_blocks.probes.streams import distinct, integers
 from tfm_blocks.probes.task import Preset, SampledTask, require_at_least, setting_error
 
@@ -48,7 +49,7 @@ class Mqar(SampledTask):
     @property
     def alphabet(self) -> tuple[str, ...]:
         half = self.vocab // 2
-        return ("_", *(f"k{key}" for key in range(1, half)), *(f"v{value}" for value in range(half)))
+        return ("_", *key_value_names(half - 1, half))
 
     @property
     def chance(self) -> float:

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
+from tfm_blocks.probes.key_values import key_value_names
+from tfm_blocks.probes.presets import mad
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask, require_at_least, setting_error
+from tfm_blocks.probes.task import SampledTask, require_at_least, setting_error
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,7 @@ class InContextRecall(SampledTask):
     """
 
     source: ClassVar = "Poli et al. 2024 (MAD)"
-    presets: ClassVar = {
-        "paper": Preset(12_800, 1280, 1280, (128, 128), (128,)),
-        "lite": Preset(12_800, 640, 640, (64, 64), (64,)),
-    }
+    presets: ClassVar = mad(128, 64)
     shows_answers: ClassVar = True
     vocab: int = 16
 
@@ -36,7 +35,7 @@ class InContextRecall(SampledTask):
     @property
     def alphabet(self) -> tuple[str, ...]:
         keys = self._symbols // 2
-        return (*(f"k{key}" for key in range(keys)), *(f"v{value}" for value in range(self._symbols - keys)))
+        return key_value_names(keys, self._symbols - keys)
 
     @property
     def chance(self) -> float:
@@ -81,10 +80,7 @@ class NoisyRecall(InContextRecall):
     noise: probability that a pair is replaced.
     """
 
-    presets: ClassVar = {
-        "paper": Preset(12_800, 1280, 1280, (128, 128), (128,)),
-        "lite": Preset(12_800, 640, 640, (64, 64), (64,)),
-    }
+    presets: ClassVar = mad(128, 64)
     vocab: int = 32
     noise_tokens: int = 16
     noise: float = 0.2

@@ -13,6 +13,7 @@ from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.probes.catalogue import TASKS
 from tfm_blocks.probes.example import Example
 from tfm_blocks.probes.task import Preset, ProbeTask
+from tfm_blocks.report.docstring import split_fields
 from tfm_blocks.report.screen import screen
 from tfm_blocks.report.table import Cell, Sheet, print_sheet
 
@@ -47,18 +48,7 @@ def show_probe(name: str) -> None:
 
 def _split(task: type[ProbeTask]) -> tuple[str, dict[str, str]]:
     """Return the docstring of a task without the meanings of its settings, and the meanings."""
-    text, names = inspect.getdoc(task) or "", [field.name for field in fields(task)]
-    body, _, last = text.rpartition("\n\n")
-    if not last.startswith(tuple(f"{name}: " for name in names)):
-        return text, {}
-    meanings: dict[str, str] = {}
-    for line in last.splitlines():
-        name, _, rest = line.partition(": ")
-        if name in names:
-            meanings[name] = rest
-        else:
-            meanings[next(reversed(meanings))] += f" {line}"
-    return body, meanings
+    return split_fields(inspect.getdoc(task) or "", [field.name for field in fields(task)])
 
 
 def _question(task: type[ProbeTask]) -> str:
