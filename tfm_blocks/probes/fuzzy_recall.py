@@ -34,7 +34,7 @@ class FuzzyRecall(SampledTask):
     motif: int = 3
 
     def __post_init__(self) -> None:
-        require_at_least(self, motif=1)
+        require_at_least(self, motif=1, vocab=0)
         if (self.vocab - 1) // 2 < max(2, self.motif):
             least = 2 * max(2, self.motif) + 1
             rule = f"must be at least {least}, for motifs of {self.motif} different tokens, but is {self.vocab}"
