@@ -15,14 +15,14 @@ from tfm_blocks.data.corpus import Corpus, write_examples
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.probes.example import Example
-from tfm_blocks.probes.task import Task
+from tfm_blocks.probes.task import ProbeTask
 
 
 @dataclass(frozen=True)
 class ProbeSplit:
     """The examples of a split: for each of `parts`, `count` examples whose lengths are drawn from its lengths."""
 
-    task: Task
+    task: ProbeTask
     seed: int
     name: str
     parts: Sequence[Sequence[int]]

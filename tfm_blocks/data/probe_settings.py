@@ -12,7 +12,7 @@ from pydantic import ConfigDict, create_model, model_validator
 from tfm_blocks.config.settings import Count, CountOrZero, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.probes.catalogue import TASKS
-from tfm_blocks.probes.task import Preset, Task, check_length, fitting_lengths
+from tfm_blocks.probes.task import Preset, ProbeTask, check_length, fitting_lengths
 
 SPECIAL_TOKENS = 4  # pad, bos, eos and unk, which come before the alphabet of the task
 
@@ -52,7 +52,7 @@ class ProbeSettings(Settings):
         return self
 
     @cached_property
-    def probe(self) -> Task:
+    def probe(self) -> ProbeTask:
         """Return the task with its settings. Raises ConfigError."""
         written = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
         settings = _task_settings(self._kind, {**self._preset.settings, **written})
@@ -86,7 +86,7 @@ class ProbeSettings(Settings):
         return {"train": fitting, "val": fitting, "test": tuple(self.test_lengths or preset.test_lengths)}
 
     @property
-    def _kind(self) -> type[Task]:
+    def _kind(self) -> type[ProbeTask]:
         if self.task not in TASKS:
             rule = f"no task is called {shown(self.task)}"
             raise ConfigError(Problem("data.task", rule, help=suggest(self.task, TASKS)))
@@ -97,7 +97,7 @@ class ProbeSettings(Settings):
         return self._kind.presets[self.size]
 
 
-def _task_settings(task: type[Task], written: Mapping[str, Any]) -> dict[str, Any]:
+def _task_settings(task: type[ProbeTask], written: Mapping[str, Any]) -> dict[str, Any]:
     """Check the types and names of a task's settings. Raises ConfigError with all problems."""
     hints = get_type_hints(task)
     kinds: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields(task)}

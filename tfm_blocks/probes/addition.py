@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, generated
+from tfm_blocks.probes.presets import PAIRS
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.strings import PAIRS
 from tfm_blocks.probes.task import SampledTask
 
 PLUS = 10

@@ -10,8 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_blanks
+from tfm_blocks.probes.presets import tracking
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask, refuse, require_at_least
+from tfm_blocks.probes.task import SampledTask, require_at_least, setting_error
 
 OPERATORS = "+-*"
 
@@ -20,10 +21,7 @@ OPERATORS = "+-*"
 class ArithmeticTask(SampledTask):
     """An expression over the integers modulo `modulus`, whose value is due at the token after it."""
 
-    presets: ClassVar = {
-        "paper": Preset(25_600_000, 8192, 8192, (3, 40), (39, 63, 127, 255)),
-        "lite": Preset(64_000, 1000, 1000, (3, 40), (39, 63, 127, 255)),
-    }
+    presets: ClassVar = tracking(39, 63, 127, 255)
     brackets: ClassVar[str] = ""
     modulus: int = 5
     operators: str = OPERATORS
@@ -32,7 +30,7 @@ class ArithmeticTask(SampledTask):
         require_at_least(self, modulus=2)
         if not self.operators or set(self.operators) - set(OPERATORS) or len(set(self.operators)) < len(self.operators):
             rule = f"must be one or more of {OPERATORS}, each at most once, but is {self.operators!r}"
-            raise refuse("operators", rule, "write data.operators='+-'")
+            raise setting_error("operators", rule, "write data.operators='+-'")
 
     @property
     def alphabet(self) -> tuple[str, ...]:
@@ -57,9 +55,9 @@ class ArithmeticTask(SampledTask):
 
 @dataclass(frozen=True)
 class Arithmetic(ArithmeticTask):
-    """The value of an expression without brackets is due modulo 5 at the token after it. Multiplication binds tighter.
+    """What is the value of an expression without brackets, modulo 5? It is due at the token after the expression.
 
-    Digits and operators alternate, so the length is odd.
+    Multiplication binds tighter. Digits and operators alternate, so the length is odd.
 
     modulus: digits are 0, …, modulus - 1, and the value is taken modulo it.
     operators: the operators to draw from, of +-*.
@@ -68,9 +66,7 @@ class Arithmetic(ArithmeticTask):
     source: ClassVar = "Delétang et al. 2023 (modular arithmetic, simple); sizes of Grazzi et al. 2024"
 
     def misfit(self, length: int) -> str:
-        return (
-            "must be odd and at least 1, since digits and operators alternate" if length < 1 or not length % 2 else ""
-        )
+        return "must be odd, since digits and operators alternate" if length < 1 or not length % 2 else ""
 
     def draw(self, rng: np.random.Generator, length: int, count: int) -> tuple[Ids, Ids]:
         digits = integers(rng, 0, self.modulus, (count, length // 2 + 1))
@@ -92,7 +88,7 @@ class Arithmetic(ArithmeticTask):
 
 @dataclass(frozen=True)
 class ArithmeticBrackets(ArithmeticTask):
-    """The value of an expression with nested brackets is due modulo 5 at the token after it.
+    """What is the value of an expression with nested brackets, modulo 5? It is due at the token after the expression.
 
     An expression is d, -d, (d) or (-d) for a digit d, or (left operator right). The length of left is drawn uniformly.
 
@@ -101,10 +97,7 @@ class ArithmeticBrackets(ArithmeticTask):
     """
 
     source: ClassVar = "Delétang et al. 2023 (modular arithmetic); sizes of Grazzi et al. 2024"
-    presets: ClassVar = {
-        "paper": Preset(25_600_000, 8192, 8192, (3, 40), (40, 64, 128, 256)),
-        "lite": Preset(64_000, 1000, 1000, (3, 40), (40, 64, 128, 256)),
-    }
+    presets: ClassVar = tracking(40, 64, 128, 256)
     brackets: ClassVar = "()"
 
     def draw(self, rng: np.random.Generator, length: int, count: int) -> tuple[Ids, Ids]:

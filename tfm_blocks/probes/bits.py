@@ -9,8 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_blanks
+from tfm_blocks.probes.presets import CHOMSKY, tracking
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask
+from tfm_blocks.probes.task import SampledTask
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,13 @@ class BitTask(SampledTask):
 
 @dataclass(frozen=True)
 class Parity(BitTask):
-    """The answer is 1 if the number of ones is odd, and 0 if it is even. It is due at a token after the bits.
+    """Is the number of ones odd? The answer, 1 if it is and 0 if not, is due at a token after the bits.
 
     Each 1 flips the state, which a linear recurrence with positive eigenvalues and finite precision cannot track.
     """
 
     source: ClassVar = "Delétang et al. 2023; sizes of Grazzi et al. 2024"
-    presets: ClassVar = {
-        "paper": Preset(5_120_000, 8192, 8192, (3, 40), (40, 64, 128, 256)),
-        "lite": Preset(64_000, 1000, 1000, (3, 40), (40, 64, 128, 256)),
-    }
+    presets: ClassVar = tracking(40, 64, 128, 256)
 
     def answer(self, bits: Ids) -> Ids:
         odd: Ids = bits.sum(axis=1) % 2
@@ -49,16 +47,13 @@ class Parity(BitTask):
 
 @dataclass(frozen=True)
 class EvenPairs(BitTask):
-    """The answer is 0 if the number of pairs 01 and 10 among the neighbours is even, and 1 if it is odd.
+    """Is the number of neighbours 01 and 10 odd? The answer, 1 if it is and 0 if not, is due at a token after the bits.
 
-    It is due at a token after the bits, and is 1 exactly if the first and the last bit differ.
+    It is 1 exactly if the first and the last bit differ.
     """
 
     source: ClassVar = "Delétang et al. 2023"
-    presets: ClassVar = {
-        "paper": Preset(128_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
-        "lite": Preset(64_000, 1000, 1000, (1, 40), (40, 60, 80, 100)),
-    }
+    presets: ClassVar = CHOMSKY
 
     def answer(self, bits: Ids) -> Ids:
         return bits[:, 0] ^ bits[:, -1]

@@ -15,10 +15,10 @@ from tfm_blocks.probes.recall import InContextRecall, NoisyRecall
 from tfm_blocks.probes.scan import Scan
 from tfm_blocks.probes.stack_manipulation import StackManipulation
 from tfm_blocks.probes.strings import BucketSort, Copy, OddsFirst, Reverse, ReverseString, Sort
-from tfm_blocks.probes.task import Task
+from tfm_blocks.probes.task import ProbeTask
 from tfm_blocks.probes.word_problem import WordProblem
 
-TASKS: dict[str, type[Task]] = {
+TASKS: dict[str, type[ProbeTask]] = {
     "mqar": Mqar,
     "in_context_recall": InContextRecall,
     "fuzzy_recall": FuzzyRecall,

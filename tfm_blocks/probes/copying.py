@@ -8,23 +8,21 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, at_blanks
+from tfm_blocks.probes.presets import mad
 from tfm_blocks.probes.streams import distinct, integers
-from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
+from tfm_blocks.probes.task import SampledTask, require_at_least
 
 
 @dataclass(frozen=True)
 class SelectiveCopying(SampledTask):
-    """Tokens are scattered among blanks. After a copy token they are due in the same order, one at each further blank.
+    """Repeat tokens that are scattered among blanks. They are due after a copy token, in order, one at each blank.
 
     vocab: tokens, of which the last two are the blank and the copy token.
     tokens: number of tokens to copy.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD), section 3.1"
-    presets: ClassVar = {
-        "paper": Preset(12_800, 1280, 1280, (256, 256), (256,)),
-        "lite": Preset(12_800, 640, 640, (64, 64), (64,), {"tokens": 8}),
-    }
+    source: ClassVar = "Poli et al. 2024 (MAD)"
+    presets: ClassVar = mad(256, 64, tokens=8)
     vocab: int = 16
     tokens: int = 16
 
@@ -55,7 +53,7 @@ class SelectiveCopying(SampledTask):
 
 @dataclass(frozen=True)
 class Compression(SampledTask):
-    """A string of random tokens is due again, in order, from the compression token on that follows it.
+    """Repeat a string of random tokens, in order, from the compression token on that follows it.
 
     In the paper a separate decoder reads only the state at the first compression token. A decoder-only model reads
     its own state instead: a recurrent state must hold the whole string, but attention can read the string again.
@@ -63,11 +61,8 @@ class Compression(SampledTask):
     vocab: tokens, of which the last is the compression token. The length includes the first compression token.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD), section 3.1"
-    presets: ClassVar = {
-        "paper": Preset(12_800, 1280, 1280, (32, 32), (32,)),
-        "lite": Preset(12_800, 640, 640, (16, 16), (16,)),
-    }
+    source: ClassVar = "Poli et al. 2024 (MAD)"
+    presets: ClassVar = mad(32, 16)
     vocab: int = 16
 
     def __post_init__(self) -> None:

@@ -8,24 +8,22 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, at_blanks
+from tfm_blocks.probes.presets import CHOMSKY
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
+from tfm_blocks.probes.task import SampledTask, require_at_least
 
 
 @dataclass(frozen=True)
 class CycleNavigation(SampledTask):
-    """An agent starts at place 0 of a cycle, and each move stays, or goes one place forwards or back.
+    """Where on a cycle does an agent end that starts at place 0? A move stays, or goes one place forwards or back.
 
-    Its final place is due at a token after the moves.
+    The final place is due at a token after the moves.
 
     modulus: places of the cycle.
     """
 
     source: ClassVar = "Delétang et al. 2023"
-    presets: ClassVar = {
-        "paper": Preset(128_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
-        "lite": Preset(64_000, 1000, 1000, (1, 40), (40, 60, 80, 100)),
-    }
+    presets: ClassVar = CHOMSKY
     modulus: int = 5
 
     def __post_init__(self) -> None:

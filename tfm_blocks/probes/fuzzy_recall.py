@@ -8,43 +8,41 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, at_positions
+from tfm_blocks.probes.key_values import key_value_names
+from tfm_blocks.probes.presets import mad
 from tfm_blocks.probes.streams import distinct, integers
-from tfm_blocks.probes.task import Preset, SampledTask, refuse, require_at_least
+from tfm_blocks.probes.task import SampledTask, require_at_least, setting_error
 
 Motif = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class FuzzyRecall(SampledTask):
-    """In-context recall in which a key and a value are motifs of one to three different tokens each.
+    """Recall the value of each key that occurred before. A key or a value is a motif of one to three different tokens.
 
-    Each token of a value is due one position earlier if the key occurred before. The last key always did. Padding
-    follows the last pair. Sizes of motifs are drawn uniformly, in tests too.
+    Each token of a recalled value is due one position earlier. The last key always occurred before. Padding follows the
+    last pair. Sizes of motifs are drawn uniformly, in tests too.
 
     vocab: tokens; the last is padding, the first half of the others are tokens of keys, the rest of values.
     motif: the maximum number of tokens of a key or a value.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD), section 3.1"
-    presets: ClassVar = {
-        "paper": Preset(12_800, 1280, 1280, (128, 128), (128,)),
-        "lite": Preset(12_800, 640, 640, (64, 64), (64,), {"motif": 2}),
-    }
+    source: ClassVar = "Poli et al. 2024 (MAD)"
+    presets: ClassVar = mad(128, 64, motif=2)
     shows_answers: ClassVar = True
     vocab: int = 16
     motif: int = 3
 
     def __post_init__(self) -> None:
-        require_at_least(self, motif=1)
+        require_at_least(self, motif=1, vocab=0)
         if (self.vocab - 1) // 2 < max(2, self.motif):
             least = 2 * max(2, self.motif) + 1
             rule = f"must be at least {least}, for motifs of {self.motif} different tokens, but is {self.vocab}"
-            raise refuse("vocab", rule, f"write data.vocab={least} or more, or a smaller data.motif")
+            raise setting_error("vocab", rule, f"write data.vocab={least} or more, or a smaller data.motif")
 
     @property
     def alphabet(self) -> tuple[str, ...]:
-        keys = self._keys
-        return (*(f"k{key}" for key in range(keys)), *(f"v{value}" for value in range(self.vocab - 1 - keys)), "_")
+        return (*key_value_names(self._keys, self.vocab - 1 - self._keys), "_")
 
     @property
     def chance(self) -> float:

@@ -8,13 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
-from tfm_blocks.probes.streams import distinct, integers, stream
+from tfm_blocks.probes.key_values import key_value_names
+from tfm_blocks.probes.streams import distinct, integers, random_stream
 from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
 
 
 @dataclass(frozen=True)
 class Memorisation(SampledTask):
-    """Random keys are each followed by a blank, where the key's value is due. The map from keys to values is fixed.
+    """Each key is followed by a blank, where its value is due. The map from keys to values is the same everywhere.
 
     The question does not contain the values, so the weights must store them. All splits share the map.
 
@@ -22,7 +23,7 @@ class Memorisation(SampledTask):
     map: number of the random map, which does not depend on data.seed. Different keys have different values.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD), section 3.1"
+    source: ClassVar = "Poli et al. 2024 (MAD)"
     presets: ClassVar = {
         "paper": Preset(256, 1280, 1280, (32, 32), (32,)),
         "lite": Preset(256, 640, 640, (32, 32), (32,)),
@@ -35,12 +36,11 @@ class Memorisation(SampledTask):
 
     @property
     def alphabet(self) -> tuple[str, ...]:
-        keys = self._keys
-        return (*(f"k{key}" for key in range(keys)), *(f"v{value}" for value in range(self.vocab - 1 - keys)), "_")
+        return (*key_value_names(self._keys, self.vocab - 1 - self._keys), "_")
 
     @property
     def chance(self) -> float:
-        return 1 / (self.vocab - 1 - self._keys)
+        return 1 / self._keys
 
     @property
     def _keys(self) -> int:
@@ -58,5 +58,5 @@ class Memorisation(SampledTask):
 
     def _values(self) -> Ids:
         """Return the value of each key."""
-        row: Ids = distinct(stream(self.map, "memorisation"), self._keys, self.vocab - 1, 1, self._keys)[0]
+        row: Ids = distinct(random_stream(self.map, "memorisation"), self._keys, self.vocab - 1, 1, self._keys)[0]
         return row

@@ -8,14 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, at_blanks
+from tfm_blocks.probes.presets import CHOMSKY
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.strings import CHOMSKY
 from tfm_blocks.probes.task import SampledTask
 
 
 @dataclass(frozen=True)
 class MissingDuplicate(SampledTask):
-    """A string of bits occurs twice, and one of all its symbols is hidden by a question mark.
+    """Which bit does the question mark hide? A string of bits occurs twice, and one symbol is hidden.
 
     The hidden bit is due at a token after the strings.
     """

@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
+from tfm_blocks.probes.key_values import key_value_names
 from tfm_blocks.probes.streams import distinct, integers
-from tfm_blocks.probes.task import Preset, SampledTask, refuse, require_at_least
+from tfm_blocks.probes.task import Preset, SampledTask, require_at_least, setting_error
 
 EXPONENT = 0.01  # a of the distribution of slots, p(i) ∝ a·i^(a-1)
 
@@ -27,7 +28,7 @@ class Mqar(SampledTask):
     filler: blank or random.
     """
 
-    source: ClassVar = "Arora et al. 2023 (Zoology), section 3 and figure 2"
+    source: ClassVar = "Arora et al. 2023 (Zoology), figure 2"
     presets: ClassVar = {
         "paper": Preset(100_000, 3000, 3000, (64, 64), (64,)),
         "lite": Preset(20_000, 1000, 1000, (64, 64), (64,), {"vocab": 256}),
@@ -37,18 +38,18 @@ class Mqar(SampledTask):
     filler: Literal["blank", "random"] = "blank"
 
     def __post_init__(self) -> None:
-        require_at_least(self, pairs=1)
+        require_at_least(self, pairs=1, vocab=0)
         least = 2 * self.pairs + 2
         if self.vocab < least or self.vocab % 2:
             rule = f"must be even and at least {least}, for {self.pairs} different keys, but is {self.vocab}"
-            raise refuse("vocab", rule, f"write data.vocab={least} or more")
+            raise setting_error("vocab", rule, f"write data.vocab={least} or more")
         if self.filler not in ("blank", "random"):
-            raise refuse("filler", f"must be blank or random, but is {self.filler}", "write data.filler=blank")
+            raise setting_error("filler", f"must be blank or random, but is {self.filler}", "write data.filler=blank")
 
     @property
     def alphabet(self) -> tuple[str, ...]:
         half = self.vocab // 2
-        return ("_", *(f"k{key}" for key in range(1, half)), *(f"v{value}" for value in range(half)))
+        return ("_", *key_value_names(half - 1, half))
 
     @property
     def chance(self) -> float:

@@ -9,24 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
+from tfm_blocks.probes.key_values import key_value_names
+from tfm_blocks.probes.presets import mad
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask, refuse, require_at_least
+from tfm_blocks.probes.task import SampledTask, require_at_least, setting_error
 
 
 @dataclass(frozen=True)
 class InContextRecall(SampledTask):
-    """Keys and their values alternate, and every example has another map from keys to values.
+    """Recall the value of each key that occurred before. Every example has another map from keys to values.
 
-    The value is due at each key that occurred before. The last key always did.
+    Keys and their values alternate. The value is due at the key. The last key always occurred before.
 
     vocab: tokens; the first half are keys, the others are values.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD), section 3.1"
-    presets: ClassVar = {
-        "paper": Preset(12_800, 1280, 1280, (128, 128), (128,)),
-        "lite": Preset(12_800, 640, 640, (64, 64), (64,)),
-    }
+    source: ClassVar = "Poli et al. 2024 (MAD)"
+    presets: ClassVar = mad(128, 64)
     shows_answers: ClassVar = True
     vocab: int = 16
 
@@ -36,7 +35,7 @@ class InContextRecall(SampledTask):
     @property
     def alphabet(self) -> tuple[str, ...]:
         keys = self._symbols // 2
-        return (*(f"k{key}" for key in range(keys)), *(f"v{value}" for value in range(self._symbols - keys)))
+        return key_value_names(keys, self._symbols - keys)
 
     @property
     def chance(self) -> float:
@@ -58,7 +57,7 @@ class InContextRecall(SampledTask):
         values = integers(rng, first_value, self._symbols, (count, first_value))  # of each key, in each example
         answers = np.take_along_axis(values, keys, axis=1)  # arbitrary for noisy pairs, which are not due
         labels = np.full((count, length), -1)
-        labels[:, 0::2] = np.where(_occurred_before(keys) & ~noisy, answers, -1)
+        labels[:, 0::2] = np.where(_occurred_before(keys, first_value) & ~noisy, answers, -1)
         questions = np.stack([keys, answers], axis=2)
         questions[noisy] = self._noise(rng, int(noisy.sum()))
         return at_positions(questions.reshape(count, length), labels)
@@ -72,19 +71,16 @@ class InContextRecall(SampledTask):
 
 @dataclass(frozen=True)
 class NoisyRecall(InContextRecall):
-    """In-context recall in which some pairs are replaced by two noise tokens each.
+    """Recall the value of each key that occurred before, as in in_context_recall, but with noise between the pairs.
 
-    The value is due at each key that occurred before. At least one pair before the last is not noise.
+    Two noise tokens replace a pair. The value is due at the key. At least one pair before the last is not noise.
 
     vocab: tokens, of which the last noise_tokens are noise; the first half of the others are keys, the rest values.
     noise_tokens: different noise tokens.
     noise: probability that a pair is replaced.
     """
 
-    presets: ClassVar = {
-        "paper": Preset(12_800, 1280, 1280, (128, 128), (128,)),
-        "lite": Preset(12_800, 640, 640, (64, 64), (64,)),
-    }
+    presets: ClassVar = mad(128, 64)
     vocab: int = 32
     noise_tokens: int = 16
     noise: float = 0.2
@@ -92,7 +88,7 @@ class NoisyRecall(InContextRecall):
     def __post_init__(self) -> None:
         require_at_least(self, noise_tokens=1, vocab=self.noise_tokens + 4)
         if not 0 <= self.noise < 1:
-            raise refuse("noise", f"must be at least 0 and below 1, but is {self.noise}", "write data.noise=0.2")
+            raise setting_error("noise", f"must be at least 0 and below 1, but is {self.noise}", "write data.noise=0.2")
 
     @property
     def alphabet(self) -> tuple[str, ...]:
@@ -114,12 +110,17 @@ class NoisyRecall(InContextRecall):
 
 def _one_present(rng: np.random.Generator, keys: Ids, count: int) -> Ids:
     """Draw a key uniformly from the different keys of each row; -1 is not a key."""
-    present = (keys[:, :, None] == np.arange(count)).any(axis=1)
-    drawn: Ids = np.where(present, rng.random(present.shape), -1).argmax(axis=1)
+    present = np.zeros((len(keys), count + 1), np.bool_)  # the last column is that of -1
+    np.put_along_axis(present, keys, True, axis=1)
+    drawn: Ids = np.where(present[:, :count], rng.random((len(keys), count)), -1).argmax(axis=1)
     return drawn
 
 
-def _occurred_before(keys: Ids) -> NDArray[np.bool_]:
-    equal = keys[:, :, None] == keys[:, None, :]
-    before: NDArray[np.bool_] = np.tril(equal, -1).any(axis=2)
+def _occurred_before(keys: Ids, count: int) -> NDArray[np.bool_]:
+    """Return True for each key that an earlier column of its row contains."""
+    rows, seen = np.arange(len(keys)), np.zeros((len(keys), count + 1), np.bool_)
+    before = np.empty(keys.shape, np.bool_)
+    for column, key in enumerate(keys.T):
+        before[:, column] = seen[rows, key]
+        seen[rows, key] = True
     return before

@@ -9,8 +9,8 @@ from itertools import product
 from typing import ClassVar, Literal
 
 from tfm_blocks.probes.example import Example
-from tfm_blocks.probes.streams import order, stream
-from tfm_blocks.probes.task import Preset, Task, refuse, require_at_least
+from tfm_blocks.probes.streams import order, random_stream
+from tfm_blocks.probes.task import Preset, ProbeTask, require_at_least, setting_error
 
 Words = tuple[str, ...]
 Pair = tuple[Words, Words]  # a command and its actions
@@ -22,11 +22,12 @@ SPLITS = ("simple", "length", "add_jump", "around_right")
 TRAIN_PAIRS = 16_728  # of the simple split
 JUMPS = 1467  # of the 14,670 training commands of add_jump, a tenth is the command jump
 CUTOFFS = range(22, 41)
+MOST_HELD_OUT = 10_000  # of at least 13,203 different training commands
 JUMP: Pair = (("jump",), ("I_JUMP",))
 
 
 @dataclass(frozen=True)
-class Scan(Task):
+class Scan(ProbeTask):
     """The question is a command such as `jump twice after walk left`, and the answer the sequence of its actions.
 
     All 20,910 commands of the grammar occur, so there are no lengths. A split separates training and test commands.
@@ -53,12 +54,15 @@ class Scan(Task):
     def __post_init__(self) -> None:
         require_at_least(self, held_out=0)
         if self.split not in SPLITS:
-            raise refuse("split", f"must be one of {', '.join(SPLITS)}, but is {self.split}", "write data.split=simple")
+            raise setting_error(
+                "split", f"must be one of {', '.join(SPLITS)}, but is {self.split}", "write data.split=simple"
+            )
         if self.cutoff not in CUTOFFS:
             rule = f"must be from {CUTOFFS[0]} to {CUTOFFS[-1]} actions, but is {self.cutoff}"
-            raise refuse("cutoff", rule, "write data.cutoff=26")
-        if self.held_out > (most := 10_000):
-            raise refuse("held_out", f"must be at most {most}, but is {self.held_out}", "write data.held_out=1000")
+            raise setting_error("cutoff", rule, "write data.cutoff=26")
+        if self.held_out > MOST_HELD_OUT:
+            rule = f"must be at most {MOST_HELD_OUT:,}, but is {self.held_out}"
+            raise setting_error("held_out", rule, "write data.held_out=1000")
 
     def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:
         """Generate the commands of a split in random order."""
@@ -125,4 +129,4 @@ def _divided(is_training: Callable[[Words, Words], bool]) -> tuple[list[Pair], l
 
 
 def _shuffled(pairs: Sequence[Pair], seed: int, name: str) -> list[Pair]:
-    return [pairs[row] for row in order(stream(seed, "scan", name), (1, len(pairs)))[0].tolist()]
+    return [pairs[row] for row in order(random_stream(seed, "scan", name), (1, len(pairs)))[0].tolist()]

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, at_blanks
+from tfm_blocks.probes.presets import CHOMSKY
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.strings import CHOMSKY
 from tfm_blocks.probes.task import SampledTask
 
 POP, END, BLANK = 2, 5, 6
@@ -17,11 +17,12 @@ POP, END, BLANK = 2, 5, 6
 
 @dataclass(frozen=True)
 class StackManipulation(SampledTask):
-    """A stack of bits is listed from the bottom to the top, and operations follow that pop or push a bit.
+    """Apply operations, which pop or push a bit, to a stack of bits, and list the final stack.
 
-    The final stack is due from the top to the bottom, then `end`, at the blanks after the operations. There is a blank
-    for each token of the string and one more, so their number does not reveal the size of the stack. Popping an empty
-    stack does nothing. The number of bits is drawn uniformly from 1, …, length - 1.
+    The string lists the stack from the bottom to the top, then the operations. The final stack is due from the top to
+    the bottom, then `end`, at the blanks after them. There is a blank for each token of the string and one more, so
+    their number does not reveal the size of the stack. Popping an empty stack does nothing. The number of bits is drawn
+    uniformly from 1, …, length - 1.
     """
 
     source: ClassVar = "Delétang et al. 2023"

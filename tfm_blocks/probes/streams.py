@@ -12,7 +12,7 @@ import numpy as np
 from tfm_blocks.probes.example import Ids
 
 
-def stream(seed: int, *names: str | int) -> np.random.Generator:
+def random_stream(seed: int, *names: str | int) -> np.random.Generator:
     """Return the generator for a seed and names such as the split, the length and the block of examples."""
     digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
     key = tuple(np.frombuffer(digest, "<u4").tolist())

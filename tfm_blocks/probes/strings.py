@@ -9,17 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_blanks, generated
+from tfm_blocks.probes.presets import CHOMSKY, PAIRS
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
-
-CHOMSKY = {
-    "paper": Preset(128_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
-    "lite": Preset(64_000, 1000, 1000, (1, 40), (40, 60, 80, 100)),
-}
-PAIRS = {
-    "paper": Preset(100_000, 10_000, 10_000, (1, 20), tuple(range(1, 41))),
-    "lite": Preset(50_000, 500, 500, (1, 20), (10, 20, 30, 40)),
-}
+from tfm_blocks.probes.task import SampledTask, require_at_least
 
 
 @dataclass(frozen=True)

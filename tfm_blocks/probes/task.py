@@ -13,9 +13,11 @@ import numpy as np
 
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.probes.example import Example
-from tfm_blocks.probes.streams import integers, stream
+from tfm_blocks.probes.streams import integers, random_stream
 
 BLOCK = 1000  # examples of one random stream: block 7 of a split can be generated without blocks 0 to 6
+LONGEST = 10_000  # tokens of a string: a block of them must fit into memory
+MOST = 1_000_000  # symbols of an alphabet
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Preset:
 
     The length of a training or validation example is drawn uniformly from the lengths between `train_lengths`, both
     included, that fit the task. `test` counts the examples of each of `test_lengths`. A task without lengths has
-    neither.
+    neither. A paper that draws new examples for each step has 2,000,000 training examples, which repeat.
     """
 
     train: int
@@ -36,7 +38,7 @@ class Preset:
 
 
 @dataclass(frozen=True)
-class Task(ABC):
+class ProbeTask(ABC):
     """A probe task. The fields of a subclass are its settings; their defaults are those of the paper.
 
     Subclasses document their settings and refuse invalid ones with a ConfigError whose address is `data.SETTING`.
@@ -70,7 +72,7 @@ class Task(ABC):
 
 
 @dataclass(frozen=True)
-class SampledTask(Task):
+class SampledTask(ProbeTask):
     """A task that draws its examples at random, without end.
 
     Each split has other random streams. Splits share questions only if the task has few: there are eight bit strings
@@ -87,42 +89,47 @@ class SampledTask(Task):
         return islice((example for block in blocks for example in block), count)
 
     def _block(self, seed: int, split: str, lengths: Sequence[int], block: int) -> list[Example]:
-        drawn = integers(stream(seed, split, "lengths", block), 0, len(lengths), (BLOCK,))
+        drawn = integers(random_stream(seed, split, "lengths", block), 0, len(lengths), (BLOCK,))
         examples: list[Example | None] = [None] * BLOCK
         for number, length in enumerate(lengths):
             rows = np.flatnonzero(drawn == number).tolist()
-            batch = self.batch(stream(seed, split, length, block), length, len(rows))
+            batch = self.batch(random_stream(seed, split, length, block), length, len(rows))
             for row, example in zip(rows, batch, strict=True):
                 examples[row] = example
         return [example for example in examples if example is not None]
 
 
-def fitting_lengths(task: Task, low: int, high: int) -> tuple[int, ...]:
+def fitting_lengths(task: ProbeTask, low: int, high: int) -> tuple[int, ...]:
     """Return the lengths from low to high, both included, that fit the task. Raises ConfigError if none fits."""
+    if high > LONGEST:
+        raise setting_error("train_lengths", f"must be at most {LONGEST:,}, but is {high}", "use shorter strings")
     lengths = tuple(length for length in range(low, high + 1) if not task.misfit(length))
     if not lengths:
         rule = f"no length from {low} to {high} fits the task: it {task.misfit(high)}"
-        raise ConfigError(Problem("data.train_lengths", rule, help="use a wider range"))
+        raise setting_error("train_lengths", rule, "use a wider range")
     return lengths
 
 
-def check_length(task: Task, address: str, length: int) -> None:
+def check_length(task: ProbeTask, address: str, length: int) -> None:
     """Raise ConfigError if the length does not fit the task."""
-    if rule := task.misfit(length):
-        near = sorted(range(1, 2 * abs(length) + 1000), key=lambda other: (abs(other - length), other))
+    if rule := f"must be at most {LONGEST:,}" if length > LONGEST else task.misfit(length):
+        near = sorted(range(1, LONGEST + 1), key=lambda other: abs(other - length))
         fits = next((other for other in near if not task.misfit(other)), None)
         help = f"the nearest length that fits is {fits}" if fits else "change the settings of the task"
         raise ConfigError(Problem(address, f"{rule}, but is {length}", help=help))
 
 
-def refuse(setting: str, rule: str, help: str) -> ConfigError:
+def setting_error(setting: str, rule: str, help: str) -> ConfigError:
     """Return the error for a setting of a task whose value breaks the rule."""
     return ConfigError(Problem(f"data.{setting}", rule, help=help))
 
 
-def require_at_least(task: Task, **least: int) -> None:
-    """Raise ConfigError for the first of these settings whose value is below its minimum."""
+def require_at_least(task: ProbeTask, **least: int) -> None:
+    """Raise ConfigError for the first of these settings whose value is below its minimum, or above a million."""
     for setting, minimum in least.items():
-        if (value := getattr(task, setting)) < minimum:
+        value = getattr(task, setting)
+        if value < minimum:
             rule = f"must be at least {minimum}, but is {value}"
-            raise refuse(setting, rule, f"write data.{setting}={minimum} or more")
+            raise setting_error(setting, rule, f"write data.{setting}={minimum} or more")
+        if value > MOST:
+            raise setting_error(setting, f"must be at most {MOST:,}, but is {value}", f"write data.{setting}={MOST}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_positions
 from tfm_blocks.probes.streams import integers
-from tfm_blocks.probes.task import Preset, SampledTask, refuse
+from tfm_blocks.probes.task import Preset, SampledTask, setting_error
 
 Permutation = tuple[int, ...]
 GROUPS = ("S3", "A5", "S5")
@@ -19,7 +19,7 @@ GROUPS = ("S3", "A5", "S5")
 
 @dataclass(frozen=True)
 class WordProblem(SampledTask):
-    """Each token is a permutation, and the product of the permutations up to each token is due at that token.
+    """Each token is a permutation. At each token, the product of the permutations up to it is due.
 
     The token 120 maps 0 to 1, 1 to 2 and 2 to 0. In a product the earlier permutation is applied first. S5 and A5 are
     not solvable: a fixed number of attention or linear recurrent layers cannot track them over any length.
@@ -27,7 +27,7 @@ class WordProblem(SampledTask):
     group: S3 and S5 are all permutations of three and five items, A5 the even ones of five.
     """
 
-    source: ClassVar = "Merrill et al. 2024, section 5"
+    source: ClassVar = "Merrill et al. 2024"
     presets: ClassVar = {
         "paper": Preset(1_000_000, 8192, 8192, (20, 20), (20,)),
         "lite": Preset(64_000, 1000, 1000, (3, 32), (16, 32, 64, 128)),
@@ -36,7 +36,9 @@ class WordProblem(SampledTask):
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:
-            raise refuse("group", f"must be one of {', '.join(GROUPS)}, but is {self.group}", "write data.group=S5")
+            raise setting_error(
+                "group", f"must be one of {', '.join(GROUPS)}, but is {self.group}", "write data.group=S5"
+            )
 
     @property
     def alphabet(self) -> tuple[str, ...]:
