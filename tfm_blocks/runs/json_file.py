@@ -65,7 +65,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 @lru_cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
