@@ -197,7 +197,4 @@ def _schema(arguments: argparse.Namespace) -> None:
 
     load_plugins(arguments.plugins)
     text = json.dumps(build_schema(REGISTRY), indent=1, ensure_ascii=False)
-    if arguments.path:
-        arguments.path.write_text(f"{text}\n", "utf-8")
-    else:
-        print(text)
+    options.write_output(f"{text}\n", arguments.path)

@@ -49,7 +49,7 @@ class SavedRun:
 
     @property
     def asked_parameters(self) -> int | None:
-        """Return the number of parameters with `asked_vocab`; None if an older version began the run."""
+        """Return the number of parameters with the requested vocabulary; None if an older version began the run."""
         count = self.start.facts.get("parameters_asked")
         return count if isinstance(count, int) else None
 
