@@ -45,7 +45,7 @@ class SavedRun:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> SavedRun:
         """Return the run whose `to_json` gave these fields."""
-        return cls(**{**fields, "folder": Path(fields["folder"]), "start": RunFile(**fields["start"])})
+        return cls(**{**fields, "folder": Path(fields["folder"]), "start": RunFile.from_json(fields["start"])})
 
     @property
     def asked_parameters(self) -> int | None:
