@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from tfm_blocks.compose.catalogue import Entry
+from tfm_blocks.compose.comments import Entry
 from tfm_blocks.report.screen import screen
 from tfm_blocks.report.table import Cell, Sheet, print_sheet
 
