@@ -150,7 +150,7 @@ def precision_of(arguments: argparse.Namespace) -> AbstractContextManager[object
     """Return a context manager that computes in the precision of --precision."""
     import torch
 
-    from tfm_blocks.network.device import choose_device
+    from tfm_blocks.network.build import choose_device
 
     device = torch.device(choose_device(arguments.device))
     return torch.autocast(device.type, torch.bfloat16, enabled=arguments.precision == "bf16")

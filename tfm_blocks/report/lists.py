@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.compose.catalogue import Entry
+from tfm_blocks.compose.comments import Entry
 from tfm_blocks.errors import Problem
 from tfm_blocks.report.screen import print_json, print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
