@@ -103,7 +103,8 @@ def _corrected(found: list[Against]) -> list[Against]:
         rows = {place: getattr(one, kind) for place, one in enumerate(found) if one.score == name}
         corrected = correct({place: p for place, p in rows.items() if p is not None})
         for place, p in corrected.items():
-            found[place] = replace(found[place], **{f"{kind}_corrected": p})
+            change: dict[str, Any] = {f"{kind}_corrected": p}
+            found[place] = replace(found[place], **change)
     return found
 
 
