@@ -26,8 +26,8 @@ from tfm_blocks.runs.folder import (
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
-from tfm_blocks.runs.status import ScoredSet, Status
-from tfm_blocks.scoring.corpus import Score, metrics, score
+from tfm_blocks.runs.status import Score, ScoredSet, Status
+from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news
 from tfm_blocks.training.module import TrainingModule
