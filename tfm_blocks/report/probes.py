@@ -14,8 +14,8 @@ from tfm_blocks.probes.catalogue import TASKS
 from tfm_blocks.probes.example import Example
 from tfm_blocks.probes.task import Preset, ProbeTask
 from tfm_blocks.report.docstring import split_fields
-from tfm_blocks.report.screen import screen
-from tfm_blocks.report.table import Cell, Sheet, print_sheet
+from tfm_blocks.report.screen import print_table, screen
+from tfm_blocks.report.table import Table, texts
 
 EXAMPLES = 3
 SHORT = 8  # tokens of an example, if the task can be that short
@@ -23,8 +23,8 @@ SHORT = 8  # tokens of an example, if the task can be that short
 
 def show_probes() -> None:
     """Print a row for each task."""
-    rows = [[Cell(name), Cell(_question(task)), Cell(task.source)] for name, task in TASKS.items()]
-    print_sheet(screen(), Sheet("probe tasks", ("task", "question", "source"), rows, 3))
+    rows = [[name, _question(task), task.source] for name, task in TASKS.items()]
+    print_table(Table("probe tasks", texts("task", "question", "source"), rows))
 
 
 def show_probe(name: str) -> None:
@@ -37,10 +37,10 @@ def show_probe(name: str) -> None:
     explanation, meanings = _split(cls)
     console.print(f"{name}   {cls.source}\n\n{explanation}\n\n{_due(task, examples[0])}\n")
     if meanings:
-        rows = [[Cell(key), *_values(cls, key), Cell(text)] for key, text in meanings.items()]
-        print_sheet(console, Sheet("settings", ("setting", *cls.presets, "meaning"), rows, 4))
-    rows = [[Cell(label), *map(Cell, texts)] for label, *texts in _sizes(list(cls.presets.values()))]
-    print_sheet(console, Sheet("numbers of examples", ("", *cls.presets), rows, 3))
+        settings = [[key, *_values(cls, key), text] for key, text in meanings.items()]
+        print_table(Table("settings", texts("setting", *cls.presets, "meaning"), settings))
+    sizes = list(_sizes(list(cls.presets.values())))
+    print_table(Table("numbers of examples", texts("", *cls.presets), sizes))
     console.print()
     _show_examples(console, task, examples)
     console.print()
@@ -56,10 +56,10 @@ def _question(task: type[ProbeTask]) -> str:
     return " ".join(_split(task)[0].split("\n\n")[0].split())
 
 
-def _values(task: type[ProbeTask], setting: str) -> Iterator[Cell]:
+def _values(task: type[ProbeTask], setting: str) -> Iterator[str]:
     default = next(field.default for field in fields(task) if field.name == setting)
     for preset in task.presets.values():
-        yield Cell(str(preset.settings.get(setting, default)))
+        yield str(preset.settings.get(setting, default))
 
 
 def _sizes(presets: Sequence[Preset]) -> Iterator[tuple[str, ...]]:
