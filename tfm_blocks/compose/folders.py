@@ -79,7 +79,10 @@ def group_files(group: str, choice: str | None, folders: list[Path]) -> list[Pat
 
 def _inherited(group: str, path: Path, folders: list[Path]) -> list[Path]:
     parents = [entry for entry in read_yaml(path).get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    return [*(file for parent in parents for file in group_files(group, parent, folders)), path]
+    return [
+        *(file for parent in parents for file in group_files(group, parent.removeprefix(f"/{group}/"), folders)),
+        path,
+    ]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
