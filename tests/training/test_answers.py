@@ -153,4 +153,5 @@ def test_an_answer_with_extra_or_missing_tokens_is_not_exact() -> None:
     assert scores["accuracy"] == pytest.approx((1 + 0.75 + 0.5) / 3)
     assert scores["exact"] == pytest.approx(1 / 3) and scores["exact@5"] == 0.5
     assert scores["scaled_accuracy@9"] == pytest.approx((0.5 - 0.25) / 0.75)
+    assert answer_scores(np.zeros((4, 2)), [], 0.5) == {}  # a validation that generates no answers
     assert answer_statistics(["a b c", "a b"], ["a b", "a b"])["accuracy"].tolist() == [[2 / 3, 1], [1, 1]]

@@ -120,11 +120,10 @@ def answer_scores(counts_R2: Floats, groups: Sequence[str], chance: float) -> di
     `counts_R2` has the correct tokens and all tokens of each row; a row without tokens was not scored. The accuracy is
     the mean over rows of the fraction of correct tokens.
     """
-    of_row = dict(enumerate(groups))
-    scored = np.flatnonzero(counts_R2[:, 1])
-    parts = {"": scored}
-    for name in dict.fromkeys(groups):
-        parts[f"@{name}"] = np.array([row for row in scored.tolist() if of_row[row] == name])
+    parts: dict[str, list[int]] = {}
+    for row in np.flatnonzero(counts_R2[:, 1]).tolist():
+        for suffix in ("", f"@{groups[row]}") if groups else ("",):
+            parts.setdefault(suffix, []).append(row)
     scores = {}
     for suffix, rows in parts.items():
         accuracy_N = counts_R2[rows, 0] / counts_R2[rows, 1]
