@@ -11,8 +11,7 @@ from torch.distributed import HashStore
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.rendezvous import Rendezvous, _agree_on_start_id
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.launch.resume import SavedRun
-from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.launch.run_spec import RunSpec, SavedRun
 
 
 def test_processes_that_are_started_anew_do_not_believe_what_others_have_said_before() -> None:

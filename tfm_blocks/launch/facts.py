@@ -15,9 +15,10 @@ import torch
 from tfm_blocks import __version__
 from tfm_blocks.compose.run import RESUMABLE_KEYS
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.launch.devices import available_cores, device_of
+from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.network.device import choose_device
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.facts import with_facts
 from tfm_blocks.runs.files import read_json
@@ -32,17 +33,8 @@ LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "token
 def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_info: RankInfo) -> dict[str, Any]:
     """Write the facts of this start of the run to run.json, and return them for the loggers."""
     record = read_json(job.folder / RUN)
-    facts = _facts(job, trainer, record, network, rank_info)
-    write_json(job.folder / RUN, with_facts(record, facts))
-    return facts
-
-
-def _facts(
-    job: RunSpec, trainer: TrainerSettings, record: Mapping[str, Any], network: Network, rank_info: RankInfo
-) -> dict[str, Any]:
-    """Return the facts by name; FACTS in tfm_blocks/metric_schema.py describes each."""
     commands = record.get("commands") or [""]
-    return {
+    facts = {  # FACTS in tfm_blocks/metric_schema.py describes each
         "model": text_at(mapping_at(record, "choices"), "model"),
         "parameters": sum(one.numel() for one in network.parameters()),
         "parameters_asked": job.asked_parameters,
@@ -53,9 +45,11 @@ def _facts(
         "resumed": len(commands) - 1,
         "command": commands[-1],
         "hardware": _hardware(trainer, rank_info),
-        "precision": choose_precision(trainer.precision, device_of(trainer), job.timings).fact,
+        "precision": choose_precision(trainer.precision, choose_device(trainer.accelerator), job.timings).fact,
         "versions": _versions(),
     }
+    write_json(job.folder / RUN, with_facts(record, facts))
+    return facts
 
 
 def parameters_by_node(network: Network) -> dict[str, int]:
@@ -94,15 +88,10 @@ def git_commit() -> str | None:
 
 
 def _hardware(trainer: TrainerSettings, rank_info: RankInfo) -> dict[str, Any]:
-    kind = device_of(trainer)
+    kind = choose_device(trainer.accelerator)
     name = torch.cuda.get_device_name() if kind == "cuda" else platform.machine()
-    return {
-        "device": kind,
-        "name": name,
-        "devices": rank_info.world,
-        "nodes": rank_info.nodes,
-        "cores": available_cores(),
-    }
+    counts = {"devices": rank_info.world, "nodes": rank_info.nodes, "cores": available_cores()}
+    return {"device": kind, "name": name, **counts}
 
 
 def _versions() -> dict[str, str]:

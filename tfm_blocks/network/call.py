@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tfm_blocks.language.spec import Node
 from tfm_blocks.layers.add_norm import Branch
-from tfm_blocks.layers.protocols import Stepping
+from tfm_blocks.layers.state import Stepping
 from tfm_blocks.registry.blocks import KEEP, REGISTRY, RIGHT_PADDED
 
 Values = dict[str, Tensor]

@@ -6,7 +6,7 @@ from torch import nn
 
 from tfm_blocks.language.spec import Node, Spec, Step
 from tfm_blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
-from tfm_blocks.layers.dropout import Dropout
+from tfm_blocks.layers.linear import Dropout
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Part
 

@@ -12,8 +12,8 @@ import torch
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.config.settings import Settings
-from tfm_blocks.launch.check import CheckedRun, check_run
-from tfm_blocks.launch.devices import available_cores, device_of
+from tfm_blocks.launch.check import CheckedRun, available_cores, check_run
+from tfm_blocks.network.device import choose_device
 from tfm_blocks.sweep.device_pool import DevicePool
 from tfm_blocks.sweep.job_file import refuse, supervised, unfinished_job_files
 from tfm_blocks.sweep.launcher import LauncherKind, Worker
@@ -47,7 +47,7 @@ class LocalLauncher:
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """Start the command in a separate session, under a supervisor that ends it with the sweep."""
-        devices = self.share.take(trainer.devices) if device_of(trainer) == "cuda" else []
+        devices = self.share.take(trainer.devices) if choose_device(trainer.accelerator) == "cuda" else []
         begin = log.stat().st_size if log.is_file() else 0
         supervisor = start_supervised(supervised(command), str(log), ".", self.share.environment_with(devices))
         return _LocalWorker(supervisor, begin, self.share, devices)
