@@ -20,11 +20,8 @@ from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.device import choose_device
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.facts import with_facts
-from tfm_blocks.runs.files import read_json
-from tfm_blocks.runs.folder import RUN, write_json
 from tfm_blocks.runs.record import NO_EXPERIMENT
-from tfm_blocks.runs.values import mapping_at, text_at
+from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.training.settings import TrainerSettings
 
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
@@ -32,10 +29,10 @@ LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "token
 
 def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_info: RankInfo) -> dict[str, Any]:
     """Write the facts of this start of the run to run.json, and return them for the loggers."""
-    record = read_json(job.folder / RUN)
-    commands = record.get("commands") or [""]
+    start = RunFile.read(job.folder)
+    commands = start.commands or ("",)
     facts = {  # FACTS in tfm_blocks/metric_schema.py describes each
-        "model": text_at(mapping_at(record, "choices"), "model"),
+        "model": start.choices.get("model", ""),
         "parameters": sum(one.numel() for one in network.parameters()),
         "parameters_asked": job.asked_parameters,
         "parameters_by_node": parameters_by_node(network),
@@ -48,7 +45,7 @@ def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_
         "precision": choose_precision(trainer.precision, choose_device(trainer.accelerator), job.timings).fact,
         "versions": _versions(),
     }
-    write_json(job.folder / RUN, with_facts(record, facts))
+    start.with_facts(facts).write(job.folder)
     return facts
 
 
