@@ -46,7 +46,7 @@ def two_meetings(store: HashStore) -> list[Rendezvous]:
 JOB = RunSpec(
     {"model": {"graph": None}}, Path("runs/ü"), 300, "tfm train", "x", Path("a.ckpt"), 5, 7, True, {"fp32": 0.1}
 )
-LEFT = SavedRun(Path("runs/ü"), {"name": "ü"}, "name: ü", RunFile(300, commands=("tfm train",)), "failed", "")
+LEFT = SavedRun(Path("runs/ü"), {"name": "ü"}, "name: ü", RunFile(300), "failed", "")
 
 
 @pytest.mark.parametrize("sent", [JOB, RunSpec({}, Path("runs/run"), 300, "tfm train", "x"), LEFT])

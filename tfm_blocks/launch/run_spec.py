@@ -79,8 +79,8 @@ class SavedRun(JsonFields):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        start = {name: tuple(value) if isinstance(value, list) else value for name, value in values["start"].items()}
-        return super().from_json({**values, "start": RunFile(**start)})
+        lists = {name: tuple(value) for name, value in values["start"].items() if isinstance(value, list)}
+        return super().from_json({**values, "start": RunFile(**(values["start"] | lists))})
 
     @property
     def asked_parameters(self) -> int | None:
