@@ -19,9 +19,8 @@ from tfm_blocks.data.settings import LmSettings, columns_in
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import TARGET, Spec, names
-from tfm_blocks.network.build import check_model, read_model
+from tfm_blocks.network.build import check_model, choose_device, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
-from tfm_blocks.network.device import choose_device
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run

@@ -18,7 +18,7 @@ from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
-from tfm_blocks.network.device import choose_device
+from tfm_blocks.network.build import choose_device
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.record import NO_EXPERIMENT
 from tfm_blocks.runs.run_file import RunFile

@@ -27,8 +27,7 @@ from tfm_blocks.launch.loggers import reason_of
 from tfm_blocks.launch.precision import measure_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
 from tfm_blocks.launch.run_spec import RunSpec, SavedRun, expect_same_text, find_restarted_run
-from tfm_blocks.network.build import count_parameters, network_without_values
-from tfm_blocks.network.device import choose_device
+from tfm_blocks.network.build import choose_device, count_parameters, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.checkpoints import newest_intact
 from tfm_blocks.runs.files import write_bytes

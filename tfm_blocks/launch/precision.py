@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.layers.dot_product import dot_product_attention
-from tfm_blocks.network.device import choose_device
+from tfm_blocks.network.build import choose_device
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.settings import RunSettings

@@ -33,10 +33,9 @@ from tfm_blocks.launch.loggers import open_loggers
 from tfm_blocks.launch.memory import freeze_loaded_objects, keep_freed_memory
 from tfm_blocks.launch.precision import Precision, choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
-from tfm_blocks.network.build import build_network, read_model
-from tfm_blocks.network.device import choose_device
+from tfm_blocks.network.build import build_network, choose_device, read_model
+from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.modules import losses_of
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold

@@ -12,7 +12,7 @@ import torch
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.launch.check import CheckedRun, available_cores, check_run
-from tfm_blocks.network.device import choose_device
+from tfm_blocks.network.build import choose_device
 from tfm_blocks.sweep.job_file import VISIBLE, clean, supervised
 from tfm_blocks.sweep.launcher import Launcher, LauncherSettings, Worker
 from tfm_blocks.sweep.remote_runner import Supervised
