@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean
+from typing import Any
 
 from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import Group
