@@ -176,7 +176,7 @@ class _Layout:
         grid, shift = self.sizes.grids[channel.frame], (self.routes.tracks[line] + 0.5) * TRACK
         if channel.kind == "roof":
             item = next(item for item in channel.frame.items() if roof(item) == channel.index)
-            return self.bottoms[item][1] + self.sizes.items[item].height + BELOW + shift
+            return self.corners[channel.frame][1] + grid.rows[item.row] + self.sizes.roof_height(item) + BELOW + shift
         if channel.kind == "gap":
             return y + grid.gaps[channel.index] + BELOW + shift
         outer = {0: 0.0, len(grid.middles): EDGE} if not channel.frame.plate else {}

@@ -249,7 +249,9 @@ class _Route:
 
     def _climb(self, frame: Frame, start: Gap, gutter: int, last: int) -> None:
         """Add the lines from above an item to a gutter, and along it."""
-        if start.roof and abs(2 * gutter - start.across) == 1:
+        column = start.across // 2
+        passed = range(column + 1, gutter) if gutter > column else range(gutter, column)
+        if start.roof and not any(isinstance(item, Frame) for item in _row(frame, start.roof.row) if item.column in passed):
             self._add(Track(Channel(frame, "roof", roof(start.roof)), (self.arrow.source,)), start.across, 2 * gutter)
             self._gutter(frame, gutter, 2 * start.roof.row + 1, last)
         else:
@@ -284,8 +286,12 @@ def _above(item: Box | Frame, spine: bool) -> Gap:
     """Return the place above an item; at the end of a chain beside frames, lines can leave it below the gap."""
     assert item.frame is not None
     chain = item.frame.chains[item.column]
-    frames = any(isinstance(other, Frame) for other in item.frame.items() if other.row == item.row)
+    frames = any(isinstance(other, Frame) for other in _row(item.frame, item.row))
     return Gap(item.row + 1, 2 * item.column + 1, spine, item if frames and chain.items[-1] is item else None)
+
+
+def _row(frame: Frame, row: int) -> list[Box | Frame]:
+    return [item for item in frame.items() if item.row == row]
 
 
 def _edge(frame: Frame, side: Side) -> int:

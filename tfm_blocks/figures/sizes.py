@@ -87,7 +87,12 @@ class Sizes:
         """Return the height of an item with the tracks above it, which other items of its row do not have."""
         assert item.frame is not None
         tracks = self.routes.count(item.frame, "roof", roof(item))
-        return self.items[item].height + (BELOW + tracks * TRACK if tracks else 0.0)
+        return self.roof_height(item) + BELOW + tracks * TRACK if tracks else self.items[item].height
+
+    def roof_height(self, item: Box | Frame) -> float:
+        """Return the height of the room above an item: also above all boxes of its row, which lines can pass."""
+        beside = [other for other in item.frame.items() if other.row == item.row] if item.frame else []
+        return max(self.items[other].height for other in beside if other is item or isinstance(other, Box))
 
     def _gap(self, frame: Frame, gap: int) -> float:
         tracks = self.routes.count(frame, "gap", gap)
