@@ -30,12 +30,7 @@ def add_commands(commands: Commands) -> None:
         ("show", _show, "show the nodes of a model, with shapes and parameters"),
     ):
         command = commands.add_parser(name, help=text, description=text)
-        run_too, metavar = (", or a run folder", "MODEL|RUN") if name == "show" else ("", "MODEL")
-        what = f"a name under conf/model/, a path to a YAML file{run_too}"
-        command.add_argument("model", metavar=metavar, help=what)
-        command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as heads=4 or model.add_norm=pre")
-        command.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
-        add_plugins(command)
+        add_model(command, run_too=name == "show")
         command.set_defaults(run=run)
         if name == "check":
             what = "check every combination of values given as a,b,c"
@@ -71,6 +66,16 @@ def add_commands(commands: Commands) -> None:
     schema.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it to this file")
     add_plugins(schema)
     schema.set_defaults(run=_schema, data=True)
+
+
+def add_model(command: argparse.ArgumentParser, *, run_too: bool) -> None:
+    """Add the arguments that choose a model: its name, overrides, config folder and plug-ins."""
+    more, metavar = (", or a run folder", "MODEL|RUN") if run_too else ("", "MODEL")
+    help = f"a name under conf/model/, a path to a YAML file{more}"
+    command.add_argument("model", metavar=metavar, help=help)
+    command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as heads=4 or model.add_norm=pre")
+    command.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
+    add_plugins(command)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -115,7 +120,7 @@ def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.show import model_record, show_model
 
     folder = Path(arguments.model)
-    spec, sources = _trained_model(arguments, folder) if folder.is_dir() else _checked_model(arguments)
+    spec, sources = trained_model(arguments, folder) if folder.is_dir() else checked_model(arguments)
     lengths = {**dict(arguments.length), **{name: vars(arguments)[name] for name in ("src", "tgt")}}
     asked = {name: length for name, length in lengths.items() if length is not None}
     for name in asked:
@@ -131,7 +136,7 @@ def _show(arguments: argparse.Namespace) -> None:
     show_model(spec, arguments.model, sources, asked)
 
 
-def _checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
+def checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
     """Return the checked model, and the file and line of each of its nodes."""
     from tfm_blocks.network.build import check_model
 
@@ -141,7 +146,7 @@ def _checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
     return spec, composed.sources
 
 
-def _trained_model(arguments: argparse.Namespace, folder: Path) -> tuple[Spec, Sources]:
+def trained_model(arguments: argparse.Namespace, folder: Path) -> tuple[Spec, Sources]:
     """Return the model of a run as it was trained; its nodes have no file and line."""
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.runs.model import read_spec

@@ -109,7 +109,8 @@ class _Drawer:
             if frame is self.root:
                 self._place_inputs(parts[0], tails)
             for entry, items in self._part(parts):
-                self._place(items, entry, frame, tails)
+                side = parts[0] is not alike[0][-1] and not self._is_spine(items[-1])
+                self._place(items, entry, frame, {} if side else tails)
 
     def _place_inputs(self, part: Part, tails: dict[Box, Chain]) -> None:
         for address in (address for node in nodes_of((part,)) for address in (*node.read, node.residual)):
@@ -119,7 +120,7 @@ class _Drawer:
 
     def _place(self, items: Sequence[Item], entry: Box, frame: Frame, tails: dict[Box, Chain]) -> None:
         """Put items on top of the chain that ends in `entry`, or into a new chain."""
-        chain = tails.pop(entry, None) if self._is_spine(items[-1]) else None
+        chain = tails.pop(entry, None)
         if chain is None:
             below = item_within(frame, entry) if entry not in items else None
             chain = Chain(start=below.row + 1 if below else 0)
@@ -173,12 +174,18 @@ class _Drawer:
 
     def _read(self, sources: Sequence[str], drawn: NodeBoxes, port: str, *, merge: bool) -> None:
         """Add the arrow from the first of alike `sources` to a port of a node; "" is its first port."""
-        early = any(self.exits[address].inner for address in sources if address in self.exits)
+        known = self._layers_read(sources, drawn.ports.addresses[0])
+        early = any(layer.inner for layer in known if layer)
         source = self.outlets[sources[0]]
         if port:
             self.arrows.append(Arrow(source, drawn.ports, "port", merge, early, heads=2 if port == "kv" else 1))
         else:
             self.arrows.append(Arrow(source, drawn.boxes[0], "main", merge, early))
+
+    def _layers_read(self, sources: Sequence[str], reader: str) -> list[LayerExit | None]:
+        """Return the layers whose outputs these sources are, unless the reader is in the same stack."""
+        known = [self.exits.get(address) for address in sources]
+        return [layer if layer and not reader.startswith(f"{layer.stack}.") else None for layer in known]
 
     def _notes(self, alike: Sequence[Node]) -> list[str]:
         """Return notes on the layers that a node reads, on weights of other nodes, and on its cost."""
@@ -186,7 +193,7 @@ class _Drawer:
         stack = node.address.partition(".")[0]
         notes = [*labels.weight_notes(node, shared=node.owner.startswith(f"{stack}."))]
         for port in node.reads:
-            known = [[self.exits.get(address) for address in other.reads[port]] for other in alike]
+            known = [self._layers_read(other.reads[port], node.address) for other in alike]
             layers = [layer for row in known for layer in row if layer]
             if len(layers) == sum(map(len, known)) and len({layer.stack for layer in layers}) == 1:
                 indices = [[layer.index for layer in row if layer] for row in known]
@@ -253,7 +260,7 @@ class _Drawer:
         nodes = list(nodes_of(alike[:1]))
         inside = [node.address for node in nodes_of(alike)]
         name = alike[0].address.rpartition(".")[2].replace("_", " ").title()
-        title = labels.wrap(name.split(), labels.LETTERS)
+        title = wrap(name.split(), labels.LETTERS)
         addresses = (*(part.address for part in alike), *inside)
         box = Box(addresses, "stack", title, (f"{len(alike[0].layers)}×",), about=alike[0].address)
         sources = [self.outlets[address] for node in nodes for address in node.read if address not in set(inside)]

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 INCH = 72.0
 DPI = 200
-SETTINGS = {"font.family": "DejaVu Sans", "pdf.fonttype": 42}  # TrueType, which journals accept
 ALIGN = {"start": "left", "middle": "center", "end": "right"}
 PLATES, ARROWS, BOXES = 1, 2, 3  # from the back to the front
 
 
 def write_raster(path: Path, picture: Picture, theme: Theme, marks: Mapping[str, Mark], *, scale: float = 1.0) -> None:
     """Write a picture to a .png or .pdf file, without the time and the versions that would change its bytes."""
-    with matplotlib.rc_context(SETTINGS):
+    truetype = 42  # which journals accept
+    with matplotlib.rc_context({"font.family": "DejaVu Sans", "pdf.fonttype": truetype}):
         figure = Figure(
             figsize=(picture.width * scale / INCH, picture.height * scale / INCH), facecolor=theme.background
         )

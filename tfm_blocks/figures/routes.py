@@ -251,7 +251,9 @@ class _Route:
         """Add the lines from above an item to a gutter, and along it."""
         column = start.across // 2
         passed = range(column + 1, gutter) if gutter > column else range(gutter, column)
-        if start.roof and not any(isinstance(item, Frame) for item in _row(frame, start.roof.row) if item.column in passed):
+        if start.roof and not any(
+            isinstance(item, Frame) for item in _row(frame, start.roof.row) if item.column in passed
+        ):
             self._add(Track(Channel(frame, "roof", roof(start.roof)), (self.arrow.source,)), start.across, 2 * gutter)
             self._gutter(frame, gutter, 2 * start.roof.row + 1, last)
         else:

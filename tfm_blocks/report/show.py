@@ -46,6 +46,12 @@ def _measured(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> tuple
     return rows, sum(parameter.numel() for parameter in network.parameters()), sizes
 
 
+def node_costs(spec: Spec) -> dict[str, tuple[int, int]]:
+    """Return the parameters and the multiply-adds of each node by address, for inputs of the default length."""
+    rows, _, _ = _measured(spec, Sources(), {})
+    return {row.node.address: (row.parameters, row.multiply_adds) for row in rows}
+
+
 def nodes_sheet(spec: Spec, name: str) -> Sheet:
     """Return the nodes of a model, with similar layers of a stack in one row; the last row has the sums."""
     rows, total, sizes = _measured(spec, Sources(), {})

@@ -11,14 +11,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tfm_blocks.errors import ConfigError, Place, Problem, RunError, shown, suggest
+from tfm_blocks.errors import ConfigError, Place, Problem, RunError, suggest
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.files import damaged, read_json
-from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_folder, kept_weights, settle, write_json
-from tfm_blocks.runs.formats import FORMAT, READABLE, upgrade_model
+from tfm_blocks.runs.folder import MODEL, WEIGHTS, kept_weights, settle, write_json
+from tfm_blocks.runs.formats import upgrade_model
+from tfm_blocks.runs.model_file import FORMAT, read_model_record
 from tfm_blocks.runs.status import expect_finished
 
 
@@ -97,19 +98,14 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
 
 def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
     """Return the checked model of a run folder. Raises RunError."""
-    expect_folder(folder)
-    record = read_json(folder / MODEL)
-    where = str(folder / MODEL)
-    if record.get("format") not in READABLE:
-        known = " and ".join(map(str, READABLE))
-        rule = f"has the format {shown(record.get('format'))}, but this version reads {known}"
-        raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it, or a newer one"))
-    _expect_plugins(record.get("plugins"), plugins, where)
+    record = read_model_record(folder, plugins)
     load_plugins(plugins)
     try:
         return check_model(upgrade_model(record))
     except ConfigError as error:
-        problems = [Problem(where, f"{item.address}: {item.rule}", help=item.help) for item in error.problems]
+        problems = [
+            Problem(str(folder / MODEL), f"{item.address}: {item.rule}", help=item.help) for item in error.problems
+        ]
         raise RunError(problems) from None
 
 
@@ -118,16 +114,6 @@ def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
     """Copy the tensors into the parameters and persistent buffers of the same names."""
     for name, tensor in weights_of(network).items():
         tensor.copy_(tensors[name])
-
-
-def _expect_plugins(recorded: Any, loaded: Sequence[str], where: str) -> None:
-    """Raise RunError unless the caller names the plug-ins of the model, because a run folder never imports code."""
-    if not isinstance(recorded, list) or not all(isinstance(module, str) for module in recorded):
-        raise RunError(Problem(where, "is damaged: plugins must be a list of module names", help="restore it"))
-    for module in recorded:
-        if module not in loaded:
-            rule = f"the model uses blocks of the plug-in {shown(module)}"
-            raise RunError(Problem(where, rule, help=f"name it: --plugins {module}, or plugins=[{module!r}] in Python"))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,133 @@
+"""No two boxes or texts overlap and no line crosses one, in any figure."""
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+
+from tests.figures.geometry import faults
+from tests.network.random_graphs import models
+from tests.plugged import PLUGGED
+from tfm_blocks.compose.catalogue import describe_models
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.figures.draw import Content, Cost
+from tfm_blocks.figures.figure import picture_of
+from tfm_blocks.network.build import read_model
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.registry.blocks import REGISTRY
+
+SHIPPED = [model.name for model in describe_models(None)]
+FOLDS = ("none", "layers", "stacks")
+INPUTS = {"src": "B S", "tgt": "B T"}
+ARGS = {"d_model": 8, "d_ff": 12, "heads": 2, "vocab": 11, "dropout": 0.1}
+
+
+def shipped_spec(name, *overrides):
+    composed = compose_model(name, overrides)
+    return read_model(composed.model, composed.sources)
+
+
+def spec_of(graph, **keys):
+    return read_model({"inputs": INPUTS, "args": ARGS, "add_norm": "post", "graph": graph, **keys}, Sources())
+
+
+def contents(spec):
+    costs = {node.address: Cost(123_456_789, 987_654_321) for node in spec.nodes}
+    for fold in FOLDS:
+        yield Content(fold)
+        yield Content(fold, shapes=True, costs=costs)
+
+
+@pytest.fixture
+def _plugged():
+    REGISTRY.blocks.update(PLUGGED)
+    yield
+    for name in PLUGGED:
+        del REGISTRY.blocks[name]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_nothing_overlaps_in_the_figures_of_a_shipped_model(name):
+    spec = shipped_spec(name, "layers=3")
+    for content in contents(spec):
+        assert faults(picture_of(spec, REGISTRY, content)) == [], content
+
+
+@pytest.mark.parametrize("address", ["encoder", "encoder.0", "decoder.0", "decoder.0.cross", "src_emb", "logits"])
+def test_nothing_overlaps_in_the_figure_of_a_part(address):
+    spec = shipped_spec("prenorm")
+    assert faults(picture_of(spec, REGISTRY, Content(of=address, shapes=True))) == []
+
+
+def branches(count):
+    return {f"branch_{number}": {"block": "ffn"} for number in range(count)}
+
+
+ODD = {
+    "twelve branches": {"emb": {"block": "embedding", "in": "tgt"}, "wide": {"join": "concat", "parallel": branches(12)}},
+    "one node": {"emb": {"block": "embedding", "in": "tgt"}},
+    "long names": {
+        f"{'long_' * 12}embedding": {"block": "embedding", "in": "tgt"},
+        f"{'long_' * 12}stack": {"repeat": 3, "layer": {f"{'long_' * 12}node": {"block": "ffn"}}},
+        "logits": {"block": "unembed", "tie": f"{'long_' * 12}embedding"},
+    },
+    "layers that differ": {
+        "emb": {"block": "embedding", "in": "tgt"},
+        "deep": {
+            "repeat": 12,
+            "at": {0: {"ffn": {"d_ff": 7}}, 5: {"extra": {"block": "ffn"}}, -1: {"ffn": None}},
+            "layer": {"self": {"block": "attention", "mask": "causal"}, "ffn": {"block": "ffn"}},
+        },
+    },
+}  # fmt: skip
+THREE_STACKS = {
+    name: node
+    for side in ("src", "doc", "tgt")
+    for name, node in {
+        f"{side}_emb": {"block": "embedding", "in": side},
+        f"{side}_stack": {"repeat": 2, "layer": {"attn": {"block": "attention", "mask": "causal"}}},
+    }.items()
+}
+THREE_STACKS["read"] = {
+    "repeat": 2,
+    "layer": {"src": {"block": "attention", "kv": "src_stack.(i)"}, "doc": {"block": "attention", "kv": "doc_stack"}},
+}
+
+
+@pytest.mark.parametrize("graph", ODD.values(), ids=ODD)
+def test_nothing_overlaps_in_the_figure_of_an_odd_model(graph):
+    spec = spec_of(graph, inputs={"tgt": "B T"})
+    for content in contents(spec):
+        assert faults(picture_of(spec, REGISTRY, content)) == [], content
+
+
+def test_nothing_overlaps_in_the_figure_of_three_stacks():
+    graph = {name.replace("src", "from") if name == "src" else name: node for name, node in THREE_STACKS.items()}
+    graph["read"] = {"repeat": 2, "layer": {"one": THREE_STACKS["read"]["layer"]["src"], "two": THREE_STACKS["read"]["layer"]["doc"]}}
+    spec = spec_of(graph, inputs={**INPUTS, "doc": "B P"})
+    for content in contents(spec):
+        assert faults(picture_of(spec, REGISTRY, content)) == [], content
+
+
+def check_random(model):
+    try:
+        spec = read_model(model, Sources())
+    except ConfigError:
+        assume(False)
+    for content in contents(spec):
+        assert faults(picture_of(spec, REGISTRY, content)) == [], (content.fold, content.shapes)
+
+
+COMMON = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=15, **COMMON)
+@given(models())
+def test_nothing_overlaps_in_the_figure_of_a_random_model(_plugged, model):
+    check_random(model)
+
+
+@pytest.mark.grid
+@settings(max_examples=300, **COMMON)
+@given(models())
+def test_nothing_overlaps_in_the_figures_of_300_random_models(_plugged, model):
+    check_random(model)
