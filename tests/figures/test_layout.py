@@ -1,5 +1,7 @@
 """No two boxes or texts overlap and no line crosses one, in any figure."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
@@ -11,8 +13,8 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.figures.draw import Content, Cost
 from tfm_blocks.figures.figure import picture_of
-from tfm_blocks.network.build import read_model
 from tfm_blocks.language.sources import Sources
+from tfm_blocks.network.build import read_model
 from tfm_blocks.registry.blocks import REGISTRY
 
 SHIPPED = [model.name for model in describe_models(None)]
@@ -62,50 +64,50 @@ def branches(count):
     return {f"branch_{number}": {"block": "ffn"} for number in range(count)}
 
 
+LONG = "long_" * 12
+EMB, LOGITS = {"emb": {"block": "embedding", "in": "tgt"}}, {"logits": {"block": "unembed"}}
+LAYER = {"attn": {"block": "attention", "mask": "causal"}, "ffn": {"block": "ffn"}}
+CHANGES = {0: {"ffn": {"d_ff": 7}}, 5: {"extra": {"block": "ffn"}}, -1: {"ffn": None}}
 ODD = {
-    "twelve branches": {"emb": {"block": "embedding", "in": "tgt"}, "wide": {"join": "concat", "parallel": branches(12)}},
-    "one node": {"emb": {"block": "embedding", "in": "tgt"}},
+    "twelve branches": {**EMB, "wide": {"join": "mean", "parallel": branches(12)}, **LOGITS},
+    "one node": {"logits": {"block": "linear", "d_out": 8, "in": "vectors"}},
     "long names": {
-        f"{'long_' * 12}embedding": {"block": "embedding", "in": "tgt"},
-        f"{'long_' * 12}stack": {"repeat": 3, "layer": {f"{'long_' * 12}node": {"block": "ffn"}}},
-        "logits": {"block": "unembed", "tie": f"{'long_' * 12}embedding"},
+        f"{LONG}emb": {"block": "embedding", "in": "tgt"},
+        f"{LONG}stack": {"repeat": 3, "layer": {f"{LONG}node": {"block": "ffn"}}},
+        "logits": {"block": "unembed", "tie": f"{LONG}emb"},
     },
-    "layers that differ": {
-        "emb": {"block": "embedding", "in": "tgt"},
-        "deep": {
-            "repeat": 12,
-            "at": {0: {"ffn": {"d_ff": 7}}, 5: {"extra": {"block": "ffn"}}, -1: {"ffn": None}},
-            "layer": {"self": {"block": "attention", "mask": "causal"}, "ffn": {"block": "ffn"}},
-        },
-    },
-}  # fmt: skip
-THREE_STACKS = {
-    name: node
-    for side in ("src", "doc", "tgt")
-    for name, node in {
-        f"{side}_emb": {"block": "embedding", "in": side},
-        f"{side}_stack": {"repeat": 2, "layer": {"attn": {"block": "attention", "mask": "causal"}}},
-    }.items()
+    "layers that differ": {**EMB, "deep": {"repeat": 12, "at": CHANGES, "layer": LAYER}, **LOGITS},
 }
-THREE_STACKS["read"] = {
-    "repeat": 2,
-    "layer": {"src": {"block": "attention", "kv": "src_stack.(i)"}, "doc": {"block": "attention", "kv": "doc_stack"}},
-}
+
+
+def encoder(source):
+    return {f"{source}_emb": {"block": "embedding", "in": source}, f"{source}_stack": {"repeat": 2, "layer": LAYER}}
 
 
 @pytest.mark.parametrize("graph", ODD.values(), ids=ODD)
 def test_nothing_overlaps_in_the_figure_of_an_odd_model(graph):
-    spec = spec_of(graph, inputs={"tgt": "B T"})
+    inputs = {"vectors": "B P 6"} if len(graph) == 1 else {"tgt": "B T"}
+    spec = spec_of(graph, inputs=inputs)
     for content in contents(spec):
         assert faults(picture_of(spec, REGISTRY, content)) == [], content
 
 
 def test_nothing_overlaps_in_the_figure_of_three_stacks():
-    graph = {name.replace("src", "from") if name == "src" else name: node for name, node in THREE_STACKS.items()}
-    graph["read"] = {"repeat": 2, "layer": {"one": THREE_STACKS["read"]["layer"]["src"], "two": THREE_STACKS["read"]["layer"]["doc"]}}
+    cross = {name: {"block": "attention", "kv": f"{name}_stack.(i)"} for name in ("src", "doc")}
+    read = {f"from_{name}": node for name, node in cross.items()}
+    graph = {**encoder("src"), **encoder("doc"), **encoder("tgt"), "read": {"repeat": 2, "layer": read}, **LOGITS}
     spec = spec_of(graph, inputs={**INPUTS, "doc": "B P"})
     for content in contents(spec):
         assert faults(picture_of(spec, REGISTRY, content)) == [], content
+
+
+def test_a_box_that_is_moved_onto_another_or_onto_a_line_is_noticed():
+    picture = picture_of(shipped_spec("base"), REGISTRY, Content())
+    first, second, *others = picture.boxes
+    side = next(placed for placed in picture.arrows if placed.arrow.end == "side")
+    for place, word in (((second.x, second.y), "overlaps"), (side.points[1], "crosses")):
+        moved = replace(first, x=place[0] - 5, y=place[1] - 5)
+        assert any(word in fault for fault in faults(replace(picture, boxes=(moved, second, *others))))
 
 
 def check_random(model):

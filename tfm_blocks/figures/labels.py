@@ -80,7 +80,7 @@ def step_label(steps: Sequence[Step]) -> tuple[str, str]:
             words.append(f"× {step.value:g}")
         elif step.kind == "gain":
             words.append("× gain")
-            notes.append("per channel" if step.per_channel else "one number")
+            notes.append("learned per channel" if step.per_channel else "learned")
         else:
             words.append("DropPath")
     return " & ".join(words), ", ".join(notes)

@@ -1,7 +1,7 @@
 """Routes of arrows through the channels between items: gaps between rows, and gutters between columns.
 
-Each frame is a grid. Horizontal lines lie in its gaps and vertical ones in its gutters, so no line crosses an item. In a
-channel, lines of different sources have different tracks.
+Each frame is a grid. Horizontal lines lie in its gaps and vertical ones in its gutters, so no line crosses an item.
+In a channel, lines of different sources have different tracks.
 """
 
 from __future__ import annotations
