@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_model, checked_model, trained_model
 from tfm_blocks.errors import ConfigError, print_warnings
 from tfm_blocks.figures.draw import Fold
@@ -14,7 +15,6 @@ from tfm_blocks.figures.themes import THEMES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tfm_blocks.cli.options import Commands
     from tfm_blocks.figures.draw import Cost
     from tfm_blocks.language.spec import Spec
     from tfm_blocks.registry.blocks import Registry
@@ -22,22 +22,18 @@ if TYPE_CHECKING:
 LARGE = 1.5  # scale of a figure of one node or layer
 
 
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: options.Commands) -> None:
     """Add the parser of this command."""
-    text = "draw a model or a run like figure 1 of its paper"
-    command = commands.add_parser("figure", help=text, description=text)
-    add_model(command, run_too=True)
-    help = "write the figure to this file: .svg, .pdf, .png or .tex (TikZ)"
-    command.add_argument("-o", type=Path, dest="path", metavar="FILE", required=True, help=help)
-    help = "draw every layer (none), alike layers once (layers), or each stack as one box (stacks)"
-    command.add_argument("--fold", choices=get_args(Fold), default="layers", help=help)
-    help = "draw only this node, layer or stack, such as encoder.0; larger"
-    command.add_argument("--of", default="", metavar="ADDRESS", help=help)
-    command.add_argument("--theme", choices=list(THEMES), default="paper", help="colours (paper)")
-    command.add_argument("--shapes", action="store_true", help="write shapes on the arrows, such as B S 512")
-    help = "write parameters and multiply-adds into the boxes, for one row of 32 tokens of each input"
-    command.add_argument("--cost", action="store_true", help=help)
-    command.set_defaults(run=_figure)
+    command = add_model(commands, "figure", _figure, "draw a model or a run like figure 1 of its paper", "MODEL|RUN")
+    options.add_file(command, "write the figure to this file: .svg, .pdf, .png or .tex (TikZ)", required=True)
+    add = command.add_argument
+    what = "draw every layer (none), alike layers once (layers), or each stack as one box (stacks)"
+    add("--fold", choices=get_args(Fold), default="layers", help=what)
+    add("--of", default="", metavar="ADDRESS", help="draw only this node, layer or stack, such as encoder.0; larger")
+    add("--theme", choices=list(THEMES), default="paper", help="colours (paper)")
+    add("--shapes", action="store_true", help="write shapes on the arrows, such as B S 512")
+    what = "write parameters and multiply-adds into the boxes, for one row of 32 tokens of each input"
+    add("--cost", action="store_true", help=what)
 
 
 def _figure(arguments: argparse.Namespace) -> None:
@@ -78,10 +74,9 @@ def _declared_spec(arguments: argparse.Namespace, registry: Registry) -> Spec:
 
     folder = Path(arguments.model)
     if folder.is_dir() and not arguments.overrides:
-        from tfm_blocks.runs.model_file import FORMAT, read_model_record
+        from tfm_blocks.runs.model_file import read_model_file
 
-        record = read_model_record(folder, arguments.plugins)
-        return check(record["model"] if record["format"] == FORMAT else {}, registry)
+        return check(read_model_file(folder, arguments.plugins).upgraded, registry)
     from tfm_blocks.compose.model import compose_model
 
     composed = compose_model(arguments.model, arguments.overrides, arguments.config_dir)
@@ -90,6 +85,7 @@ def _declared_spec(arguments: argparse.Namespace, registry: Registry) -> Spec:
 
 def _costs(spec: Spec) -> Mapping[str, Cost]:
     from tfm_blocks.figures.draw import Cost
-    from tfm_blocks.report.show import node_costs
+    from tfm_blocks.language.sources import Sources
+    from tfm_blocks.report.show import measure
 
-    return {address: Cost(*numbers) for address, numbers in node_costs(spec).items()}
+    return {row.node.address: Cost(row.parameters, row.multiply_adds) for row in measure(spec, Sources(), {}).rows}

@@ -16,25 +16,15 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.runs.files import damaged, read_json
-from tfm_blocks.runs.folder import MODEL, WEIGHTS, kept_weights, settle, write_json
-from tfm_blocks.runs.formats import upgrade_model
-from tfm_blocks.runs.model_file import FORMAT, read_model_record
+from tfm_blocks.runs.files import settle
+from tfm_blocks.runs.folder import MODEL, WEIGHTS, kept_weights
+from tfm_blocks.runs.model_file import FORMAT, ModelFile, read_model_file
 from tfm_blocks.runs.status import expect_finished
 
 
 def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:
-    """Write `model.json`: the resolved model, the plug-in modules of its blocks, and the columns of its text."""
-    record = {"format": FORMAT, "model": model, "plugins": list(plugins), "columns": list(columns)}
-    write_json(folder / MODEL, record)
-
-
-def read_text_columns(folder: Path) -> tuple[str, ...]:
-    """Return the columns of the model's training text; empty if model.json lacks them. Raises RunError."""
-    columns = read_json(folder / MODEL).get("columns", [])
-    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
-        raise damaged(folder / MODEL, "columns must be a list of names")
-    return tuple(columns)
+    """Write `model.json`."""
+    ModelFile(FORMAT, model, tuple(plugins), tuple(columns)).write(folder)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -98,10 +88,10 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
 
 def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
     """Return the checked model of a run folder. Raises RunError."""
-    record = read_model_record(folder, plugins)
+    file = read_model_file(folder, plugins)
     load_plugins(plugins)
     try:
-        return check_model(upgrade_model(record))
+        return check_model(file.upgraded)
     except ConfigError as error:
         problems = [
             Problem(str(folder / MODEL), f"{item.address}: {item.rule}", help=item.help) for item in error.problems
