@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_model, checked_model, trained_model
-from tfm_blocks.errors import ConfigError, print_warnings
+from tfm_blocks.errors import ConfigError, print_warnings, printable
 from tfm_blocks.figures.draw import Fold
 from tfm_blocks.figures.themes import THEMES
 
@@ -44,7 +44,7 @@ def _figure(arguments: argparse.Namespace) -> None:
     spec, registry = _spec(arguments)
     costs = _costs(spec) if arguments.cost else {}
     content = Content(arguments.fold, arguments.of, arguments.shapes, costs)
-    title = f"{arguments.model} {' '.join(arguments.overrides)}".strip()
+    title = printable(" ".join([arguments.model, *arguments.overrides]))
     style = Style(THEMES[arguments.theme], title, LARGE if arguments.of else 1.0)
     write_figure(arguments.path, picture_of(spec, registry, content), style)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from xml.sax.saxutils import escape, quoteattr
+from html import escape
 
 from tfm_blocks.figures.picture import Picture, PlacedArrow, PlacedBox, PlacedPlate, Text
 from tfm_blocks.figures.sizes import WAVE
@@ -68,8 +68,9 @@ def _box(placed: PlacedBox, theme: Theme, marks: Mapping[str, Mark]) -> Iterator
 
 
 def _group(name: str, addresses: Sequence[str]) -> str:
-    node = f" data-node={quoteattr(addresses[0])}" if addresses else ""
-    others = f" data-nodes={quoteattr(' '.join(addresses))}" if len(addresses) > 1 else ""
+    node = f' data-node="{escape(addresses[0])}"' if addresses else ""
+    all_nodes = " ".join(map(escape, addresses))
+    others = f' data-nodes="{all_nodes}"' if len(addresses) > 1 else ""
     return f'<g class="{name}"{node}{others}>'
 
 

@@ -37,7 +37,7 @@ class ModelFile(JsonFile):
 
 
 def read_model_file(folder: Path, plugins: Sequence[str]) -> ModelFile:
-    """Return the content of `model.json`. Raises RunError if it has an unknown format, or a plug-in not in `plugins`."""
+    """Return the content of `model.json`. Raises RunError if its format is unknown, or a plug-in not in `plugins`."""
     expect_folder(folder)
     file, where = ModelFile.read(folder), str(folder / MODEL)
     if file.format not in READABLE:
