@@ -182,3 +182,9 @@ def test_wrong_input_is_one_error_with_a_fix_and_status_2(arguments, sentence, t
     assert caught.value.code == 2
     assert sentence in error and error.count("error:") == 1 and "help:" in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_shipped_model_has_its_figure_on_the_page_of_models():
+    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+    shown = re.findall(r"!\[(\w+)\]\(figures/(\w+)\.svg\)", page)
+    assert sorted(shown) == sorted((model.name, model.name) for model in describe_models(None))
