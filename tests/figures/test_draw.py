@@ -5,13 +5,14 @@ from collections import Counter
 import pytest
 
 from tests.figures.test_layout import EMB, LAYER, LOGITS, encoder, shipped_spec, spec_of
-from tfm_blocks.compose.catalogue import describe_models
+from tfm_blocks.compose.folders import CONF
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.figures.draw import Content, Cost, draw
+from tfm_blocks.figures.draw import Content, Cost, draw_model
 from tfm_blocks.figures.drawing import boxes
+from tfm_blocks.language.chain import list_models
 from tfm_blocks.registry.blocks import REGISTRY
 
-SHIPPED = [model.name for model in describe_models(None)]
+SHIPPED = list_models([CONF / "model"])
 PAPER = {  # figure 1 of Vaswani et al. 2017, from below to above
     "encoder": ["Inputs", "Input Embedding", "Positional Encoding", "Multi-Head Attention", "Add & Norm", "Feed Forward", "Add & Norm"],
     "decoder": [
@@ -22,7 +23,7 @@ PAPER = {  # figure 1 of Vaswani et al. 2017, from below to above
 
 
 def drawing_of(spec, **content):
-    return draw(spec, REGISTRY, Content(**content))
+    return draw_model(spec, REGISTRY, Content(**content))
 
 
 def titles(items):
