@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import Ranks
+from tfm_blocks.training.loss import Objective
 from tfm_blocks.training.metrics import RowLosses, TokenScores
-from tfm_blocks.training.objective import Objective
 from tfm_blocks.translation.settings import Search
 
 
