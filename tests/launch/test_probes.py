@@ -18,7 +18,7 @@ from tfm_blocks.runs.record import read_records
 from tfm_blocks.runs.row_results import read_translations
 from tfm_blocks.translation.translator import Translator
 
-SHORT = ["data.train=2000", "data.val=64", "data.test=64", "schedule.warmup=20", "trainer.accelerator=cpu"]
+SHORT = ["data.train=2000", "data.val=64", "data.test=64", "trainer.accelerator=cpu"]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_an_encoder_learns_answers_at_empty_positions_after_the_question(
 ) -> None:
     lengths = ["data.train_lengths=[3,3]", "data.test_lengths=[3]"]
     run = checked("model=probe_encoder", "data=reverse", "data.symbols=3", "position=sinusoidal", *lengths,
-                  "trainer.steps=100", "trainer.validate_every=100", "layers=1", "schedule.peak=1e-2")  # fmt: skip
+                  "trainer.steps=150", "trainer.validate_every=150", "layers=1", "schedule.peak=1e-2", "schedule.warmup=20")  # fmt: skip
     assert run.composed.mapping["vocab"] == run.spec.sink.shape[-1] == 7
     folder = train(run, tmp_path)
     final = scores(folder)
@@ -89,7 +89,7 @@ def test_a_model_that_answers_at_positions_is_not_translated_with(
         ("model=encoder_only data=dates", "model.inputs", "training predicts tgt, but the inputs are src"),
         ("model=two_sources data=parity", "model.inputs.doc", "is not a column of the data"),
         ("data=mqar mixer=atention", "model.graph.decoder.layer.self.block", "no block is called 'atention'"),
-        ("data=mqar data.pairs=40", "data.test_lengths", "to hold 40 pairs"),
+        ("data=mqar data.pairs=40", "data.train_lengths", "to hold 40 pairs"),
         ("data=mqar callbacks.early_stopping.monitor=val/bleu callbacks.early_stopping.patience=2",
          "callbacks", "this data does not measure"),
     ],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tfm_blocks.errors import Problem, suggest
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path
 from tfm_blocks.language.tree import MODEL, BlockTree, LayerTree, ModelTree, ParallelTree, Tree
+from tfm_blocks.registry.blocks import Registry
 
 
 def find_unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: Sources) -> list[Problem]:
@@ -39,17 +41,14 @@ def find_unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sou
     ]
 
 
-def find_without_effect(tree: ModelTree, used: set[Path], sources: Sources) -> list[Problem]:
-    """Return a warning for each arg of a block's node that the block does not take, if the command line sets it."""
-    return [
-        sources.problem(
-            (*node.path, "args", name), f"{node.info.name} does not take {name}, so its value has no effect"
-        )
-        for node in _trees(tree.graph)
-        if isinstance(node, BlockTree)
-        for name in node.args
-        if (path := (*node.path, "args", name)) not in used and sources.is_typed(path)
-    ]
+def find_without_effect(tree: ModelTree, used: set[Path], sources: Sources) -> Iterator[Problem]:
+    """Yield a warning for each arg of a block's node that the block does not take, if the command line sets it."""
+    for node in _trees(tree.graph):
+        for name in node.args if isinstance(node, BlockTree) else ():
+            path = (*node.path, "args", name)
+            if path not in used and sources.is_typed(path):
+                rule = f"{node.info.name} does not take {name}, so its value has no effect"
+                yield replace(sources.problem(path, rule, help=f"leave {name} out"), severity="warning")
 
 
 def _args(tree: ModelTree) -> Iterator[Path]:
@@ -67,3 +66,22 @@ def _trees(graph: Sequence[Tree]) -> Iterator[Tree]:
             graphs = [tree.graph, *tree.changed.values()] if isinstance(tree, LayerTree) else [tree.graph]
             for inner in graphs:
                 yield from _trees(inner)
+
+
+def find_mixed_reach(
+    changed: Mapping[Path, Mapping[str, Path]], registry: Registry, sources: Sources
+) -> Iterator[Problem]:
+    """Yield a warning for each arg that replaces a default of a branch block and one of a norm.
+
+    `changed` maps the path of a value to the blocks whose default it replaces, each with the path of its first use.
+    """
+    for path, users in changed.items():
+        blocks = [registry.blocks[name] for name in users]
+        branch = next((info for info in blocks if info.branch), None)
+        norm = next((info for info in blocks if info.category == "norm"), None)
+        if branch and norm:
+            uses = [f"{info.name} (at {'.'.join(users[info.name])})" for info in (branch, norm)]
+            rule = f"{path[-1]} changes the branch block {uses[0]} and also the norm {uses[1]}"
+            part = f"{{norm: {{block: {norm.name}, {path[-1]}: …}}}}"
+            help = f"set it for each: args: {part} for the norms of add & norm, {path[-1]}: … on a norm node"
+            yield replace(sources.problem(path, rule, help=help), severity="warning")

@@ -22,8 +22,8 @@ from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.language.spec import names
 from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
+from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.modules import losses_of
 from tfm_blocks.tracking.logger import RunLogger
 from tfm_blocks.training.answers import AnswerScorer
 from tfm_blocks.training.clock import Clock
