@@ -43,7 +43,9 @@ def find_unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sou
 
 def find_without_effect(tree: ModelTree, used: set[Path], sources: Sources) -> Iterator[Problem]:
     """Yield a warning for each arg of a block's node that the block does not take, if the command line sets it."""
-    for node in (inner for inner in _trees(tree.graph) if isinstance(inner, BlockTree)):
+    for node in _trees(tree.graph):
+        if not isinstance(node, BlockTree):
+            continue
         for name in node.args:
             path = (*node.path, "args", name)
             if path not in used and sources.is_typed(path):
