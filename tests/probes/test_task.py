@@ -157,6 +157,17 @@ def test_settings_that_no_memory_holds_are_refused():
         fitting_lengths(TASKS["parity"](), 1, 10**9)
 
 
-def test_a_range_in_which_no_length_fits_is_refused():
-    with pytest.raises(ConfigError, match="no length from 2 to 2 fits the task: it must be odd"):
-        fitting_lengths(TASKS["arithmetic"](), 2, 2)
+def test_a_range_in_which_no_length_fits_is_refused_with_one_that_does():
+    with pytest.raises(
+        ConfigError, match="no length from 64 to 64 fits the task: it must be even and at least 400"
+    ) as error:
+        fitting_lengths(Mqar(pairs=100), 64, 64)
+    assert error.value.problems[0].help == "the nearest length that fits is 400"
+    with pytest.raises(ConfigError, match="no length from -1000000000 to 0 fits the task"):
+        fitting_lengths(TASKS["parity"](), -(10**9), 0)
+
+
+def test_a_task_that_no_length_fits_is_refused():
+    with pytest.raises(ConfigError) as error:
+        check_length(Mqar(pairs=3000), "data.test_lengths", 64)
+    assert error.value.problems[0].help == "change the settings of the task"

@@ -103,20 +103,23 @@ def fitting_lengths(task: ProbeTask, low: int, high: int) -> tuple[int, ...]:
     """Return the lengths from low to high, both included, that fit the task. Raises ConfigError if none fits."""
     if high > LONGEST:
         raise setting_error("train_lengths", f"must be at most {LONGEST:,}, but is {high}", "use shorter strings")
-    lengths = tuple(length for length in range(low, high + 1) if not task.misfit(length))
+    lengths = tuple(length for length in range(max(low, 1), high + 1) if not task.misfit(length))
     if not lengths:
         rule = f"no length from {low} to {high} fits the task: it {task.misfit(high)}"
-        raise setting_error("train_lengths", rule, "use a wider range")
+        raise setting_error("train_lengths", rule, _nearest_fit(task, high))
     return lengths
 
 
 def check_length(task: ProbeTask, address: str, length: int) -> None:
     """Raise ConfigError if the length does not fit the task."""
     if rule := f"must be at most {LONGEST:,}" if length > LONGEST else task.misfit(length):
-        near = sorted(range(1, LONGEST + 1), key=lambda other: abs(other - length))
-        fits = next((other for other in near if not task.misfit(other)), None)
-        help = f"the nearest length that fits is {fits}" if fits else "change the settings of the task"
-        raise ConfigError(Problem(address, f"{rule}, but is {length}", help=help))
+        raise ConfigError(Problem(address, f"{rule}, but is {length}", help=_nearest_fit(task, length)))
+
+
+def _nearest_fit(task: ProbeTask, length: int) -> str:
+    near = sorted(range(1, LONGEST + 1), key=lambda other: abs(other - length))
+    fits = next((other for other in near if not task.misfit(other)), None)
+    return f"the nearest length that fits is {fits}" if fits else "change the settings of the task"
 
 
 def setting_error(setting: str, rule: str, help: str) -> ConfigError:
