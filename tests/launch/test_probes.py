@@ -37,6 +37,7 @@ def scores(folder: Path) -> dict[str, float]:
     return found
 
 
+@pytest.mark.grid  # trains for 150 steps
 def test_an_encoder_learns_answers_at_empty_positions_after_the_question(
     checked: Callable[..., CheckedRun], tmp_path: Path
 ) -> None:
@@ -62,7 +63,8 @@ def test_an_encoder_learns_answers_at_empty_positions_after_the_question(
 @pytest.mark.parametrize(
     ("shape", "generated"),
     [("model=probe_decoder data=parity", False), ("model=probe_decoder data=copy", True),
-     ("model=probe_seq2seq data=copy", True), ("model=probe_seq2seq data=parity", True)],
+     ("model=probe_encoder data=parity", False),
+     *(pytest.param(f"model=probe_seq2seq data={task}", True, marks=pytest.mark.grid) for task in ("copy", "parity"))],
 )  # fmt: skip
 def test_a_task_trains_every_shape_with_any_mixer(
     checked: Callable[..., CheckedRun], tmp_path: Path, mixer: str, shape: str, generated: bool
