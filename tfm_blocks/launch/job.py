@@ -102,7 +102,7 @@ def _begin(
     run = requested.with_vocab(prepared.tokenizer.size)
     name = str(mapping["name"])
     config = run.composed.mapping | {"name": name, "plugins": settings.plugins}
-    config = {key: value for key, value in config.items() if key not in ("resume", "verify")}
+    config = {key: value for key, value in config.items() if key not in ("resume", "verify", "match")}
     network = network_without_values(run.spec)
     check_lengths(network, prepared, run)
 
@@ -120,6 +120,7 @@ def _begin(
         if rendezvous.rank_info.rank == 0:
             choices = dict(run.composed.choices)
             record = {"commands": [shlex.join(typed)], "launch": rendezvous.rank_info.launch, "choices": choices}
+            record |= {"match": mapping["match"]} if "match" in mapping else {}
             planned_corpus = plan_corpus(network.spec, prepared, settings.data)
             start_folder(job, prepared, record | {"text": fingerprint(settings.seed, prepared, planned_corpus)})
         _run(rendezvous, job, run, prepared, callbacks)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, FinalScore, find_key
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
+from tfm_blocks.report.rates import rates_sheet
 from tfm_blocks.report.screen import clock
 from tfm_blocks.report.table import Cell, Sheet
 from tfm_blocks.runs.record import Measured, RunRecord
@@ -28,7 +29,9 @@ def sheets_of(comparison: Comparison) -> list[Sheet]:
     found = [runs_sheet(comparison)]
     if any(run.scored_on for run in comparison.runs):
         found.append(scores_sheet(comparison))
-    if any(len(group.counted) > 1 for group in comparison.groups):
+    if comparison.curves:
+        found.append(rates_sheet(comparison.curves))
+    if any(len(group.counted) > 1 for group in comparison.compared):
         found.append(seeds_sheet(comparison))
     if comparison.baseline:
         found.append(against_sheet(comparison, comparison.baseline))
@@ -81,7 +84,7 @@ def seeds_sheet(comparison: Comparison) -> Sheet:
     scores = [SCORES[name] for name in (*_scores(comparison), *WITHOUT_INTERVAL) if SCORES[name].mean]
     columns = ["model", "seeds", f"best {OBJECTIVE}", *(score.name for score in scores)]
     rows = []
-    for group in comparison.groups:
+    for group in comparison.compared:
         best = [run.best[OBJECTIVE].value for run in group.counted if OBJECTIVE in run.best]
         spread = [_spread(best, find_key(OBJECTIVE).form)]
         spread += [_spread(_over_seeds(group, score), score.mean) for score in scores]

@@ -20,6 +20,7 @@ from tfm_blocks.runs.files import read_or_empty, read_text
 from tfm_blocks.runs.folder import CONFIG, METRICS, RUN, expect_folder
 from tfm_blocks.runs.listing import Member, changed_at, find_members, is_run
 from tfm_blocks.runs.metrics import Best, read_rows, summarise
+from tfm_blocks.runs.saved_scores import read_saved_scores, scores_folder
 from tfm_blocks.runs.status import Status, read_status_or_empty
 from tfm_blocks.runs.values import count_at, mapping_at, number_at, text_at
 
@@ -45,7 +46,8 @@ class RunRecord:
     `settings` are the values of config.yaml by dotted key. `tokenizer` and `test_set` are hashes. `scores` are those of
     the finished model on the split `scored_on`, and `values` those without an interval, such as perplexity. `facts` are
     those at the start of the run, and `changes` those that each resume changed. `changed` is the time of the last
-    change, in seconds since 1970.
+    change, in seconds since 1970. `translated_in` is the folder of the translations behind `scores`, if it is not the
+    run folder.
     """
 
     folder: Path
@@ -64,6 +66,7 @@ class RunRecord:
     facts: Mapping[str, Any] = field(default_factory=dict)
     changes: Sequence[Mapping[str, Any]] = ()
     changed: float = 0.0
+    translated_in: Path | None = None
 
     @property
     def torch(self) -> str:
@@ -100,6 +103,26 @@ def describe(run: RunRecord) -> dict[str, Any]:
         "facts": run.facts,
         "changes": run.changes,
     }
+
+
+def with_saved_scores(run: RunRecord, name: str) -> RunRecord:
+    """Return the run with the scores that `tfm evaluate --test` kept under this name.
+
+    The run has no scores if it kept none, or if it was trained further since then.
+    """
+    saved, exact = read_saved_scores(run.folder, name), {}
+    if not saved.scores or saved.steps != run.numbers.get("steps"):
+        return replace(run, test_set="", scored_on="", scores={}, values={})
+    if saved.exact_match is not None and 0 <= saved.exact_match <= 1:
+        exact = {"exact match": _fraction(saved.exact_match, count_at(saved.test_set, "rows"))}
+    return replace(
+        run,
+        test_set=text_at(saved.test_set, "sha256"),
+        scored_on=name,
+        scores={**exact, **_of_translations(saved.scores)},
+        values={},
+        translated_in=scores_folder(run.folder, name),
+    )
 
 
 def find_runs(paths: Sequence[Path]) -> list[Member]:
@@ -190,14 +213,24 @@ def _scores(status: Status, split: str) -> dict[str, Measured]:
     for score in FINAL_SCORES:
         fraction = status.scores.get(f"{split}/{score.key}") if score.kind == "fraction" else None
         if fraction is not None and 0 <= fraction <= 1:
-            low, high = wilson(fraction, rows) if rows else (math.nan, math.nan)
-            scores[score.name] = Measured(100 * fraction, 100 * low, 100 * high)
-    for metric in status.translation:
+            scores[score.name] = _fraction(fraction, rows)
+    return scores | _of_translations(status.translation)
+
+
+def _of_translations(listed: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
+    scores = {}
+    for metric in listed:
         value, interval = (number_at(metric, key) for key in ("value", "interval"))
         if value is not None and interval is not None:
             signature = text_at(metric, "signature")
             scores[text_at(metric, "name")] = Measured(value, value - interval, value + interval, signature)
     return scores
+
+
+def _fraction(fraction: float, rows: int | None) -> Measured:
+    """Return a fraction of the lines in percent, with Wilson's interval."""
+    low, high = wilson(fraction, rows) if rows else (math.nan, math.nan)
+    return Measured(100 * fraction, 100 * low, 100 * high)
 
 
 def wilson(fraction: float, count: int) -> tuple[float, float]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.compose.sweep import SweepRequest
     from tfm_blocks.launch.check import CheckedRun
-    from tfm_blocks.sweep.check import CheckedJob
+    from tfm_blocks.sweep.check import CheckedJob, Match
     from tfm_blocks.sweep.engine import JobSource, Sweep
     from tfm_blocks.sweep.job import SweepJob
     from tfm_blocks.sweep.record import SweepFolder
@@ -63,16 +63,17 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
 
 def _jobs(asked: SweepRequest, settings: SweepSettings, check: Check) -> list[SweepJob]:
     """Return all jobs; for a search by optuna, one job with the first value of each key. Raises ConfigError."""
-    from tfm_blocks.compose.sweep import choose_first_values, combinations
+    from tfm_blocks.compose.sweep import choose_first_values, combinations, join_parts
     from tfm_blocks.sweep.random_values import draw_jobs
 
+    parts = join_parts(asked.parts, settings.together)
     if settings.method == "random":
-        return _named(_checked(draw_jobs(asked.parts, settings.trials, settings.seed), asked, check), asked)
+        return _named(_checked(draw_jobs(parts, settings.trials, settings.seed), asked, check), asked)
     if settings.method == "optuna":
         import tfm_blocks.sweep.search  # noqa: F401  raises ConfigError if optuna is missing
 
         return _named(_checked([choose_first_values(asked.parts)], asked, check), asked)
-    return _named(_checked(combinations(asked.parts), asked, check), asked)
+    return _named(_checked(combinations(parts), asked, check), asked)
 
 
 def _configs(jobs: Sequence[SweepJob], settings: SweepSettings) -> set[str]:
@@ -105,7 +106,7 @@ def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: S
     from tfm_blocks.sweep.job import WRONG, SweepJob
 
     _expect_same_conf(sample, asked)
-    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.config_dir), check)
+    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.config_dir), check, _matcher(asked))
     if found.checked is None:
         reason = f"{found.problems[0].address}: {found.problems[0].rule}"
         job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
@@ -139,10 +140,18 @@ def _checked(overrides: Sequence[list[str]], asked: SweepRequest, check: Check) 
     from tfm_blocks.report.jobs import show_jobs
     from tfm_blocks.sweep.check import check_jobs, refuse_wrong
 
-    found = check_jobs(overrides, lambda texts: compose_job(texts, asked.config_dir), check)
+    found = check_jobs(overrides, lambda texts: compose_job(texts, asked.config_dir), check, _matcher(asked))
     show_jobs([(job.overrides, job.parameters, job.problems) for job in found])
     refuse_wrong(found)
     return found
+
+
+def _matcher(asked: SweepRequest) -> Match:
+    """Return the function that gives jobs the budget of `match.like`. Raises ConfigError."""
+    from tfm_blocks.sweep.match import Matcher
+    from tfm_blocks.sweep.settings import read_match
+
+    return Matcher(read_match(asked.match), asked.config_dir).match
 
 
 def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
@@ -151,7 +160,7 @@ def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
 
     names = _names([job.overrides for job in jobs], asked)
     return [
-        SweepJob(name, job.overrides, job.checked.composed, job.checked.settings)
+        SweepJob(name, job.overrides, job.checked.composed, job.checked.settings, match=job.match)
         for name, job in zip(names, jobs, strict=True)
         if isinstance(job.checked, CheckedRun)
     ]

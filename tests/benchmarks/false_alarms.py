@@ -1,0 +1,69 @@
+"""A/A test: how often does `tfm compare` call one model under two sets of seeds different?
+
+Trains a small model under many seeds and compares disjoint sets of runs with each other, so that all comparisons are
+independent. The same command resumes.
+
+    python tests/benchmarks/false_alarms.py FOLDER --comparisons 200 --seeds 3
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+from pathlib import Path
+
+from scipy.stats import binom
+
+import tfm_blocks as tfm
+from tfm_blocks.report.baseline_tests import compare_groups
+from tfm_blocks.report.differences import Group
+from tfm_blocks.runs.listing import Member
+from tfm_blocks.runs.record import read_record
+
+ALPHA = 0.05
+SIZE = ["d_model=16", "d_ff=32", "heads=2", "layers=1", "vocab=300", "dropout=0.1", "logger=csv"]
+TEXT = ["data.train=300", "data.val=20", "data.test=20", "data.step_tokens=200"]
+LENGTH = ["trainer.steps=20", "trainer.validate_every=20", "trainer.validate_sentences=1", "schedule.warmup=10"]
+
+
+def train(folder: Path, seed: int) -> Path:
+    """Return the run of a seed, which is trained if it does not exist."""
+    run = folder / "runs" / f"seed-{seed}"
+    if not (run / "weights.safetensors").is_file():
+        os.chdir(folder)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            tfm.train("tiny", overrides=[*SIZE, *TEXT, *LENGTH], seed=seed, name=f"seed-{seed}")
+    return run
+
+
+def p_values(first: list[Path], second: list[Path]) -> dict[str, tuple[float, float]]:
+    """Return the p-value over seeds and the corrected one of each score, as `tfm compare` prints them."""
+    one, other = (
+        Group(label, [read_record(Member(run, None, True)) for run in runs])
+        for label, runs in (("A", first), ("A again", second))
+    )
+    rows, _ = compare_groups([one, other], one)
+    return {row.score: (row.seeds, row.seeds_corrected) for row in rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--comparisons", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    folder, side, count = arguments.folder.resolve(), arguments.seeds, arguments.comparisons
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = [train(folder, seed) for seed in range(1, 2 * side * count + 1)]
+    pairs = [runs[first : first + 2 * side] for first in range(0, len(runs), 2 * side)]
+    found = [p_values(pair[:side], pair[side:]) for pair in pairs]
+    low, high = (int(one) for one in binom.interval(0.95, count, ALPHA))
+    print(f"{count} independent comparisons of {side} and {side} seeds; at {ALPHA:.0%}, {low} to {high} are expected")
+    for name in found[0]:
+        print(f"{name}: {sum(one[name][0] <= ALPHA for one in found)} rejections")
+    print(f"any score, corrected: {sum(min(p for _, p in one.values()) <= ALPHA for one in found)} rejections")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
