@@ -41,7 +41,7 @@ def evaluate_and_save(arguments: argparse.Namespace) -> None:
     (print_scores_json if arguments.json else show_scores)(systems, max(counts))
     if not arguments.json:
         left = f"; {len(members) - len(done)} are not done" if len(members) > len(done) else ""
-        print(printable(f"written to scores/{name} of {len(done)} runs{left}"))
+        print(printable(f"written to scores/{name} of {len(done)} run{'s' * (len(done) > 1)}{left}"))
         print(printable(f"tfm compare {arguments.folder} --scores {name}"))
 
 
