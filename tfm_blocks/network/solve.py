@@ -1,7 +1,7 @@
 """Find the values of a model's knobs that meet a budget.
 
-The cost must grow with the knobs. Several knobs are first scaled together, in their present ratio; then each of them is
-adjusted alone.
+The cost must grow with the knobs. Several knobs are first scaled together, in their present ratio; then they are
+adjusted alone, the finest first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from tfm_blocks.network.build import check_model, read_model
 
 GROWTH = 256  # largest factor by which a knob grows
 TRIES = 256  # neighbouring values that are tried if the check refuses a value
+SECANTS = 12  # steps after which the search halves its interval
+CLOSE = 0.1  # fraction of the allowed difference at which no further knob is adjusted
 
 Values = Mapping[str, int]
 
@@ -55,8 +57,10 @@ def solve(composed: Composed, knobs: Sequence[str], budget: Budget, requested: i
     grids = {knob: _grid(search, present, knob) for knob in knobs}
     found = search.neighbours(*_together(present, grids)) if len(knobs) > 1 else []
     start = min(found, key=search.miss, default=_on_grids(present, grids))
-    for knob in knobs:
+    for knob in sorted(knobs, key=lambda knob: grids[knob].step / present[knob]):
         found += search.neighbours(*_alone(start, grids[knob], knob))
+        if found and min(map(search.miss, found)) <= CLOSE * within * requested:
+            break
     found.sort(key=search.miss)
     for values in found:
         solution = Solution(values, requested, search.known(values))
@@ -138,38 +142,25 @@ class _Search:
         return True
 
     def neighbours(self, ladder: Ladder, start: int) -> list[Values]:
-        """Return the accepted values on both sides of the budget; empty if the cost does not grow along the ladder."""
-        below, above = self._enclose(ladder, start)
-        if below is not None and above is not None:
-            below, above = self._narrow(ladder, below, above)
-        return [ladder(rung) for rung in (below, above) if rung is not None]
+        """Return the accepted values on both sides of the budget; empty if the cost does not grow along the ladder.
 
-    def _enclose(self, ladder: Ladder, start: int) -> tuple[int | None, int | None]:
-        """Return a rung of at most the requested cost and a rung above it; None where the ladder ends."""
-        rung, cost = start, self.known(ladder(start))
-        rising = cost <= self.requested
-        while (cost <= self.requested) == rising:
-            last = rung
-            beyond = range(2 * rung + 1, GROWTH * (start + 1)) if rising else range((rung + 1) // 2 - 1, -1, -1)
-            following = self._first(ladder, beyond)
-            if following is None:
-                return (last, None) if rising else (None, last)
-            rung, before, cost = following, cost, self.known(ladder(following))
-            if (cost <= before) if rising else (cost >= before):
-                return None, None
-        return (last, rung) if rising else (rung, last)
-
-    def _narrow(self, ladder: Ladder, below: int, above: int) -> tuple[int, int]:
-        """Close in on the budget, in turn by interpolation, which is exact for a linear cost, and by halves."""
-        interpolates = True
-        while True:
-            low, high = (self.known(ladder(rung)) for rung in (below, above))
-            part = (self.requested - low) / (high - low) if interpolates else 0.5
-            inner = self._first(ladder, _outward(below + int(part * (above - below)), below + 1, above - 1))
-            if inner is None:
-                return below, above
-            below, above = (inner, above) if self.known(ladder(inner)) <= self.requested else (below, inner)
-            interpolates = not interpolates
+        The secant through the last two rungs leads to the next rung, since costs are nearly linear or quadratic.
+        """
+        below, above = -1, GROWTH * (start + 1)  # no rung between them is known
+        rung, last, steps = self._first(ladder, _outward(start, 0, above - 1)), None, 0
+        while rung is not None:
+            cost = self.known(ladder(rung))
+            guess = rung + (1 if cost <= self.requested else -1)
+            if last:
+                slope = (cost - last[1]) / (rung - last[0])
+                if slope <= 0:
+                    return []
+                guess = round(rung + (self.requested - cost) / slope)
+            below, above = (rung, above) if cost <= self.requested else (below, rung)
+            middle = guess if steps < SECANTS else (below + above) // 2
+            rung, last = self._first(ladder, _outward(middle, below + 1, above - 1)), (rung, cost)
+            steps += 1
+        return [ladder(side) for side in (below, above) if 0 <= side < GROWTH * (start + 1)]
 
     def _first(self, ladder: Ladder, rungs: Iterable[int]) -> int | None:
         return next((rung for rung in islice(rungs, TRIES) if self.cost(ladder(rung)) is not None), None)
