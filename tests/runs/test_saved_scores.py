@@ -11,8 +11,8 @@ from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
-from tfm_blocks.runs.saved_scores import read_saved_scores
-from tfm_blocks.runs.translations import read_translations
+from tfm_blocks.runs.row_results import read_translations
+from tfm_blocks.runs.saved_scores import SavedScores, scores_folder
 from tfm_blocks.translation.settings import Search
 
 REFERENCES = sentences(12, 5)
@@ -43,9 +43,9 @@ def test_every_finished_run_keeps_the_scores_of_the_search_and_compare_reads_the
         assert [(one.source, one.output, one.reference) for one in lines] == list(
             zip(sources, outputs, REFERENCES, strict=True)
         )
-        saved = read_saved_scores(run, "beam3")
+        saved = SavedScores.read(scores_folder(run, "beam3"))
         assert (saved.search["beam"], saved.search["alpha"], saved.steps, saved.test) == (3, 0.6, 60, "")
-        assert saved.scores[0]["value"] == pytest.approx(bleu.score)
+        assert saved.scores[0].value == pytest.approx(bleu.score)
     groups = asked(sweep, "--scores", "beam3")["groups"][0]["runs"]
     assert [run["scored_on"] for run in groups] == ["beam3", "beam3", ""]
     assert groups[0]["scores"]["BLEU"]["value"] == pytest.approx(bleu.score)
@@ -58,8 +58,8 @@ def test_a_file_of_pairs_is_another_test_set_under_its_name(sweep, tmp_path, cap
     pairs.write_text("".join(f"source {number}\t{text}\n" for number, text in enumerate(REFERENCES[:5])))
     main(["evaluate", str(sweep / "seed-1"), "--test", str(pairs), "--alpha", "1"])
     assert "--scores greedy-alpha1-news" in capsys.readouterr().out
-    saved = read_saved_scores(sweep / "seed-1", "greedy-alpha1-news")
-    assert saved.test == "news.tsv" and saved.test_set["rows"] == 5
+    saved = SavedScores.read(scores_folder(sweep / "seed-1", "greedy-alpha1-news"))
+    assert saved.test == "news.tsv" and saved.test_set.rows == 5
     found = asked(sweep, "--scores", "greedy-alpha1-news")
     assert any("without scores greedy-alpha1-news" in note and "seed-2" in note for note in found["notes"])
 

@@ -9,13 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfm_blocks.cli.options import translator_of
-from tfm_blocks.cli.search_options import precision_of, search_of
+from tfm_blocks.cli.options import precision_of, search_of, translator_of
 from tfm_blocks.errors import ConfigError, DataError, Place, Problem, RunError, printable
 from tfm_blocks.translation.settings import Search
 
 if TYPE_CHECKING:
-    from tfm_blocks.scoring.corpus import Score
+    from tfm_blocks.runs.status import Score, ScoredSet
     from tfm_blocks.translation.translator import Translator
 
 Row = tuple[str, ...]  # the source texts, then the reference
@@ -67,9 +66,9 @@ def scores_name(arguments: argparse.Namespace, search: Search) -> str:
 
 def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search: Search) -> tuple[list[Score], int]:
     """Translate and score the test set of a run, and write both into its folder. Return the scores and the lines."""
+    from tfm_blocks.runs.row_results import TranslatedLine
     from tfm_blocks.runs.saved_scores import SavedScores, write_saved_scores
-    from tfm_blocks.runs.status import read_status
-    from tfm_blocks.runs.translations import TranslatedLine
+    from tfm_blocks.runs.status import Status
     from tfm_blocks.scoring.corpus import metrics, score
 
     translator = translator_of(arguments, folder)
@@ -82,9 +81,9 @@ def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search
         arguments.test.name,
         _describe_rows(rows),
         _settings(arguments, search),
-        read_status(folder).steps,
+        Status.read(folder).steps,
         sum(output == row[-1] for row, output in pairs) / len(rows),
-        [asdict(one) for one in scores],
+        tuple(scores),
     )
     write_saved_scores(folder, name, saved, [TranslatedLine(" | ".join(row[:-1]), out, row[-1]) for row, out in pairs])
     return scores, len(rows)
@@ -100,12 +99,13 @@ def _translate(
         return [found[0].text for found in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]
 
 
-def _describe_rows(rows: Sequence[Row]) -> dict[str, Any]:
+def _describe_rows(rows: Sequence[Row]) -> ScoredSet:
     """Return the number of rows and their hash, which is equal for runs that were scored on the same text."""
-    from tfm_blocks.runs.translations import hash_rows
+    from tfm_blocks.runs.row_results import hash_rows
+    from tfm_blocks.runs.status import ScoredSet
 
     columns = [str(number) for number in range(len(rows[0]))]
-    return {"rows": len(rows), "sha256": hash_rows((dict(zip(columns, row, strict=True)) for row in rows), columns)}
+    return ScoredSet(len(rows), hash_rows((dict(zip(columns, row, strict=True)) for row in rows), columns))
 
 
 def _settings(arguments: argparse.Namespace, search: Search) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _settings(arguments: argparse.Namespace, search: Search) -> dict[str, Any]:
 
 def _own_rows(folder: Path, translator: Translator) -> list[Row]:
     """Return the test set on which a run was scored. Raises RunError if it cannot be read back."""
-    from tfm_blocks.runs.translations import read_translations
+    from tfm_blocks.runs.row_results import read_translations
 
     if len(translator.sources) > 1:
         rule = f"reads {', '.join(translator.sources)}, whose texts its translations do not separate"

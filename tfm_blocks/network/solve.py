@@ -147,7 +147,8 @@ class _Search:
         The secant through the last two rungs leads to the next rung, since costs are nearly linear or quadratic.
         """
         below, above = -1, GROWTH * (start + 1)  # no rung between them is known
-        rung, last, steps = self._first(ladder, _outward(start, 0, above - 1)), None, 0
+        rung, steps = self._first(ladder, _outward(start, 0, above - 1)), 0
+        last: tuple[int, int] | None = None
         while rung is not None:
             cost = self.known(ladder(rung))
             guess = rung + (1 if cost <= self.requested else -1)

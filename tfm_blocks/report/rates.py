@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
-from tfm_blocks.metric_schema import OBJECTIVE, find_key
+from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import Factor, Group, settings_of, show_setting, without_seed
-from tfm_blocks.report.table import Cell, Sheet
 
 RATES = ("schedule.peak", "schedule.scale")  # settings that set the learning rate
 
@@ -92,24 +91,6 @@ def best_groups(groups: Sequence[Group], curves: Sequence[RateCurve]) -> list[Gr
 def curve_of(group: Group, curves: Sequence[RateCurve]) -> RateCurve | None:
     """Return the curve to which a group belongs."""
     return next((curve for curve in curves if any(rate.group is group for rate in curve.rates)), None)
-
-
-def rates_sheet(curves: Sequence[RateCurve]) -> Sheet:
-    """Return a row for each rate of each model; the last column marks the best rate."""
-    rows = [_cells(curve, rate) for curve in curves for rate in curve.rates]
-    columns = ["model", "setting", "", "value", "seeds", OBJECTIVE]
-    return Sheet(f"learning rates by the best {OBJECTIVE}: mean ± standard deviation", columns, rows, 3, keys=1)
-
-
-def _cells(curve: RateCurve, rate: Rate) -> list[Cell]:
-    form = find_key(OBJECTIVE).form
-    spread = f" ± {form.format(stdev(rate.losses))}" if len(rate.losses) > 1 else ""
-    loss = Cell(form.format(fmean(rate.losses)) + spread, fmean(rate.losses)) if rate.losses else Cell("")
-    mark = f"{rate.diverged} diverged" if rate.diverged else ""
-    if rate is curve.best:
-        mark = f"best, {curve.edge} of the grid" if curve.edge else "best"
-    value = Cell(show_setting(rate.value), rate.value)
-    return [Cell(curve.label), Cell(curve.key), Cell(mark), value, Cell(str(len(rate.losses)), len(rate.losses)), loss]
 
 
 def rate_notes(curves: Sequence[RateCurve]) -> Iterator[str]:

@@ -41,21 +41,15 @@ def check_jobs(
     match: Match = keep,
 ) -> list[CheckedJob]:
     """Match each job to its budget, compose and check it. A ConfigError becomes the problems of its job."""
-    return [_check_job(overrides, compose, check, match) for overrides in jobs]
-
-
-def _check_job(
-    overrides: Sequence[str],
-    compose: Callable[[list[str]], Composed],
-    check: Callable[[Composed], CheckedModel],
-    match: Match,
-) -> CheckedJob:
-    try:
-        overrides, record = match(overrides)
-        checked = check(compose(list(overrides)))
-        return CheckedJob(overrides, checked, count_parameters(checked.spec), match=record)
-    except ConfigError as error:
-        return CheckedJob(overrides, problems=error.problems)
+    found = []
+    for overrides in jobs:
+        try:
+            overrides, record = match(overrides)
+            checked = check(compose(list(overrides)))
+            found.append(CheckedJob(overrides, checked, count_parameters(checked.spec), match=record))
+        except ConfigError as error:
+            found.append(CheckedJob(overrides, problems=error.problems))
+    return found
 
 
 def refuse_wrong(jobs: Sequence[CheckedJob]) -> None:
