@@ -159,8 +159,8 @@ class _Search:
                 guess = round(rung + (self.requested - cost) / slope)
             below, above = (rung, above) if cost <= self.requested else (below, rung)
             middle = guess if steps < SECANTS else (below + above) // 2
-            rung, last = self._first(ladder, _outward(middle, below + 1, above - 1)), (rung, cost)
-            steps += 1
+            last, steps = (rung, cost), steps + 1
+            rung = self._first(ladder, _outward(middle, below + 1, above - 1))
         return [ladder(side) for side in (below, above) if 0 <= side < GROWTH * (start + 1)]
 
     def _first(self, ladder: Ladder, rungs: Iterable[int]) -> int | None:

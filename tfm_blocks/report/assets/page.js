@@ -8,14 +8,16 @@ function models(type) {
 function paint() {
   const style = getComputedStyle(document.documentElement);
   const [ink, line] = ["--ink", "--line"].map((name) => style.getPropertyValue(name).trim());
-  for (const axis of models("LinearAxis")) {
+  for (const axis of [...models("LinearAxis"), ...models("LogAxis")]) {
     axis.setv({axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: line});
   }
   for (const grid of models("Grid")) grid.setv({grid_line_color: line});
 }
 
 function drawOver(name) {
-  for (const renderer of models("GlyphRenderer")) renderer.glyph.x = {field: name};
+  for (const renderer of models("GlyphRenderer")) {
+    if (name in renderer.data_source.data) renderer.glyph.x = {field: name};  // charts over rates have no such axis
+  }
   for (const axis of models("LinearAxis").filter((one) => one.name === "x")) axis.axis_label = name;
 }
 
