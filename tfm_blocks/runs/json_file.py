@@ -65,11 +65,11 @@ def _default(field: Field[Any]) -> Any:
 
 
 @lru_cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _checked_fields(kind: type[Any], content: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _checked_fields(kind: Any, content: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the fields of a dataclass that have a value. Raises ValueError for an invalid or missing key."""
     found = {}
     for field in fields(kind):
