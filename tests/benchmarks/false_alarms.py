@@ -16,10 +16,11 @@ from pathlib import Path
 from scipy.stats import binom
 
 import tfm_blocks as tfm
-from tfm_blocks.report.baseline_tests import compare_groups
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.listing import Member
 from tfm_blocks.runs.record import read_record
+from tfm_blocks.scoring.measures import MEASURES
+from tfm_blocks.scoring.significance import correct, over_seeds
 
 ALPHA = 0.05
 SIZE = ["d_model=16", "d_ff=32", "heads=2", "layers=1", "vocab=300", "dropout=0.1", "logger=csv"]
@@ -38,13 +39,12 @@ def train(folder: Path, seed: int) -> Path:
 
 
 def p_values(first: list[Path], second: list[Path]) -> dict[str, tuple[float, float]]:
-    """Return the p-value over seeds and the corrected one of each score, as `tfm compare` prints them."""
-    one, other = (
-        Group(label, [read_record(Member(run, None, True)) for run in runs])
-        for label, runs in (("A", first), ("A again", second))
-    )
-    rows, _ = compare_groups([one, other], one)
-    return {row.score: (row.seeds, row.seeds_corrected) for row in rows}
+    """Return the p-value over seeds and the corrected one of each score, as `tfm compare` computes them."""
+    one, other = (Group("", [read_record(Member(run, None, True)) for run in runs]) for runs in (first, second))
+    tests = [over_seeds(one.over_seeds(name), other.over_seeds(name)) for name in MEASURES]
+    p = {place: test.p for place, test in enumerate(tests) if test}
+    corrected = correct(p)
+    return {name: (p[place], corrected[place]) for place, name in enumerate(MEASURES) if place in p}
 
 
 def main() -> None:

@@ -57,6 +57,14 @@ def test_several_knobs_keep_their_ratio_and_meet_a_budget_that_the_coarse_one_ca
     assert both.values["d_ff"] / both.values["d_model"] == pytest.approx(48 / 32, rel=0.1)
 
 
+def test_values_that_share_a_cost_are_a_step_and_not_the_end_of_the_search():
+    requested = measure(composed("tiny", *SMALL), PARAMETERS)
+    found = solve(composed("swiglu", *SMALL), ["d_ff"], PARAMETERS, requested, 1)
+    costs = [cost("swiglu", [*SMALL[:1], f"d_ff={width}", *SMALL[2:]], PARAMETERS) for width in range(45, 57)]
+    assert len(set(costs)) < len(costs), "swiglu has an inner width of 2 * d_ff // 3"
+    assert abs(found.reached - requested) == min(abs(one - requested) for one in costs)
+
+
 def test_values_that_meet_the_budget_already_stay():
     config = composed("tiny", *SMALL)
     assert solve(config, ["d_model", "d_ff"], PARAMETERS, measure(config, PARAMETERS), 0).values == {

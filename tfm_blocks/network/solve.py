@@ -16,8 +16,9 @@ from tfm_blocks.network.budget import Budget
 from tfm_blocks.network.build import check_model, read_model
 
 GROWTH = 256  # largest factor by which a knob grows
-TRIES = 256  # neighbouring values that are tried if the check refuses a value
+TRIES = 64  # neighbouring values that are tried if the check refuses a value
 SECANTS = 12  # steps after which the search halves its interval
+PLATEAU = 2  # steps without growth after which the search gives up
 CLOSE = 0.1  # fraction of the allowed difference at which no further knob is adjusted
 
 Values = Mapping[str, int]
@@ -146,22 +147,23 @@ class _Search:
 
         The secant through the last two rungs leads to the next rung, since costs are nearly linear or quadratic.
         """
-        below, above = -1, GROWTH * (start + 1)  # no rung between them is known
-        rung, steps = self._first(ladder, _outward(start, 0, above - 1)), 0
+        top = GROWTH * (start + 1)
+        below, above = -1, top  # no rung between them is known
+        rung, steps, flat = self._first(ladder, _outward(start, 0, top - 1)), 0, 0
         last: tuple[int, int] | None = None
-        while rung is not None:
+        while rung is not None and flat <= PLATEAU:
             cost = self.known(ladder(rung))
-            guess = rung + (1 if cost <= self.requested else -1)
-            if last:
-                slope = (cost - last[1]) / (rung - last[0])
-                if slope <= 0:
-                    return []
-                guess = round(rung + (self.requested - cost) / slope)
             below, above = (rung, above) if cost <= self.requested else (below, rung)
-            middle = guess if steps < SECANTS else (below + above) // 2
+            slope = (cost - last[1]) / (rung - last[0]) if last else 0.0
+            flat += bool(last) and slope <= 0
+            guess = rung + (1 if cost <= self.requested else -1)
+            if slope > 0:
+                guess = round(rung + (self.requested - cost) / slope) if steps < SECANTS else (below + above) // 2
+            elif last:  # several values may have the same cost, such as d_ff = 64 and 65 in 2 * d_ff // 3
+                guess = 2 * rung + 1 if cost <= self.requested else (rung - 1) // 2
             last, steps = (rung, cost), steps + 1
-            rung = self._first(ladder, _outward(middle, below + 1, above - 1))
-        return [ladder(side) for side in (below, above) if 0 <= side < GROWTH * (start + 1)]
+            rung = self._first(ladder, _outward(guess, below + 1, above - 1))
+        return [ladder(side) for side in (below, above) if 0 <= side < top] if flat <= PLATEAU else []
 
     def _first(self, ladder: Ladder, rungs: Iterable[int]) -> int | None:
         return next((rung for rung in islice(rungs, TRIES) if self.cost(ladder(rung)) is not None), None)
