@@ -9,6 +9,7 @@ independent. The same command resumes.
 import argparse
 import contextlib
 import io
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -38,6 +39,16 @@ def train(folder: Path, seed: int) -> Path:
     return run
 
 
+def finished_runs(folder: Path, count: int) -> list[Path]:
+    """Return the first runs of the folder by seed, after training missing ones with the next seeds."""
+    finished = {
+        int(path.parent.name[5:]) for path in folder.glob("runs/seed-*/status.json") if '"done"' in path.read_text()
+    }
+    seeds = (seed for seed in itertools.count(1) if seed not in finished)
+    finished |= set(itertools.islice(seeds, max(0, count - len(finished))))
+    return [train(folder, seed) for seed in sorted(finished)[:count]]
+
+
 def p_values(first: list[Path], second: list[Path]) -> dict[str, tuple[float, float]]:
     """Return the p-value over seeds and the corrected one of each score, as `tfm compare` computes them."""
     one, other = (Group("", [read_record(Member(run, None, True)) for run in runs]) for runs in (first, second))
@@ -55,7 +66,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder, side, count = arguments.folder.resolve(), arguments.seeds, arguments.comparisons
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [train(folder, seed) for seed in range(1, 2 * side * count + 1)]
+    runs = finished_runs(folder, 2 * side * count)
     pairs = [runs[first : first + 2 * side] for first in range(0, len(runs), 2 * side)]
     found = [p_values(pair[:side], pair[side:]) for pair in pairs]
     low, high = (int(one) for one in binom.interval(0.95, count, ALPHA))

@@ -7,10 +7,9 @@ from statistics import fmean
 
 from bokeh.embed import json_item
 from bokeh.models import HoverTool
-from bokeh.plotting import figure
 
 from tfm_blocks.metric_schema import OBJECTIVE
-from tfm_blocks.report.curves import Chart, line_style
+from tfm_blocks.report.curves import Chart, line_style, plain_figure
 from tfm_blocks.report.rates import RateCurve
 
 
@@ -22,19 +21,15 @@ def rate_charts(curves: Sequence[RateCurve]) -> list[Chart]:
 
 
 def _chart(key: str, curves: Sequence[RateCurve]) -> Chart:
-    options = {"height": 300, "sizing_mode": "stretch_width", "tools": "box_zoom,reset", "active_drag": None}
-    drawn = figure(x_axis_type="log", name=key, **options)
-    drawn.toolbar.logo = None
-    drawn.toolbar.autohide = True
-    drawn.background_fill_color = drawn.border_fill_color = None  # inherits the page's colour, light or dark
-    drawn.outline_line_color = None
+    drawn = plain_figure(key, x_axis_type="log")
     drawn.xaxis.axis_label = key
     for number, curve in enumerate(curves):
         colour, _ = line_style(number, 0, len(curves))
         known = [rate for rate in curve.rates if rate.losses]
         means = [fmean(rate.losses) for rate in known]
         drawn.line([rate.value for rate in known], means, color=colour, line_width=2, name=curve.label)
-        points = [(rate.value, loss) for rate in known for loss in rate.losses]
-        drawn.scatter(*map(list, zip(*points, strict=True)), color=colour, size=5, name=curve.label)
+        values = [rate.value for rate in known for _ in rate.losses]
+        losses = [loss for rate in known for loss in rate.losses]
+        drawn.scatter(values, losses, color=colour, size=5, name=curve.label)
     drawn.add_tools(HoverTool(tooltips=[("model", "$name"), (key, "@x"), (OBJECTIVE, "@y{0.0000}")], mode="mouse"))
     return Chart(f"best {OBJECTIVE} over {key}", json_item(drawn), 1)

@@ -39,9 +39,14 @@ class JsonFile:
         path = folder / cls.FILE
         content = read_json(path)
         try:
-            return cls(**_checked_fields(cls, content, ""))
+            return cls.from_json(content)
         except ValueError as error:
             raise damaged(path, error) from None
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Return the object whose `to_json` gave this content. Raises ValueError that names the damaged key."""
+        return cls(**_checked_fields(cls, content, ""))
 
     @classmethod
     def read_or_empty(cls, folder: Path) -> Self:

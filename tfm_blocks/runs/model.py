@@ -25,7 +25,7 @@ from tfm_blocks.runs.status import expect_finished
 
 
 @dataclass(frozen=True)
-class ModelFile(JsonFile):
+class SavedModel(JsonFile):
     """The content of model.json: the resolved model, the plug-in modules of its blocks, and the columns of its text."""
 
     FILE = MODEL
@@ -43,7 +43,7 @@ class ModelFile(JsonFile):
 
 def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:
     """Write `model.json`."""
-    ModelFile(FORMAT, model, tuple(plugins), tuple(columns)).write(folder)
+    SavedModel(FORMAT, model, tuple(plugins), tuple(columns)).write(folder)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -108,7 +108,7 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
 def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
     """Return the checked model of a run folder. Raises RunError."""
     expect_folder(folder)
-    file, where = ModelFile.read(folder), str(folder / MODEL)
+    file, where = SavedModel.read(folder), str(folder / MODEL)
     if file.format not in READABLE:
         rule = f"has the format {file.format}, but this version reads {' and '.join(map(str, READABLE))}"
         raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it, or a newer one"))
