@@ -92,7 +92,7 @@ def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search
 def _translate(
     arguments: argparse.Namespace, translator: Translator, rows: Sequence[Row], search: Search, where: Path
 ) -> list[str]:
-    from tfm_blocks.translation.fitting import fitting
+    from tfm_blocks.translation.stream import fitting
 
     fit = fitting([row[:-1] for row in rows], translator, search, str(where), strict=arguments.strict)
     with precision_of(arguments):
