@@ -68,12 +68,12 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     runs = finished_runs(folder, 2 * side * count)
     pairs = [runs[first : first + 2 * side] for first in range(0, len(runs), 2 * side)]
-    found = [p_values(pair[:side], pair[side:]) for pair in pairs]
+    results = [p_values(pair[:side], pair[side:]) for pair in pairs]
     low, high = (int(one) for one in binom.interval(0.95, count, ALPHA))
     print(f"{count} independent comparisons of {side} and {side} seeds; at {ALPHA:.0%}, {low} to {high} are expected")
-    for name in found[0]:
-        print(f"{name}: {sum(one[name][0] <= ALPHA for one in found)} rejections")
-    print(f"any score, corrected: {sum(min(p for _, p in one.values()) <= ALPHA for one in found)} rejections")
+    for name in results[0]:
+        print(f"{name}: {sum(one[name][0] <= ALPHA for one in results)} rejections")
+    print(f"any score, corrected: {sum(min(p for _, p in one.values()) <= ALPHA for one in results)} rejections")
 
 
 if __name__ == "__main__":

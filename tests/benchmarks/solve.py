@@ -21,9 +21,9 @@ def solved(model: str, budget: str, requested: int) -> str:
     composed = compose_model(model)
     begin = time.process_time()
     try:
-        found = solve(composed, KNOBS, BUDGETS[budget], requested, BUDGETS[budget].within)
-        values = ", ".join(f"{knob}={value}" for knob, value in found.values.items())
-        result = f"{values} | {found.difference:+.3%}"
+        solution = solve(composed, KNOBS, BUDGETS[budget], requested, BUDGETS[budget].within)
+        values = ", ".join(f"{knob}={value}" for knob, value in solution.values.items())
+        result = f"{values} | {solution.difference:+.3%}"
     except ConfigError as error:
         result = f"{error.problems[0].rule} | "
     return f"{result} | {time.process_time() - begin:.2f}"

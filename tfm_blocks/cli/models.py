@@ -25,7 +25,7 @@ CHECK = "check a model without allocating it; tfm blocks --test MODULE computes 
 
 def add_commands(commands: options.Commands) -> None:
     """Add the parsers of these commands."""
-    check = _add_model(commands, "check", _check, CHECK, "MODEL")
+    check = add_model(commands, "check", _check, CHECK, "MODEL")
     what = "check every combination of values given as a,b,c"
     check.add_argument("-m", "--multirun", action="store_true", help=what)
     _add_show(commands)
@@ -48,7 +48,7 @@ def add_commands(commands: options.Commands) -> None:
 
 def _add_show(commands: options.Commands) -> None:
     what = "show the nodes of a model, with shapes and parameters"
-    show = _add_model(commands, "show", _show, what, "MODEL|RUN")
+    show = add_model(commands, "show", _show, what, "MODEL|RUN")
     for side in ("src", "tgt"):
         what = f"number of {side} tokens, from which the cost is computed (32)"
         show.add_argument(f"--{side}", type=options.count, metavar="N", help=what)
@@ -57,7 +57,7 @@ def _add_show(commands: options.Commands) -> None:
     options.add_json(show)
 
 
-def _add_model(
+def add_model(
     commands: options.Commands, name: str, run: Callable[[argparse.Namespace], None], help: str, metavar: str
 ) -> argparse.ArgumentParser:
     """Add a command on a model with overrides."""
@@ -75,7 +75,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.multirun:
         _check_several(arguments)
         return
-    spec, _ = _checked_model(arguments)
+    spec, _ = checked_model(arguments)
     print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
 
 
@@ -109,7 +109,7 @@ def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.show import measure, model_record, show_model
 
     folder = Path(arguments.model)
-    spec, sources = _trained_model(arguments, folder) if folder.is_dir() else _checked_model(arguments)
+    spec, sources = trained_model(arguments, folder) if folder.is_dir() else checked_model(arguments)
     lengths = {**dict(arguments.length), **{name: vars(arguments)[name] for name in ("src", "tgt")}}
     asked = {name: length for name, length in lengths.items() if length is not None}
     for name in asked:
@@ -126,7 +126,7 @@ def _show(arguments: argparse.Namespace) -> None:
     show_model(size, arguments.model)
 
 
-def _checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
+def checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
     """Return the checked model, and the file and line of each of its nodes."""
     from tfm_blocks.compose.model import compose_model
     from tfm_blocks.network.build import check_model
@@ -139,7 +139,7 @@ def _checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
     return spec, composed.sources
 
 
-def _trained_model(arguments: argparse.Namespace, folder: Path) -> tuple[Spec, Sources]:
+def trained_model(arguments: argparse.Namespace, folder: Path) -> tuple[Spec, Sources]:
     """Return the model of a run as it was trained; its nodes have no file and line."""
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.runs.model import read_spec

@@ -56,18 +56,18 @@ def solve(composed: Composed, knobs: Sequence[str], budget: Budget, requested: i
     if search.cost(present) == requested:
         return Solution(present, requested, requested)
     grids = {knob: _grid(search, present, knob) for knob in knobs}
-    found = search.neighbours(*_together(present, grids)) if len(knobs) > 1 else []
-    start = min(found, key=search.miss, default=_on_grids(present, grids))
+    candidates = search.neighbours(*_together(present, grids)) if len(knobs) > 1 else []
+    start = min(candidates, key=search.miss, default=_on_grids(present, grids))
     for knob in sorted(knobs, key=lambda knob: grids[knob].step / present[knob]):
-        found += search.neighbours(*_alone(start, grids[knob], knob))
-        if found and min(map(search.miss, found)) <= CLOSE * within * requested:
+        candidates += search.neighbours(*_alone(start, grids[knob], knob))
+        if candidates and min(map(search.miss, candidates)) <= CLOSE * within * requested:
             break
-    found.sort(key=search.miss)
-    for values in found:
+    candidates.sort(key=search.miss)
+    for values in candidates:
         solution = Solution(values, requested, search.known(values))
         if abs(solution.difference) <= within and search.passes(values):
             return solution
-    raise ConfigError(_unmet(search, knobs, found[:2], within))
+    raise ConfigError(_unmet(search, knobs, candidates[:2], within))
 
 
 def knobs_of(composed: Composed) -> list[str]:

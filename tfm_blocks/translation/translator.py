@@ -19,7 +19,8 @@ from tfm_blocks.network.build import choose_device
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import SavedModel, read_network
+from tfm_blocks.runs.model import read_network
+from tfm_blocks.runs.model_file import SavedModel
 from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, plain, with_coverage
 from tfm_blocks.translation.search import (
     BOS,

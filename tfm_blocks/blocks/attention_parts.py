@@ -1,0 +1,137 @@
+"""Categories `scores`, from products of queries and keys to weights, and `gate`, factors for the output of heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor, nn
+
+from tfm_blocks.layers.dot_product import ScoreNormalizer
+from tfm_blocks.layers.linear import Linear
+from tfm_blocks.registry.blocks import block
+
+BETA = {"beta > 0": "the more alike, the more attention"}
+
+
+@block("softmax", "x: B T D -> B T D", category="scores", where=BETA, source="Vaswani et al. 2017, equation 1")
+class Softmax(ScoreNormalizer):
+    """softmax(β s); `beta` defaults to 1/√(width of a head).
+
+    As a node it is the softmax over the width D, where β is 1/√D: x_BTD -> x_BTD.
+
+    Use: the scores of the paper.
+    """
+
+    def __init__(self, D: int, *, beta: float | None = None) -> None:
+        super().__init__(D, beta)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.normalize(self.transform(x_BTD * self.beta))
+
+
+@block(
+    "softcap",
+    "x: B T D -> B T D",
+    category="scores",
+    where={**BETA, "cap > 0": "scores are cut to a range around 0"},
+    source="Gemma Team 2024 (Gemma 2), section 2",
+)
+class Softcap(Softmax):
+    """softmax(cap · tanh(β s / cap)), which bounds scores by `cap`; `beta` defaults to 1/√(width of a head).
+
+    As a node it acts on the width D, where β is 1/√D: x_BTD -> x_BTD.
+
+    Also known as: logit soft-capping.
+    Use: weights of Gemma 2.
+    """
+
+    fused = False
+
+    def __init__(self, D: int, *, cap: float = 50.0, beta: float | None = None) -> None:
+        super().__init__(D, beta=beta)
+        self.cap = cap
+
+    def transform(self, scores_BHTS: Tensor) -> Tensor:
+        return torch.tanh(scores_BHTS / self.cap) * self.cap
+
+
+@block(
+    "sink",
+    "x: B T D -> B T D",
+    category="scores",
+    where={
+        **BETA,
+        "heads >= 1": "there is at least one head",
+        "D % heads == 0": "the width must split evenly into heads",
+    },
+    source="OpenAI 2025 (gpt-oss), section 2.2; Xiao et al. 2023, section 3",
+)
+class Sink(ScoreNormalizer):
+    """exp(β s_j) / (exp(b) + Σ exp(β s)) with a learned sink b for each head, so a head can attend to nothing.
+
+    `beta` defaults to 1/√(width of a head). Attention sets `heads` to its number of heads. As a node it acts on each of
+    `heads` parts of the width D, where β is 1/√D: x_BTD -> x_BTD. b is initially 0.
+
+    Also known as: attention sink, softmax with a learned offset.
+    Use: weights of gpt-oss; a head can attend to nothing.
+    """
+
+    fused = False
+    sums_to_one = False
+
+    def __init__(self, D: int, *, heads: int, beta: float | None = None) -> None:
+        super().__init__(D, beta)
+        self.weight = nn.Parameter(torch.empty(heads))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.zeros_(self.weight)
+
+    def normalize(self, scores_BHTS: Tensor) -> Tensor:
+        B, H, T, S = scores_BHTS.shape
+        sink_BHT1 = self.weight.to(scores_BHTS.dtype).view(H, 1, 1).expand(B, H, T, 1)
+        return torch.softmax(torch.cat([scores_BHTS, sink_BHT1], 3), 3)[..., :S]
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BHTK = torch.unflatten(x_BTD, 2, (len(self.weight), -1)).transpose(1, 2)
+        return self.normalize(x_BHTK * self.beta).transpose(1, 2).flatten(2)
+
+
+SIGNATURE = "x: B T D, y: B T E -> B T E"
+
+
+@block("sigmoid_gate", SIGNATURE, category="gate", source="Qiu et al. 2025, section 2.2, elementwise gate (G1)")
+class SigmoidGate(Linear):
+    """y ⊙ σ(W x + b): x_BTD, y_BTE -> y_BTE.
+
+    As the `gate` of an attention, y is the output of all heads and x the input of the attention. Attention sets `bias`:
+    the gate has a bias if the projections to queries, keys and values have one.
+
+    Also known as: gated attention.
+    Use: attention with `gate: sigmoid_gate`, as in Qwen3-Next.
+    """
+
+    def __init__(self, D: int, E: int, *, bias: bool = True) -> None:
+        super().__init__(D, E, bias=bias)
+
+    def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:  # type: ignore[override]
+        return y_BTE * torch.sigmoid(super().forward(x_BTD))
+
+
+@block(
+    "headwise_gate",
+    SIGNATURE,
+    category="gate",
+    where={"heads >= 1": "there is at least one head", "E % heads == 0": "the width must split evenly into heads"},
+    source="Qiu et al. 2025, section 2.2, headwise gate (G1)",
+)
+class HeadwiseGate(Linear):
+    """`sigmoid_gate` with one factor for each head: x_BTD, y_BTE -> y_BTE.
+
+    Each of `heads` equal parts of y is multiplied by its factor σ(w x + b). Attention sets `heads` and `bias`.
+    """
+
+    def __init__(self, D: int, *, heads: int, bias: bool = True) -> None:
+        super().__init__(D, heads, bias=bias)
+
+    def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:  # type: ignore[override]
+        y_BTHK = torch.unflatten(y_BTE, 2, (self.out_features, -1))
+        return (y_BTHK * torch.sigmoid(super().forward(x_BTD))[..., None]).flatten(2)

@@ -1,0 +1,229 @@
+"""Linear attention: retention decays its memory, and the gated delta rule also corrects it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from tfm_blocks.layers.dot_product import merge_heads, split_heads
+from tfm_blocks.layers.linear import Linear
+from tfm_blocks.layers.recurrence import Recurrence, RecurrentState, continue_from
+from tfm_blocks.registry.blocks import block
+
+CHUNK = 64  # positions computed in parallel; the memory is carried from chunk to chunk
+
+
+class Decay(NamedTuple):
+    """Fractions of the memory that remain, for C positions of a chunk; leading axes are those of the rates.
+
+    `between`_CC: from a position (column) to itself or a later one (row), else 0; `since_start`_C1: from before the
+    chunk to each position; `until_end`_C1: from each position to the last; `whole`_11: from before the chunk to the
+    last.
+    """
+
+    between: Tensor
+    since_start: Tensor
+    until_end: Tensor
+    whole: Tensor
+
+
+def decay(log_rate_C: Tensor) -> Decay:
+    """Return the decay of a memory that position c multiplies by exp(log_rate_C[c]) before it adds its own term."""
+    passed_C = log_rate_C.cumsum(-1)
+    earlier_CC = torch.ones_like(passed_C[..., None] * passed_C[..., None, :], dtype=torch.bool).tril()
+    between_CC = (passed_C[..., :, None] - passed_C[..., None, :]).masked_fill(~earlier_CC, -torch.inf).exp()
+    whole_11 = passed_C[..., -1:, None]
+    return Decay(between_CC, passed_C.exp()[..., None], (whole_11 - passed_C[..., None]).exp(), whole_11.exp())
+
+
+def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply `read(memory_BHKV, *chunk)` to each chunk in turn; return the outputs of all positions and the last memory.
+
+    The tensors have their positions on the third axis, such as q_BHTK. Autocast is off: products with a float32 memory
+    are float32.
+    """
+    outputs = []
+    device = "cpu" if memory_BHKV.is_meta else memory_BHKV.device.type  # the meta device has no autocast
+    with torch.autocast(device, enabled=False):
+        for chunk in zip(*(torch.split(x, CHUNK, 2) for x in x_BHT), strict=True):
+            y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
+            outputs.append(y_BHCV)
+    return torch.cat(outputs, 2), memory_BHKV
+
+
+@block(
+    "retention",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "past"},
+    where={
+        "heads >= 1": "there is at least one head",
+        "D % (2 * heads) == 0": "the width must split evenly into heads of an even width, whose numbers turn in pairs",
+        "eps > 0": "a variance may be 0",
+    },
+    source="Sun et al. 2023, equations 5 to 8",
+)
+class Retention(Recurrence):
+    """(silu(x W_g) ⊙ norm(y)) W_o with y_t = q_t S_t, S_t = γ S_{t-1} + k_t^T v_t / √K in each head: x_BTD -> x_BTD.
+
+    q and k are rotated by their position as in rotary embeddings. Head h decays at its own rate, γ = 1 - 2^(-5-h), and
+    its outputs are normalised to mean 0 and variance 1. Training computes chunks of 64 positions in parallel,
+    y = (q k^T ⊙ γ^distance) v, and carries S between them: linear cost in the length. Decoding carries only S.
+
+    Also known as: RetNet, multi-scale retention.
+    Use: long sequences at linear cost; decoding keeps a state of fixed size.
+    """
+
+    def __init__(self, D: int, *, heads: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.heads = heads
+        self.eps = eps
+        self.qkv = Linear(D, 3 * D, parts=3, bias=False, depth_scaled=(2,))
+        self.gate = Linear(D, D, bias=False)
+        self.out = Linear(D, D, bias=False, depth_scaled=(0,))
+
+    def empty(self, rows: int, like: Tensor) -> RecurrentState:
+        K = self.out.in_features // self.heads
+        wide = torch.promote_types(like.dtype, torch.float32)
+        return {"memory_RHKK": like.new_zeros(rows, self.heads, K, K, dtype=wide)}
+
+    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
+        wide = memory["memory_RHKK"].dtype
+        q_BHTK, k_BHTK, v_BHTK = (x.to(wide) for x in split_heads(self.qkv(x_BTD), self.heads, 3))
+        q_k_v = rotated(q_BHTK, first), rotated(k_BHTK, first) / math.sqrt(k_BHTK.shape[3]), v_BHTK
+        y_BHTK, after_BHKK = by_chunks(self._retain, memory["memory_RHKK"], *q_k_v)
+        y_BTD = merge_heads(F.layer_norm(y_BHTK, y_BHTK.shape[3:], eps=self.eps)).to(x_BTD.dtype)
+        return self.out(F.silu(self.gate(x_BTD)) * y_BTD), {"memory_RHKK": after_BHKK}
+
+    def _retain(self, memory_BHKK: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCK: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute one chunk: the outputs from its positions and the memory, and the memory after them."""
+        head_H = torch.arange(self.heads, dtype=q_BHCK.dtype, device=q_BHCK.device)
+        fade = decay(torch.log1p(-torch.exp2(-5 - head_H))[:, None].expand(-1, q_BHCK.shape[2]))
+        y_BHCK = (q_BHCK @ k_BHCK.mT * fade.between) @ v_BHCK + (q_BHCK @ memory_BHKK) * fade.since_start
+        return y_BHCK, memory_BHKK * fade.whole + (k_BHCK * fade.until_end).mT @ v_BHCK
+
+
+def rotated(x_BHTK: Tensor, first: int) -> Tensor:
+    """Rotate the elements 2i and 2i+1 of each position t by the angle (first + t) / 10000^(2i/K)."""
+    T, K = x_BHTK.shape[2:]
+    position_T = torch.arange(first, first + T, dtype=x_BHTK.dtype, device=x_BHTK.device)
+    even_I = torch.arange(0, K, 2, dtype=x_BHTK.dtype, device=x_BHTK.device)
+    angle_TI = position_T[:, None] * torch.exp(even_I * (-math.log(10000.0) / K))
+    cos_TI, sin_TI = angle_TI.cos(), angle_TI.sin()
+    a_BHTI, b_BHTI = x_BHTK[..., 0::2], x_BHTK[..., 1::2]
+    return torch.stack((a_BHTI * cos_TI - b_BHTI * sin_TI, b_BHTI * cos_TI + a_BHTI * sin_TI), 4).flatten(3)
+
+
+SLOWEST, FASTEST = 0.001, 0.1  # range of the initial step sizes
+STRONGEST = 16.0  # maximum of the initial rates, which multiply the step sizes
+
+
+@block(
+    "gated_delta_rule",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "past"},
+    where={
+        "heads >= 1": "there is at least one head",
+        "D % heads == 0": "the width must split evenly into heads",
+        "kernel_size >= 1": "a position sees at least itself",
+        "eps > 0": "a mean of squares may be 0",
+        "beta_max > 0": "a position writes some of its value",
+        "beta_max <= 2": "above 2 the memory would grow",
+    },
+    source="Yang et al. 2024 (Gated Delta Networks), section 3.1, equation 10; starting rates as in Mamba 2",
+)
+class GatedDeltaRule(Recurrence):
+    """S_t = α_t S_{t-1} + β_t k_t^T (v_t - k_t α_t S_{t-1}), y_t = q_t S_t / √K in each head: x_BTD -> x_BTD.
+
+    The memory S decays by α; then a fraction β of its value for the key is replaced by the new value. q, k and v are
+    linear maps of x, followed by a causal depthwise convolution of `kernel_size` positions and silu; q and k have
+    length 1. β = `beta_max` · σ(W_β x), α = exp(-exp(a) softplus(W_α x + b)) for each head. The output is
+    (rmsnorm(y) ⊙ silu(x W_g)) W_o. With `beta_max: 2` the memory's transition can have negative eigenvalues, which
+    state tracking needs (Grazzi et al. 2024). Training computes chunks of 64 positions in parallel; decoding carries S.
+
+    Also known as: Gated DeltaNet, linear attention with a delta rule.
+    Use: long sequences at linear cost, as in Qwen3-Next.
+    """
+
+    def __init__(self, D: int, *, heads: int, kernel_size: int = 4, eps: float = 1e-6, beta_max: float = 1.0) -> None:
+        super().__init__()
+        self.heads = heads
+        self.kernel_size = kernel_size
+        self.eps = eps
+        self.beta_max = beta_max
+        self.qkv = Linear(D, 3 * D, parts=3, bias=False, depth_scaled=(2,))
+        self.near = nn.Parameter(torch.empty(3 * D, kernel_size))
+        self.rates = Linear(D, 2 * heads, parts=2, bias=False)
+        self.fade = nn.Parameter(torch.empty(heads))
+        self.fade_bias = nn.Parameter(torch.empty(heads))
+        self.gate = Linear(D, D, bias=False)
+        self.gain = nn.Parameter(torch.empty(D // heads))
+        self.out = Linear(D, D, bias=False, depth_scaled=(0,))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        match name:
+            case "near":
+                nn.init.uniform_(self.near, -(self.kernel_size**-0.5), self.kernel_size**-0.5, generator=generator)
+            case "fade":
+                nn.init.uniform_(self.fade, 1.0, STRONGEST, generator=generator).log_()
+            case "fade_bias":  # so that its softplus is log-uniform between the step sizes
+                nn.init.uniform_(self.fade_bias, math.log(SLOWEST), math.log(FASTEST), generator=generator)
+                self.fade_bias.exp_().expm1_().log_()
+            case _:
+                nn.init.ones_(self.gain)
+
+    def empty(self, rows: int, like: Tensor) -> RecurrentState:
+        D = self.out.in_features
+        wide = torch.promote_types(like.dtype, torch.float32)
+        return {
+            "past_RND": like.new_zeros(rows, self.kernel_size - 1, 3 * D),
+            "memory_RHKK": like.new_zeros(rows, self.heads, D // self.heads, D // self.heads, dtype=wide),
+        }
+
+    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
+        qkv_BTD, past_BND = self._mix_near(self.qkv(x_BTD), memory["past_RND"])
+        wide = memory["memory_RHKK"].dtype
+        q_BHTK, k_BHTK, v_BHTK = (x.to(wide) for x in split_heads(qkv_BTD, self.heads, 3))
+        beta_BHT, log_rate_BHT = self._rates(x_BTD, wide)
+        q_k_v = self._of_length_1(q_BHTK) / math.sqrt(q_BHTK.shape[3]), self._of_length_1(k_BHTK), v_BHTK
+        y_BHTK, after_BHKK = by_chunks(delta_rule, memory["memory_RHKK"], *q_k_v, beta_BHT, log_rate_BHT)
+        y_BTD = merge_heads(F.rms_norm(y_BHTK, y_BHTK.shape[3:], self.gain.to(wide), self.eps)).to(x_BTD.dtype)
+        return self.out(F.silu(self.gate(x_BTD)) * y_BTD), {"past_RND": past_BND, "memory_RHKK": after_BHKK}
+
+    def _mix_near(self, x_BTD: Tensor, past_BND: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the depthwise convolution and silu; also return the inputs that the next positions read."""
+        x_BND, past_BND = continue_from(past_BND, x_BTD)
+        return F.silu(F.conv1d(x_BND.mT, self.near[:, None], groups=len(self.near)).mT), past_BND
+
+    def _rates(self, x_BTD: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return β and log α of each head at each position, both BHT."""
+        beta_BHT, step_BHT = self.rates(x_BTD).to(wide).mT.chunk(2, 1)
+        fade_H1, bias_H1 = self.fade.to(wide)[:, None], self.fade_bias.to(wide)[:, None]
+        return beta_BHT.sigmoid() * self.beta_max, -fade_H1.exp() * F.softplus(step_BHT + bias_H1)
+
+    def _of_length_1(self, x_BHTK: Tensor) -> Tensor:
+        return x_BHTK * (x_BHTK.square().sum(3, keepdim=True) + self.eps).rsqrt()
+
+
+def delta_rule(
+    memory_BHKV: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, beta_BHC: Tensor, log_rate_BHC: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute one chunk of the rule: the outputs of its positions, and the memory after them.
+
+    Position i writes w_i = β_i (v_i - v̂_i), where v̂_i is the memory's value for k_i at that time. It depends on the
+    writes of earlier positions, which gives a triangular system (section 3.3).
+    """
+    fade, beta_BHC1 = decay(log_rate_BHC), beta_BHC[..., None]
+    known_BHCV = (k_BHCK @ memory_BHKV) * fade.since_start
+    overlap_BHCC = beta_BHC1 * (k_BHCK @ k_BHCK.mT) * fade.between
+    written_BHCV = torch.linalg.solve_triangular(
+        overlap_BHCC, beta_BHC1 * (v_BHCV - known_BHCV), upper=False, unitriangular=True
+    )
+    y_BHCV = (q_BHCK @ memory_BHKV) * fade.since_start + (q_BHCK @ k_BHCK.mT * fade.between) @ written_BHCV
+    return y_BHCV, memory_BHKV * fade.whole + (k_BHCK * fade.until_end).mT @ written_BHCV
