@@ -11,7 +11,7 @@ from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.budget import BUDGETS
-from tfm_blocks.network.solve import measure, solve
+from tfm_blocks.network.solve import measure_cost, solve
 
 KNOBS = ("d_model", "d_ff")
 
@@ -30,7 +30,9 @@ def solved(model: str, budget: str, requested: int) -> str:
 
 
 if __name__ == "__main__":
-    requested = {budget: measure(compose_model("base"), BUDGETS[budget]) for budget in ("parameters", "multiply_adds")}
+    requested = {
+        budget: measure_cost(compose_model("base"), BUDGETS[budget]) for budget in ("parameters", "multiply_adds")
+    }
     print(
         f"| model | {' | '.join(f'{budget} of base: {count:,} | difference | s' for budget, count in requested.items())} |"
     )

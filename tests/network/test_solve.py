@@ -11,7 +11,7 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.budget import BUDGETS
 from tfm_blocks.network.build import check_model
-from tfm_blocks.network.solve import measure, solve
+from tfm_blocks.network.solve import measure_cost, solve
 
 SMALL = ["d_model=32", "d_ff=48", "heads=4", "layers=2", "vocab=50"]
 PARAMETERS = BUDGETS["parameters"]
@@ -48,7 +48,7 @@ def test_a_width_that_the_heads_must_divide_is_searched_among_the_widths_that_th
 
 
 def test_several_knobs_keep_their_ratio_and_meet_a_budget_that_the_coarse_one_cannot():
-    requested = measure(composed("tiny", "d_model=96", "d_ff=144", *SMALL[2:]), PARAMETERS) + 5_000
+    requested = measure_cost(composed("tiny", "d_model=96", "d_ff=144", *SMALL[2:]), PARAMETERS) + 5_000
     coarse, both = (
         solve(composed("tiny", *SMALL), knobs, PARAMETERS, requested, 1) for knobs in (["d_model"], ["d_model", "d_ff"])
     )
@@ -58,7 +58,7 @@ def test_several_knobs_keep_their_ratio_and_meet_a_budget_that_the_coarse_one_ca
 
 
 def test_values_that_share_a_cost_are_a_step_and_not_the_end_of_the_search():
-    requested = measure(composed("tiny", *SMALL), PARAMETERS)
+    requested = measure_cost(composed("tiny", *SMALL), PARAMETERS)
     found = solve(composed("swiglu", *SMALL), ["d_ff"], PARAMETERS, requested, 1)
     costs = [cost("swiglu", [*SMALL[:1], f"d_ff={width}", *SMALL[2:]], PARAMETERS) for width in range(45, 57)]
     assert len(set(costs)) < len(costs), "swiglu has an inner width of 2 * d_ff // 3"
@@ -67,7 +67,7 @@ def test_values_that_share_a_cost_are_a_step_and_not_the_end_of_the_search():
 
 def test_values_that_meet_the_budget_already_stay():
     config = composed("tiny", *SMALL)
-    assert solve(config, ["d_model", "d_ff"], PARAMETERS, measure(config, PARAMETERS), 0).values == {
+    assert solve(config, ["d_model", "d_ff"], PARAMETERS, measure_cost(config, PARAMETERS), 0).values == {
         "d_model": 32, "d_ff": 48
     }  # fmt: skip
 
@@ -124,7 +124,7 @@ WIDTHS = ["d_model", "d_ff"]
 @pytest.mark.parametrize("budget", ["parameters", "multiply_adds"])
 @pytest.mark.parametrize("path", SHIPPED, ids=name)
 def test_a_shipped_model_meets_the_budget_of_base(path, budget):
-    requested = measure(composed("base"), BUDGETS[budget])
+    requested = measure_cost(composed("base"), BUDGETS[budget])
     found = solve(composed(str(path)), WIDTHS, BUDGETS[budget], requested, BUDGETS[budget].within)
     reached = cost(str(path), [f"{knob}={value}" for knob, value in found.values.items()], BUDGETS[budget])
     assert found.reached == reached == pytest.approx(requested, rel=BUDGETS[budget].within)

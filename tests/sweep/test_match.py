@@ -9,7 +9,7 @@ from tests.preloaded import run_python
 from tfm_blocks.compose.sweep import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.budget import BUDGETS
-from tfm_blocks.network.solve import measure
+from tfm_blocks.network.solve import measure_cost
 from tfm_blocks.sweep.match import Matcher
 from tfm_blocks.sweep.settings import read_match
 
@@ -22,7 +22,7 @@ def matcher(like, by, budget="parameters", within=None):
 
 
 def cost(overrides, budget):
-    return measure(compose_job(overrides, None), BUDGETS[budget])
+    return measure_cost(compose_job(overrides, None), BUDGETS[budget])
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

@@ -80,13 +80,13 @@ def _solve(arguments: argparse.Namespace) -> None:
 def _cost_of_reference(arguments: argparse.Namespace, budget: Budget) -> int:
     """Return the cost of the model of --like. Raises ConfigError."""
     from tfm_blocks.compose.model import compose_model
-    from tfm_blocks.network.solve import measure
+    from tfm_blocks.network.solve import measure_cost
 
     if not arguments.like:
         rule = f"the budget needs a reference model or a number of {budget.unit}"
         raise ConfigError(Problem("--like", rule, help="add --like base, or a number such as --parameters 65M"))
     model, *overrides = arguments.like
-    return measure(compose_model(model, overrides, arguments.config_dir), budget)
+    return measure_cost(compose_model(model, overrides, arguments.config_dir), budget)
 
 
 def _command(arguments: argparse.Namespace, overrides: list[str], solution: Solution) -> str:

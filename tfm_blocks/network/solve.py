@@ -38,7 +38,7 @@ class Solution:
         return self.reached / self.requested - 1
 
 
-def measure(composed: Composed, budget: Budget) -> int:
+def measure_cost(composed: Composed, budget: Budget) -> int:
     """Return the cost of a model. Raises ConfigError if the check refuses it, or if it has no such cost."""
     cost = budget.measure(check_model(composed.model, composed.sources))
     if not cost:

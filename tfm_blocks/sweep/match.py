@@ -12,7 +12,7 @@ from tfm_blocks.compose.command_line import override_key
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import compose_job, overrides_of_reference
 from tfm_blocks.network.budget import BUDGETS
-from tfm_blocks.network.solve import Solution, measure, solve
+from tfm_blocks.network.solve import Solution, measure_cost, solve
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.sweep.settings import MatchSettings
 
@@ -46,7 +46,7 @@ class Matcher:
     def _cost(self, reference: Composed) -> int:
         key = json.dumps(reference.model)
         if key not in self.costs:
-            self.costs[key] = measure(reference, BUDGETS[self.settings.budget])
+            self.costs[key] = measure_cost(reference, BUDGETS[self.settings.budget])
         return self.costs[key]
 
     def _solve(self, job: Composed, requested: int) -> Solution:
