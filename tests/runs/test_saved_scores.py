@@ -97,7 +97,7 @@ def test_scores_of_earlier_weights_do_not_count(sweep, capsys):
     ("arguments", "status", "told"),
     [
         (["--test", "--src", "x"], 2, "error: --src: --test scores the final weights on one test set"),
-        (["--test", "missing.tsv"], 2, "missing.tsv"),
+        (["--test", "missing.tsv"], 1, "missing.tsv"),
         (["--test", "one.tsv"], 1, "each line needs 2 tab-separated texts (src, the reference), but line 1 has 1"),
         (["--test", "empty.tsv"], 1, "but there is no line"),
     ],
