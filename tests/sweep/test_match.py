@@ -70,7 +70,15 @@ TEXT = ["data.train=200", "data.val=20", "data.test=10"]
 @pytest.mark.grid
 def test_a_sweep_records_what_it_requested_and_reached(tmp_path):
     jobs = ["model=tiny,swiglu", "seed=1,2", *SMALL, *TEXT, *SHORT]
-    command = [ROOT / "train.py", "-m", *jobs, "match.like=tiny", "match.by=[d_ff]", "sweep.name=fair"]
+    command = [
+        ROOT / "train.py",
+        "-m",
+        *jobs,
+        "match.like=tiny",
+        "match.by=[d_ff]",
+        "match.within=0.02",
+        "sweep.name=fair",
+    ]
     done = run_python(command, tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     requested = cost(["model=tiny", *SMALL], "parameters")
@@ -78,7 +86,7 @@ def test_a_sweep_records_what_it_requested_and_reached(tmp_path):
     assert sorted(records) == [f"model-{model}_seed-{seed}" for model in ("swiglu", "tiny") for seed in (1, 2)]
     for record in records.values():
         assert record["match"]["requested"] == requested
-        assert record["match"]["reached"] == record["facts"]["parameters_asked"] == pytest.approx(requested, rel=0.005)
+        assert record["match"]["reached"] == record["facts"]["parameters_asked"] == pytest.approx(requested, rel=0.02)
     assert records["model-swiglu_seed-1"]["match"]["values"] == records["model-swiglu_seed-2"]["match"]["values"]
     again = run_python(command, tmp_path, timeout=300)
     assert "4 done before" in again.stdout
