@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec, Step, format_shape
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.network.cost import axis_lengths, multiply_adds
+from tfm_blocks.network.cost import LENGTH, axis_lengths, multiply_adds
 from tfm_blocks.network.graph import Network
 from tfm_blocks.report.complexity import complexity, complexity_table
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
 
-LENGTH = 32  # default number of tokens of an input
 NODE = [*texts("node", "block", "reads", "shape"), Column("parameters", COUNT), Column("multiply-adds", COUNT)]
 
 
