@@ -63,6 +63,7 @@ def test_what_can_improve_can_be_monitored_and_searched_for(key: Key) -> None:
         "seed": 0,
         "startup": 0,
         "halving": None,
+        "together": [],
     }
     search = {"method": "optuna", **how, "metric": key.name}
     if key.summary == "last":
