@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.language.sources import Sources
-    from tfm_blocks.language.spec import Spec
+    from tfm_blocks.language.spec import Input, Spec
     from tfm_blocks.runs.listing import RunEntry
     from tfm_blocks.runs.record import RunRecord
 
@@ -41,15 +42,7 @@ def add_commands(commands: Commands) -> None:
             what = "check every combination of values given as a,b,c"
             command.add_argument("-m", "--multirun", action="store_true", help=what)
         else:
-            for side in ("src", "tgt"):
-                command.add_argument(
-                    f"--{side}",
-                    type=count,
-                    metavar="N",
-                    help=f"number of {side} tokens, from which the cost is computed (32)",
-                )
-            what = "number of tokens of another input, from which the cost is computed"
-            command.add_argument("--length", type=_length, action="append", default=[], metavar="NAME=N", help=what)
+            add_lengths(command)
             command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     models = commands.add_parser("models", help="list the models", description="list the models")
     models.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
@@ -73,13 +66,35 @@ def add_commands(commands: Commands) -> None:
     schema.set_defaults(run=_schema, data=True)
 
 
+def add_lengths(command: argparse.ArgumentParser) -> None:
+    """Add the options --src, --tgt and --length, from which costs are computed."""
+    for side in ("src", "tgt"):
+        what = f"number of {side} tokens, from which the cost is computed (32)"
+        command.add_argument(f"--{side}", type=count, metavar="N", help=what)
+    what = "number of tokens of another input, from which the cost is computed"
+    command.add_argument("--length", type=_length, action="append", default=[], metavar="NAME=N", help=what)
+
+
+def requested_lengths(arguments: argparse.Namespace, inputs: Sequence[Input]) -> dict[str, int]:
+    """Return the requested numbers of tokens by input. Raises ConfigError for a name that is not an input."""
+    from tfm_blocks.language.spec import names
+
+    lengths = {**dict(arguments.length), **{name: vars(arguments)[name] for name in ("src", "tgt")}}
+    requested = {name: length for name, length in lengths.items() if length is not None}
+    for name in requested:
+        if name not in names(inputs):
+            help = suggest(name, names(inputs))
+            raise ConfigError(Problem(f"--{name}", f"the model has no input {name!r}", help=help))
+    return requested
+
+
 def _check(arguments: argparse.Namespace) -> None:
     from tfm_blocks.network.build import check_model
 
     if arguments.multirun:
         _check_several(arguments)
         return
-    composed = _composed(arguments)
+    composed = _composed(arguments.model, arguments.overrides, arguments)
     spec = check_model(composed.model, composed.sources)
     print_warnings(spec.warnings)
     print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
@@ -109,47 +124,40 @@ def _check_several(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.language.spec import names
     from tfm_blocks.report.run import run_record, show_run
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.show import model_record, show_model
 
     folder = Path(arguments.model)
-    spec, sources = _trained_model(arguments, folder) if folder.is_dir() else _checked_model(arguments)
-    lengths = {**dict(arguments.length), **{name: vars(arguments)[name] for name in ("src", "tgt")}}
-    asked = {name: length for name, length in lengths.items() if length is not None}
-    for name in asked:
-        if name not in names(spec.inputs):
-            help = suggest(name, names(spec.inputs))
-            raise ConfigError(Problem(f"--{name}", f"the model has no input {name!r}", help=help))
+    spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    lengths = requested_lengths(arguments, spec.inputs)
     if arguments.json:
         run = {"run": run_record(*_read_run(folder))} if folder.is_dir() else {}
-        print_json({**run, **model_record(spec, arguments.model, sources, asked)})
+        print_json({**run, **model_record(spec, arguments.model, sources, lengths)})
         return
     if folder.is_dir():
         show_run(*_read_run(folder))
-    show_model(spec, arguments.model, sources, asked)
+    show_model(spec, arguments.model, sources, lengths)
 
 
-def _checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
-    """Return the checked model, and the file and line of each of its nodes."""
-    from tfm_blocks.network.build import check_model
+def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Namespace) -> tuple[Spec, Sources]:
+    """Return a checked model with the places of its nodes, or the model of a run folder, whose nodes have no place.
 
-    composed = _composed(arguments)
-    spec = check_model(composed.model, composed.sources)
-    print_warnings(spec.warnings)
-    return spec, composed.sources
-
-
-def _trained_model(arguments: argparse.Namespace, folder: Path) -> tuple[Spec, Sources]:
-    """Return the model of a run as it was trained; its nodes have no file and line."""
+    `arguments` has the options --config-dir and --plugins. Raises ConfigError or RunError.
+    """
     from tfm_blocks.language.sources import Sources
+    from tfm_blocks.network.build import check_model
     from tfm_blocks.runs.model import read_spec
 
-    if arguments.overrides:
-        rule = f"has its settings, and none can be changed: {shown(arguments.overrides[0])}"
-        raise ConfigError(Problem(arguments.model, rule, help="show the model by its name, with what differs"))
-    return read_spec(folder, arguments.plugins), Sources()
+    if not Path(model).is_dir():
+        composed = _composed(model, overrides, arguments)
+        spec = check_model(composed.model, composed.sources)
+        print_warnings(spec.warnings)
+        return spec, composed.sources
+    if overrides:
+        rule = f"has its settings, and none can be changed: {shown(overrides[0])}"
+        raise ConfigError(Problem(model, rule, help="show the model by its name, with what differs"))
+    return read_spec(Path(model), arguments.plugins), Sources()
 
 
 def _read_run(folder: Path) -> tuple[RunEntry, RunRecord]:
@@ -172,11 +180,11 @@ def _length(text: str) -> tuple[str, int]:
     return name, count(length)
 
 
-def _composed(arguments: argparse.Namespace) -> Composed:
+def _composed(model: str, overrides: list[str], arguments: argparse.Namespace) -> Composed:
     from tfm_blocks.compose.model import compose_model
     from tfm_blocks.registry.plugins import load_plugins
 
-    composed = compose_model(arguments.model, arguments.overrides, arguments.config_dir)
+    composed = compose_model(model, overrides, arguments.config_dir)
     load_plugins(arguments.plugins)
     return composed
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from tfm_blocks.language.spec import TARGET, Spec
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.network.cost import axis_lengths, multiply_adds
-from tfm_blocks.report.show import LENGTH
+from tfm_blocks.network.cost import LENGTH, axis_lengths, multiply_adds
 from tfm_blocks.runs.average import mean_weights
 from tfm_blocks.runs.folder import (
     BEST,

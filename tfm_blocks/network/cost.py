@@ -1,14 +1,18 @@
-"""Count the operations of a forward pass on the meta device, without computing or allocating anything."""
+"""Count the operations and the decoding state of a network on the meta device, without allocating anything."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tfm_blocks.language.spec import Axis, Spec
+from tfm_blocks.language.spec import TARGET, Axis, Input, Spec
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.incremental import start
+
+LENGTH = 32  # default number of tokens of an input
 
 
 def multiply_adds(network: Network, lengths: Mapping[str, int]) -> dict[str, int]:
@@ -17,15 +21,7 @@ def multiply_adds(network: Network, lengths: Mapping[str, int]) -> dict[str, int
     `network` is on the meta device; `lengths` are by axis, such as S. As in `FlopCounterMode`, whose counts are halved,
     matrix products and attention count; elementwise operations do not.
     """
-    values = {
-        input.name: torch.ones(
-            [lengths.get(axis.name, 1) if isinstance(axis, Axis) else axis for axis in input.shape],
-            dtype=torch.int64 if input.tokens else torch.float32,
-            device="meta",
-        )
-        for input in network.spec.inputs
-    }
-    values, keeps = network.begin(values)
+    values, keeps = network.begin(_inputs(network.spec.inputs, lengths))
     counts: dict[str, int] = {}
     with torch.no_grad():
         for call in (*network.calls, *network.head_calls):
@@ -34,6 +30,34 @@ def multiply_adds(network: Network, lengths: Mapping[str, int]) -> dict[str, int
                 values[call.address] = call(values, keeps)
             counts[call.address] = counter.get_total_flops() // 2
     return counts
+
+
+def decoding_state(network: Network, lengths: Mapping[str, int]) -> int:
+    """Return the number of floats that greedy decoding keeps for one sentence, up to the length of the target.
+
+    They are caches, memories, and the encoded sources that every step reads. `network` is on the meta device; a network
+    without a target keeps none.
+    """
+    if TARGET not in {input.name for input in network.spec.inputs}:
+        return 0
+    length = lengths[str(network.spec.input(TARGET).shape[1])]
+    with torch.no_grad():
+        decoding = start(network, _inputs(network.spec.sources, lengths), length, sentences=1)
+    states = decoding.states.values()
+    parts = [decoding.values, *(part for state in states for part in (state.fixed, state.caches, state.moving))]
+    return sum(tensor.numel() for part in parts for tensor in part.values() if tensor.is_floating_point())
+
+
+def _inputs(inputs: Iterable[Input], lengths: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return one row of each input on the meta device; axes without a length have length 1."""
+    return {
+        input.name: torch.ones(
+            [lengths.get(axis.name, 1) if isinstance(axis, Axis) else axis for axis in input.shape],
+            dtype=torch.int64 if input.tokens else torch.float32,
+            device="meta",
+        )
+        for input in inputs
+    }
 
 
 def axis_lengths(spec: Spec, requested: Mapping[str, int], default: int) -> dict[str, int]:

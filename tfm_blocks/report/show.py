@@ -8,13 +8,11 @@ from dataclasses import asdict, dataclass
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec, Step, format_shape
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.network.cost import axis_lengths, multiply_adds
+from tfm_blocks.network.cost import LENGTH, axis_lengths, multiply_adds
 from tfm_blocks.network.graph import Network
 from tfm_blocks.report.complexity import complexity, complexity_sheet
 from tfm_blocks.report.screen import screen
 from tfm_blocks.report.table import Cell, Sheet, print_sheet
-
-LENGTH = 32  # default number of tokens of an input
 
 
 @dataclass(frozen=True)

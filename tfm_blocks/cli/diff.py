@@ -1,0 +1,57 @@
+"""The command `tfm diff`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfm_blocks.cli.models import add_lengths, read_model_or_run, requested_lengths
+from tfm_blocks.cli.options import add_plugins
+from tfm_blocks.errors import ConfigError, Problem, shown
+
+if TYPE_CHECKING:
+    from tfm_blocks.cli.options import Commands
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the parser of `tfm diff`."""
+    what = "show how two models differ, what that costs, and which weights of the first load into the second"
+    command = commands.add_parser("diff", help="show how two models differ", description=what)
+    what = "two models or run folders, each followed by its overrides: base heads=8 base heads=4"
+    command.add_argument("words", nargs="+", metavar="MODEL|RUN|KEY=VALUE", help=what)
+    command.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
+    add_plugins(command)
+    add_lengths(command)
+    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    command.set_defaults(run=_diff)
+
+
+def _diff(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.model_difference import compare_models, model_difference_record, show_model_difference
+    from tfm_blocks.report.screen import print_json
+
+    (first, ours), (second, theirs) = split_models(arguments.words)
+    a, _ = read_model_or_run(first, ours, arguments)
+    b, _ = read_model_or_run(second, theirs, arguments)
+    names = " ".join([first, *ours]), " ".join([second, *theirs])
+    difference = compare_models(names, a, b, requested_lengths(arguments, [*a.inputs, *b.inputs]))
+    if arguments.json:
+        print_json(model_difference_record(difference))
+    else:
+        show_model_difference(difference, a, b)
+
+
+def split_models(words: list[str]) -> list[tuple[str, list[str]]]:
+    """Return two models, each with the overrides that follow it. Raises ConfigError for another number of models."""
+    models: list[tuple[str, list[str]]] = []
+    for word in words:
+        if "=" in word and models and not Path(word).exists():
+            models[-1][1].append(word)
+        else:
+            models.append((word, []))
+    if len(models) != 2:
+        named = shown(" ".join(words))
+        help = "write two models, each followed by its overrides: tfm diff base heads=8 base heads=4"
+        raise ConfigError(Problem("tfm diff", f"compares two models, but has {len(models)}: {named}", help=help))
+    return models
