@@ -14,7 +14,7 @@ from tfm_blocks.cli import command_parser
 from tfm_blocks.compose.comments import Comment, read_comments
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.help import TEXT, flow
-from tfm_blocks.config.implementations import implementation, names_of
+from tfm_blocks.config.settings import implementation, names_of
 from tfm_blocks.errors import cut
 from tfm_blocks.sweep.launcher import PACKAGE
 from tfm_blocks.sweep.settings import SweepSettings
@@ -184,7 +184,7 @@ def _type(schema: Schema) -> str:
 
 def _schema() -> Schema:
     """Return the JSON schema of all settings of a run and a sweep, without the model."""
-    launchers = [implementation(PACKAGE, name, "LAUNCHER").settings for name in names_of(PACKAGE)]
+    launchers = [implementation(PACKAGE, name, "LAUNCHER") for name in names_of(PACKAGE)]
     whole = RunSettings.model_json_schema()
     for name, settings in (("sweep", SweepSettings), ("launcher", reduce(or_, launchers))):
         group = TypeAdapter(settings).json_schema()

@@ -36,9 +36,9 @@ from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import rows_until
 from tfm_blocks.launch.resume import read_saved_run
 from tfm_blocks.runs.checkpoints import newest_intact
+from tfm_blocks.sweep.job import result_of
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.record import adopt_names, claim_sweep, state_before
-from tfm_blocks.sweep.result import result_of
 
 PATIENCE = 20  # seconds of a command: a pipe that blocks is a fault
 TREES = {".json": (json.loads, json.dumps), ".yaml": (yaml.safe_load, yaml.safe_dump)}

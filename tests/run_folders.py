@@ -9,7 +9,7 @@ from random import Random
 import yaml
 
 from tests.conftest import WORDS
-from tfm_blocks.runs.translations import TranslatedLine, hash_rows, write_translations
+from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_translations
 from tfm_blocks.scoring.corpus import metrics, score
 
 HEADER = "step,train/loss,train/tokens_per_second,train/tokens,train/seconds,val/loss,val/bleu,val/exact_match\n"

@@ -88,7 +88,7 @@ def test_a_metric_without_a_panel_is_in_the_last_section_of_the_training_dashboa
 
 
 def test_the_page_on_tracking_has_every_medium_and_fact() -> None:
-    rows = [*((one.name, one.description) for one in MEDIA), *((f"facts.{one.name}", one.description) for one in FACTS)]
+    rows = [*MEDIA.items(), *((f"facts.{name}", description) for name, description in FACTS.items())]
     text = "\n".join(f"| `{name}` | {what} |" for name, what in rows)
     assert f"\n{text}\n\n" in (DOCS / "tracking.md").read_text("utf-8")
 

@@ -65,22 +65,6 @@ class FinalScore:
     difference: str = "{:+.2f}"
 
 
-@dataclass(frozen=True)
-class Medium:
-    """A table or an image that is logged at each validation."""
-
-    name: str
-    description: str
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A fact that is known at the start of a run, besides its config: `facts.NAME`."""
-
-    name: str
-    description: str
-
-
 IN_EVERY_ROW = frozenset({TOKENS, SECONDS})
 TRAIN_KEYS = (
     Key(
@@ -156,29 +140,27 @@ FINAL_SCORES = (
     FinalScore("loss", "token", "lower", key="loss", mean="", difference="{:+.4f}"),
     FinalScore("perplexity", "token", "lower", key="perplexity", difference="{:+.4f}"),
 )
-MEDIA = (
-    Medium(
-        "samples/val",
-        "table of source, output and reference for the first validation sentences, the same in each validation",
-    ),
-    Medium("samples/test", "the same for the test set, logged once"),
-    Medium("attention/1", "image of each attention head for a short validation sentence, the same in each validation"),
-    Medium("attention/2", "the same for another sentence"),
-)
-FACTS = (
-    Fact("model", "name of the model"),
-    Fact("parameters", "number of parameters; tied and shared ones count once"),
-    Fact("parameters_asked", "the same with the requested size of the vocabulary, as in `tfm show`"),
-    Fact("parameters_by_node", "number of parameters by node address"),
-    Fact("config_hash", "equal for runs that differ only in their seed, or in keys that a resume may change"),
-    Fact("git_commit", "commit of the folder in which the run started, with -dirty if files differ from it"),
-    Fact("seed", "seed of weights, order and dropout"),
-    Fact("resumed", "number of resumes"),
-    Fact("command", "newest command line"),
-    Fact("hardware", "kind and name of the device, number of devices, nodes and CPU cores"),
-    Fact("precision", "name and reason; for `auto` on a CPU also the measured milliseconds of both precisions"),
-    Fact("versions", "versions of Python and the libraries"),
-)
+MEDIA = {  # tables and images that are logged at each validation
+    "samples/val": "table of source, output and reference for the first validation sentences, "
+    "the same in each validation",
+    "samples/test": "the same for the test set, logged once",
+    "attention/1": "image of each attention head for a short validation sentence, the same in each validation",
+    "attention/2": "the same for another sentence",
+}
+FACTS = {  # known at the start of a run, besides its config: `facts.NAME`
+    "model": "name of the model",
+    "parameters": "number of parameters; tied and shared ones count once",
+    "parameters_asked": "the same with the requested size of the vocabulary, as in `tfm show`",
+    "parameters_by_node": "number of parameters by node address",
+    "config_hash": "equal for runs that differ only in their seed, or in keys that a resume may change",
+    "git_commit": "commit of the folder in which the run started, with -dirty if files differ from it",
+    "seed": "seed of weights, order and dropout",
+    "resumed": "number of resumes",
+    "command": "newest command line",
+    "hardware": "kind and name of the device, number of devices, nodes and CPU cores",
+    "precision": "name and reason; for `auto` on a CPU also the measured milliseconds of both precisions",
+    "versions": "versions of Python and the libraries",
+}
 
 
 def columns(nodes: Sequence[str], groups: Sequence[str]) -> list[str]:

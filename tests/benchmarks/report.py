@@ -26,7 +26,7 @@ import tfm_blocks as tfm  # noqa: E402
 from tests.conftest import WORDS, save  # noqa: E402
 from tests.run_folders import garbled, leave_run  # noqa: E402
 from tfm_blocks.data.tokenizer import Tokenizer  # noqa: E402
-from tfm_blocks.runs.translations import read_translations, write_translations  # noqa: E402
+from tfm_blocks.runs.row_results import read_translations, write_translations  # noqa: E402
 from tfm_blocks.translation.translator import Translator  # noqa: E402
 
 SEEDS = 1_000_000  # more than any number of seeds of a model

@@ -134,7 +134,7 @@ def test_processes_that_are_started_anew_find_the_newest_run_of_their_launch(
         }
         (run / "run.json").write_text(json.dumps(record))
         (run / "config.yaml").write_text(yaml.safe_dump(config))
-        (run / "model.json").write_text(json.dumps({"model": config["model"]}))
+        (run / "model.json").write_text(json.dumps({"format": 2, "model": config["model"], "plugins": []}))
         (run / "status.json").write_text('{"state": "failed"}')
     (tmp_path / "a.b-5").mkdir()
     anew = find_rank_info(asked(), TORCHRUN)

@@ -18,6 +18,7 @@ from tfm_blocks.launch.job import start_folder
 from tfm_blocks.launch.rank import train_rank
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import check_model
+from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.settings import read_run
 
@@ -38,7 +39,7 @@ def test_ranks_that_read_different_texts_stop_before_the_first_step_and_say_what
     config["vocab"] = prepared.tokenizer.size
     job = RunSpec(config, tmp_path / "run", 300, "python train.py resume=run", "x")
     job.folder.mkdir()
-    start_folder(job, prepared, {})
+    start_folder(job, prepared, RunFile())
     with pytest.raises(RunError, match="process 1 has another vocabulary than process 0"):
         spawn_ranks(read_another, 2, job)
     assert not list((job.folder / "checkpoints").iterdir())

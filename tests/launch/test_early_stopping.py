@@ -17,8 +17,7 @@ from tests.launch.test_job import records
 from tests.launch.test_resume import begin, expect_same, go_on, handlers, state, to_the_end  # noqa: F401  handlers: a fixture
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, RunError
-from tfm_blocks.runs.files import read_json
-from tfm_blocks.runs.folder import write_json
+from tfm_blocks.runs.files import read_json, write_json
 from tfm_blocks.training.checkpoints import PreemptedError
 
 Small = Callable[..., Composed]

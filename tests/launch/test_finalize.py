@@ -19,9 +19,8 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.resume import read_saved_run
-from tfm_blocks.runs.losses import read_losses
 from tfm_blocks.runs.record import find_runs, read_record
-from tfm_blocks.runs.translations import read_translations
+from tfm_blocks.runs.row_results import read_losses, read_translations
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.data import TrainStream
 

@@ -28,8 +28,8 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.job import _wandb_id
 from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS, find_key
-from tfm_blocks.runs.facts import newest_facts
 from tfm_blocks.runs.files import read_json
+from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.tracking.dashboard import settings_logged
 from tfm_blocks.tracking.loggers.wandb import WandbLogger
 from tfm_blocks.tracking.wandb_agents import sweep_file
@@ -154,7 +154,7 @@ def _expect_told_to_wandb(run: Path, parts: list[list[dict[str, Any]]]) -> None:
 def _expect_media(run: Path, parts: list[list[dict[str, Any]]]) -> None:
     items = [one["item"] for one in of_kind(parts, "history")]
     media = [name.removesuffix("._type") for item in items for name in item if name.endswith("._type")]
-    assert set(media) == {one.name for one in MEDIA}
+    assert set(media) == set(MEDIA)
     assert [media.count(name) for name in ("samples/val", "samples/test", "attention/1")] == [3, 1, 3]
     tables = [json.loads(path.read_text()) for path in (run / "wandb").rglob("samples/val_*.table.json")]
     assert len(tables) == 3
@@ -162,12 +162,12 @@ def _expect_media(run: Path, parts: list[list[dict[str, Any]]]) -> None:
 
 
 def _expect_facts(run: Path, configs: list[dict[str, Any]]) -> None:
-    kept = read_json(run / "run.json")
-    assert configs[0]["facts"] == kept["facts"], "the folder and the loggers have the same"
-    assert configs[1]["facts"] == newest_facts(kept["facts"], kept["changes"])
+    kept = RunFile.read(run)
+    assert configs[0]["facts"] == kept.facts, "the folder and the loggers have the same"
+    assert configs[1]["facts"] == kept.newest_facts
     for number, config in enumerate(configs):
         facts = config["facts"]
-        assert set(facts) == {one.name for one in FACTS}
+        assert set(facts) == set(FACTS)
         assert (facts["model"], facts["seed"], facts["resumed"]) == ("tiny", 1, number)
         assert facts["parameters"] == sum(facts["parameters_by_node"].values())
         assert (config["model"], config["heads"], config["schedule"]["warmup"]) == ("tiny", 2, 2)
@@ -203,7 +203,7 @@ def _expect_summaries(run: Path) -> None:
         shown = found[name] if kind == "last" else found[name][kind]
         assert shown == pytest.approx(stands[kind](values), rel=1e-9), name
     assert len(set(curves["val/loss"])) == 2, "the lowest is one of several"
-    assert {name for name in found if not name.startswith("_")} == curves.keys() | {one.name for one in MEDIA}
+    assert {name for name in found if not name.startswith("_")} == curves.keys() | set(MEDIA)
 
 
 @pytest.mark.grid

@@ -17,8 +17,7 @@ from tfm_blocks.launch.job import train
 from tfm_blocks.launch.precision import BF16_PROCESSORS, choose_precision
 from tfm_blocks.launch.product_timings import PRECISIONS, TOKENS, Product, products_of, time_products
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.runs.files import read_json
-from tfm_blocks.runs.folder import write_json
+from tfm_blocks.runs.files import read_json, write_json
 from tfm_blocks.training.checkpoints import PreemptedError
 
 Small = Callable[..., Composed]

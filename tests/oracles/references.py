@@ -61,6 +61,8 @@ from transformers import (
     Qwen3NextForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    T5GemmaConfig,
+    T5GemmaForConditionalGeneration,
 )
 
 import tfm_blocks as tfm
@@ -113,6 +115,7 @@ CAPS = {
     "head_dim": 6, "tie_word_embeddings": True, "query_pre_attn_scalar": 9, "sliding_window": 3, "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 1.5,
 }  # fmt: skip
+GEMMA = {**PLAIN, **CAPS, "attn_logit_softcapping": 5.0}
 WINDOWED = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 TWO_BASES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -139,6 +142,11 @@ REFERENCES = {
         T5Config,
         {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
+    "t5gemma": (
+        T5GemmaForConditionalGeneration,
+        T5GemmaConfig,
+        {**IDS, "encoder": GEMMA, "decoder": GEMMA, "decoder_start_token_id": BOS},
+    ),
     "gpt2": (GPT2LMHeadModel, GPT2Config, {**IDS, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 28, "n_positions": 20}),
     "llama": (LlamaForCausalLM, LlamaConfig, {**PLAIN, "rms_norm_eps": 1e-5}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, PLAIN),
@@ -159,6 +167,7 @@ REFERENCES = {
     "deepseek_v2": (DeepseekV2ForCausalLM, DeepseekV2Config, {**PLAIN, **LATENT}),
     "deepseek_v3": (DeepseekV3ForCausalLM, DeepseekV3Config, {**PLAIN, **GROUPED, **LONG}),
     "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig, {**PLAIN, **SIGMOID}),
+    "glm4_moe_normed": (Glm4MoeForCausalLM, Glm4MoeConfig, {**PLAIN, **SIGMOID, "use_qk_norm": True}),
     "phi3": (Phi3ForCausalLM, Phi3Config, {**PLAIN, **LONGROPE}),
     "mpt": (MptForCausalLM, MptConfig, {**MOSAIC, "attn_config": {"clip_qkv": 0.8}}),
     "dbrx": (DbrxForCausalLM, DbrxConfig, {

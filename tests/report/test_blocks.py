@@ -10,15 +10,14 @@ import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.report.block_facts import example
-from tfm_blocks.report.block_page import markdown
-from tfm_blocks.report.blocks import show_block
+from tfm_blocks.report.blocks import blocks_page, show_block
 
 PAGE = Path(__file__).parents[2] / "docs" / "blocks.md"
 
 
 def test_the_page_of_blocks_is_the_registry():
     shipped = [info for info in REGISTRY.blocks.values() if info.cls.__module__.startswith("tfm_blocks.")]
-    assert PAGE.read_text("utf-8") == markdown(shipped), "tfm blocks --markdown > docs/blocks.md"
+    assert PAGE.read_text("utf-8") == blocks_page(shipped), "tfm blocks --markdown > docs/blocks.md"
 
 
 SHIPPED = [name for name, info in REGISTRY.blocks.items() if info.cls.__module__.startswith("tfm_blocks.")]
@@ -54,11 +53,11 @@ def test_a_block_is_listed_under_its_usual_name_with_its_cost():
 
 
 def test_arguments_and_rules_of_another_block_stand_there_alone():
-    own = markdown([REGISTRY.blocks["gated_moe"]])
+    own = blocks_page([REGISTRY.blocks["gated_moe"]])
     assert "It has these arguments of [moe](#moe): `" in own
     assert "| experts |" not in own
     assert "top_k <= experts" not in own
-    assert "| experts | int | required |" in markdown([REGISTRY.blocks["moe"]])
+    assert "| experts | int | required |" in blocks_page([REGISTRY.blocks["moe"]])
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_a_block_is_shown_with_all_that_is_declared_of_it(balanced, capsys):
 
 
 def test_a_block_has_a_section_with_its_arguments(balanced):
-    page = markdown([balanced])
+    page = blocks_page([balanced])
     assert "| [balanced](#balanced) |" in page
     assert "### balanced\n\n`x: B T D -> B T D, loss`" in page
     assert "- second output: a loss" in page

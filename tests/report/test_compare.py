@@ -18,7 +18,7 @@ from sacrebleu.significance import PairedTest
 from tests.conftest import sentences
 from tests.run_folders import garbled, leave_run, leave_thousand, printed
 from tfm_blocks.cli import main
-from tfm_blocks.runs.losses import write_losses
+from tfm_blocks.runs.row_results import write_losses
 
 REFERENCES = sentences(40, 7)
 SHARES = {"base": 0.3, "prenorm": 0.2, "wide": 0.28}

@@ -8,10 +8,9 @@ import pytest
 from tests.conftest import sentences
 from tests.run_folders import garbled, leave_run
 from tfm_blocks.report.run_statistics import run_statistics
-from tfm_blocks.runs.losses import write_losses
 from tfm_blocks.runs.record import find_runs, read_record
-from tfm_blocks.runs.translations import TranslatedLine, read_translations, write_translations
-from tfm_blocks.scoring.line_statistics import line_statistics
+from tfm_blocks.runs.row_results import TranslatedLine, read_translations, write_losses, write_translations
+from tfm_blocks.scoring.measures import line_statistics
 
 REFERENCES = [" ".join(pair) for pair in zip(sentences(200, 7), sentences(200, 8), strict=True)]
 OUTPUTS = garbled(REFERENCES, 0.5, 1)

@@ -7,7 +7,7 @@ from tests.conftest import sentences
 from tests.run_folders import garbled, leave_run
 from tfm_blocks.report.samples import MOST_SAMPLES, choose_samples, common_test_set, mark
 from tfm_blocks.runs.record import read_records
-from tfm_blocks.runs.translations import TranslatedLine
+from tfm_blocks.runs.row_results import TranslatedLine
 
 REFERENCES = sentences(100, 7)
 

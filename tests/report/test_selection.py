@@ -9,11 +9,13 @@ from tfm_blocks.report.differences import Group
 from tfm_blocks.report.selection import MOST_RUNS, choose_drawn, left_out
 from tfm_blocks.runs.metrics import Best
 from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.run_file import RunFile
 
 
 def group(label, losses, model=""):
+    start = RunFile(choices={"model": model or label})
     runs = [
-        RunRecord(Path(label), f"{label}-{seed}", "done", "", model or label, best={"val/loss": Best(loss, 1)})
+        RunRecord(Path(label), f"{label}-{seed}", "done", "", start, best={"val/loss": Best(loss, 1)})
         for seed, loss in enumerate(losses)
     ]
     return Group(label, runs)

@@ -1,7 +1,12 @@
 """Tables at every width: no number and no name of a run is cut."""
 
 import contextlib
+import csv
 import io
+import math
+import re
+import shutil
+import subprocess
 from collections import Counter
 from functools import partial
 
@@ -12,9 +17,9 @@ from tests.conftest import sentences
 from tests.run_folders import garbled, leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.report.comparison import compare_runs
-from tfm_blocks.report.comparison_tables import sheets_of
-from tfm_blocks.report.screen import screen
-from tfm_blocks.report.table import Cell, Column, Sheet, fit, print_sheet, split_columns
+from tfm_blocks.report.comparison_tables import tables_of
+from tfm_blocks.report.screen import Widths, fit, print_table, split_columns
+from tfm_blocks.report.table import COUNT, Column, Table, csv_text, latex, markdown, texts
 from tfm_blocks.sweep.view import SweepRow, show_end
 
 REFERENCES = sentences(30, 7)
@@ -48,18 +53,18 @@ def tables(lines):
     return [list(zip(zip(*heads, strict=True), zip(*bodies, strict=True), strict=True)) for heads, bodies in found]
 
 
-def assert_whole(lines, sheets):
-    """Each column of the sheets is printed whole: texts may be folded, and no number."""
+def assert_whole(lines, expected):
+    """Each column of the tables is printed whole: texts may be folded, and no number."""
     columns = [one for table in tables(lines) for one in table]
-    for sheet in sheets:
-        for number, name in enumerate(sheet.columns):
-            cells = [row[number] for row in sheet.rows]
+    for table in expected:
+        for number, name in enumerate(table.headings):
+            cells = [row[number] for row in table.cells]
             same = [
                 body
                 for head, body in columns
                 if joined(head) == joined([name]) and joined(body) == joined(one.text for one in cells)
             ]
-            assert same, (sheet.title, name)
+            assert same, (table.title, name)
             if any(cell.value is not None for cell in cells):
                 words = Counter(word for cell in cells for word in cell.text.split())
                 assert any(Counter(word for cell in body for word in cell.split()) == words for body in same), name
@@ -83,7 +88,7 @@ def runs(tmp_path_factory):
 def test_a_comparison_keeps_every_number_and_name_within_the_width(runs, width, monkeypatch):
     baseline = next(runs.iterdir()).name
     lines = printed(lambda: main(["compare", str(runs), "--baseline", baseline]), width, monkeypatch)
-    assert_whole(lines, sheets_of(compare_runs([runs], baseline)))
+    assert_whole(lines, tables_of(compare_runs([runs], baseline)))
     assert max(map(cell_len, lines)) <= width
 
 
@@ -124,30 +129,73 @@ def test_a_model_keeps_every_number_within_the_width(width, monkeypatch):
 def test_a_pipe_is_as_wide_as_it_needs_and_respects_columns(runs, monkeypatch):
     show = partial(main, ["compare", str(runs)])
     wide = printed(show, None, monkeypatch)
-    assert len(tables(wide)) == len(sheets_of(compare_runs([runs]))) and printed(show, 5000, monkeypatch) == wide
+    assert len(tables(wide)) == len(tables_of(compare_runs([runs]))) and printed(show, 5000, monkeypatch) == wide
     monkeypatch.setenv("COLUMNS", "many")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         show()
     assert out.getvalue().splitlines() == wide
-    long = Sheet("", ["text"], [[Cell("word " * 100)]], 1)
-    assert any("word " * 99 in line for line in printed(lambda: print_sheet(screen(), long), None, monkeypatch))
+    long = Table("", texts("text"), [["word " * 100]])
+    assert any("word " * 99 in line for line in printed(lambda: print_table(long), None, monkeypatch))
 
 
 def test_columns_that_tell_the_rows_apart_stand_in_every_part(monkeypatch):
-    rows = [[Cell("a"), Cell(f"score {number}"), *(Cell(f"{n:,}", n) for n in (10**9, 10**10))] for number in (1, 2)]
-    sheet = Sheet("", ["model", "score", "one", "two"], rows, 2, keys=2)
-    first, second = tables(printed(lambda: print_sheet(screen(), sheet), 40, monkeypatch))
+    rows = [["a", f"score {number}", 10**9, 10**10] for number in (1, 2)]
+    table = Table("", [*texts("model", "score"), Column("one", COUNT), Column("two", COUNT)], rows, keys=2)
+    first, second = tables(printed(lambda: print_table(table), 40, monkeypatch))
     assert [head for head, _ in first] == [("model",), ("score",), ("one",)]
     assert [head for head, _ in second] == [("model",), ("score",), ("two",)]
 
 
 def test_a_number_that_is_wider_than_the_console_is_printed_whole(monkeypatch):
-    sheet = Sheet("", ["run", "score"], [[Cell("one"), Cell("1" * 60, 1)]], 1)
-    assert any("1" * 60 in line for line in printed(lambda: print_sheet(screen(), sheet), 40, monkeypatch))
+    table = Table("", [Column("run"), Column("score", "{}")], [["one", int("1" * 60)]])
+    assert any("1" * 60 in line for line in printed(lambda: print_table(table), 40, monkeypatch))
 
 
 def test_the_widest_columns_shrink_first_and_none_below_its_narrowest():
-    columns = [Column(0, 5, 5, 10, 30), Column(1, 8, 8, 8, 8), Column(2, 4, 4, 12, 12)]
+    columns = [Widths(0, 5, 5, 10, 30), Widths(1, 8, 8, 8, 8), Widths(2, 4, 4, 12, 12)]
     assert split_columns(columns, 1, 40) == [columns]
     assert fit(columns, 40) == [11, 8, 11] and fit(columns, 60) == [30, 8, 12]
     assert fit(columns, 10) == [5, 8, 4]
+
+
+HOSTILE = "a_b & 50 % | $x {y} \\z ~^#<b>\x1b[2J\nline"
+MIXED = Table(
+    "scores & more",
+    [Column("run"), Column("loss", "{:.2f}", "lower"), Column("BLEU", "{:.1f}", "higher")],
+    [["a", 1.25, 10.0], [HOSTILE, 0.5, None], ["c", math.nan, 40.0]],
+)
+
+
+def test_markdown_aligns_numbers_and_escapes_what_ends_a_cell():
+    title, _, head, rules, first, second, third = markdown(MIXED).splitlines()
+    assert (title, head, rules) == ("**scores & more**", "| run | loss | BLEU |", "| --- | ---: | ---: |")
+    assert (first, third) == ("| a | 1.25 | 10.0 |", "| c |  | 40.0 |")
+    assert len(re.findall(r"(?<!\\)\|", second)) == 4 and "<b>" not in second and "\\x1b" in second
+
+
+def test_csv_has_unrounded_numbers_and_blanks():
+    rows = list(csv.reader(io.StringIO(csv_text(MIXED))))
+    assert rows[0] == ["run", "loss", "BLEU"] and rows[1] == ["a", "1.25", "10.0"] and rows[3] == ["c", "", "40.0"]
+    assert rows[2] == [HOSTILE.replace("\x1b", "\\x1b"), "0.5", ""]
+
+
+def test_latex_has_the_rules_of_booktabs_and_the_best_numbers_in_bold():
+    lines = latex(MIXED).splitlines()
+    assert lines[1:4] == [r"\caption{scores \& more}", r"\begin{tabular}{lrr}", r"\toprule"]
+    assert lines[4:7] == [r"run & loss & BLEU \\", r"\midrule", r"a & 1.25 & 10.0 \\"]
+    assert lines[7].endswith(r" & \textbf{0.50} &  \\") and lines[8:10] == [r"c &  & \textbf{40.0} \\", r"\bottomrule"]
+
+
+def test_no_letter_of_a_cell_is_a_command_of_latex():
+    cell = latex(Table("", texts("run"), [[HOSTILE]])).splitlines()[6].removesuffix(r" \\")
+    rest = re.sub(r"\\(text(backslash|asciitilde|asciicircum)\{\}|[&%$#_{}])|\$[<>|]\$", "", cell)
+    assert not set(rest) & set("&%$#_{}~^<>|\\"), rest
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
+def test_latex_is_a_document(tmp_path):
+    text = latex(MIXED)
+    (tmp_path / "x.tex").write_text(
+        f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{text}\\end{{document}}"
+    )
+    subprocess.run(["pdflatex", "-halt-on-error", "x.tex"], cwd=tmp_path, check=True, capture_output=True)

@@ -77,8 +77,8 @@ def test_a_norm_node_keeps_the_eps_that_it_had_in_the_format_of_its_folder(tmp_p
     record = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps(record | {"format": form}))
     assert eps_of(tmp_path) == eps
-    upgraded = record | {"format": 1, "model": upgrade_model(record | {"format": 1})}
-    assert upgrade_model(upgraded) == upgraded["model"]
+    upgraded = upgrade_model(record["model"], 1)
+    assert upgrade_model(upgraded, 1) == upgraded
 
 
 def damage_json(folder):
@@ -95,8 +95,8 @@ def test_an_arg_that_attention_did_not_take_in_format_1_reaches_only_the_block_t
         "logits": {"block": "unembed"},
     }
     model = {"inputs": {"tgt": "B T"}, "args": args | {"qk_norm": "layernorm"}, "graph": graph}
-    upgraded = upgrade_model({"format": 1, "model": model})
-    assert upgrade_model({"format": 1, "model": upgraded}) == upgraded
+    upgraded = upgrade_model(model, 1)
+    assert upgrade_model(upgraded, 1) == upgraded
     nodes = {node.address: node.arguments for node in check_model(upgraded).nodes}
     assert nodes["near"]["d_value"] == 3 and nodes["normed"]["qk_norm"].block == "layernorm"
     assert nodes["plain"]["d_value"] is None and nodes["plain"]["qk_norm"] is None

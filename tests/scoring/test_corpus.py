@@ -8,8 +8,8 @@ import pytest
 from tests.conftest import WORDS, save, sentences
 from tests.preloaded import run_python
 from tfm_blocks.cli import main
-from tfm_blocks.scoring.baseline import compare
 from tfm_blocks.scoring.corpus import TOKENISED, metrics, score
+from tfm_blocks.scoring.paired_test import compare
 
 
 def garbled(references, share, seed):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tfm_blocks.scoring.significance import correct, over_seeds
-from tfm_blocks.scoring.student import quantile, two_sided
+from tfm_blocks.scoring.significance import correct, over_seeds, quantile, two_sided
 
 
 @pytest.mark.parametrize(

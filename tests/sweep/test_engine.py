@@ -24,7 +24,7 @@ from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.launch.devices import available_cores
 from tfm_blocks.sweep.command import _print_results
-from tfm_blocks.sweep.engine import Grid, Sweep
+from tfm_blocks.sweep.engine import JobSource, Sweep
 from tfm_blocks.sweep.job import SweepJob
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.sweep.record import claim_sweep
@@ -149,7 +149,7 @@ def test_a_sweep_ends_with_the_tables_of_compare_where_two_jobs_are_done(
     for job, job.state in zip(jobs, ("done", other), strict=True):
         leave_run(folder.run(job), ["ein Haus"], ["ein Haus"])
     settings = read_sweep_settings({"method": "grid", "name": None, "parallel": 1, "timeout": None, "retries": 0})
-    sweep = Sweep(folder, Grid(jobs), settings, LocalLauncher(1), [])
+    sweep = Sweep(folder, JobSource(jobs), settings, LocalLauncher(1), [])
     assert _print_results(sweep, "python train.py -m seed=1,2", 0) == int(other != "done")
     output = capsys.readouterr().out
     assert ("chrF" in output) == (other == "done")

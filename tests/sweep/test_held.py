@@ -20,9 +20,10 @@ from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.distributed import signals
 from tfm_blocks.runs import lock
-from tfm_blocks.runs.folder import RUN, STATUS, write_json
+from tfm_blocks.runs.files import write_json
+from tfm_blocks.runs.folder import RUN, STATUS
 from tfm_blocks.runs.lock import holder_of
-from tfm_blocks.sweep.engine import Grid, Sweep
+from tfm_blocks.sweep.engine import JobSource, Sweep
 from tfm_blocks.sweep.job import NOT_STARTED, SweepJob
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.sweep.record import claim_sweep
@@ -34,14 +35,14 @@ SETTINGS: dict[str, Any] = {"method": "grid", "name": None, "parallel": 1, "retr
 HOLDS = """
 import sys, time
 from pathlib import Path
-from tfm_blocks.runs.status import Status, write_status
+from tfm_blocks.runs.status import Status
 from tfm_blocks.runs.lock import hold
 run, seconds = Path(sys.argv[1]), float(sys.argv[2])
 with hold(run):
-    write_status(run, Status("running"))
+    Status("running").write(run)
     print("holds", flush=True)
     time.sleep(seconds)
-    write_status(run, Status("done"))
+    Status("done").write(run)
 """
 ENDS = "import sys; sys.exit(5)"  # in the place of a training: no job here should be started
 
@@ -63,7 +64,7 @@ def sweep_of(small: Small, root: Path, timeout: str | None) -> Sweep:
     job = SweepJob("seed-1", ["seed=1"], composed, read_run(composed.mapping))
     settings = read_sweep_settings(SETTINGS | {"timeout": timeout})
     folder = claim_sweep(root, "x", ["seed=1"], "python train.py -m seed=1")
-    return Sweep(folder, Grid([job]), settings, LocalLauncher(1), [sys.executable, "-c", ENDS])
+    return Sweep(folder, JobSource([job]), settings, LocalLauncher(1), [sys.executable, "-c", ENDS])
 
 
 @pytest.fixture(autouse=True)

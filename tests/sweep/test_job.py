@@ -12,7 +12,7 @@ from tests.sweep.test_engine import run
 from tfm_blocks.compose.job_config import job_record, read_job
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.runs.files import read_or_empty
+from tfm_blocks.runs.files import read_json
 from tfm_blocks.sweep.job import SweepJob
 from tfm_blocks.sweep.record import claim_sweep
 from tfm_blocks.training.settings import read_run
@@ -85,7 +85,7 @@ def test_a_sweep_trains_all_its_jobs_with_the_loggers_of_the_default_config(how:
     status, output = run(tmp_path, *how, "sweep.parallel=2", "sweep.name=x", base=TINY)
     assert status == 0 and "sweep: 2 of 2 runs done" in output, output
     assert len(list((tmp_path / "runs" / "x").glob("*/wandb/offline-run-*"))) == 2
-    assert all(read_or_empty(path)["state"] == "done" for path in (tmp_path / "runs" / "x").glob("*/status.json"))
+    assert all(read_json(path)["state"] == "done" for path in (tmp_path / "runs" / "x").glob("*/status.json"))
 
 
 @pytest.mark.slow

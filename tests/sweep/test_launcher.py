@@ -8,9 +8,9 @@ import pytest
 
 from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.compose.sweep import read_sweep
-from tfm_blocks.config.implementations import names_of
+from tfm_blocks.config.settings import names_of
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.sweep.launcher import PACKAGE, ChosenLauncher, read_launcher
+from tfm_blocks.sweep.launcher import PACKAGE, LauncherSettings, read_launcher
 
 pytest.importorskip("ray")
 pytest.importorskip("submitit")
@@ -18,7 +18,7 @@ from tfm_blocks.sweep.launchers.ray import RaySettings
 from tfm_blocks.sweep.launchers.slurm import SlurmSettings
 
 
-def chosen(*overrides: str) -> ChosenLauncher:
+def chosen(*overrides: str) -> LauncherSettings:
     """As the command line and conf/ make it."""
     return read_launcher(read_sweep(["-m", *overrides]).launcher)
 
@@ -33,10 +33,10 @@ def test_a_name_that_no_module_has_is_refused_with_the_names_that_exist() -> Non
 
 
 def test_options_that_only_the_cluster_knows_need_no_plus() -> None:
-    slurm = chosen("launcher=slurm", "launcher.sbatch.constraint=a100", "launcher.sbatch.mail-type=END").settings
+    slurm = chosen("launcher=slurm", "launcher.sbatch.constraint=a100", "launcher.sbatch.mail-type=END")
     assert isinstance(slurm, SlurmSettings)
     assert slurm.sbatch == {"constraint": "a100", "mail-type": "END"} and slurm.grace == 120
-    ray = chosen("launcher=ray", "launcher.resources.a100=0.5", "launcher.memory=2GB").settings
+    ray = chosen("launcher=ray", "launcher.resources.a100=0.5", "launcher.memory=2GB")
     assert isinstance(ray, RaySettings)
     assert (ray.resources, ray.memory) == ({"a100": 0.5}, 2 * 1024**3)
 
@@ -72,8 +72,8 @@ def test_devices_are_those_of_the_node_and_not_of_the_machine_that_submits(small
         chosen().check(many)
     for launcher in (["launcher=slurm"], ["launcher=ray"]):
         found = chosen(*launcher)
-        assert isinstance(found.settings, (SlurmSettings, RaySettings))
-        assert found.settings.gpus_of(found.check(many).settings.trainer) == 64
+        assert isinstance(found, (SlurmSettings, RaySettings))
+        assert found.gpus_of(found.check(many).settings.trainer) == 64
 
 
 def test_several_nodes_are_for_slurm_alone(small: Any) -> None:

@@ -88,7 +88,7 @@ def test_sweep_json_is_what_other_commands_read(small: Small, tmp_path: Path) ->
     assert told == {
         "name": "heads-2", "overrides": ["heads=2"], "log": "heads-2.log", "state": "killed", "reason": "SIGKILL",
     }  # fmt: skip
-    assert claim_sweep(tmp_path, "x", ["heads=2"], "").known["heads-2"]["state"] == "killed"
+    assert claim_sweep(tmp_path, "x", ["heads=2"], "").known["heads-2"].state == "killed"
 
 
 def test_a_job_whose_config_has_changed_is_refused_and_one_that_is_the_same_is_not(

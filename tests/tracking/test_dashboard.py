@@ -15,7 +15,7 @@ from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS
 from tfm_blocks.tracking.dashboard import dashboards, read_dashboard, settings_logged
-from tfm_blocks.tracking.workspace import read_back, rendered, workspace
+from tfm_blocks.tracking.workspace import rendered, workspace
 
 GROUPS = ("data", "optimizer", "schedule", "trainer", "logger")
 SHIPPED = sorted(dashboards([CONF]))
@@ -29,7 +29,9 @@ def test_the_shipped_dashboards_are_of_training_comparison_and_importance() -> N
 def test_what_is_rendered_is_read_back_by_wandb_workspaces_as_it_was(name: str) -> None:
     dashboard = read_dashboard(name, [CONF])
     view = rendered(workspace(dashboard, "project", "team"))
-    back = read_back(view)
+    from wandb_workspaces.workspaces import Workspace, internal
+
+    back = Workspace._from_model(internal.View.model_validate(view))
     assert (back.name, back.project, back.entity) == (dashboard.name, "project", "team")
     assert [section.name for section in back.sections] == list(dashboard.sections)
     assert [len(section.panels) for section in back.sections] == [len(one) for one in dashboard.sections.values()]
@@ -62,7 +64,7 @@ def test_a_panel_says_to_wandb_what_the_file_says() -> None:
 def test_the_training_dashboard_shows_all_that_is_logged_in_training() -> None:
     panels = [panel for found in read_dashboard("training", [CONF]).all_sections.values() for panel in found]
     shown = {name for panel in panels for name in [*(panel.lines or ()), *(panel.media or ())]}
-    logged = {key.name for key in METRIC_KEYS if not key.name.startswith("test/")} | {one.name for one in MEDIA}
+    logged = {key.name for key in METRIC_KEYS if not key.name.startswith("test/")} | set(MEDIA)
     assert shown == logged
 
 
@@ -99,7 +101,7 @@ def test_settings_that_a_panel_can_show_are_those_that_some_run_logs_and_no_othe
     """Of runs that together have each option of each group, and each knob of a model."""
     models = list_options("model", [CONF])
     groups = [list_options(group, [CONF]) for group in GROUPS]
-    logged = {f"facts.{one.name}" for one in FACTS}
+    logged = {f"facts.{name}" for name in FACTS}
     for names in zip_longest(*groups):
         chosen = [f"{group}={name}" for group, name in zip(GROUPS, names, strict=True) if name]
         files = ["data.dir=."] if names[0] not in (None, "dates") else []

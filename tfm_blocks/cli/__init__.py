@@ -14,7 +14,7 @@ from tfm_blocks.cli.train import train
 from tfm_blocks.launch.memory import limit_primitive_caches
 from tfm_blocks.terminal import write_utf8
 
-DATA = ("data", "json", "csv", "markdown")  # attributes of a command that prints data, not text for people
+DATA = ("data", "json", "csv", "markdown", "latex")  # attributes of a command that prints data, not text for people
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tfm_blocks.cli.options import add_plugins
-from tfm_blocks.errors import ConfigError, Problem, printable
-
-if TYPE_CHECKING:
-    from tfm_blocks.cli.options import Commands
+from tfm_blocks.cli import options
+from tfm_blocks.errors import ConfigError, Problem
 
 
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: options.Commands) -> None:
     """Add the parsers of `tfm compare` and `tfm report`."""
     what = "show how runs differ, what they scored, and which differences are significant"
-    command = commands.add_parser("compare", help="compare runs", description=what)
+    command = options.add_command(commands, "compare", _compare, "compare runs", what)
     _add_runs(command)
     shapes = command.add_mutually_exclusive_group()
-    for shape in ("csv", "markdown", "json"):
+    for shape in ("csv", "markdown", "latex", "json"):
         shapes.add_argument(f"--{shape}", action="store_true", help=f"print {shape} instead of tables")
-    command.set_defaults(run=_compare)
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
-    command = commands.add_parser("report", help="write a page about runs", description=what)
+    command = options.add_command(commands, "report", _report, "write a page about runs", what)
     _add_runs(command)
-    command.add_argument("-o", type=Path, required=True, dest="path", metavar="FILE", help="report.html")
+    options.add_file(command, "report.html", required=True)
     what = "sentence whose attention is shown (default: a line of the test set)"
     command.add_argument("--sentence", metavar="TEXT", help=what)
-    add_plugins(command)
-    command.set_defaults(run=_report)
+    options.add_plugins(command)
 
 
 def _add_runs(command: argparse.ArgumentParser) -> None:
@@ -39,18 +33,24 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.compare import print_comparison_json, print_csv, print_markdown, show_comparison
+    from tfm_blocks.report import compare
     from tfm_blocks.report.comparison import compare_runs
 
     comparison = compare_runs(arguments.folders, arguments.baseline)
-    shapes = {"csv": print_csv, "markdown": print_markdown, "json": print_comparison_json}
+    shapes = {
+        "csv": compare.print_csv,
+        "markdown": compare.print_markdown,
+        "latex": compare.print_latex,
+        "json": compare.print_comparison_json,
+    }
     chosen = [show for name, show in shapes.items() if getattr(arguments, name)]
-    (chosen[0] if chosen else show_comparison)(comparison)
+    (chosen[0] if chosen else compare.show_comparison)(comparison)
 
 
 def _report(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.comparison import compare_runs
     from tfm_blocks.report.page import render_report
+    from tfm_blocks.report.screen import print_line
 
     path = arguments.path
     if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
@@ -62,4 +62,4 @@ def _report(arguments: argparse.Namespace) -> None:
     data = text.encode("utf-8", "replace")  # a run's text may hold an incomplete character
     path.write_bytes(data)
     count = len(comparison.runs)
-    print(f"{printable(str(path))}: {count} run{'s' * (count != 1)}, {len(data) / 1e6:.1f} MB")
+    print_line(f"{path}: {count} run{'s' * (count != 1)}, {len(data) / 1e6:.1f} MB")

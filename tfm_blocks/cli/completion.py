@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tfm_blocks.cli.options import Commands
+from tfm_blocks.cli import options
+from tfm_blocks.errors import TfmError
 
 SCRIPT = r"""
 # `python train.py …` is completed as `tfm train …`
@@ -34,7 +35,7 @@ fi
 ZSH = "autoload -Uz compinit && (( $+functions[compdef] )) || compinit\n"
 
 
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: options.Commands) -> None:
     """Add the parser of `tfm completion`."""
     what = 'for ~/.bashrc: eval "$(tfm completion bash)"; for ~/.zshrc: eval "$(tfm completion zsh)"'
     command = commands.add_parser("completion", help="print the shell script that completes tfm", description=what)
@@ -81,26 +82,22 @@ def _add_options(train: argparse.ArgumentParser) -> None:
 
 def _overrides(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     from tfm_blocks.compose.completion import complete_override
-    from tfm_blocks.errors import TfmError
 
     name, equals, begun = prefix.partition("=")
     if equals and name in ("resume", "init_from"):
         return [f"{name}={run}" for run in _runs(begun)]
     model = [f"model={parsed_args.model}"] if getattr(parsed_args, "model", None) else []
-    try:
+    with suppress(TfmError):
         return complete_override(prefix, [*model, *(parsed_args.overrides or [])], parsed_args.config_dir)
-    except TfmError:
-        return []
+    return []
 
 
 def _models(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     from tfm_blocks.compose.completion import complete_model
-    from tfm_blocks.errors import TfmError
 
-    try:
+    with suppress(TfmError):
         return complete_model(prefix, getattr(parsed_args, "config_dir", None))
-    except TfmError:
-        return []
+    return []
 
 
 def _runs(prefix: str, **_: Any) -> list[str]:

@@ -9,15 +9,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfm_blocks.cli import options
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.metric_schema import OBJECTIVE
 
 if TYPE_CHECKING:
-    from tfm_blocks.cli.options import Commands
     from tfm_blocks.tracking.dashboard import Dashboard
 
 
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: options.Commands) -> None:
     """Add the parsers of `tfm dashboard` and its actions."""
     what = "Weights & Biases dashboards, defined by files in conf/dashboard"
     command = commands.add_parser("dashboard", help="check W&B dashboards, push them, write a sweep", description=what)
@@ -27,7 +27,7 @@ def add_commands(commands: Commands) -> None:
     check.set_defaults(run=_check)
     render = actions.add_parser("render", help="print the JSON of a dashboard, without network access")
     render.add_argument("name", metavar="NAME")
-    render.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it to this file")
+    options.add_file(render)
     render.set_defaults(run=_render, data=True)
     push = actions.add_parser("push", help="create or update them as W&B workspaces")
     push.add_argument("names", nargs="*", metavar="NAME", help="(all)")
@@ -36,26 +36,22 @@ def add_commands(commands: Commands) -> None:
         one.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
         one.add_argument("--entity", default="", help="team (default: that of the API key)")
     for one in (check, render, push):
-        one.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains dashboard/")
+        options.add_config_dir(one, "dashboard")
     _add_sweep(actions)
 
 
-def _add_sweep(actions: Commands) -> None:
+def _add_sweep(actions: options.Commands) -> None:
     what = "write the file for `wandb sweep`, whose agents start train.py"
-    sweep = actions.add_parser("sweep", help="write a sweep.yaml for W&B's agents", description=what)
+    sweep = options.add_command(actions, "sweep", _sweep, "write a sweep.yaml for W&B's agents", what)
     sweep.add_argument("model", metavar="MODEL", help="a name under conf/model/")
-    sweep.add_argument(
-        "overrides",
-        nargs="+",
-        metavar="KEY=VALUE",
-        help="such as heads=2,4 trainer.steps=100; lists of values are swept",
-    )
+    what = "such as heads=2,4 trainer.steps=100; lists of values are swept"
+    sweep.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help=what)
     sweep.add_argument("--method", choices=("grid", "random", "bayes"), default="grid", help="(%(default)s)")
     sweep.add_argument("--metric", default=OBJECTIVE, help="metric to optimize (%(default)s)")
     sweep.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
-    sweep.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
-    sweep.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it to this file")
-    sweep.set_defaults(run=_sweep, data=True)
+    options.add_config_dir(sweep)
+    options.add_file(sweep)
+    sweep.set_defaults(data=True)
 
 
 def _found(arguments: argparse.Namespace, names: list[str]) -> dict[str, Dashboard]:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_lengths, read_model_or_run, requested_lengths
-from tfm_blocks.cli.options import add_plugins
 from tfm_blocks.errors import ConfigError, Problem, shown
 
-if TYPE_CHECKING:
-    from tfm_blocks.cli.options import Commands
 
-
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: options.Commands) -> None:
     """Add the parser of `tfm diff`."""
     what = "show how two models differ, what that costs, and which weights of the first load into the second"
-    command = commands.add_parser("diff", help="show how two models differ", description=what)
+    command = options.add_command(commands, "diff", _diff, "show how two models differ", what)
     what = "two models or run folders, each followed by its overrides: base heads=8 base heads=4"
     command.add_argument("words", nargs="+", metavar="MODEL|RUN|KEY=VALUE", help=what)
-    command.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
-    add_plugins(command)
+    options.add_config_dir(command)
+    options.add_plugins(command)
     add_lengths(command)
-    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    command.set_defaults(run=_diff)
+    options.add_json(command)
 
 
 def _diff(arguments: argparse.Namespace) -> None:

@@ -5,38 +5,30 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
-from tfm_blocks.cli.options import add_checkpoint, add_run, add_search, count, translator_of
-from tfm_blocks.cli.search_options import precision_of, search_of
+from tfm_blocks.cli import options
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
-if TYPE_CHECKING:
-    from tfm_blocks.cli.options import Commands
 
-
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: options.Commands) -> None:
     """Add the parser of `tfm evaluate`."""
-    command = commands.add_parser(
-        "evaluate",
-        help="score a run",
-        description="compute BLEU, chrF and TER of translations, or the perplexity of a text",
-    )
-    add_run(command)
-    add_checkpoint(command)
+    what = "compute BLEU, chrF and TER of translations, or the perplexity of a text"
+    command = options.add_command(commands, "evaluate", _evaluate, "score a run", what)
+    options.add_run(command)
+    options.add_checkpoint(command)
     what = "text to translate, plain or .gz; one file for each source of the model"
     command.add_argument("--src", type=Path, nargs="+", metavar="FILE", help=what)
     command.add_argument("--ref", type=Path, metavar="FILE", help="its translation, line by line")
     command.add_argument("--text", type=Path, metavar="FILE", help="text whose perplexity is computed, plain or .gz")
     what = "with --text: context length in tokens (as in training, else 512)"
-    command.add_argument("--context", type=count, metavar="N", help=what)
+    command.add_argument("--context", type=options.count, metavar="N", help=what)
     command.add_argument("--against", type=Path, metavar="RUN2", help="another run, to test the differences")
     command.add_argument("--tokenised", action="store_true", help="also compute BLEU of lower-cased, tokenised text")
     command.add_argument("--bleu", choices=get_args(BleuTokenizer), default="13a", help="sacreBLEU's tokenizer (13a)")
-    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    add_search(command)
-    command.set_defaults(run=_evaluate)
+    options.add_json(command)
+    options.add_search(command)
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -60,10 +52,10 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
     from tfm_blocks.runs.config import trained_context
     from tfm_blocks.scoring.perplexity import DEFAULT_CONTEXT, perplexity
 
-    translator = translator_of(arguments)
+    translator = options.translator_of(arguments)
     context = arguments.context or trained_context(arguments.folder) or DEFAULT_CONTEXT
     lines = read_lines(arguments.text, "--text")
-    with precision_of(arguments):
+    with options.precision_of(arguments):
         found = perplexity(translator, lines, context=context, batch_tokens=arguments.batch_tokens)
     show_perplexity(found, str(arguments.folder), as_json=arguments.json)
 
@@ -73,7 +65,7 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.scores import print_scores_json, show_scores
     from tfm_blocks.scoring.corpus import metrics, score
 
-    search = search_of(arguments)
+    search = options.search_of(arguments)
     columns = [list(read_lines(path, "--src")) for path in arguments.src]
     references = list(read_lines(arguments.ref, "--ref"))
     counts = [len(column) for column in columns]
@@ -88,7 +80,7 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
     rows = list(zip(*columns, strict=True))
     outputs = _outputs(arguments, arguments.folder, rows, search)
     if arguments.against:
-        from tfm_blocks.scoring.baseline import compare
+        from tfm_blocks.scoring.paired_test import compare
 
         baseline = _outputs(arguments, arguments.against, rows, search)
         before, after = compare(baseline, outputs, references, asked)
@@ -101,11 +93,11 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
 def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[str, ...]], search: Search) -> list[str]:
     from tfm_blocks.translation.fitting import fitting
 
-    translator = translator_of(arguments, None if folder == arguments.folder else folder)
+    translator = options.translator_of(arguments, None if folder == arguments.folder else folder)
     translator.expect_sources()
     if len(arguments.src) != len(translator.sources):
         rule = f"names {len(arguments.src)} files, but {folder} reads {', '.join(translator.sources)}"
         raise ConfigError(Problem("--src", rule, help="name a file for each of them, in this order"))
     fit = fitting(rows, translator, search, str(arguments.src[0]), strict=arguments.strict)
-    with precision_of(arguments):
+    with options.precision_of(arguments):
         return [found[0].text for found in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfm_blocks.cli import options
 from tfm_blocks.cli.block_test import test_blocks
-from tfm_blocks.cli.options import add_plugins, count
 from tfm_blocks.errors import ConfigError, Problem, print_warnings, shown, suggest
 
 if TYPE_CHECKING:
-    from tfm_blocks.cli.options import Commands
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.language.spec import Input, Spec
@@ -24,53 +23,55 @@ if TYPE_CHECKING:
 CHECK = "check a model without allocating it; tfm blocks --test MODULE computes with the blocks of a plug-in"
 
 
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: options.Commands) -> None:
     """Add the parsers of these commands."""
-    for name, run, text in (
-        ("check", _check, CHECK),
-        ("show", _show, "show the nodes of a model, with shapes and parameters"),
-    ):
-        command = commands.add_parser(name, help=text, description=text)
-        run_too, metavar = (", or a run folder", "MODEL|RUN") if name == "show" else ("", "MODEL")
-        what = f"a name under conf/model/, a path to a YAML file{run_too}"
-        command.add_argument("model", metavar=metavar, help=what)
-        command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as heads=4 or model.add_norm=pre")
-        command.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
-        add_plugins(command)
-        command.set_defaults(run=run)
-        if name == "check":
-            what = "check every combination of values given as a,b,c"
-            command.add_argument("-m", "--multirun", action="store_true", help=what)
-        else:
-            add_lengths(command)
-            command.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    models = commands.add_parser("models", help="list the models", description="list the models")
-    models.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
-    models.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    models.set_defaults(run=_models)
-    blocks = commands.add_parser("blocks", help="list the registered blocks", description="list the registered blocks")
+    check = _add_model(commands, "check", _check, CHECK, "MODEL")
+    what = "check every combination of values given as a,b,c"
+    check.add_argument("-m", "--multirun", action="store_true", help=what)
+    _add_show(commands)
+    models = options.add_command(commands, "models", _models, "list the models")
+    options.add_config_dir(models)
+    options.add_json(models)
+    blocks = options.add_command(commands, "blocks", _blocks, "list the registered blocks")
     what = "show these blocks in detail; with --test: the only blocks to test, or BLOCK.ARGUMENT=VALUE"
     blocks.add_argument("names", nargs="*", metavar="BLOCK", help=what)
     what = "test the blocks of your module: causality, padding, steps, gradients, and more"
     blocks.add_argument("--test", metavar="MODULE", help=what)
     blocks.add_argument("--markdown", action="store_true", help="print the page docs/blocks.md")
-    add_plugins(blocks)
-    blocks.set_defaults(run=_blocks)
-    schema = commands.add_parser(
-        "schema",
-        help="print the JSON schema of a model file",
-        description="print the JSON schema of a model file, for YAML editors",
-    )
-    schema.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write it to this file")
-    add_plugins(schema)
-    schema.set_defaults(run=_schema, data=True)
+    options.add_plugins(blocks)
+    what = "print the JSON schema of a model file"
+    schema = options.add_command(commands, "schema", _schema, what, f"{what}, for YAML editors")
+    schema.set_defaults(data=True)
+    options.add_file(schema)
+    options.add_plugins(schema)
+
+
+def _add_show(commands: options.Commands) -> None:
+    what = "show the nodes of a model, with shapes and parameters"
+    show = _add_model(commands, "show", _show, what, "MODEL|RUN")
+    add_lengths(show)
+    options.add_json(show)
+
+
+def _add_model(
+    commands: options.Commands, name: str, run: Callable[[argparse.Namespace], None], help: str, metavar: str
+) -> argparse.ArgumentParser:
+    """Add a command on a model with overrides."""
+    command = options.add_command(commands, name, run, help)
+    run_too = ", or a run folder" if "RUN" in metavar else ""
+    what = f"a name under conf/model/, a path to a YAML file{run_too}"
+    command.add_argument("model", metavar=metavar, help=what)
+    command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as heads=4 or model.add_norm=pre")
+    options.add_config_dir(command)
+    options.add_plugins(command)
+    return command
 
 
 def add_lengths(command: argparse.ArgumentParser) -> None:
     """Add the options --src, --tgt and --length, from which costs are computed."""
     for side in ("src", "tgt"):
         what = f"number of {side} tokens, from which the cost is computed (32)"
-        command.add_argument(f"--{side}", type=count, metavar="N", help=what)
+        command.add_argument(f"--{side}", type=options.count, metavar="N", help=what)
     what = "number of tokens of another input, from which the cost is computed"
     command.add_argument("--length", type=_length, action="append", default=[], metavar="NAME=N", help=what)
 
@@ -89,14 +90,10 @@ def requested_lengths(arguments: argparse.Namespace, inputs: Sequence[Input]) ->
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.network.build import check_model
-
     if arguments.multirun:
         _check_several(arguments)
         return
-    composed = _composed(arguments.model, arguments.overrides, arguments)
-    spec = check_model(composed.model, composed.sources)
-    print_warnings(spec.warnings)
+    spec, _ = _checked_model(arguments.model, arguments.overrides, arguments)
     print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
 
 
@@ -106,7 +103,7 @@ def _check_several(arguments: argparse.Namespace) -> None:
     from tfm_blocks.launch.check import CheckedModel
     from tfm_blocks.network.build import check_model
     from tfm_blocks.registry.plugins import load_plugins
-    from tfm_blocks.report.jobs import show_jobs
+    from tfm_blocks.report.lists import show_jobs
     from tfm_blocks.sweep.check import check_jobs, refuse_wrong
 
     load_plugins(arguments.plugins)
@@ -126,18 +123,18 @@ def _check_several(arguments: argparse.Namespace) -> None:
 def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.run import run_record, show_run
     from tfm_blocks.report.screen import print_json
-    from tfm_blocks.report.show import model_record, show_model
+    from tfm_blocks.report.show import measure, model_record, show_model
 
     folder = Path(arguments.model)
     spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
-    lengths = requested_lengths(arguments, spec.inputs)
+    size = measure(spec, sources, requested_lengths(arguments, spec.inputs))
     if arguments.json:
         run = {"run": run_record(*_read_run(folder))} if folder.is_dir() else {}
-        print_json({**run, **model_record(spec, arguments.model, sources, lengths)})
+        print_json({**run, **model_record(size, arguments.model)})
         return
     if folder.is_dir():
         show_run(*_read_run(folder))
-    show_model(spec, arguments.model, sources, lengths)
+    show_model(size, arguments.model)
 
 
 def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Namespace) -> tuple[Spec, Sources]:
@@ -146,18 +143,27 @@ def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Name
     `arguments` has the options --config-dir and --plugins. Raises ConfigError or RunError.
     """
     from tfm_blocks.language.sources import Sources
-    from tfm_blocks.network.build import check_model
     from tfm_blocks.runs.model import read_spec
 
     if not Path(model).is_dir():
-        composed = _composed(model, overrides, arguments)
-        spec = check_model(composed.model, composed.sources)
-        print_warnings(spec.warnings)
-        return spec, composed.sources
+        return _checked_model(model, overrides, arguments)
     if overrides:
         rule = f"has its settings, and none can be changed: {shown(overrides[0])}"
         raise ConfigError(Problem(model, rule, help="show the model by its name, with what differs"))
     return read_spec(Path(model), arguments.plugins), Sources()
+
+
+def _checked_model(model: str, overrides: list[str], arguments: argparse.Namespace) -> tuple[Spec, Sources]:
+    """Return the checked model, and the file and line of each of its nodes."""
+    from tfm_blocks.compose.model import compose_model
+    from tfm_blocks.network.build import check_model
+    from tfm_blocks.registry.plugins import load_plugins
+
+    composed = compose_model(model, overrides, arguments.config_dir)
+    load_plugins(arguments.plugins)
+    spec = check_model(composed.model, composed.sources)
+    print_warnings(spec.warnings)
+    return spec, composed.sources
 
 
 def _read_run(folder: Path) -> tuple[RunEntry, RunRecord]:
@@ -170,37 +176,27 @@ def _read_run(folder: Path) -> tuple[RunEntry, RunRecord]:
 
 def _models(arguments: argparse.Namespace) -> None:
     from tfm_blocks.compose.catalogue import describe_models
-    from tfm_blocks.report.catalogue import print_models_json, show_models
+    from tfm_blocks.report.lists import print_models_json, show_models
 
     (print_models_json if arguments.json else show_models)(describe_models(arguments.config_dir))
 
 
 def _length(text: str) -> tuple[str, int]:
     name, _, length = text.partition("=")
-    return name, count(length)
-
-
-def _composed(model: str, overrides: list[str], arguments: argparse.Namespace) -> Composed:
-    from tfm_blocks.compose.model import compose_model
-    from tfm_blocks.registry.plugins import load_plugins
-
-    composed = compose_model(model, overrides, arguments.config_dir)
-    load_plugins(arguments.plugins)
-    return composed
+    return name, options.count(length)
 
 
 def _blocks(arguments: argparse.Namespace) -> int:
     import tfm_blocks.blocks  # noqa: F401  registers them
     from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
-    from tfm_blocks.report.block_page import markdown
-    from tfm_blocks.report.blocks import show_block, show_blocks
+    from tfm_blocks.report.blocks import blocks_page, show_block, show_blocks
 
     if arguments.test:
         return test_blocks(arguments)
     load_plugins(arguments.plugins)
     if arguments.markdown:
-        print(markdown(REGISTRY.blocks.values()), end="")
+        print(blocks_page(REGISTRY.blocks.values()), end="")
     elif arguments.names:
         for name in arguments.names:
             show_block(name)

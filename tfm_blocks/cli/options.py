@@ -1,13 +1,15 @@
-"""Options that several commands share."""
+"""Commands, the options that several of them share, and the settings that these options give."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from tfm_blocks.errors import shown
-from tfm_blocks.translation.settings import LengthPenalty, Search
+from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
 
 LONGEST_COUNT = 18  # digits that fit into 64 bits
 
@@ -15,6 +17,30 @@ if TYPE_CHECKING:
     from tfm_blocks.translation.translator import Translator
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int | None], help: str, about: str = ""
+) -> argparse.ArgumentParser:
+    """Add a command. `about` is its description if that says more than its `help` in the list of commands."""
+    command = commands.add_parser(name, help=help, description=about or help)
+    command.set_defaults(run=run)
+    return command
+
+
+def add_config_dir(command: argparse.ArgumentParser, group: str = "model") -> None:
+    """Add the option --config-dir."""
+    command.add_argument("--config-dir", type=Path, metavar="DIR", help=f"a config folder that contains {group}/")
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add the option --json."""
+    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def add_file(command: argparse.ArgumentParser, help: str = "write it to this file", *, required: bool = False) -> None:
+    """Add the option -o."""
+    command.add_argument("-o", type=Path, required=required, dest="path", metavar="FILE", help=help)
 
 
 def add_plugins(command: argparse.ArgumentParser) -> None:
@@ -50,34 +76,21 @@ def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Tra
 
 def add_search(command: argparse.ArgumentParser) -> None:
     """Add the options of beam search, device and precision."""
-    command.add_argument(
-        "--beam", type=count, default=Search.beam, metavar="K", help="hypotheses per sentence; 1: greedy search"
-    )
-    command.add_argument(
-        "--patient", action="store_true", help="continue while an unfinished hypothesis can still win (slower)"
-    )
-    command.add_argument(
-        "--alpha", type=float, default=Search.alpha, help="exponent of the length penalty (%(default)s)"
-    )
-    penalties = get_args(LengthPenalty)
-    command.add_argument(
-        "--penalty", choices=penalties, default=Search.penalty, help="length penalty: ((5+n)/6)^alpha or n^alpha"
-    )
-    command.add_argument(
-        "--coverage", type=float, default=Search.coverage, metavar="BETA", help="weight of the coverage penalty (0)"
-    )
-    command.add_argument(
-        "--max-tokens",
-        type=count,
-        default=Search.max_tokens,
-        metavar="N",
-        help="maximum length of a line and of its translation (1024)",
-    )
-    command.add_argument("--strict", action="store_true", help="fail on a line that is too long or not UTF-8")
-    command.add_argument("--batch-tokens", type=count, default=4096, metavar="N", help="tokens per batch (4096)")
+    add = command.add_argument
+    add("--beam", type=count, default=Search.beam, metavar="K", help="hypotheses per sentence; 1: greedy search")
+    add("--patient", action="store_true", help="continue while an unfinished hypothesis can still win (slower)")
+    add("--alpha", type=float, default=Search.alpha, help="exponent of the length penalty (%(default)s)")
+    what = "length penalty: ((5+n)/6)^alpha or n^alpha"
+    add("--penalty", choices=get_args(LengthPenalty), default=Search.penalty, help=what)
+    what = "weight of the coverage penalty (0)"
+    add("--coverage", type=float, default=Search.coverage, metavar="BETA", help=what)
+    what = "maximum length of a line and of its translation (1024)"
+    add("--max-tokens", type=count, default=Search.max_tokens, metavar="N", help=what)
+    add("--strict", action="store_true", help="fail on a line that is too long or not UTF-8")
+    add("--batch-tokens", type=count, default=4096, metavar="N", help="tokens per batch (4096)")
     add_device(command)
-    precision = "precision (fp32); with bf16, a few translations depend on the batch"
-    command.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help=precision)
+    what = "precision (fp32); with bf16, a few translations depend on the batch"
+    add("--precision", choices=("fp32", "bf16"), default="fp32", help=what)
     add_plugins(command)
 
 
@@ -87,3 +100,49 @@ def count(text: str) -> int:
         rule = f"must be a whole number above 0 of at most {LONGEST_COUNT} digits, but is {shown(text)}"
         raise argparse.ArgumentTypeError(rule)
     return int(text)
+
+
+def add_generation(command: argparse.ArgumentParser) -> None:
+    """Add the options that control how hypotheses are printed, and those that draw tokens instead of searching."""
+    add = command.add_argument
+    what = "print the K best hypotheses as line, score and text (1)"
+    add("--nbest", type=count, default=Search.nbest, metavar="K", help=what)
+    add("--scores", action="store_true", help="print the score before the text: log probability over length penalty")
+    add("--sample", action="store_true", help="draw tokens instead of searching")
+    add("--temperature", type=float, metavar="T", help="with --sample: temperature (1)")
+    add("--top-k", type=int, metavar="K", help="with --sample: draw from the K most likely tokens (0: all)")
+    what = "with --sample: draw from the most likely tokens with total probability P (1)"
+    add("--top-p", type=float, metavar="P", help=what)
+    add("--seed", type=int, help="with --sample: random seed (1)")
+
+
+def search_of(arguments: argparse.Namespace, *, nbest: int = 1, sampling: Sampling | None = None) -> Search:
+    """Return the requested search settings. Raises ConfigError."""
+    names = ("beam", "patient", "alpha", "penalty", "coverage", "max_tokens")
+    try:
+        return Search(**{name: vars(arguments)[name] for name in names}, nbest=nbest, sampling=sampling)
+    except ValueError as error:
+        raise ConfigError(Problem("", str(error), help="see --help for each option")) from None
+
+
+def sampling_of(arguments: argparse.Namespace) -> Sampling | None:
+    """Return the sampling settings, or None without --sample. Raises ConfigError."""
+    given = {name: vars(arguments)[name] for name in ("temperature", "top_k", "top_p", "seed")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not arguments.sample:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(Problem("", f"{options}: no effect without --sample", help="add --sample"))
+    try:
+        return Sampling(**given) if arguments.sample else None
+    except ValueError as error:
+        raise ConfigError(Problem("", str(error), help="see --help for each option")) from None
+
+
+def precision_of(arguments: argparse.Namespace) -> AbstractContextManager[object]:
+    """Return a context manager that computes in the precision of --precision."""
+    import torch
+
+    from tfm_blocks.network.device import choose_device
+
+    device = torch.device(choose_device(arguments.device))
+    return torch.autocast(device.type, torch.bfloat16, enabled=arguments.precision == "bf16")

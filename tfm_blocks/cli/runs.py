@@ -5,65 +5,52 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tfm_blocks.cli.options import add_checkpoint, add_device, add_plugins, add_run, count, translator_of
-from tfm_blocks.errors import ConfigError, Problem, printable, shown, suggest
+from tfm_blocks.cli import options
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.runs.status import UNFINISHED
 
-if TYPE_CHECKING:
-    from tfm_blocks.cli.options import Commands
 
-
-def add_commands(commands: Commands) -> None:
+def add_commands(commands: options.Commands) -> None:
     """Add the parsers of these commands."""
     _add_attention(commands)
-    command = commands.add_parser(
-        "average",
-        help="average a run's last weights",
-        description="average a run's last weights, into a folder next to it",
+    what = "average a run's last weights, into a folder next to it"
+    command = options.add_command(commands, "average", _average, "average a run's last weights", what)
+    options.add_run(command)
+    command.add_argument(
+        "--last", type=options.count, default=5, metavar="K", help="number of validations to average (5)"
     )
-    add_run(command)
-    command.add_argument("--last", type=count, default=5, metavar="K", help="number of validations to average (5)")
-    command.set_defaults(run=_average, plugins=[])
     _add_runs(commands)
 
 
-def _add_attention(commands: Commands) -> None:
+def _add_attention(commands: options.Commands) -> None:
     what = "draw the attention of every layer and head, for at most 64 tokens on each side"
-    command = commands.add_parser("attention", help="draw the attention of a model", description=what)
-    add_run(command)
-    add_checkpoint(command)
+    command = options.add_command(commands, "attention", _attention, "draw the attention of a model", what)
+    options.add_run(command)
+    options.add_checkpoint(command)
     command.add_argument("sentence", metavar="SENTENCE", nargs="+", help="text to translate, one for each source")
-    command.add_argument("-o", type=Path, required=True, dest="path", metavar="FILE", help="out.html or out.png")
+    options.add_file(command, "out.html or out.png", required=True)
     command.add_argument("--target", metavar="TEXT", help="translation to use instead of the model's")
-    add_device(command)
-    add_plugins(command)
-    command.set_defaults(run=_attention)
+    options.add_device(command)
+    options.add_plugins(command)
 
 
-def _add_runs(commands: Commands) -> None:
+def _add_runs(commands: options.Commands) -> None:
     what = "list the runs of a folder, newest first"
-    command = commands.add_parser("runs", help="list, find and delete runs", description=what)
-    command.add_argument(
-        "words",
-        nargs="*",
-        metavar="WORD",
-        help="show only runs with this word in their name, model, data or command line",
-    )
-    command.add_argument(
-        "--in", type=Path, default=Path("runs"), dest="root", metavar="FOLDER", help="folder of the runs (runs)"
-    )
+    command = options.add_command(commands, "runs", _runs, "list, find and delete runs", what)
+    what = "show only runs with this word in their name, model, data or command line"
+    command.add_argument("words", nargs="*", metavar="WORD", help=what)
+    what = "folder of the runs (runs)"
+    command.add_argument("--in", type=Path, default=Path("runs"), dest="root", metavar="FOLDER", help=what)
     command.add_argument("--state", metavar="STATE", help="only runs in this state, such as done or failed")
-    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options.add_json(command)
     what = "delete these runs, or sweeps with all their runs, permanently; needs --yes"
     command.add_argument("--delete", nargs="+", type=Path, metavar="RUNS", help=what)
     command.add_argument("--yes", action="store_true", help="confirm --delete")
-    command.set_defaults(run=_runs)
 
 
 def _runs(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.runs import print_runs_json, show_runs
+    from tfm_blocks.report.lists import print_runs_json, show_runs
     from tfm_blocks.runs.listing import list_runs
 
     if arguments.delete:
@@ -80,7 +67,7 @@ def _runs(arguments: argparse.Namespace) -> None:
 
 def _delete(arguments: argparse.Namespace) -> None:
     """Delete the folders of --delete, all of which must be runs or sweeps. Raises ConfigError without --yes."""
-    from tfm_blocks.report.runs import show_sizes
+    from tfm_blocks.report.lists import show_sizes
     from tfm_blocks.runs.listing import delete_run, expect_deletable
 
     for folder in arguments.delete:
@@ -98,7 +85,7 @@ def _attention(arguments: argparse.Namespace) -> None:
     from tfm_blocks.translation.sentence_attention import attention_of
 
     check_path(arguments.path)
-    translator = translator_of(arguments)
+    translator = options.translator_of(arguments)
     translator.expect_sources()
     if len(arguments.sentence) != len(translator.sources):
         rule = f"has {len(arguments.sentence)} texts, but the model reads {', '.join(translator.sources)}"
@@ -110,6 +97,7 @@ def _attention(arguments: argparse.Namespace) -> None:
 
 
 def _average(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.screen import print_line
     from tfm_blocks.runs.average import average
 
-    print(printable(f"folder: {average(arguments.folder, arguments.last)}"))
+    print_line(f"folder: {average(arguments.folder, arguments.last)}")

@@ -1,8 +1,13 @@
-"""Frozen pydantic models for parts of a run's config, and the conversion of pydantic's errors to problems."""
+"""Frozen pydantic models for parts of a run's config, and the conversion of pydantic's errors to problems.
+
+The implementations of a config group are modules of one package, so their names are a closed set.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -160,3 +165,13 @@ def _names(annotation: Any) -> list[str]:
 def _tags(union: Any) -> list[str]:
     """Return the tags of a discriminated union: each model has a single Literal."""
     return [tag for model in _members(union) for field in _fields(model).values() for tag in _names(field)]
+
+
+def names_of(package: str) -> list[str]:
+    """Return the names of the modules of a package."""
+    return [one.name for one in iter_modules(import_module(package).__path__)]
+
+
+def implementation(package: str, name: str, constant: str) -> Any:
+    """Return the constant that a module of the package defines; `name` is one of `names_of`."""
+    return getattr(import_module(f"{package}.{name}"), constant)

@@ -19,11 +19,8 @@ from tfm_blocks.launch.devices import available_cores, device_of
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.facts import with_facts
-from tfm_blocks.runs.files import read_json
-from tfm_blocks.runs.folder import RUN, write_json
 from tfm_blocks.runs.record import NO_EXPERIMENT
-from tfm_blocks.runs.values import mapping_at, text_at
+from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.training.settings import TrainerSettings
 
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
@@ -31,19 +28,19 @@ LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "token
 
 def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_info: RankInfo) -> dict[str, Any]:
     """Write the facts of this start of the run to run.json, and return them for the loggers."""
-    record = read_json(job.folder / RUN)
-    facts = _facts(job, trainer, record, network, rank_info)
-    write_json(job.folder / RUN, with_facts(record, facts))
+    start = RunFile.read(job.folder)
+    facts = _facts(job, trainer, start, network, rank_info)
+    start.with_facts(facts).write(job.folder)
     return facts
 
 
 def _facts(
-    job: RunSpec, trainer: TrainerSettings, record: Mapping[str, Any], network: Network, rank_info: RankInfo
+    job: RunSpec, trainer: TrainerSettings, start: RunFile, network: Network, rank_info: RankInfo
 ) -> dict[str, Any]:
     """Return the facts by name; FACTS in tfm_blocks/metric_schema.py describes each."""
-    commands = record.get("commands") or [""]
+    commands = start.commands or ("",)
     return {
-        "model": text_at(mapping_at(record, "choices"), "model"),
+        "model": start.choices.get("model", ""),
         "parameters": sum(one.numel() for one in network.parameters()),
         "parameters_asked": job.asked_parameters,
         "parameters_by_node": parameters_by_node(network),

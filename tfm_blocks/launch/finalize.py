@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,10 @@ from tfm_blocks.runs.folder import (
     TRANSLATIONS,
     step_files,
 )
-from tfm_blocks.runs.losses import write_losses
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
-from tfm_blocks.runs.status import Status, write_status
-from tfm_blocks.runs.translations import TranslatedLine, hash_rows, write_translations
+from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
+from tfm_blocks.runs.status import ScoredSet, Status
 from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news
@@ -56,7 +54,7 @@ def finish(
     split, corpus = module.prepared.last_scored
     corpus_metrics = metrics(module.settings.trainer.bleu, tokenised=False)
     references = corpus.text[TARGET]
-    translations = score(module.outputs, references, corpus_metrics) if module.outputs else []
+    translations = score(module.outputs, references, corpus_metrics) if module.outputs else ()
     status = Status(
         "done",
         f"stopped early: {stopped}" if stopped else "",
@@ -65,8 +63,8 @@ def finish(
         scores=module.latest,
         scored_on=split,
         exact_match_by_group=_by_group(module.latest, split, corpus.groups),
-        translation=[asdict(one) for one in translations],
-        test_set={"rows": len(corpus), "sha256": hash_rows(corpus.rows(slice(None)), sorted(corpus.columns))},
+        translation=tuple(translations),
+        test_set=ScoredSet(len(corpus), hash_rows(corpus.rows(slice(None)), sorted(corpus.columns))),
         **_size(module.network.spec),
         **vars(summarise(read_rows(job.folder / METRICS))),
     )
@@ -74,7 +72,7 @@ def finish(
     if module.outputs:
         write_translations(job.folder, [TranslatedLine(*one) for one in module.scorer.samples])
     write_losses(job.folder, module.row_losses)
-    write_status(job.folder, status)
+    status.write(job.folder)
     for logger in loggers:
         logger.log_weights(job.folder)
     for line in _summary(job, status):
@@ -106,7 +104,7 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
         groups = status.exact_match_by_group.items()
         yield "exact: " + ", ".join(f"{group} {fraction:.1%}" for group, fraction in groups)
     for metric in status.translation:
-        yield f"{metric['name']}: {metric['value']:.2f} ± {metric['interval']:.2f}   {metric['signature']}"
+        yield f"{metric.name}: {metric.value:.2f} ± {metric.interval:.2f}   {metric.signature}"
     plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])
     files = [METRICS, STATUS, *([TRANSLATIONS] if status.translation else []), LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"

@@ -6,10 +6,10 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import yaml
@@ -32,20 +32,12 @@ from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import count_parameters, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.checkpoints import newest_intact
-from tfm_blocks.runs.folder import (
-    CHECKPOINTS,
-    CONFIG,
-    METRICS,
-    RUN,
-    TOKENIZER,
-    claim_folder,
-    settle,
-    step_of,
-    write_json,
-)
+from tfm_blocks.runs.files import write_bytes
+from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, TOKENIZER, claim_folder, step_of
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
-from tfm_blocks.runs.status import Status, read_status_or_empty, write_end, write_status
+from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.status import Status
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import plan_corpus
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError
@@ -118,10 +110,9 @@ def _begin(
     job = RunSpec.from_json(rendezvous.decide("job", claim))
     with _lock(rendezvous, job.folder), _record_end(rendezvous, job):
         if rendezvous.rank_info.rank == 0:
-            choices = dict(run.composed.choices)
-            record = {"commands": [shlex.join(typed)], "launch": rendezvous.rank_info.launch, "choices": choices}
-            planned_corpus = plan_corpus(network.spec, prepared, settings.data)
-            start_folder(job, prepared, record | {"text": fingerprint(settings.seed, prepared, planned_corpus)})
+            text = fingerprint(settings.seed, prepared, plan_corpus(network.spec, prepared, settings.data))
+            origin = (shlex.join(typed),), rendezvous.rank_info.launch, dict(run.composed.choices)
+            start_folder(job, prepared, RunFile(job.asked_vocab, job.wandb_id, *origin, text))
         _run(rendezvous, job, run, prepared, callbacks)
     return job.folder
 
@@ -168,7 +159,7 @@ def _resume(
     settings, config = run.settings, run.composed.mapping
     with _lock(rendezvous, saved.folder):
         with with_locations(run.composed):
-            prepared = rendezvous.prepare(settings.data, saved.asked_vocab)
+            prepared = rendezvous.prepare(settings.data, saved.start.vocab)
 
         def build_spec() -> Json:
             newest = newest_intact(saved.folder / CHECKPOINTS)
@@ -176,7 +167,7 @@ def _resume(
             saved.expect_resumable(settings, step)
             path = saved.folder / CHECKPOINTS / newest.file if newest else None
             command = resume_command(typed, saved.folder, settings)
-            fields = saved.asked_vocab, command, saved.wandb_id, path, until, saved.asked_parameters
+            fields = saved.start.vocab, command, saved.start.wandb_id, path, until, saved.asked_parameters
             network = network_without_values(run.spec)
             planned_corpus = plan_corpus(network.spec, prepared, settings.data)
             expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
@@ -232,12 +223,12 @@ def _record_end(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
 
     The state done is not replaced, and a stop signal that arrives after it, while the loggers close, is ignored.
     """
-    before = read_status_or_empty(job.folder)  # a resumed run may have been done before, with fewer steps
+    before = Status.read_or_empty(job.folder)  # a resumed run may have been done before, with fewer steps
     try:
         yield
     except BaseException as error:
         on_all_ranks = isinstance(error, PreemptedError)
-        if (status := read_status_or_empty(job.folder)) != before and status.state == "done":
+        if (status := Status.read_or_empty(job.folder)) != before and status.state == "done":
             if on_all_ranks or isinstance(error, StoppedError):
                 return
             raise
@@ -257,7 +248,7 @@ def _record_end(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
 
 def _write_end(job: RunSpec, error: BaseException) -> None:
     with suppress(OSError):  # the disk may not be writable
-        write_end(job.folder, Status(_state(error), _reason(error), job.command))
+        Status(_state(error), _reason(error), job.command).write_end(job.folder)
     if not isinstance(error, (PreemptedError, DivergedError)):
         print(f"resume: {job.command}", file=sys.stderr)
 
@@ -279,31 +270,29 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
-def start_folder(job: RunSpec, prepared: Prepared, record: Mapping[str, Any]) -> None:
-    """Write the files of a run folder that are known before the first step; `record` goes to run.json."""
+def start_folder(job: RunSpec, prepared: Prepared, start: RunFile) -> None:
+    """Write the files of a run folder that are known before the first step."""
     write_config(job)
     write_model(job.folder, job.config["model"], job.config["plugins"], prepared.train.columns)
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
-    write_json(job.folder / RUN, {"vocab": job.asked_vocab, "wandb_id": job.wandb_id, **record})
-    write_status(job.folder, Status("running", resume=job.command))
+    start.write(job.folder)
+    Status("running", resume=job.command).write(job.folder)
 
 
 def write_config(job: RunSpec) -> None:
     """Replace config.yaml atomically."""
-    part = job.folder / f"{CONFIG}.part"
-    part.write_text(yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True), "utf-8")
-    settle(part, job.folder / CONFIG)
+    text = yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True)
+    write_bytes(job.folder / CONFIG, text.encode("utf-8"))
 
 
 def _update_folder(job: RunSpec, saved: SavedRun, typed: Sequence[str]) -> None:
     """Update the folder of a resumed run, and delete its logs if it has no checkpoint and restarts from step 0."""
     write_config(job)
-    record = saved.record | {"commands": [*saved.record.get("commands", []), shlex.join(typed)]}
-    if job.prolonged and job.checkpoint:
-        record["prolonged"] = step_of(job.checkpoint)
-    write_json(job.folder / RUN, record)
+    prolonged = step_of(job.checkpoint) if job.prolonged and job.checkpoint else saved.start.prolonged
+    commands = (*saved.start.commands, shlex.join(typed))
+    replace(saved.start, commands=commands, prolonged=prolonged).write(job.folder)
     if job.checkpoint is None:
         for log in (METRICS, SKIPPED):
             (job.folder / log).unlink(missing_ok=True)
-    write_status(job.folder, Status("running", resume=job.command))
+    Status("running", resume=job.command).write(job.folder)

@@ -14,13 +14,13 @@ from tfm_blocks.distributed.consistency import Fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.product_timings import PRECISIONS
 from tfm_blocks.runs.config import read_config
-from tfm_blocks.runs.facts import changes_of, first_facts, newest_facts
-from tfm_blocks.runs.files import damaged, read_json
+from tfm_blocks.runs.files import damaged
 from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, expect_folder
 from tfm_blocks.runs.formats import upgrade_model
 from tfm_blocks.runs.metrics import read_metric_names
-from tfm_blocks.runs.status import read_status
-from tfm_blocks.runs.values import count_at, list_at, mapping_at, text_at, texts_at
+from tfm_blocks.runs.model import ModelFile
+from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.status import Status
 from tfm_blocks.training.schedule import LinearSettings
 from tfm_blocks.training.settings import RunSettings, read_run
 
@@ -34,7 +34,7 @@ class SavedRun:
     folder: Path
     config: dict[str, Any]
     text: str
-    record: dict[str, Any]
+    start: RunFile
     state: str
     reason: str
 
@@ -45,28 +45,18 @@ class SavedRun:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> SavedRun:
         """Return the run whose `to_json` gave these fields."""
-        return cls(**{**fields, "folder": Path(fields["folder"])})
-
-    @property
-    def asked_vocab(self) -> int:
-        """Return the requested size of the vocabulary. config.yaml has the size of the tokenizer."""
-        return int(self.record["vocab"])
-
-    @property
-    def wandb_id(self) -> str:
-        """Return the ID of the run in Weights & Biases."""
-        return str(self.record["wandb_id"])
+        return cls(**{**fields, "folder": Path(fields["folder"]), "start": RunFile(**fields["start"])})
 
     @property
     def asked_parameters(self) -> int | None:
         """Return the number of parameters with `asked_vocab`; None if an older version began the run."""
-        count = first_facts(self.record).get("parameters_asked")
+        count = self.start.facts.get("parameters_asked")
         return count if isinstance(count, int) else None
 
     @property
     def timings(self) -> dict[str, float]:
         """Return the milliseconds that `trainer.precision=auto` measured; empty if the run measured none."""
-        precision = newest_facts(first_facts(self.record), changes_of(self.record)).get("precision")
+        precision = self.start.newest_facts.get("precision")
         timings = precision.get("milliseconds") if isinstance(precision, dict) else None
         valid = isinstance(timings, dict) and all(isinstance(timings.get(name), float) for name in PRECISIONS)
         return timings if isinstance(timings, dict) and valid else {}
@@ -82,7 +72,7 @@ class SavedRun:
         It does if it was scored, if its callbacks changed, or if an earlier resume began with it after this step.
         """
         changed = settings.callbacks != read_run(self.config).callbacks
-        return self.stopped_early or changed or self.record.get("prolonged") == step
+        return self.stopped_early or changed or self.start.prolonged == step
 
     def _is_longer(self, settings: RunSettings) -> bool:
         before = read_run(self.config)
@@ -109,16 +99,17 @@ class SavedRun:
 def read_saved_run(run: Path) -> SavedRun:
     """Read the folder of a run. Raises RunError if it is damaged or not the folder of a training run."""
     expect_folder(run)
-    record, status = _read_record(run), read_status(run)
+    start, status, saved_model = RunFile.read(run), Status.read(run), ModelFile.read(run)
+    if not (start.vocab and start.text and start.wandb_id):
+        raise damaged(run / RUN, "it must have vocab, wandb_id and text")
     text, config = _read_trained_config(run)
-    saved_model = read_json(run / MODEL)
-    config["model"] = upgrade_model({**saved_model, "model": config["model"]})
-    if _with_text_keys(config["model"]) != upgrade_model(saved_model):
+    config["model"] = upgrade_model(config["model"], saved_model.format)
+    if _with_text_keys(config["model"]) != saved_model.upgraded:
         rule = f"has another model than {MODEL}, which the weights belong to"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
     if (run / METRICS).exists():
         read_metric_names(run / METRICS)
-    return SavedRun(run, config, text, record, status.state, status.reason)
+    return SavedRun(run, config, text, start, status.state, status.reason)
 
 
 def _with_text_keys(value: Any) -> Any:
@@ -139,18 +130,10 @@ def find_restarted_run(root: Path, name: str, rank_info: RankInfo, command: str)
     folders = {int(match[1] or 1): path for path in root.glob(f"{name}*") if (match := number.fullmatch(path.name))}
     for _, folder in sorted(folders.items(), reverse=True):
         with suppress(RunError):
-            record = read_json(folder / RUN)
-            if record.get("launch") == rank_info.launch and list_at(record, "commands")[:1] == [command]:
+            start = RunFile.read(folder)
+            if start.launch == rank_info.launch and start.commands[:1] == (command,):
                 return read_saved_run(folder)
     return None
-
-
-def _read_record(run: Path) -> dict[str, Any]:
-    record = read_json(run / RUN)
-    typed = count_at(record, "vocab") and mapping_at(record, "text") and text_at(record, "wandb_id")
-    if not typed or list(texts_at(record, "commands")) != record.get("commands", []):
-        raise damaged(run / RUN, "it must have vocab, wandb_id, text, and texts as commands")
-    return record
 
 
 def _read_trained_config(run: Path) -> tuple[str, dict[str, Any]]:
@@ -167,6 +150,6 @@ def _read_trained_config(run: Path) -> tuple[str, dict[str, Any]]:
 def expect_same_text(saved: SavedRun, current: Fingerprint) -> None:
     """Raise RunError if the vocabulary or the training text changed since the run began."""
     for name in ("vocabulary", "training text"):
-        if saved.record["text"].get(name) != current[name]:
+        if saved.start.text.get(name) != current[name]:
             rule = f"the {name} changed since the run began: {shown(saved.config.get('data', {}).get('dir'))}"
             raise RunError(Problem("data", rule, help="restore the text, or start a new run"))

@@ -43,7 +43,7 @@ def verify_resume(run: CheckedRun) -> int:
         with _stopped(parted, until // 2):
             train(short, parted.parent, until=until // 2)
         saved = read_saved_run(parted)
-        chosen = saved.record["facts"]["precision"]["name"]  # a second measurement of `auto` could choose the other
+        chosen = saved.start.facts["precision"]["name"]  # a second measurement of `auto` could choose the other
         with _stopped(whole, until):
             train(_with_values(short, {"trainer.precision": chosen}), whole.parent, until=until)
         with _stopped(parted, until):

@@ -15,7 +15,7 @@ from tfm_blocks.errors import TfmError
 from tfm_blocks.report.attention_page import COLOURS, png
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.record import RunRecord
-from tfm_blocks.runs.translations import TranslatedLine
+from tfm_blocks.runs.row_results import TranslatedLine
 from tfm_blocks.translation.sentence_attention import attention_of
 from tfm_blocks.translation.tasks import Text
 from tfm_blocks.translation.translator import Translator

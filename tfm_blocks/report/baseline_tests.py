@@ -11,8 +11,7 @@ from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.run_statistics import run_statistics
 from tfm_blocks.runs.record import RunRecord
-from tfm_blocks.scoring.line_statistics import Statistics
-from tfm_blocks.scoring.measures import MEASURES
+from tfm_blocks.scoring.measures import MEASURES, Statistics
 from tfm_blocks.scoring.paired_test import (
     System,
     interval_over_sentences,

@@ -1,41 +1,129 @@
-"""`tfm blocks`: the registry on the terminal."""
+"""The registry for readers: the page docs/blocks.md, and `tfm blocks` on the terminal."""
 
 from __future__ import annotations
 
-from rich.table import Table
+from collections.abc import Iterable, Iterator
 
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.report.block_facts import default_of, description, example, facts, type_of
-from tfm_blocks.report.screen import screen
-from tfm_blocks.report.table import Cell, Sheet, print_sheet
+from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
+from tfm_blocks.report.block_facts import default_of, description, example, facts, fields, type_of
+from tfm_blocks.report.screen import print_table, screen
+from tfm_blocks.report.table import Table, markdown, texts
+
+PAGE = """\
+# The blocks
+
+This page lists every block that a model file can name, by category. `tfm blocks --markdown` makes it from the registry.
+`tfm blocks NAME` prints one block. [language.md](language.md#inputs-and-axes) explains the axes.
+
+Attention, recurrences, convolutions and feed-forward networks are branches: [add & norm](language.md#add--norm)
+surrounds them. A value of a category, such as `norm`, stands in an argument of another block or in `args`.
+In examples, `node` is a name of yours, and `args` below `model` give the width, the heads and the vocabulary."""
+TITLES = {
+    "attention": "Attention",
+    "sequence": "Recurrences and convolutions",
+    "position-wise": "Feed-forward networks and experts",
+    "node": "Embeddings, maps and other nodes",
+    "alias": "Aliases, for models that were written with these names",
+}
+ARGUMENT = ("argument", "type", "default")
+FEWEST = 3  # equal arguments for which a reference replaces the rows
+
+
+def blocks_page(blocks: Iterable[BlockInfo]) -> str:
+    """Return the page: a table of all blocks, then the blocks of each section."""
+    found = sorted(blocks, key=lambda info: info.name)
+    names = [*TITLES, *sorted({info.category for info in found if info.category})]
+    names.append(names.pop(names.index("alias")))
+    sections = {name: [info for info in found if _section(info) == name] for name in names}
+    parts = [PAGE, _overview(sections)]
+    for name, members in sections.items():
+        parts += [f"## {_title(name)}", *map(_entry, members)] if members else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(info: BlockInfo) -> str:
+    if info.alias_of:
+        return "alias"
+    if info.category:
+        return info.category
+    if not info.branch:
+        return "node"
+    return "attention" if hasattr(info.cls, "weights") else "sequence" if info.sees else "position-wise"
+
+
+def _title(name: str) -> str:
+    return TITLES.get(name, f"Category {name}")
+
+
+def _overview(sections: dict[str, list[BlockInfo]]) -> str:
+    rows = [
+        [_title(name), f"[{info.name}](#{info.name})", fields(info).get("Also known as", "").rstrip(".")]
+        for name, members in sections.items()
+        for info in members
+    ]
+    return markdown(Table("", texts("category", "block", "also known as"), rows))
+
+
+def _entry(info: BlockInfo) -> str:
+    base = _base(info)
+    rules = [f"- rule: {rule}: {text}" for rule, text in info.where.items() if not base or rule not in base.where]
+    lines = [*(f"- {label}: {text}" for label, text in facts(info)), *rules]
+    parts = [
+        f"### {info.name}",
+        f"`{info.signature.text}`",
+        description(info),
+        f"    {example(info)}",
+        "\n".join(lines),
+    ]
+    return "\n\n".join(part for part in (*parts, *_arguments(info, base)) if part)
+
+
+def _base(info: BlockInfo) -> BlockInfo | None:
+    """Return a registered base class, or the first block of the module, with at least FEWEST equal arguments."""
+    blocks = {one.cls: one for one in REGISTRY.blocks.values() if not one.alias_of}
+    if info.alias_of:
+        return REGISTRY.blocks[info.alias_of]
+    bases = [blocks[cls] for cls in info.cls.__mro__[1:] if cls in blocks]
+    first = next(one for one in blocks.values() if one.cls.__module__ == info.cls.__module__)
+    bases += [first] if first is not info else []
+    return next((base for base in bases if len(_shared(info, base)) >= FEWEST), None)
+
+
+def _shared(info: BlockInfo, base: BlockInfo | None) -> list[str]:
+    return [name for name, one in info.arguments.items() if base and base.arguments.get(name) == one]
+
+
+def _arguments(info: BlockInfo, base: BlockInfo | None) -> Iterator[str]:
+    inherited = _shared(info, base)
+    if base:
+        names = ", ".join(f"`{name}`" for name in inherited)
+        yield f"It has these arguments of [{base.name}](#{base.name}): {names}."
+    rows = _argument_rows(one for one in info.arguments.values() if one.name not in inherited)
+    if rows:
+        yield markdown(Table("", texts(*ARGUMENT), rows))
+
+
+def _argument_rows(arguments: Iterable[Argument]) -> list[list[str]]:
+    return [[one.name, type_of(one), default_of(one)] for one in arguments]
 
 
 def show_blocks() -> None:
     """Print one line for each block."""
-    table = Table("block", "signature", "source", box=None)
-    for name in sorted(REGISTRY.blocks):
-        info = REGISTRY.blocks[name]
-        table.add_row(name, info.signature.text, info.source)
-    screen().print(table)
+    rows = [[name, info.signature.text, info.source] for name, info in sorted(REGISTRY.blocks.items())]
+    print_table(Table("", texts("block", "signature", "source"), rows))
 
 
 def show_block(name: str) -> None:
     """Print the declaration of one block. Raises ConfigError for an unknown name."""
     info = REGISTRY.blocks.get(name)
     if info is None:
-        raise ConfigError(
-            Problem("block", f"no block is called {name!r}", help=REGISTRY.suggest(name, REGISTRY.blocks))
-        )
+        help = REGISTRY.suggest(name, REGISTRY.blocks)
+        raise ConfigError(Problem("block", f"no block is called {name!r}", help=help))
     console = screen()
-    console.print(f"{name}   {info.signature.text}\n")
-    console.print(description(info))
-    console.print()
+    console.print(f"{name}   {info.signature.text}\n\n{description(info)}\n")
     console.print(f"example: {example(info)}", soft_wrap=True)
-    for label, text in facts(info):
+    for label, text in (*facts(info), *(("rule", f"{rule}: {sentence}") for rule, sentence in info.where.items())):
         console.print(f"{label}: {text}")
-    for rule, sentence in info.where.items():
-        console.print(f"rule: {rule}: {sentence}")
-    rows = [[Cell(one.name), Cell(type_of(one)), Cell(default_of(one))] for one in info.arguments.values()]
-    if rows:
-        print_sheet(console, Sheet("", ["argument", "type", "default"], rows, 3))
+    if info.arguments:
+        print_table(Table("", texts(*ARGUMENT), _argument_rows(info.arguments.values())))

@@ -12,7 +12,7 @@ from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
 from tfm_blocks.report.screen import clock
-from tfm_blocks.report.table import Cell, Sheet
+from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
 from tfm_blocks.runs.record import Measured, RunRecord
 
 if TYPE_CHECKING:
@@ -21,50 +21,63 @@ if TYPE_CHECKING:
 SCORES = {score.name: score for score in FINAL_SCORES}
 WITH_INTERVAL = [score.name for score in FINAL_SCORES if score.kind != "token"]
 WITHOUT_INTERVAL = [score.name for score in FINAL_SCORES if score.kind == "token"]
+SCORE, P_VALUE = "{:.2f}", "{:.4f}"  # forms
 
 
-def sheets_of(comparison: Comparison) -> list[Sheet]:
+def tables_of(comparison: Comparison) -> list[Table]:
     """Return the tables of a comparison: runs, scores, means over seeds, baseline tests, other differences."""
-    found = [runs_sheet(comparison)]
+    tables = [runs_table(comparison)]
     if any(run.scored_on for run in comparison.runs):
-        found.append(scores_sheet(comparison))
+        tables.append(scores_table(comparison))
     if any(len(group.counted) > 1 for group in comparison.groups):
-        found.append(seeds_sheet(comparison))
+        tables.append(seeds_table(comparison))
     if comparison.baseline:
-        found.append(against_sheet(comparison, comparison.baseline))
-    return found + [factor_sheet(factor) for factor in comparison.factors if factor.others]
+        tables.append(against_table(comparison, comparison.baseline))
+    return tables + [factor_table(factor) for factor in comparison.factors if factor.others]
 
 
-def runs_sheet(comparison: Comparison) -> Sheet:
+def runs_table(comparison: Comparison) -> Table:
     """Return a row for each run: its settings, its size and cost, and its best validations."""
-    seeds = len({run.settings.get(SEED) for run in comparison.runs if run.settings}) > 1
+    seeds = [SEED] if len({run.settings.get(SEED) for run in comparison.runs if run.settings}) > 1 else []
     best = [key.name for key in METRIC_KEYS if key.best and any(key.name in run.best for run in comparison.runs)]
-    words = ["run", "state", *([SEED] if seeds else []), *(factor.key for factor in comparison.factors)]
-    rows = []
-    for run in _runs(comparison):
-        settings = [_text(Group("", [run]).setting(factor)) for factor in comparison.factors]
-        seed = [_text(show_setting(run.settings[SEED]) if SEED in run.settings else "")] if seeds else []
-        rows.append(
-            [_text(run.name), _text(run.state), *seed, *settings, *_sizes(run), *(_best(run, name) for name in best)]
-        )
-    numbers = ["parameters", "multiply-adds", "tokens/s", "time", *(f"best {name}" for name in best)]
-    return Sheet("runs", [*words, *numbers], rows, len(words))
+    columns = [
+        *texts("run", "state", *seeds, *(factor.key for factor in comparison.factors)),
+        Column("parameters", COUNT),
+        Column("multiply-adds", COUNT),
+        Column("tokens/s", find_key(SPEED).form),
+        Column("time", COUNT),
+        *(Column(f"best {name}", "{:.4g}") for name in best),
+    ]
+    rows = [
+        [
+            run.name,
+            run.state,
+            *(show_setting(run.settings[key]) if key in run.settings else "" for key in seeds),
+            *(Group("", [run]).setting(factor) for factor in comparison.factors),
+            *(run.numbers.get(name) for name in ("parameters", "multiply_adds", "tokens_per_second")),
+            _time(run.numbers.get("seconds")),
+            *(_best(run, name) for name in best),
+        ]
+        for run in _runs(comparison)
+    ]
+    return Table("runs", columns, rows)
 
 
-def scores_sheet(comparison: Comparison) -> Sheet:
+def scores_table(comparison: Comparison) -> Table:
     """Return a row for each run whose final model was scored, with 95 % intervals."""
     scores = _scores(comparison)
     rows = [
         [
-            _text(run.name),
-            _text(run.scored_on),
+            run.name,
+            run.scored_on,
             *(_score(run.scores.get(name)) for name in scores),
-            *(_number(run.values.get(name), "{:.4g}") for name in WITHOUT_INTERVAL),
+            *(run.values.get(name) for name in WITHOUT_INTERVAL),
         ]
         for run in _runs(comparison)
         if run.scored_on
     ]
-    return Sheet("scores and their 95 % intervals", ["run", "scored on", *scores, *WITHOUT_INTERVAL], rows, 2)
+    numbers = [*(Column(name, SCORE) for name in scores), *(Column(name, "{:.4g}") for name in WITHOUT_INTERVAL)]
+    return Table("scores and their 95 % intervals", [*texts("run", "scored on"), *numbers], rows)
 
 
 def _runs(comparison: Comparison) -> Iterator[RunRecord]:
@@ -76,19 +89,24 @@ def _scores(comparison: Comparison) -> list[str]:
     return [name for name in WITH_INTERVAL if any(name in run.scores for run in comparison.runs)]
 
 
-def seeds_sheet(comparison: Comparison) -> Sheet:
+def seeds_table(comparison: Comparison) -> Table:
     """Return a row for each group: means and standard deviations over its counted runs."""
     scores = [SCORES[name] for name in (*_scores(comparison), *WITHOUT_INTERVAL) if SCORES[name].mean]
-    columns = ["model", "seeds", f"best {OBJECTIVE}", *(score.name for score in scores)]
+    loss = find_key(OBJECTIVE).form
+    columns = [
+        *texts("model"),
+        Column("seeds", COUNT),
+        Column(f"best {OBJECTIVE}", loss, "lower"),
+        *(Column(score.name, score.mean, score.better) for score in scores),
+    ]
     rows = []
     for group in comparison.groups:
         best = [run.best[OBJECTIVE].value for run in group.counted if OBJECTIVE in run.best]
-        spread = [_spread(best, find_key(OBJECTIVE).form)]
-        spread += [_spread(_over_seeds(group, score), score.mean) for score in scores]
+        means = [_spread(best, loss), *(_spread(_over_seeds(group, score), score.mean) for score in scores)]
         done = sum(bool(run.scored_on) for run in group.counted)
         count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
-        rows.append([_text(group.label), Cell(count, done), *spread])
-    return Sheet("over seeds: mean ± standard deviation", columns, rows, 1)
+        rows.append([group.label, Cell(count, done), *means])
+    return Table("over seeds: mean ± standard deviation", columns, rows)
 
 
 def _over_seeds(group: Group, score: FinalScore) -> list[float]:
@@ -98,82 +116,67 @@ def _over_seeds(group: Group, score: FinalScore) -> list[float]:
     return group.over_seeds(score.name)
 
 
-def against_sheet(comparison: Comparison, baseline: Group) -> Sheet:
+def against_table(comparison: Comparison, baseline: Group) -> Table:
     """Return a row for each score of each other group."""
     tests = [f"{what}, {over}" for over in ("sentences", "seeds") for what in ("95 %", "p", "corrected")]
-    rows = [_against(one) for one in comparison.against]
-    return Sheet(f"against {baseline.label}", ["model", "score", "difference", *tests], rows, 2, keys=2)
+    columns = [*texts("model", "score"), *(Column(heading, P_VALUE) for heading in ("difference", *tests))]
+    rows = [_against(one, SCORES[one.score].difference) for one in comparison.against]
+    return Table(f"against {baseline.label}", columns, rows, keys=2)
 
 
-def _against(one: Against) -> list[Cell]:
-    form = SCORES[one.score].difference
+def _against(one: Against, form: str) -> list[Value]:
     return [
-        _text(one.group.label),
-        _text(one.score),
-        _number(one.difference, form),
-        _interval(one.sentences_interval, form),
-        *(_number(p, "{:.4f}") for p in (one.sentences, one.sentences_corrected)),
-        _interval(one.seeds_interval, form),
-        *(_number(p, "{:.4f}") for p in (one.seeds, one.seeds_corrected)),
+        one.group.label,
+        one.score,
+        Cell(form.format(one.difference), one.difference),
+        interval(one.sentences_interval, form),
+        one.sentences,
+        one.sentences_corrected,
+        interval(one.seeds_interval, form),
+        one.seeds,
+        one.seeds_corrected,
     ]
 
 
-def _interval(ends: tuple[float, float] | None, form: str) -> Cell:
-    return Cell("") if ends is None else Cell(f"[{form.format(ends[0])}, {form.format(ends[1])}]", ends[0])
+def interval(ends: tuple[float, float] | None, form: str) -> Cell | None:
+    """Return a cell with both ends of an interval."""
+    return Cell(f"[{form.format(ends[0])}, {form.format(ends[1])}]", ends[0]) if ends else None
 
 
-def factor_sheet(factor: Factor) -> Sheet:
+def factor_table(factor: Factor) -> Table:
     """Return the settings that vary with a factor; each row lists what distinguishes its value from most values."""
     counts = [Counter(column) for column in zip(*factor.values.values(), strict=True)]
     rows = []
     for value, row in factor.values.items():
-        rare = [
-            f"{key} {one}"
-            for key, one, count in zip(factor.others, row, counts, strict=True)
-            if 2 * count[one] <= count.total()
-        ]
-        rows.append([_text(value), _text(", ".join(rare))])
-    return Sheet(f"what else differs by {factor.key}", [factor.key, "unlike most"], rows, 2)
+        settings = zip(factor.others, row, counts, strict=True)
+        rare = [f"{key} {setting}" for key, setting, count in settings if 2 * count[setting] <= count.total()]
+        rows.append([value, ", ".join(rare)])
+    return Table(f"what else differs by {factor.key}", texts(factor.key, "unlike most"), rows)
 
 
-def show_seconds(seconds: float) -> str:
+def _time(seconds: float | None) -> Cell | None:
     """Return a duration as `1:02:03`, or as `4.2 s` below a minute."""
-    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
+    if seconds is None:
+        return None
+    return Cell(f"{seconds:.1f} s" if seconds < 60 else clock(seconds), seconds)
 
 
-def _sizes(run: RunRecord) -> list[Cell]:
-    parameters, cost, speed = (run.numbers.get(name) for name in ("parameters", "multiply_adds", "tokens_per_second"))
-    seconds = run.numbers.get("seconds")
-    time = Cell(show_seconds(seconds), seconds) if seconds is not None else Cell("")
-    return [_number(parameters, "{:,.0f}"), _number(cost, "{:,.0f}"), _number(speed, find_key(SPEED).form), time]
-
-
-def _best(run: RunRecord, name: str) -> Cell:
+def _best(run: RunRecord, name: str) -> Cell | None:
     best = run.best.get(name)
-    return Cell(f"{best.value:.4g} @ {best.step:,}", best.value) if best else Cell("")
+    return Cell(f"{best.value:.4g} @ {best.step:,}", best.value) if best else None
 
 
-def _score(score: Measured | None) -> Cell:
+def _score(score: Measured | None) -> Value:
     """Format a score: `± x` if its interval is symmetric, as for BLEU; both ends for a fraction."""
-    if score is None:
-        return Cell("")
-    if math.isnan(score.low):
-        return _number(score.value, "{:.2f}")
+    if score is None or math.isnan(score.low):
+        return score.value if score else None
     if score.signature:
         return Cell(f"{score.value:.2f} ± {score.value - score.low:.2f}", score.value)
     return Cell(f"{score.value:.2f} ({score.low:.1f}–{score.high:.1f})", score.value)
 
 
-def _spread(values: Sequence[float], form: str) -> Cell:
+def _spread(values: Sequence[float], form: str) -> Cell | None:
     if not values:
-        return Cell("")
+        return None
     spread = f" ± {form.format(stdev(values))}" if len(values) > 1 else ""
     return Cell(form.format(fmean(values)) + spread, fmean(values))
-
-
-def _text(text: str) -> Cell:
-    return Cell(text)
-
-
-def _number(value: float | None, form: str) -> Cell:
-    return Cell("") if value is None else Cell(form.format(value), value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfm_blocks.language.spec import Node
 from tfm_blocks.layers.decay import CHUNK
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.report.table import Cell, Sheet
+from tfm_blocks.report.table import Table, texts
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,15 @@ def complexity(node: Node) -> Complexity | None:
     return COMPLEXITY.get(info.alias_of or info.name) if len(sequences) == 1 else None
 
 
-def complexity_sheet(nodes: Iterable[Node]) -> Sheet | None:
-    """Return a row for each of the nodes whose complexity is known; None if there are no such nodes."""
-    columns = ["node", "block", "multiply-adds a layer", "sequential", "longest path"]
+def complexity_table(nodes: Iterable[Node]) -> Table:
+    """Return a row for each of the nodes whose complexity is known."""
+    columns = texts("node", "block", "multiply-adds a layer", "sequential", "longest path")
     known = [(node, found) for node in nodes if (found := complexity(node))]
     rows = [
-        [
-            Cell(text)
-            for text in (node.address, node.block or "", *map(shortened, (one.layer, one.sequential, one.path)))
-        ]
-        for node, one in known
+        [node.address, node.block or "", *map(shortened, (cost.layer, cost.sequential, cost.path))]
+        for node, cost in known
     ]
-    return Sheet("of n positions, each of width d", columns, rows, 5) if rows else None
+    return Table("of n positions, each of width d", columns, rows)
 
 
 def shortened(formula: str) -> str:

@@ -15,8 +15,8 @@ from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import LENGTH, axis_lengths, decoding_state, multiply_adds
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.report.screen import screen
-from tfm_blocks.report.table import Cell, Sheet, print_sheet
+from tfm_blocks.report.screen import print_table, screen
+from tfm_blocks.report.table import Table, texts
 from tfm_blocks.runs.matching import WeightMatch, match_weights
 from tfm_blocks.runs.model import weights_of
 
@@ -77,7 +77,7 @@ def show_model_difference(difference: ModelDifference, a: Spec, b: Spec) -> None
     if not difference.changes:
         console.print(f"{' and '.join(difference.names)} are the same model")
         return
-    print_sheet(console, changes_sheet(difference))
+    print_table(changes_table(difference))
     for name, (before, after) in difference.costs.items():
         console.print(_cost_line(name, before, after))
     console.print(f"per row with {_lengths_text(*difference.lengths)}")
@@ -85,17 +85,17 @@ def show_model_difference(difference: ModelDifference, a: Spec, b: Spec) -> None
         console.print(line, soft_wrap=True)
 
 
-def changes_sheet(difference: ModelDifference) -> Sheet:
+def changes_table(difference: ModelDifference) -> Table:
     """Return a row for each change; equal changes of several nodes are one row."""
     rows: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for change in difference.changes:
         apart = change.where if change.kind in ("renamed", "moved") else ""
         rows[(change.kind, change.key, change.before, change.after, apart)].append(change.where)
     cells = [
-        [Cell(f"{kind} {key}".strip()), Cell(", ".join(where)), Cell(before), Cell(after)]
+        [f"{kind} {key}".strip(), ", ".join(where), before, after]
         for (kind, key, before, after, _), where in rows.items()
     ]
-    return Sheet("", ("change", "node", *difference.names), cells, 4, 2)
+    return Table("", texts("change", "node", *difference.names), cells, keys=2)
 
 
 def _cost_line(name: str, before: int, after: int) -> str:

@@ -11,20 +11,22 @@ from bokeh.resources import Resources
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from tfm_blocks.errors import RunError
+from tfm_blocks.errors import RunError, TfmError
 from tfm_blocks.report.assets import asset
 from tfm_blocks.report.attention_images import pictures_of
 from tfm_blocks.report.compare import TESTS
 from tfm_blocks.report.comparison import Comparison
-from tfm_blocks.report.comparison_tables import sheets_of
+from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.curves import AXES, MOST_POINTS, RunLine, charts_of, line_style
 from tfm_blocks.report.differences import Group
-from tfm_blocks.report.models import models_of
 from tfm_blocks.report.samples import choose_samples, common_test_set
 from tfm_blocks.report.selection import choose_drawn, left_out
+from tfm_blocks.report.show import nodes_table
+from tfm_blocks.report.table import Table
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import CONFIG, METRICS
 from tfm_blocks.runs.metrics import read_rows
+from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.record import RunRecord
 
 LONGEST_CONFIG = 20_000  # characters
@@ -50,7 +52,7 @@ def render_report(
         style=Markup(asset("page.css")),
         comparison=comparison,
         left_out=left_out(comparison.groups, groups),
-        sheets=sheets_of(comparison),
+        tables=tables_of(comparison),
         tests=TESTS if comparison.against else "",
         lines=lines,
         axes=list(AXES),
@@ -59,7 +61,7 @@ def render_report(
         chart_data=_data([chart.item for chart in charts]),
         samples=choose_samples(lines_of_runs),
         pictures=pictures_of(groups, lines_of_runs, sentence, plugins),
-        models=models_of(groups, plugins),
+        models=_models(groups, plugins),
         configs=[(group.label, _config(group.runs[0])) for group in groups],
     )
 
@@ -71,6 +73,22 @@ def _lines(groups: Sequence[Group]) -> list[RunLine]:
             colour, dash = line_style(number, place, len(groups))
             found.append(RunLine(run.name, colour, dash, read_rows(run.folder / METRICS)))
     return found
+
+
+def _models(groups: Sequence[Group], plugins: Sequence[str]) -> list[tuple[str, Table | None, str]]:
+    """Return the names, the table and an error for each model; groups with the same model share a table."""
+    names: dict[str, list[str]] = {}
+    models: dict[str, tuple[Table | None, str]] = {}
+    for group in groups:
+        try:
+            spec = read_spec(group.runs[0].folder, plugins)
+            key = repr(spec.mapping)
+            models.setdefault(key, (nodes_table(spec), ""))
+        except TfmError as error:
+            key = group.label
+            models[key] = None, error.problems[0].rule
+        names.setdefault(key, []).append(group.label)
+    return [("; ".join(names[key]), *model) for key, model in models.items()]
 
 
 def _config(run: RunRecord) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfm_blocks.report.comparison import Comparison
-from tfm_blocks.report.comparison_tables import runs_sheet, scores_sheet
+from tfm_blocks.report.comparison_tables import runs_table, scores_table
 from tfm_blocks.report.differences import Group
-from tfm_blocks.report.runs import entry_record
+from tfm_blocks.report.lists import entry_record
 from tfm_blocks.report.screen import screen
-from tfm_blocks.report.table import Sheet
+from tfm_blocks.report.table import Table
 from tfm_blocks.runs.listing import RunEntry
 from tfm_blocks.runs.record import RunRecord, describe
 
@@ -35,24 +35,24 @@ def _lines(entry: RunEntry, run: RunRecord) -> Iterator[str]:
     yield f"{entry.folder}: {entry.state or 'of no known state'}{reason}, {entry.step:,} steps{score}"
     yield from entry.commands
     alone = Comparison([run], [], [Group(run.name, [run])], None, [], [])
-    yield from _row("measured", runs_sheet(alone))
+    yield from _row("measured", runs_table(alone))
     if run.scored_on:
-        yield from _row(f"scores on {run.scored_on}", scores_sheet(alone))
-    for name, value in run.facts.items():
+        yield from _row(f"scores on {run.scored_on}", scores_table(alone))
+    for name, value in run.start.facts.items():
         if name not in SHOWN_ELSEWHERE and value is not None:
             yield f"{name}: {_text(value)}"
-    for change in run.changes:
+    for change in run.start.changes:
         told = {name: value for name, value in change.items() if name not in SHOWN_ELSEWHERE}
         if told:
             yield f"changed by resume {change.get('resumed', '')}: {_text(told)}"
 
 
-def _row(what: str, sheet: Sheet) -> Iterator[str]:
+def _row(what: str, table: Table) -> Iterator[str]:
     """Yield the numbers of a table of one run, in a line."""
-    pairs = zip(sheet.columns[sheet.words :], sheet.rows[0][sheet.words :], strict=True)
-    told = [f"{column} {cell.text}" for column, cell in pairs if cell.text]
-    if told:
-        yield f"{what}: {', '.join(told)}"
+    pairs = zip(table.columns, table.cells[0], strict=True)
+    numbers = [f"{column.heading} {cell.text}" for column, cell in pairs if column.form and cell.text]
+    if numbers:
+        yield f"{what}: {', '.join(numbers)}"
 
 
 def _text(value: Any) -> str:

@@ -12,10 +12,9 @@ import numpy as np
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.runs.folder import TRANSLATIONS
-from tfm_blocks.runs.losses import read_losses
 from tfm_blocks.runs.record import RunRecord
-from tfm_blocks.runs.translations import read_translations
-from tfm_blocks.scoring.line_statistics import Floats, line_statistics
+from tfm_blocks.runs.row_results import read_losses, read_translations
+from tfm_blocks.scoring.measures import Floats, line_statistics
 
 FORMAT = 1  # version of the cached file; increase it when the statistics change
 FILE = "statistics.npz"

@@ -11,7 +11,7 @@ from typing import Literal
 
 from tfm_blocks.errors import RunError
 from tfm_blocks.runs.record import RunRecord
-from tfm_blocks.runs.translations import TranslatedLine, read_translations
+from tfm_blocks.runs.row_results import TranslatedLine, read_translations
 
 MOST_SAMPLES = 20
 LONGEST = 1000  # characters of a text; the time of a comparison grows with their square

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from tfm_blocks.report.screen import screen
-from tfm_blocks.report.table import Cell, Sheet, print_sheet
-from tfm_blocks.runs.folder import finite_or_null
-from tfm_blocks.scoring.corpus import Score
+from tfm_blocks.report.comparison_tables import P_VALUE, SCORE, interval
+from tfm_blocks.report.screen import print_json, print_table, screen
+from tfm_blocks.report.table import Cell, Column, Table, Value, texts
+from tfm_blocks.runs.status import Score
 from tfm_blocks.scoring.perplexity import Perplexity
 
 TESTS = (
@@ -21,48 +20,43 @@ TESTS = (
 def show_scores(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
     """Print a row for each score of each system, and below the table how they were computed."""
     tested = len(systems) > 1
-    numbers = ["value", "95 %", *(["difference", "95 % of it", "p", "sacreBLEU's p"] if tested else [])]
-    rows = [
-        [Cell(name), Cell(one.name), *_numbers(one)[: len(numbers)]]
-        for name, scores in systems.items()
-        for one in scores
-    ]
+    numbers = [Column("value", SCORE), Column("95 %", SCORE)]
+    if tested:
+        numbers += [Column("difference", "{:+.2f}"), Column("95 % of it", SCORE)]
+        numbers += [Column("p", P_VALUE), Column("sacreBLEU's p", P_VALUE)]
+    rows = [[name, *_row(score)[: 1 + len(numbers)]] for name, scores in systems.items() for score in scores]
     console = screen()
-    title = f"{lines:,} lines" if lines > 1 else "1 line"
-    print_sheet(console, Sheet(title, ["run", "score", *numbers], rows, 2))
+    print_table(Table(f"{lines:,} lines" if lines > 1 else "1 line", [*texts("run", "score"), *numbers], rows))
     if tested:
         console.print(TESTS)
-    for one in next(iter(systems.values())):
-        console.print(f"{one.name}: {one.signature}", soft_wrap=True)
+    for score in next(iter(systems.values())):
+        console.print(f"{score.name}: {score.signature}", soft_wrap=True)
 
 
-def _numbers(one: Score) -> list[Cell]:
-    numbers = [Cell(f"{one.value:.2f}", one.value), Cell(f"± {one.interval:.2f}", one.interval)]
-    if one.difference is None or one.difference_interval is None:
-        return numbers + 4 * [Cell("")]
-    low, high = one.difference_interval
-    numbers += [Cell(f"{one.difference:+.2f}", one.difference), Cell(f"[{low:+.2f}, {high:+.2f}]", low)]
-    return numbers + [Cell("") if p is None else Cell(f"{p:.4f}", p) for p in (one.p, one.p_sacrebleu)]
+def _row(score: Score) -> list[Value]:
+    half = Cell(f"± {score.interval:.2f}", score.interval)
+    difference = interval(score.difference_interval, "{:+.2f}")
+    return [score.name, score.value, half, score.difference, difference, score.p, score.p_sacrebleu]
 
 
 def print_scores_json(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
     """Print the scores and their tests, unrounded."""
-    found = {name: [asdict(one) for one in scores] for name, scores in systems.items()}
-    print(json.dumps(finite_or_null({"lines": lines, "runs": found}), indent=1, ensure_ascii=False))
+    runs = {name: [asdict(score) for score in scores] for name, scores in systems.items()}
+    print_json({"lines": lines, "runs": runs})
 
 
-def show_perplexity(found: Perplexity, run: str, *, as_json: bool) -> None:
+def show_perplexity(perplexity: Perplexity, run: str, *, as_json: bool) -> None:
     """Print the perplexity of a text."""
     values = {
-        "perplexity per token": found.per_token,
-        "perplexity per word": found.per_word,
-        "bits per byte": found.bits_per_byte,
+        "perplexity per token": perplexity.per_token,
+        "perplexity per word": perplexity.per_word,
+        "bits per byte": perplexity.bits_per_byte,
     }
     if as_json:
-        sizes = {"tokens": found.tokens, "words": found.words, "bytes": found.bytes}
-        record = {"run": run, **{name.replace(" ", "_"): one for name, one in values.items()}, **sizes}
-        print(json.dumps(finite_or_null(record), indent=1))
+        sizes = {"tokens": perplexity.tokens, "words": perplexity.words, "bytes": perplexity.bytes}
+        print_json({"run": run, **{name.replace(" ", "_"): value for name, value in values.items()}, **sizes})
         return
     for name, value in values.items():
         print(f"{name}: {value:.4f}")
-    print(f"{found.tokens:,} tokens, {found.words:,} words, {found.bytes:,} bytes, ends of lines included")
+    sizes_text = f"{perplexity.tokens:,} tokens, {perplexity.words:,} words, {perplexity.bytes:,} bytes"
+    print(f"{sizes_text}, ends of lines included")

@@ -1,21 +1,32 @@
-"""The consoles to which commands print."""
+"""Terminal output: text without control characters, JSON, and tables that fit the width.
+
+On a terminal a table fits the width, and numbers are never cut.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rich.console import Console
+import rich.table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from tfm_blocks.errors import printable
+from tfm_blocks.report.table import Table
+from tfm_blocks.runs.files import finite_or_null
 
 UNBOUNDED = 1_000_000  # columns of a pipe or a file, where no line is wrapped
+FOLDED = 12  # letters of a word that stay together in the narrowest column
+NUMBER = re.compile(r"[^\w\s]*\d[\d.,:/e+–%-]*[^\w\s]*")  # a number with signs and brackets around it
 
 
 class Screen(Console):
@@ -23,17 +34,6 @@ class Screen(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*(printable(one) if isinstance(one, str) else one for one in objects), **options)
-
-
-def print_json(value: object) -> None:
-    """Print JSON with all letters as they are, and control and format characters as `\\u202e`."""
-    text = json.dumps(value, indent=1, ensure_ascii=False)
-    print("".join(one if printable(one) == one else _json_escape(one) for one in text))
-
-
-def _json_escape(letter: str) -> str:
-    units = letter.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))
 
 
 def screen() -> Console:
@@ -46,6 +46,22 @@ def screen() -> Console:
     if console.is_terminal or (columns.isdigit() and int(columns)):
         return console  # rich reads COLUMNS
     return plain(width=UNBOUNDED)
+
+
+def print_line(text: str) -> None:
+    """Print a text that the terminal may wrap, at once."""
+    print(printable(text), flush=True)
+
+
+def print_json(value: object) -> None:
+    """Print JSON with all letters as they are, and control and format characters as `\\u202e`."""
+    text = json.dumps(finite_or_null(value), indent=1, ensure_ascii=False)
+    print("".join(one if printable(one) == one else _json_escape(one) for one in text))
+
+
+def _json_escape(letter: str) -> str:
+    units = letter.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))
 
 
 def clock(seconds: float) -> str:
@@ -68,3 +84,89 @@ def counting(what: str) -> Iterator[Callable[[int], object]]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done: progress.update(task, completed=done)
+
+
+def print_table(table: Table) -> None:
+    """Print the table. A line is longer than the console only if a number needs it."""
+    screen().print(FittedTable(table), crop=False)
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A table that rich can print. A table that is too wide becomes several that repeat its first columns."""
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[rich.table.Table]:
+        widths = [_measure(self.table, number) for number in range(len(self.table.columns))]
+        title = printable(self.table.title)
+        for part in split_columns(widths, self.table.keys, options.max_width):
+            yield _part(self.table, title, part, fit(part, options.max_width))
+            title = ""
+
+
+@dataclass(frozen=True)
+class Widths:
+    """The possible widths of a column, in terminal cells. Numbers are whole at each width.
+
+    At `narrowest`, a cell such as `40.48 ± 8.59` takes several lines, and long words are folded. At `folded`, only
+    words are folded. At `wrapped`, words are whole. At `widest`, every cell is one line.
+    """
+
+    number: int
+    narrowest: int
+    folded: int
+    wrapped: int
+    widest: int
+
+
+def _measure(table: Table, number: int) -> Widths:
+    cells = [row[number] for row in table.cells]
+    lines = [line for text in (table.headings[number], *(cell.text for cell in cells)) for line in text.splitlines()]
+    words = {word for line in lines for word in line.split()}
+    shortest = [cell_len(word) if NUMBER.fullmatch(word) else min(cell_len(word), FOLDED) for word in words]
+    numbers = [cell_len(cell.text) for cell in cells if cell.value is not None]
+    narrowest, longest = max([1, *shortest]), max([1, *map(cell_len, words)])
+    return Widths(
+        number, narrowest, max([narrowest, *numbers]), max([longest, *numbers]), max([1, *map(cell_len, lines)])
+    )
+
+
+def split_columns(columns: Sequence[Widths], keys: int, width: int) -> list[list[Widths]]:
+    """Return the columns in groups that fit `width`, each of which begins with the first `keys` columns."""
+    if _total([column.folded for column in columns]) <= width:
+        return [list(columns)]
+    groups: list[list[Widths]] = [[]]
+    for column in columns[keys:]:
+        tried = [*columns[:keys], *groups[-1], column]
+        preferred = [max(one.folded, min(one.wrapped, width // 3)) for one in tried]
+        if groups[-1] and _total(preferred) > width:
+            groups.append([])
+        groups[-1].append(column)
+    return [[*columns[:keys], *group] for group in groups]
+
+
+def fit(columns: Sequence[Widths], width: int) -> list[int]:
+    """Return the widths of columns: the widest columns shrink until the table fits or cannot shrink further."""
+    fits_folded = _total([column.folded for column in columns]) <= width
+    least = [column.folded if fits_folded else column.narrowest for column in columns]
+    widths = [column.widest for column in columns]
+    while _total(widths) > width and (wide := [number for number, now in enumerate(widths) if now > least[number]]):
+        widths[max(wide, key=lambda number: widths[number])] -= 1
+    return widths
+
+
+def _total(widths: Sequence[int]) -> int:
+    """Return the width of a table with a space on both sides of each cell, and lines between and around them."""
+    return sum(widths) + 3 * len(widths) + 1
+
+
+def _part(table: Table, title: str, columns: Sequence[Widths], widths: Sequence[int]) -> rich.table.Table:
+    part = rich.table.Table(title=title or None, title_justify="left", width=_total(widths))
+    for column, width in zip(columns, widths, strict=True):
+        part.add_column(table.headings[column.number], width=width, overflow="fold")
+        if table.columns[column.number].form:
+            part.columns[-1].justify = "right"
+    for row in table.cells:
+        part.add_row(*(row[column.number].text for column in columns))
+    return part

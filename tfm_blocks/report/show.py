@@ -10,9 +10,11 @@ from tfm_blocks.language.spec import Node, Spec, Step, format_shape
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import LENGTH, axis_lengths, multiply_adds
 from tfm_blocks.network.graph import Network
-from tfm_blocks.report.complexity import complexity, complexity_sheet
-from tfm_blocks.report.screen import screen
-from tfm_blocks.report.table import Cell, Sheet, print_sheet
+from tfm_blocks.report.complexity import complexity, complexity_table
+from tfm_blocks.report.screen import print_table, screen
+from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
+
+NODE = [*texts("node", "block", "reads", "shape"), Column("parameters", COUNT), Column("multiply-adds", COUNT)]
 
 
 @dataclass(frozen=True)
@@ -26,81 +28,69 @@ class NodeRow:
     file: str
 
 
-def show_model(spec: Spec, name: str, sources: Sources, lengths: Mapping[str, int]) -> None:
-    """Print the nodes. `lengths` are the numbers of tokens of inputs by name, from which the cost is computed."""
-    _print(*_measured(spec, sources, lengths), name)
+@dataclass(frozen=True)
+class ModelSize:
+    """The nodes of a model, its number of parameters, and the length of each axis, from which its cost is computed."""
+
+    rows: list[NodeRow]
+    parameters: int
+    lengths: dict[str, int]
+
+    @property
+    def multiply_adds(self) -> int:
+        """The multiply-adds of one row of these lengths."""
+        return sum(row.multiply_adds for row in self.rows)
+
+    @property
+    def condition(self) -> str:
+        """The lengths as text."""
+        return ", ".join(f"{axis} = {length}" for axis, length in self.lengths.items())
 
 
-def model_record(spec: Spec, name: str, sources: Sources, lengths: Mapping[str, int]) -> dict[str, object]:
-    """Return the facts that `show_model` prints, for JSON."""
-    return _record(*_measured(spec, sources, lengths), name)
-
-
-def _measured(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> tuple[list[NodeRow], int, dict[str, int]]:
-    """Return the rows, the number of parameters, and the length of each axis."""
+def measure(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> ModelSize:
+    """Measure a model. `lengths` are the numbers of tokens of inputs by name, from which the cost is computed."""
     network = network_without_values(spec)
     sizes = axis_lengths(spec, lengths, LENGTH)
-    rows = _rows(spec, network, sources, multiply_adds(network, sizes))
-    return rows, sum(parameter.numel() for parameter in network.parameters()), sizes
-
-
-def nodes_sheet(spec: Spec, name: str) -> Sheet:
-    """Return the nodes of a model, with similar layers of a stack in one row; the last row has the sums."""
-    rows, total, sizes = _measured(spec, Sources(), {})
-    cost = sum(row.multiply_adds for row in rows)
-    lengths = ", ".join(f"{axis} = {length}" for axis, length in sizes.items())
-    last = [
-        Cell(f"all, with {lengths}"),
-        Cell(""),
-        Cell(""),
-        Cell(""),
-        Cell(f"{total:,}", total),
-        Cell(f"{cost:,}", cost),
-    ]
-    columns = ("node", "block", "reads", "shape", "parameters", "multiply-adds")
-    return Sheet(name, columns, [*map(_cells, _alike(rows)), last], 4)
-
-
-def _cells(group: list[NodeRow]) -> list[Cell]:
-    row, *others = group
-    texts = _texts(row, others)
-    numbers = (Cell(texts[4], row.parameters), Cell(texts[5], row.multiply_adds))
-    return [*map(Cell, texts[:4]), *numbers]
-
-
-def _rows(spec: Spec, network: Network, sources: Sources, costs: Mapping[str, int]) -> list[NodeRow]:
-    rows = []
+    costs, rows = multiply_adds(network, sizes), []
     for node in spec.nodes:
         place = sources.place(node.path)
         file = f"{place.file}:{place.line}" if place else ""
         rows.append(NodeRow(node, _form(node), _parameters(node, network), costs[node.address], file))
-    return rows
+    return ModelSize(rows, sum(parameter.numel() for parameter in network.parameters()), sizes)
 
 
-def _print(rows: list[NodeRow], total: int, sizes: Mapping[str, int], name: str) -> None:
-    """Print the table; one row stands for all similar layers of a stack."""
-    columns = ("node", "block", "reads", "shape", "parameters", "multiply-adds", "file")
-    groups = _alike(rows)
-    cells = [[*_cells(group), Cell(group[0].file)] for group in groups]
+def show_model(size: ModelSize, name: str) -> None:
+    """Print the nodes, with similar layers of a stack in one row."""
+    groups = _alike(size.rows)
+    rows = [[*_cells(group), group[0].file] for group in groups]
+    print_table(Table(f"model {name}", [*NODE, Column("file")], rows))
     console = screen()
-    print_sheet(console, Sheet(f"model {name}", columns, cells, 4))
-    console.print(f"{total:,} parameters, tied and shared ones counted once")
-    lengths = ", ".join(f"{axis} = {length}" for axis, length in sizes.items())
-    console.print(f"{sum(row.multiply_adds for row in rows):,} multiply-adds for one row with {lengths}")
-    growth = complexity_sheet(group[0].node for group in groups)
-    if growth:
-        print_sheet(console, growth)
+    console.print(f"{size.parameters:,} parameters, tied and shared ones counted once")
+    console.print(f"{size.multiply_adds:,} multiply-adds for one row with {size.condition}")
+    growth = complexity_table(group[0].node for group in groups)
+    if growth.rows:
+        print_table(growth)
 
 
-def _texts(row: NodeRow, others: list[NodeRow]) -> tuple[str, ...]:
-    """Return the texts of a row that also stands for `others`."""
+def nodes_table(spec: Spec) -> Table:
+    """Return the nodes of a model, with similar layers of a stack in one row; the last row has the sums."""
+    size = measure(spec, Sources(), {})
+    last: list[Value] = [f"all, with {size.condition}", "", "", "", size.parameters, size.multiply_adds]
+    return Table("", NODE, [*map(_cells, _alike(size.rows)), last])
+
+
+def _cells(group: list[NodeRow]) -> list[Value]:
+    """Return the cells of a row that stands for all nodes of the group."""
+    row, *others = group
     owners = sum(not other.node.shares for other in others) + 1
     parameters = "–" if row.node.shares else f"{row.parameters:,}{_times(owners)}"
-    cost = f"{row.multiply_adds:,}{_times(1 + len(others))}"
-    return row.node.address, row.block, ", ".join(row.node.read), format_shape(row.node.shape), parameters, cost
+    cost = Cell(f"{row.multiply_adds:,}{_times(1 + len(others))}", row.multiply_adds)
+    reads, shape = ", ".join(row.node.read), format_shape(row.node.shape)
+    return [row.node.address, row.block, reads, shape, Cell(parameters, row.parameters), cost]
 
 
-def _record(rows: list[NodeRow], total: int, sizes: Mapping[str, int], name: str) -> dict[str, object]:
+def model_record(size: ModelSize, name: str) -> dict[str, object]:
+    """Return the facts that `show_model` prints, for JSON."""
     nodes = [
         {
             "address": row.node.address,
@@ -114,10 +104,10 @@ def _record(rows: list[NodeRow], total: int, sizes: Mapping[str, int], name: str
             "complexity": asdict(known) if (known := complexity(row.node)) else None,
             "file": row.file,
         }
-        for row in rows
+        for row in size.rows
     ]
-    cost = sum(row.multiply_adds for row in rows)
-    return {"model": name, "parameters": total, "multiply_adds": cost, "lengths": dict(sizes), "nodes": nodes}
+    sizes = {"parameters": size.parameters, "multiply_adds": size.multiply_adds, "lengths": size.lengths}
+    return {"model": name, **sizes, "nodes": nodes}
 
 
 def _times(count: int) -> str:

@@ -1,127 +1,138 @@
-"""Tables for a terminal, Markdown or a page. On a terminal a table fits the width, and numbers are never cut."""
+"""Tables as values, and their form as Markdown, CSV and LaTeX. `screen.py` prints them on a terminal."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions
-from rich.table import Table
+from functools import cached_property
+from typing import Literal
 
 from tfm_blocks.errors import printable
 
-FOLDED = 12  # letters of a word that stay together in the narrowest column
-NUMBER = re.compile(r"[^\w\s]*\d[\d.,:/e+–%-]*[^\w\s]*")  # a number with signs and brackets around it
+COUNT = "{:,.0f}"  # the form of a large number
+LATEX = str.maketrans(
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {letter: f"${letter}$" for letter in "<>|"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "²": "$^2$", "→": r"$\to$", "–": "--", "…": r"\dots{}"}
+)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The displayed text, and the number by which a table is sorted, if the cell is a number."""
+    """A displayed text, and the number by which a table is sorted, if the cell is a number."""
 
     text: str
     value: float | None = None
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """A table. The first `words` columns are texts and the others numbers; the first `keys` columns identify a row."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    words: int
-    keys: int = 1
+Value = str | float | Cell | None
 
 
 @dataclass(frozen=True)
 class Column:
-    """The possible widths of a column, in terminal cells. Numbers are whole at each width.
+    """A column. `form` is the format of its numbers, which are aligned right; a column of texts has no form.
 
-    At `narrowest`, a cell such as `40.48 ± 8.59` takes several lines, and long words are folded. At `folded`, only
-    words are folded. At `wrapped`, words are whole. At `widest`, every cell is one line.
+    better: whether LaTeX prints the highest or the lowest number in bold.
     """
 
-    number: int
-    narrowest: int
-    folded: int
-    wrapped: int
-    widest: int
+    heading: str
+    form: str = ""
+    better: Literal["", "lower", "higher"] = ""
+
+
+def texts(*headings: str) -> list[Column]:
+    """Return columns of texts."""
+    return [Column(heading) for heading in headings]
 
 
 @dataclass(frozen=True)
-class FittedSheet:
-    """A sheet that rich can print. A sheet that is too wide becomes several tables that repeat its first columns."""
+class Table:
+    """A table of raw values; an unknown number is None or NaN. The first `keys` columns identify a row."""
 
-    sheet: Sheet
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Value]]
+    keys: int = 1
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        sheet = _printable(self.sheet)
-        columns = [_measure(sheet, number) for number in range(len(sheet.columns))]
-        title = sheet.title
-        for part in split_columns(columns, sheet.keys, options.max_width):
-            yield _table(sheet, title, part, fit(part, options.max_width))
-            title = ""
+    @cached_property
+    def cells(self) -> list[list[Cell]]:
+        """The rows as they are displayed: formatted, and without control characters."""
+        return [[_cell(value, column) for value, column in zip(row, self.columns, strict=True)] for row in self.rows]
 
-
-def _printable(sheet: Sheet) -> Sheet:
-    rows = [[replace(cell, text=printable(cell.text)) for cell in row] for row in sheet.rows]
-    return replace(sheet, title=printable(sheet.title), columns=[*map(printable, sheet.columns)], rows=rows)
-
-
-def print_sheet(console: Console, sheet: Sheet) -> None:
-    """Print the sheet. A line is longer than the console only if a number needs it."""
-    console.print(FittedSheet(sheet), crop=False)
+    @property
+    def headings(self) -> list[str]:
+        """The headings as they are displayed."""
+        return [printable(column.heading) for column in self.columns]
 
 
-def split_columns(columns: Sequence[Column], keys: int, width: int) -> list[list[Column]]:
-    """Return the columns in groups that fit `width`, each of which begins with the first `keys` columns."""
-    if _total([column.folded for column in columns]) <= width:
-        return [list(columns)]
-    groups: list[list[Column]] = [[]]
-    for column in columns[keys:]:
-        tried = [*columns[:keys], *groups[-1], column]
-        preferred = [max(one.folded, min(one.wrapped, width // 3)) for one in tried]
-        if groups[-1] and _total(preferred) > width:
-            groups.append([])
-        groups[-1].append(column)
-    return [[*columns[:keys], *group] for group in groups]
+def _cell(value: Value, column: Column) -> Cell:
+    if isinstance(value, Cell):
+        return replace(value, text=printable(value.text))
+    if value is None or value != value:
+        return Cell("")
+    return Cell(printable(value)) if isinstance(value, str) else Cell((column.form or "{}").format(value), value)
 
 
-def fit(columns: Sequence[Column], width: int) -> list[int]:
-    """Return the widths of columns: the widest columns shrink until the table fits or cannot shrink further."""
-    fits_folded = _total([column.folded for column in columns]) <= width
-    least = [column.folded if fits_folded else column.narrowest for column in columns]
-    widths = [column.widest for column in columns]
-    while _total(widths) > width and (wide := [number for number, now in enumerate(widths) if now > least[number]]):
-        widths[max(wide, key=lambda number: widths[number])] -= 1
-    return widths
+def markdown(table: Table) -> str:
+    """Return the title, if there is one, and the table in Markdown."""
+    rules = ["---:" if column.form else "---" for column in table.columns]
+    rows = [table.headings, rules, *([cell.text for cell in row] for row in table.cells)]
+    lines = [f"| {' | '.join(map(markdown_text, row))} |" for row in rows]
+    return "\n".join([*([f"**{markdown_text(table.title)}**\n"] if table.title else []), *lines])
 
 
-def _total(widths: Sequence[int]) -> int:
-    """Return the width of a table with a space on both sides of each cell, and lines between and around them."""
-    return sum(widths) + 3 * len(widths) + 1
+def markdown_text(text: str) -> str:
+    """Return the text as one line, with the characters that end a cell or begin a tag escaped."""
+    return printable(" ".join(text.split())).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
-def _measure(sheet: Sheet, number: int) -> Column:
-    cells, header = [row[number] for row in sheet.rows], sheet.columns[number]
-    texts = [header, *(cell.text for cell in cells)]
-    words = {word for text in texts for word in text.split()}
-    shortest = [cell_len(word) if NUMBER.fullmatch(word) else min(cell_len(word), FOLDED) for word in words]
-    numbers = [cell_len(cell.text) for cell in cells if cell.value is not None]
-    lines = [cell_len(line) for text in texts for line in text.splitlines()]
-    narrowest, longest = max([1, *shortest]), max([1, *map(cell_len, words)])
-    folded, wrapped = max([narrowest, *numbers]), max([longest, *numbers])
-    return Column(number, narrowest, folded, wrapped, max([1, *lines]))
+def latex(table: Table) -> str:
+    """Return the table for a document with the package booktabs."""
+    alignment = "".join("r" if column.form else "l" for column in table.columns)
+    best = [_best(column, cells) for column, cells in zip(table.columns, zip(*table.cells, strict=True), strict=False)]
+    rows = [
+        [_bold(cell) if cell.value is not None and cell.value == top else latex_text(cell.text) for cell, top in pairs]
+        for pairs in (zip(row, best, strict=True) for row in table.cells)
+    ]
+    lines = [" & ".join(row) + r" \\" for row in ([*map(latex_text, table.headings)], *rows)]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            f"\\caption{{{latex_text(table.title)}}}",
+            f"\\begin{{tabular}}{{{alignment}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
 
 
-def _table(sheet: Sheet, title: str, columns: Sequence[Column], widths: Sequence[int]) -> Table:
-    table = Table(title=title or None, title_justify="left", width=_total(widths))
-    for column, width in zip(columns, widths, strict=True):
-        table.add_column(sheet.columns[column.number], width=width, overflow="fold")
-        if any(row[column.number].value is not None for row in sheet.rows):
-            table.columns[-1].justify = "right"
-    for row in sheet.rows:
-        table.add_row(*(row[column.number].text for column in columns))
-    return table
+def _best(column: Column, cells: Iterable[Cell]) -> float | None:
+    """Return the number to print in bold, if there are several to choose from."""
+    values = [cell.value for cell in cells if cell.value is not None]
+    return (min if column.better == "lower" else max)(values) if column.better and len(values) > 1 else None
+
+
+def _bold(cell: Cell) -> str:
+    return f"\\textbf{{{latex_text(cell.text)}}}"
+
+
+def latex_text(text: str) -> str:
+    """Return the text as one line, with the characters that LaTeX interprets escaped."""
+    return printable(" ".join(text.split())).translate(LATEX)
+
+
+def csv_text(table: Table) -> str:
+    """Return the table with unrounded numbers as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.headings)
+    writer.writerows([cell.text if cell.value is None else cell.value for cell in row] for row in table.cells)
+    return text.getvalue()

@@ -10,16 +10,9 @@ from torch import Tensor
 
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.runs.files import read_bytes
-from tfm_blocks.runs.folder import (
-    CHECKPOINTS,
-    MODEL,
-    TOKENIZER,
-    claim_folder,
-    expect_folder,
-    step_files,
-)
+from tfm_blocks.runs.folder import CHECKPOINTS, MODEL, TOKENIZER, claim_folder, expect_folder, step_files
 from tfm_blocks.runs.model import read_tensors, write_weights
-from tfm_blocks.runs.status import Status, write_status
+from tfm_blocks.runs.status import Status
 
 
 def average(run: Path, last: int) -> Path:
@@ -39,7 +32,7 @@ def average(run: Path, last: int) -> Path:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     write_weights(folder, weights)
-    write_status(folder, Status("averaged", of=[f"{run.name}/{path.name}" for path in kept[-last:]]))
+    Status("averaged", of=tuple(f"{run.name}/{path.name}" for path in kept[-last:])).write(folder)
     return folder
 
 

@@ -6,16 +6,15 @@ import hashlib
 import pickle
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 
-from tfm_blocks.errors import Problem, RunError, printable
-from tfm_blocks.runs.files import damaged, read_json
-from tfm_blocks.runs.folder import settle, write_json
-from tfm_blocks.runs.values import count_at, text_at
+from tfm_blocks.errors import Problem, RunError, printable, shown
+from tfm_blocks.runs.files import damaged, settle
+from tfm_blocks.runs.json_file import JsonFile
 
 LATEST = "latest.json"
 PART = ".part"
@@ -29,6 +28,15 @@ class Checkpoint:
     step: int
     bytes: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class _Latest(JsonFile):
+    """The content of latest.json: the checkpoints, the newest first."""
+
+    FILE = LATEST
+
+    checkpoints: tuple[Checkpoint, ...]
 
 
 def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> None:
@@ -45,7 +53,7 @@ def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: in
         (folder / (name + PART)).unlink(missing_ok=True)
         raise
     kept.insert(0, Checkpoint(name, step, size, digest))
-    write_json(folder / LATEST, {"checkpoints": [asdict(checkpoint) for checkpoint in kept]})
+    _Latest(tuple(kept)).write(folder)
     names = {checkpoint.file for checkpoint in kept}
     for path in (*folder.glob("step-*.ckpt"), *folder.glob(f"step-*{PART}")):
         if path.name not in names:
@@ -57,21 +65,11 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     path = folder / LATEST
     if not path.exists():
         return []
-    listed = read_json(path).get("checkpoints")
-    checkpoints = [_checkpoint(entry) for entry in listed] if isinstance(listed, list) else [None]
-    if None in checkpoints:
-        raise damaged(path, "checkpoints must be a list of file, step, bytes and sha256")
-    return [checkpoint for checkpoint in checkpoints if checkpoint]
-
-
-def _checkpoint(listed: object) -> Checkpoint | None:
-    """Return an entry of latest.json, or None if it is damaged."""
-    entry = listed if isinstance(listed, dict) else {}
-    file, digest = text_at(entry, "file"), text_at(entry, "sha256")
-    step, size = count_at(entry, "step"), count_at(entry, "bytes")
-    if step is None or size is None or file != _name(step):
-        return None
-    return Checkpoint(file, step, size, digest)
+    checkpoints = list(_Latest.read(folder).checkpoints)
+    for checkpoint in checkpoints:
+        if checkpoint.file != _name(checkpoint.step):
+            raise damaged(path, f"{shown(checkpoint.file)} is not the file of step {checkpoint.step}")
+    return checkpoints
 
 
 def _name(step: int) -> str:

@@ -1,10 +1,15 @@
-"""Read files of a run folder as bytes, text and JSON. Each reader raises RunError if it cannot read a file."""
+"""Read files of a run folder as bytes, text and JSON, and write them atomically.
+
+Each reader raises RunError if it cannot read a file.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,9 +21,8 @@ DEEPEST = 64  # mappings and lists inside each other; a config or a model has at
 def damaged(path: Path, reason: object) -> RunError:
     """Return the error for a file with invalid content."""
     lines = str(reason).strip().splitlines()
-    return RunError(
-        Problem(str(path), f"is damaged: {lines[0] if lines else reason!r}", Place(str(path)), help="restore it")
-    )
+    rule = lines[0] if lines else repr(reason)
+    return RunError(Problem(str(path), f"is damaged: {rule}", Place(str(path)), help="restore it"))
 
 
 def read_bytes(path: Path) -> bytes:
@@ -45,10 +49,13 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises RunError if it is missing, damaged, or nests deeper than DEEPEST."""
+    """Return the object in a JSON file, with NaN and infinities, which older versions wrote, as None.
+
+    Raises RunError if the file is missing, damaged, or nests deeper than DEEPEST.
+    """
     text = read_text(path)
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=lambda name: None)
     except (ValueError, RecursionError) as error:
         raise damaged(path, error) from None
     if not isinstance(value, dict):
@@ -58,22 +65,52 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def read_or_empty(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or {} if it cannot be read: one damaged run must not hide the others."""
-    try:
-        return read_json(path)
-    except RunError:
-        return {}
-
-
 def _is_deep(value: object) -> bool:
     level = [value]
     for _ in range(DEEPEST):
-        level = [inner for item in level if isinstance(item, (dict, list)) for inner in _items(item)]
-        if not level:
-            return False
-    return True
+        mappings = [list(item.values()) if isinstance(item, dict) else item for item in level]
+        level = [inner for items in mappings if isinstance(items, list) for inner in items]
+    return bool(level)
 
 
-def _items(value: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically. Raises OSError."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(content)
+    settle(part, path)
+
+
+def settle(part: Path, path: Path) -> None:
+    """Rename a finished file to `path`, and flush both to disk, so that it is complete even after a power failure."""
+    _sync(part)
+    part.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """Return JSON in UTF-8. Lone surrogates, which UTF-8 cannot encode, are escaped."""
+    text = json.dumps(finite_or_null(value), indent=1, ensure_ascii=False)
+    return f"{text}\n".encode("utf-8", "backslashreplace")
+
+
+def finite_or_null(value: Any) -> Any:
+    """Return plain data with None for each NaN and infinity, which JSON lacks."""
+    if isinstance(value, Mapping):
+        return {key: finite_or_null(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite_or_null(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically. Raises OSError."""
+    write_bytes(path, json_bytes(value))

@@ -1,15 +1,12 @@
-"""The files of a run folder, new folders, and atomic writing of JSON files."""
+"""The files of a run folder, and new folders."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 from tfm_blocks.errors import Problem, RunError, cut
 
@@ -71,55 +68,14 @@ def step_of(path: Path) -> int:
 def claim_folder(root: Path, name: str) -> Path:
     """Create `root/name`, or the first unused of `name-2`, `name-3`, …, so that every run has its own folder."""
     root.mkdir(parents=True, exist_ok=True)
-    count = 1
-    while True:
-        folder = root / (name if count == 1 else f"{name}-{count}")
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            count += 1
-        else:
-            return folder
+    for numbered in numbered_names(name):
+        with suppress(FileExistsError):
+            (root / numbered).mkdir()
+            return root / numbered
+    raise AssertionError
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write the file atomically. Lone surrogates, which UTF-8 cannot encode, are escaped as in JSON."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(_json(value))
-    settle(part, path)
-
-
-def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Overwrite a JSON file in place, which works on a full disk in the space of the old content. Raises OSError."""
-    with path.open("r+b") as file:
-        file.write(_json(value))
-        file.truncate()
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
-
-
-def finite_or_null(value: Any) -> Any:
-    """Return plain data with None for each NaN and infinity, which JSON lacks."""
-    if isinstance(value, Mapping):
-        return {key: finite_or_null(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite_or_null(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def settle(part: Path, path: Path) -> None:
-    """Rename a finished file to `path`, and flush both to disk, so that it is complete even after a power failure."""
-    _sync(part)
-    part.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def numbered_names(name: str) -> Iterator[str]:
+    """Yield the name, then `name-2`, `name-3` and so on."""
+    yield name
+    yield from (f"{name}-{number}" for number in count(2))

@@ -14,14 +14,13 @@ READABLE = (1, FORMAT)
 NEW_ARGUMENTS = ("d_value", "qk_norm", "qk_norm_kind", "gate", "clip_qkv")  # of attention in format 2
 
 
-def upgrade_model(record: Mapping[str, Any]) -> Any:
-    """Return the model of a model.json in the current format.
+def upgrade_model(model: Mapping[str, Any], format: int) -> Any:
+    """Return a model of `format` in the current format.
 
     In format 1, norm nodes did not take the arguments of the arg `norm`. Attention had fewer arguments, so args with
     the new names were meant for other blocks. Upgrading is idempotent.
     """
-    model = record.get("model") or {}
-    return _without_new_args(_with_own_arguments(model, {})) if record.get("format") == 1 else model
+    return _without_new_args(_with_own_arguments(model, {})) if format == 1 else model
 
 
 def _with_own_arguments(value: Any, args: Mapping[str, Any]) -> Any:

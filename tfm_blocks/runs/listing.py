@@ -11,13 +11,12 @@ from pathlib import Path
 
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.metric_schema import TEST_KEYS, VAL_KEYS
-from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, RUN, STATUS, SWEEP
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, STATUS, SWEEP
 from tfm_blocks.runs.lock import LOCK, expect_free, hold, holder_of
 from tfm_blocks.runs.metrics import numbers_of
-from tfm_blocks.runs.status import read_status_or_empty, state_of
-from tfm_blocks.runs.sweep import WAITING, RecordedJob, is_sweep, read_jobs
-from tfm_blocks.runs.values import mapping_at, text_at, texts_at
+from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.status import Status, state_of
+from tfm_blocks.runs.sweep import WAITING, JobEntry, SweepFile, is_sweep
 
 LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
 DEEPEST = 4  # levels of folders that are searched for runs
@@ -68,7 +67,7 @@ class Member:
     """One run below a folder. `job` is its entry in a sweep, or None. `begun` is True if its folder exists."""
 
     folder: Path
-    job: RecordedJob | None
+    job: JobEntry | None
     begun: bool
 
     def state(self) -> tuple[str, str]:
@@ -86,7 +85,7 @@ class Member:
 
 def find_members(root: Path, depth: int = DEEPEST) -> Iterator[Member]:
     """Yield the runs below `root` by name. The jobs of a sweep come first, in their order."""
-    jobs = {job.folder: job for job in read_jobs(root)} if is_sweep(root) else {}
+    jobs = {root / name: job for name, job in SweepFile.read_or_empty(root).by_name.items()}
     yield from (Member(folder, job, is_run(folder)) for folder, job in jobs.items())
     for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
         folder = Path(entry.path)
@@ -106,9 +105,8 @@ def read_entry(folder: Path) -> RunEntry:
 def expect_deletable(folder: Path) -> None:
     """Raise RunError if the folder is not of a run or a sweep, or if a live process holds it."""
     if folder.is_symlink() or not (is_run(folder) or is_sweep(folder)):
-        raise RunError(
-            Problem(str(folder), "is not a run folder, so it is not deleted", help="tfm runs lists all runs")
-        )
+        rule = "is not a run folder, so it is not deleted"
+        raise RunError(Problem(str(folder), rule, help="tfm runs lists all runs"))
     inner = [] if is_run(folder) else [member.folder for member in find_members(folder) if member.begun]
     for path in (folder, *inner):
         expect_free(path)
@@ -140,12 +138,10 @@ def _entry(member: Member) -> RunEntry:
     if not member.begun:
         return _waiting(member)
     folder, state = member.folder, member.state()[0]
-    record, status = read_or_empty(folder / RUN), read_status_or_empty(folder)
-    row = _last_measured(folder / METRICS)
-    choices = mapping_at(record, "choices")
-    step = status.steps or int(row.get("step", 0))
-    model, data, commands = text_at(choices, "model"), text_at(choices, "data"), texts_at(record, "commands")
-    return RunEntry(folder, state, model, data, step, _score(status.scores, row), changed_at(folder), commands)
+    start, status, row = RunFile.read_or_empty(folder), Status.read_or_empty(folder), _last_measured(folder / METRICS)
+    model, data = (start.choices.get(group, "") for group in ("model", "data"))
+    step, score = status.steps or int(row.get("step", 0)), _score(status.scores, row)
+    return RunEntry(folder, state, model, data, step, score, changed_at(folder), start.commands)
 
 
 def _waiting(member: Member) -> RunEntry:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import socket
 import sys
@@ -21,8 +20,8 @@ from datetime import datetime
 from pathlib import Path
 
 from tfm_blocks.errors import Problem, RunError, cut, printable
-from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.values import count_at, text_at
+from tfm_blocks.runs.files import json_bytes
+from tfm_blocks.runs.json_file import JsonFile
 
 LOCK = "lock.json"
 BEAT = 15.0  # seconds between two touches of the file
@@ -33,16 +32,24 @@ _held: set[int] = set()  # descriptors of this process
 
 
 @dataclass(frozen=True)
-class Holder:
-    """The live process that holds a folder. `is_local`: its pid means the same process here."""
+class Holder(JsonFile):
+    """The process that holds a folder. `start` is its start time, and `namespace` that of its pid."""
 
-    pid: int
-    host: str
-    since: str
-    is_local: bool
+    FILE = LOCK
+
+    host: str = ""
+    namespace: str = ""
+    pid: int = 0
+    start: str = ""
+    since: str = ""
 
     def __str__(self) -> str:
         return printable(f"{self.pid} on {cut(self.host)}")
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if its pid means the same process here."""
+        return bool(self.start) and (self.host, self.namespace) == (socket.gethostname(), _namespace())
 
 
 def holder_of(folder: Path) -> Holder | None:
@@ -50,14 +57,11 @@ def holder_of(folder: Path) -> Holder | None:
 
     A process of this host is live if it exists, and one of another host if its heartbeat is younger than LIMIT.
     """
-    record = read_or_empty(folder / LOCK)
-    pid, host = count_at(record, "pid"), text_at(record, "host")
-    if not pid or not host:
+    holder = Holder.read_or_empty(folder)
+    if not holder.pid or not holder.host:
         return None
-    start = text_at(record, "start")
-    is_local = bool(start) and (host, text_at(record, "namespace")) == (socket.gethostname(), _namespace())
-    is_live = start == _start_of(pid) if is_local else _age(folder / LOCK) < LIMIT
-    return Holder(pid, host, text_at(record, "since"), is_local) if is_live else None
+    is_live = holder.start == _start_of(holder.pid) if holder.is_local else _age(folder / LOCK) < LIMIT
+    return holder if is_live else None
 
 
 def expect_free(folder: Path) -> None:
@@ -129,16 +133,11 @@ def _lock(descriptor: int) -> bool:
 
 
 def _write_holder(descriptor: int) -> None:
-    record = {
-        "host": socket.gethostname(),
-        "namespace": _namespace(),
-        "pid": os.getpid(),
-        "start": _start_of(os.getpid()),
-        "since": datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    holder = Holder(socket.gethostname(), _namespace(), os.getpid(), _start_of(os.getpid()), since)
     with suppress(OSError):  # a full disk does not affect the lock
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(record).encode(), 0)
+        os.pwrite(descriptor, json_bytes(holder.to_json()), 0)
         os.fsync(descriptor)  # else NFS shows the content to other hosts only after the file is closed
 
 

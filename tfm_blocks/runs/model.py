@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,33 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.runs.files import damaged, read_json
-from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_folder, kept_weights, settle, write_json
+from tfm_blocks.runs.files import settle
+from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_folder, kept_weights
 from tfm_blocks.runs.formats import FORMAT, READABLE, upgrade_model
+from tfm_blocks.runs.json_file import JsonFile
 from tfm_blocks.runs.status import expect_finished
 
 
+@dataclass(frozen=True)
+class ModelFile(JsonFile):
+    """The content of model.json: the resolved model, the plug-in modules of its blocks, and the columns of its text."""
+
+    FILE = MODEL
+
+    format: int
+    model: Mapping[str, Any]
+    plugins: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+
+    @property
+    def upgraded(self) -> Any:
+        """Return the model in the current format."""
+        return upgrade_model(self.model, self.format)
+
+
 def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:
-    """Write `model.json`: the resolved model, the plug-in modules of its blocks, and the columns of its text."""
-    record = {"format": FORMAT, "model": model, "plugins": list(plugins), "columns": list(columns)}
-    write_json(folder / MODEL, record)
-
-
-def read_text_columns(folder: Path) -> tuple[str, ...]:
-    """Return the columns of the model's training text; empty if model.json lacks them. Raises RunError."""
-    columns = read_json(folder / MODEL).get("columns", [])
-    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
-        raise damaged(folder / MODEL, "columns must be a list of names")
-    return tuple(columns)
+    """Write `model.json`."""
+    ModelFile(FORMAT, model, tuple(plugins), tuple(columns)).write(folder)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -98,16 +108,17 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
 def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
     """Return the checked model of a run folder. Raises RunError."""
     expect_folder(folder)
-    record = read_json(folder / MODEL)
-    where = str(folder / MODEL)
-    if record.get("format") not in READABLE:
-        known = " and ".join(map(str, READABLE))
-        rule = f"has the format {shown(record.get('format'))}, but this version reads {known}"
+    file, where = ModelFile.read(folder), str(folder / MODEL)
+    if file.format not in READABLE:
+        rule = f"has the format {file.format}, but this version reads {' and '.join(map(str, READABLE))}"
         raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it, or a newer one"))
-    _expect_plugins(record.get("plugins"), plugins, where)
+    for module in file.plugins:
+        if module not in plugins:  # the caller names them, because a run folder never imports code
+            rule = f"the model uses blocks of the plug-in {shown(module)}"
+            raise RunError(Problem(where, rule, help=f"name it: --plugins {module}, or plugins=[{module!r}] in Python"))
     load_plugins(plugins)
     try:
-        return check_model(upgrade_model(record))
+        return check_model(file.upgraded)
     except ConfigError as error:
         problems = [Problem(where, f"{item.address}: {item.rule}", help=item.help) for item in error.problems]
         raise RunError(problems) from None
@@ -118,16 +129,6 @@ def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
     """Copy the tensors into the parameters and persistent buffers of the same names."""
     for name, tensor in weights_of(network).items():
         tensor.copy_(tensors[name])
-
-
-def _expect_plugins(recorded: Any, loaded: Sequence[str], where: str) -> None:
-    """Raise RunError unless the caller names the plug-ins of the model, because a run folder never imports code."""
-    if not isinstance(recorded, list) or not all(isinstance(module, str) for module in recorded):
-        raise RunError(Problem(where, "is damaged: plugins must be a list of module names", help="restore it"))
-    for module in recorded:
-        if module not in loaded:
-            rule = f"the model uses blocks of the plug-in {shown(module)}"
-            raise RunError(Problem(where, rule, help=f"name it: --plugins {module}, or plugins=[{module!r}] in Python"))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

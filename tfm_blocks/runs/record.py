@@ -15,16 +15,16 @@ from typing import Any
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.runs.config import parse_mapping
-from tfm_blocks.runs.facts import changes_of, first_facts, versions_of
-from tfm_blocks.runs.files import read_or_empty, read_text
-from tfm_blocks.runs.folder import CONFIG, METRICS, RUN, expect_folder
+from tfm_blocks.runs.files import read_text
+from tfm_blocks.runs.folder import CONFIG, METRICS, expect_folder
 from tfm_blocks.runs.listing import Member, changed_at, find_members, is_run
 from tfm_blocks.runs.metrics import Best, read_rows, summarise
-from tfm_blocks.runs.status import Status, read_status_or_empty
-from tfm_blocks.runs.values import count_at, mapping_at, number_at, text_at
+from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.status import Status
 
 Setting = str | int | float | bool | None
 ROOT_KEY = re.compile(r"\n(?=\w)")
+NUMBERS = ("steps", "seconds", "parameters", "multiply_adds", "tokens_seen", "tokens_per_second")
 NO_EXPERIMENT = frozenset({"name", "sweep_name", "logger"})  # root keys of a config that do not change the experiment
 
 
@@ -42,33 +42,39 @@ class Measured:
 class RunRecord:
     """One run. Fields that its folder lacks are None or empty.
 
-    `settings` are the values of config.yaml by dotted key. `tokenizer` and `test_set` are hashes. `scores` are those of
-    the finished model on the split `scored_on`, and `values` those without an interval, such as perplexity. `facts` are
-    those at the start of the run, and `changes` those that each resume changed. `changed` is the time of the last
-    change, in seconds since 1970.
+    `settings` are the values of config.yaml by dotted key. `test_set` is a hash. `scores` are those of the finished
+    model on the split `scored_on`, and `values` those without an interval, such as perplexity. `changed` is the time of
+    the last change, in seconds since 1970.
     """
 
     folder: Path
     name: str
     state: str
     reason: str
-    model: str = ""
+    start: RunFile = field(default_factory=RunFile)
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    tokenizer: str = ""
     test_set: str = ""
     scored_on: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, Best] = field(default_factory=dict)
     scores: Mapping[str, Measured] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    changes: Sequence[Mapping[str, Any]] = ()
     changed: float = 0.0
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model."""
+        return self.start.choices.get("model", "")
+
+    @property
+    def tokenizer(self) -> str:
+        """Return the hash of the vocabulary."""
+        return self.start.text.get("vocabulary", "")
 
     @property
     def torch(self) -> str:
         """Return the version of torch: `2.13.0`, or `2.13.0, then 2.14.0`; empty if it is unknown."""
-        return ", then ".join(versions_of("torch", self.facts, self.changes))
+        return ", then ".join(self.start.versions_of("torch"))
 
     def value_of(self, name: str) -> float | None:
         """Return a score of the finished model, such as `BLEU` or `loss`."""
@@ -84,10 +90,6 @@ class RunRecord:
 
 def describe(run: RunRecord) -> dict[str, Any]:
     """Return the run as JSON values, without its settings."""
-    scores = {
-        name: {key: None if value != value else value for key, value in asdict(score).items()}
-        for name, score in run.scores.items()
-    }
     return {
         "folder": str(run.folder),
         "state": run.state,
@@ -95,10 +97,10 @@ def describe(run: RunRecord) -> dict[str, Any]:
         **run.numbers,
         "best": {name: asdict(best) for name, best in run.best.items()},
         "scored_on": run.scored_on,
-        "scores": scores,
+        "scores": {name: asdict(score) for name, score in run.scores.items()},
         "values": run.values,
-        "facts": run.facts,
-        "changes": run.changes,
+        "facts": run.start.facts,
+        "changes": run.start.changes,
     }
 
 
@@ -128,31 +130,31 @@ def read_record(member: Member) -> RunRecord:
     state, reason = member.state()
     if not member.begun:
         return RunRecord(member.folder, member.folder.name, state, reason)
-    folder = member.folder
-    status, record = read_status_or_empty(folder), read_or_empty(folder / RUN)
+    folder, status = member.folder, Status.read_or_empty(member.folder)
     if status.best is None:  # not done, or written by an older version
         summary = vars(summarise(read_rows(folder / METRICS)))
         status = replace(status, **{name: getattr(status, name) or value for name, value in summary.items()})
-    split = status.scored_on
-    numbers = ("steps", "seconds", "parameters", "multiply_adds", "tokens_seen", "tokens_per_second")
     return RunRecord(
         folder,
         folder.name,
         state,
         reason,
-        text_at(mapping_at(record, "choices"), "model"),
+        RunFile.read_or_empty(folder),
         read_recorded_settings(folder / CONFIG),
-        text_at(mapping_at(record, "text"), "vocabulary"),
-        text_at(status.test_set, "sha256"),
-        split,
-        {name: number for name in numbers if (number := getattr(status, name)) is not None},
+        status.test_set.sha256,
+        status.scored_on,
+        {name: number for name in NUMBERS if (number := getattr(status, name)) is not None},
         status.best or {},
-        _scores(status, split),
-        {n.removeprefix(f"{split}/"): value for n, value in status.scores.items() if n.startswith(f"{split}/")},
-        first_facts(record),
-        changes_of(record),
+        _scores(status),
+        _of_split(status),
         changed_at(folder),
     )
+
+
+def _of_split(status: Status) -> dict[str, float]:
+    """Return the scores of the split without its name."""
+    split = f"{status.scored_on}/"
+    return {name.removeprefix(split): value for name, value in status.scores.items() if name.startswith(split)}
 
 
 def read_recorded_settings(path: Path) -> dict[str, Setting]:
@@ -167,36 +169,38 @@ def read_recorded_settings(path: Path) -> dict[str, Setting]:
         return {}
     for parts in (ROOT_KEY.split(text), [text]):
         with suppress(ValueError):
-            return dict(setting for part in parts for setting in _read_part(part))
+            return {key: value for part in parts for key, value in _read_part(part).items()}
     return {}
 
 
 @lru_cache(maxsize=4096)
-def _read_part(text: str) -> list[tuple[str, Setting]]:
-    return _flat("", parse_mapping(text))
+def _read_part(text: str) -> dict[str, Setting]:
+    return flat_settings(parse_mapping(text))
 
 
-def _flat(prefix: str, value: Any) -> list[tuple[str, Setting]]:
-    if isinstance(value, dict) and value:
-        return [one for key, inner in value.items() for one in _flat(f"{prefix}.{key}" if prefix else str(key), inner)]
-    plain = value is None or isinstance(value, (str, int, float, bool))
-    return [(prefix, value if plain else str(value))]
+def flat_settings(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Setting]:
+    """Return the values of a config by dotted key, with lists as texts."""
+    settings: dict[str, Setting] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            settings |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            plain = value is None or isinstance(value, (str, int, float, bool))
+            settings[f"{prefix}{name}"] = value if plain else str(value)
+    return settings
 
 
-def _scores(status: Status, split: str) -> dict[str, Measured]:
+def _scores(status: Status) -> dict[str, Measured]:
     """Return the fractions with Wilson's interval, and the scores of the translations as sacreBLEU computed them."""
-    scores = {}
-    rows = count_at(status.test_set, "rows")
+    scores, values, rows = {}, _of_split(status), status.test_set.rows
     for score in FINAL_SCORES:
-        fraction = status.scores.get(f"{split}/{score.key}") if score.kind == "fraction" else None
-        if fraction is not None and 0 <= fraction <= 1:
+        fraction = values.get(score.key, math.nan) if score.kind == "fraction" else math.nan
+        if 0 <= fraction <= 1:
             low, high = wilson(fraction, rows) if rows else (math.nan, math.nan)
             scores[score.name] = Measured(100 * fraction, 100 * low, 100 * high)
-    for metric in status.translation:
-        value, interval = (number_at(metric, key) for key in ("value", "interval"))
-        if value is not None and interval is not None:
-            signature = text_at(metric, "signature")
-            scores[text_at(metric, "name")] = Measured(value, value - interval, value + interval, signature)
+    for one in status.translation:
+        if not math.isnan(one.value + one.interval):
+            scores[one.name] = Measured(one.value, one.value - one.interval, one.value + one.interval, one.signature)
     return scores
 
 

@@ -1,29 +1,20 @@
-"""Read and write status.json: the state of a run, and the scores of a finished run."""
+"""status.json: the state of a run, and the scores of a finished run."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError, cut, printable
-from tfm_blocks.runs.files import read_json
-from tfm_blocks.runs.folder import (
-    CHECKPOINTS,
-    STATUS,
-    WEIGHTS,
-    finite_or_null,
-    overwrite_json,
-    step_files,
-    step_of,
-    write_json,
-)
+from tfm_blocks.runs.files import json_bytes
+from tfm_blocks.runs.folder import CHECKPOINTS, STATUS, WEIGHTS, step_files, step_of
+from tfm_blocks.runs.json_file import JsonFile
 from tfm_blocks.runs.lock import holder_of
 from tfm_blocks.runs.metrics import Best
-from tfm_blocks.runs.values import count_at, list_at, mapping_at, number_at, text_at, texts_at
 
 UNFINISHED = {
     "running": "its training is still running",
@@ -40,24 +31,53 @@ RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run 
 
 
 @dataclass(frozen=True)
-class Status:
-    """The content of status.json; a field that the file lacks is None or empty.
+class Score:
+    """A corpus score with the half width of its 95 % interval over bootstrap resamples (Koehn 2004).
+
+    `signature` is sacreBLEU's description of the settings. `p` is the two-sided p-value of the difference to another
+    system, and `p_sacrebleu` the p-value of sacreBLEU's paired bootstrap. `difference_interval` is the 95 % interval of
+    `difference`.
+    """
+
+    name: str
+    value: float = math.nan
+    interval: float = math.nan
+    signature: str = ""
+    p: float | None = None
+    p_sacrebleu: float | None = None
+    difference: float | None = None
+    difference_interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class ScoredSet:
+    """The number of rows of the scored split, and its hash."""
+
+    rows: int = 0
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Status(JsonFile):
+    """The content of status.json.
 
     resume: the command that resumes the run. of: the averaged files. scored_on: the split of the scores. translation:
-    scores of the translations by sacreBLEU. test_set: its `rows` and `sha256`.
+    scores of the translations by sacreBLEU.
     """
+
+    FILE = STATUS
 
     state: str = ""
     reason: str = ""
     resume: str = ""
-    of: Sequence[str] = ()
+    of: tuple[str, ...] = ()
     steps: int | None = None
     seconds: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     scored_on: str = ""
     exact_match_by_group: Mapping[str, float] = field(default_factory=dict)
-    translation: Sequence[Mapping[str, Any]] = ()
-    test_set: Mapping[str, Any] = field(default_factory=dict)
+    translation: tuple[Score, ...] = ()
+    test_set: ScoredSet = ScoredSet()
     parameters: int | None = None
     multiply_adds: int | None = None
     lengths: Mapping[str, int] = field(default_factory=dict)
@@ -65,66 +85,22 @@ class Status:
     tokens_per_second: float | None = None
     best: Mapping[str, Best] | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the file; a finished run has all measurements."""
+        content = super().to_json()
+        if self.state != "done":
+            return content
+        omitted = {"reason", "resume", "of"} - content.keys()
+        return {name: value for name, value in asdict(self).items() if name not in omitted}
 
-def read_status(run: Path) -> Status:
-    """Read status.json. Values of another type count as missing. Raises RunError if it is not a JSON object."""
-    values = read_json(run / STATUS)
-    return Status(
-        state=text_at(values, "state"),
-        reason=text_at(values, "reason"),
-        resume=text_at(values, "resume"),
-        of=texts_at(values, "of"),
-        steps=count_at(values, "steps"),
-        seconds=number_at(values, "seconds"),
-        scores=_numbers(mapping_at(values, "scores")),
-        scored_on=text_at(values, "scored_on"),
-        exact_match_by_group=_numbers(mapping_at(values, "exact_match_by_group")),
-        translation=tuple(score for score in list_at(values, "translation") if isinstance(score, dict)),
-        test_set=mapping_at(values, "test_set"),
-        parameters=count_at(values, "parameters"),
-        multiply_adds=count_at(values, "multiply_adds"),
-        lengths=mapping_at(values, "lengths"),
-        tokens_seen=number_at(values, "tokens_seen"),
-        tokens_per_second=number_at(values, "tokens_per_second"),
-        best=_best(mapping_at(values, "best")) if "best" in values else None,
-    )
-
-
-def read_status_or_empty(run: Path) -> Status:
-    """Return an empty status if the file cannot be read: one damaged run must not hide the others."""
-    with suppress(RunError):
-        return read_status(run)
-    return Status()
-
-
-def write_status(run: Path, status: Status) -> None:
-    """Write status.json atomically. Raises OSError."""
-    write_json(run / STATUS, _record(status))
-
-
-def write_end(run: Path, status: Status) -> None:
-    """Write status.json; on a full disk, overwrite the existing file. Raises OSError."""
-    try:
-        write_status(run, status)
-    except OSError:
-        overwrite_json(run / STATUS, _record(status))
-
-
-def _record(status: Status) -> dict[str, Any]:
-    """Return the JSON object, without empty fields; a finished run has all measurements."""
-    kept = asdict(status).keys() - {"reason", "resume", "of"} if status.state == "done" else set()
-    return {name: finite_or_null(value) for name, value in asdict(status).items() if value or name in kept}
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {name: number for name in values if (number := number_at(values, name)) is not None}
-
-
-def _best(listed: Mapping[str, Any]) -> dict[str, Best]:
-    pairs = {
-        name: (number_at(one, "value"), count_at(one, "step")) for name, one in listed.items() if isinstance(one, dict)
-    }
-    return {name: Best(value, step) for name, (value, step) in pairs.items() if value is not None and step is not None}
+    def write_end(self, run: Path) -> None:
+        """Write the file; on a full disk, overwrite it in the space of its old content. Raises OSError."""
+        try:
+            self.write(run)
+        except OSError:
+            with (run / STATUS).open("r+b") as file:
+                file.write(json_bytes(self.to_json()))
+                file.truncate()
 
 
 def state_of(run: Path) -> tuple[str, str]:
@@ -132,7 +108,7 @@ def state_of(run: Path) -> tuple[str, str]:
 
     A run that is "running" but held by no live process is "interrupted".
     """
-    status = read_status_or_empty(run)
+    status = Status.read_or_empty(run)
     state = "interrupted" if status.state == "running" and not holder_of(run) else status.state
     return state, status.reason
 
@@ -154,7 +130,7 @@ def _fix(run: Path, state: str) -> str:
     kept = step_files(run / CHECKPOINTS)
     fixes = {"running": "wait until it ends", "done": "restore it"}
     if state in RESUMABLE:
-        fixes[state] = f"{read_status_or_empty(run).resume or f'python train.py resume={run}'} resumes it"
+        fixes[state] = f"{Status.read_or_empty(run).resume or f'python train.py resume={run}'} resumes it"
     if kept:
         command = f"tfm translate {run} --checkpoint last uses its weights after step {step_of(kept[-1]):,}"
         return f"{fixes[state]}, or: {command}" if state in fixes else command

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sacrebleu.metrics.base import Metric
@@ -11,27 +10,10 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+from tfm_blocks.runs.status import Score
+
 RESAMPLES = 1000
 TOKENISED = "BLEU, tokenised lower-cased"
-
-
-@dataclass(frozen=True)
-class Score:
-    """A corpus score with the half width of its 95 % interval over bootstrap resamples (Koehn 2004).
-
-    `signature` is sacreBLEU's description of the settings. `p` is the two-sided p-value of the difference to another
-    system, and `p_sacrebleu` the p-value of sacreBLEU's paired bootstrap. `difference_interval` is the 95 % interval of
-    `difference`.
-    """
-
-    name: str
-    value: float
-    interval: float
-    signature: str
-    p: float | None = None
-    p_sacrebleu: float | None = None
-    difference: float | None = None
-    difference_interval: tuple[float, float] | None = None
 
 
 def metrics(tokenizer: str, *, tokenised: bool) -> dict[str, Metric]:

@@ -1,14 +1,22 @@
-"""Scores of a text as functions of sums over its lines, so that a test can recompute them for thousands of texts."""
+"""Scores of a text as functions of sums over its lines, so that a test can recompute them for thousands of texts.
+
+The statistics of a line are the numbers that are summed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from sacrebleu.metrics.base import Metric
+
+from tfm_blocks.scoring.corpus import metrics
 
 Floats = npt.NDArray[np.float64]
+Statistics = Mapping[str, Floats]  # statistics_NK of a text, by the name of the measure
 NGRAMS = 4  # of BLEU
 BETA = 2  # of chrF: recall counts BETA times as much as precision
 
@@ -69,3 +77,21 @@ MEASURES = {
         Measure("perplexity", lambda sums_RK: np.exp(mean(sums_RK))),
     )
 }
+
+
+def line_statistics(outputs: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, Floats]:
+    """Return the statistics of exact match, BLEU with sacreBLEU's `tokenizer`, chrF and TER."""
+    pairs = zip(outputs, references, strict=True)
+    statistics = {"exact match": np.array([[output == reference, 1] for output, reference in pairs], np.float64)}
+    for name, metric in _metrics(tokenizer, tuple(references)).items():
+        statistics[name] = np.array(metric._extract_corpus_statistics(outputs, None), np.float64)
+    return statistics
+
+
+@lru_cache(maxsize=1)
+def _metrics(tokenizer: str, references: tuple[str, ...]) -> dict[str, Metric]:
+    """Return sacreBLEU's metrics with cached statistics of the references, which the runs of a comparison share."""
+    by_name = metrics(tokenizer, tokenised=False)
+    for metric in by_name.values():
+        metric._ref_cache = metric._cache_references([references])
+    return by_name

@@ -7,16 +7,20 @@ the same weight, so the systems may have different numbers of runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from statistics import fmean
+from typing import cast
 
 import numpy as np
+from sacrebleu.metrics.base import Metric
+from sacrebleu.significance import PairedTest, Result
 
+from tfm_blocks.runs.status import Score
 from tfm_blocks.scoring.corpus import RESAMPLES
-from tfm_blocks.scoring.line_statistics import Floats, Statistics
-from tfm_blocks.scoring.measures import MEASURES, Measure
-from tfm_blocks.scoring.student import quantile
+from tfm_blocks.scoring.measures import MEASURES, Floats, Measure, Statistics
+from tfm_blocks.scoring.significance import quantile
 
 TRIALS = 10_000  # of the randomization test, as in sacreBLEU
 CHUNK = 500  # trials at a time: 8 MB for 2,000 sentences
@@ -115,3 +119,34 @@ def _resamples(lines: int) -> Floats:
     random = np.random.default_rng(None if seed.lower() == "none" else int(seed))
     lines_RN = random.choice(lines, size=(RESAMPLES, lines), replace=True)
     return np.stack([np.bincount(lines_N, minlength=lines) for lines_N in lines_RN]).astype(np.float64)
+
+
+def compare(
+    baseline: Sequence[str], outputs: Sequence[str], references: Sequence[str], metrics: Mapping[str, Metric]
+) -> tuple[list[Score], list[Score]]:
+    """Return the scores of a baseline and of a system, the latter with p-values and differences."""
+    systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("system", list(outputs))]
+    pairs = []
+    for name, metric in metrics.items():
+        signatures, results = PairedTest(systems, {name: metric}, [list(references)], "bs", RESAMPLES)()
+        ((key, signature),) = signatures.items()
+        before, after = (_score(name, result, str(signature)) for result in cast(list[Result], results[key]))
+        pairs.append((before, _tested(before, after, *(_lines(metric, text, references) for _, text in systems))))
+    return [before for before, _ in pairs], [after for _, after in pairs]
+
+
+def _score(name: str, result: Result, signature: str) -> Score:
+    return Score(name, float(result.score), float(result.ci or 0), signature, p_sacrebleu=result.p_value)
+
+
+def _lines(metric: Metric, outputs: Sequence[str], references: Sequence[str]) -> Floats:
+    return np.array(metric._extract_corpus_statistics(list(outputs), [list(references)]), np.float64)
+
+
+def _tested(before: Score, after: Score, before_NK: Floats, after_NK: Floats) -> Score:
+    """Add the test over sentences. BLEU of tokenised text has the formula of BLEU."""
+    measure = MEASURES[after.name.partition(",")[0]]
+    systems = [{measure.name: before_NK}], [{measure.name: after_NK}]
+    (p,) = p_over_sentences(*systems).values()
+    interval = interval_over_sentences(measure, *systems)
+    return replace(after, p=p, difference=after.value - before.value, difference_interval=interval)

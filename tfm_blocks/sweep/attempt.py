@@ -6,10 +6,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfm_blocks.sweep.job import DONE, SweepJob
+from tfm_blocks.sweep.job import DONE, JobResult, SweepJob, result_of
 from tfm_blocks.sweep.launcher import Worker
 from tfm_blocks.sweep.progress import Progress
-from tfm_blocks.sweep.result import JobResult, result_of
 
 
 @dataclass

@@ -25,17 +25,14 @@ def check_jobs(
     jobs: Sequence[Sequence[str]], compose: Callable[[list[str]], Composed], check: Callable[[Composed], CheckedModel]
 ) -> list[CheckedJob]:
     """Compose and check each job. A ConfigError becomes the problems of its job."""
-    return [_check_job(overrides, compose, check) for overrides in jobs]
-
-
-def _check_job(
-    overrides: Sequence[str], compose: Callable[[list[str]], Composed], check: Callable[[Composed], CheckedModel]
-) -> CheckedJob:
-    try:
-        checked = check(compose(list(overrides)))
-        return CheckedJob(overrides, checked, count_parameters(checked.spec))
-    except ConfigError as error:
-        return CheckedJob(overrides, problems=error.problems)
+    found = []
+    for overrides in jobs:
+        try:
+            checked = check(compose(list(overrides)))
+            found.append(CheckedJob(overrides, checked, count_parameters(checked.spec)))
+        except ConfigError as error:
+            found.append(CheckedJob(overrides, problems=error.problems))
+    return found
 
 
 def refuse_wrong(jobs: Sequence[CheckedJob]) -> None:

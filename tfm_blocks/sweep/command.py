@@ -7,21 +7,36 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tfm_blocks.compose.command_line import job_options
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.sweep import (
+    SweepRequest,
+    choose_first_values,
+    combinations,
+    compose_job,
+    list_values,
+    read_sweep,
+)
+from tfm_blocks.distributed.cluster import refuse_launched_sweep
 from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.launch.check import CheckedRun
+from tfm_blocks.report.compare import show_comparison
+from tfm_blocks.report.comparison import compare_runs
+from tfm_blocks.report.lists import show_jobs
+from tfm_blocks.runs.lock import hold
+from tfm_blocks.runs.sweep import WAITING
+from tfm_blocks.sweep.check import CheckedJob, check_jobs, refuse_wrong
+from tfm_blocks.sweep.engine import JobSource, Sweep
+from tfm_blocks.sweep.job import DONE, WRONG, SweepJob
+from tfm_blocks.sweep.launcher import read_launcher
+from tfm_blocks.sweep.naming import job_names, sweep_name
+from tfm_blocks.sweep.random_values import draw_jobs
+from tfm_blocks.sweep.record import SweepFolder, adopt_names, claim_sweep, expect_unchanged, state_before
+from tfm_blocks.sweep.settings import SweepSettings, read_sweep_settings, with_parallel
+from tfm_blocks.sweep.view import show_end
 
-if TYPE_CHECKING:
-    from tfm_blocks.compose.resolve import Composed
-    from tfm_blocks.compose.sweep import SweepRequest
-    from tfm_blocks.launch.check import CheckedRun
-    from tfm_blocks.sweep.check import CheckedJob
-    from tfm_blocks.sweep.engine import JobSource, Sweep
-    from tfm_blocks.sweep.job import SweepJob
-    from tfm_blocks.sweep.record import SweepFolder
-    from tfm_blocks.sweep.settings import SweepSettings
-
-Check = Callable[["Composed"], "CheckedRun"]
+Check = Callable[[Composed], CheckedRun]
 ROOT = Path("runs")
 PREEMPTED = 75
 
@@ -32,24 +47,15 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
     A grid succeeds if all jobs are done, a search by optuna if one trial is done. Raises ConfigError before any job
     starts.
     """
-    from tfm_blocks.compose.command_line import job_options
-    from tfm_blocks.compose.sweep import read_sweep
-    from tfm_blocks.distributed.cluster import refuse_launched_sweep
-    from tfm_blocks.runs.lock import hold
-    from tfm_blocks.sweep.engine import Sweep
-    from tfm_blocks.sweep.launcher import read_launcher
-    from tfm_blocks.sweep.naming import sweep_name
-    from tfm_blocks.sweep.record import claim_sweep, expect_unchanged
-    from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
-
     refuse_launched_sweep(os.environ)
     asked = read_sweep(arguments)
     chosen = read_launcher(asked.launcher)
-    settings = read_sweep_settings(with_parallel(asked.settings, on_cluster=chosen.kind.on_cluster))
+    settings = read_sweep_settings(with_parallel(asked.settings, on_cluster=chosen.on_cluster))
     jobs = _jobs(asked, settings, chosen.check)
     command = shlex.join([*program, *arguments])
     launcher = chosen.open(settings.parallel, settings.timeout)
-    name, configs = settings.name or sweep_name(asked.swept), _configs(jobs, settings)
+    name = settings.name or sweep_name(asked.swept)
+    configs = [job.config for job in jobs if settings.method != "optuna"]  # a search is known by its overrides alone
     folder = claim_sweep(ROOT, name, asked.texts, command, [*program, *job_options(arguments)], configs)
     with launcher, hold(folder.path):
         source = _source(folder, jobs, asked, settings, chosen.check)
@@ -62,31 +68,27 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
 
 
 def _jobs(asked: SweepRequest, settings: SweepSettings, check: Check) -> list[SweepJob]:
-    """Return all jobs; for a search by optuna, one job with the first value of each key. Raises ConfigError."""
-    from tfm_blocks.compose.sweep import choose_first_values, combinations
-    from tfm_blocks.sweep.random_values import draw_jobs
+    """Print and return all jobs; for a search by optuna, one job with the first value of each key.
 
+    Raises ConfigError if any of them cannot start.
+    """
     if settings.method == "random":
-        return _named(_checked(draw_jobs(asked.parts, settings.trials, settings.seed), asked, check), asked)
-    if settings.method == "optuna":
+        overrides = draw_jobs(asked.parts, settings.trials, settings.seed)
+    elif settings.method == "optuna":
         import tfm_blocks.sweep.search  # noqa: F401  raises ConfigError if optuna is missing
 
-        return _named(_checked([choose_first_values(asked.parts)], asked, check), asked)
-    return _named(_checked(combinations(asked.parts), asked, check), asked)
-
-
-def _configs(jobs: Sequence[SweepJob], settings: SweepSettings) -> set[str]:
-    """Return the configs by which the sweep finds its folder again; a search finds it by its overrides alone."""
-    return {job.config for job in jobs} if settings.method != "optuna" else set()
+        overrides = [choose_first_values(asked.parts)]
+    else:
+        overrides = combinations(asked.parts)
+    checked = check_jobs(overrides, lambda texts: compose_job(texts, asked.config_dir), check)
+    show_jobs([(job.overrides, job.parameters, job.problems) for job in checked])
+    refuse_wrong(checked)
+    return _named(checked, asked)
 
 
 def _source(
     folder: SweepFolder, jobs: list[SweepJob], asked: SweepRequest, settings: SweepSettings, check: Check
 ) -> JobSource:
-    from tfm_blocks.sweep.engine import Grid
-    from tfm_blocks.sweep.job import DONE
-    from tfm_blocks.sweep.record import adopt_names, state_before
-
     if settings.method == "optuna":
         from tfm_blocks.sweep.search import Study
 
@@ -95,15 +97,11 @@ def _source(
     for job in jobs:
         if state_before(folder, job) == "done":
             job.state = DONE
-    return Grid(jobs)
+    return JobSource(jobs)
 
 
 def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: SweepJob, check: Check) -> SweepJob:
     """Return the job of a trial. A job that cannot start takes the config of `sample` and states the reason."""
-    from tfm_blocks.compose.sweep import compose_job
-    from tfm_blocks.sweep.check import check_jobs
-    from tfm_blocks.sweep.job import WRONG, SweepJob
-
     _expect_same_conf(sample, asked)
     (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.config_dir), check)
     if found.checked is None:
@@ -117,38 +115,19 @@ def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: S
 
 def _expect_same_conf(sample: SweepJob, asked: SweepRequest) -> None:
     """Raise ConfigError if files of conf/ changed the config of the sample since the search started."""
-    from tfm_blocks.compose.sweep import compose_job
-
     if replace(sample, composed=compose_job(sample.overrides, asked.config_dir)).config != sample.config:
         rule = "a file of conf/ has changed since the search started, so its trials could not be compared"
         raise ConfigError(Problem("sweep", rule, help="restore the file, or write sweep.name=… for a new search"))
 
 
 def _size(source: JobSource, settings: SweepSettings) -> str:
-    from tfm_blocks.sweep.job import WAITING
-
     before = sum(job.state != WAITING for job in source.jobs)
     count, kind = (settings.trials, "trials") if settings.method == "optuna" else (len(source.jobs), "jobs")
     done = f", {before} done before" if before else ""
     return f"{count} {kind}{done}, {min(settings.parallel, count)} at a time"
 
 
-def _checked(overrides: Sequence[list[str]], asked: SweepRequest, check: Check) -> list[CheckedJob]:
-    """Print the jobs and return them checked. Raises ConfigError if any of them cannot start."""
-    from tfm_blocks.compose.sweep import compose_job
-    from tfm_blocks.report.jobs import show_jobs
-    from tfm_blocks.sweep.check import check_jobs, refuse_wrong
-
-    found = check_jobs(overrides, lambda texts: compose_job(texts, asked.config_dir), check)
-    show_jobs([(job.overrides, job.parameters, job.problems) for job in found])
-    refuse_wrong(found)
-    return found
-
-
 def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
-    from tfm_blocks.launch.check import CheckedRun
-    from tfm_blocks.sweep.job import SweepJob
-
     names = _names([job.overrides for job in jobs], asked)
     return [
         SweepJob(name, job.overrides, job.checked.composed, job.checked.settings)
@@ -158,19 +137,11 @@ def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
 
 
 def _names(jobs: Sequence[Sequence[str]], asked: SweepRequest) -> list[str]:
-    from tfm_blocks.compose.sweep import list_values
-    from tfm_blocks.sweep.naming import job_names
-
     return job_names(asked.swept, [list_values(overrides, asked.swept) for overrides in jobs])
 
 
 def _print_results(sweep: Sweep, command: str, number: int) -> int:
     """Print the result of each job, the comparison of finished runs, and the next command. Return the exit status."""
-    from tfm_blocks.report.compare import show_comparison
-    from tfm_blocks.report.comparison import compare_runs
-    from tfm_blocks.sweep.job import DONE
-    from tfm_blocks.sweep.view import show_end
-
     rows = sweep.rows()
     show_end(rows, str(sweep.folder.path))
     if sum(row.state == DONE for row in rows) > 1:

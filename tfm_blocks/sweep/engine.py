@@ -6,12 +6,12 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Protocol
 
 from tfm_blocks.distributed.signals import defer_signals, pending_signal
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.runs.lock import holder_of
+from tfm_blocks.runs.sweep import WAITING
 from tfm_blocks.sweep.attempt import Attempt
 from tfm_blocks.sweep.job import (
     DONE,
@@ -21,14 +21,13 @@ from tfm_blocks.sweep.job import (
     RUNNING,
     STOPPED,
     TIMED_OUT,
-    WAITING,
     WORTH_A_RETRY,
+    JobResult,
     SweepJob,
 )
 from tfm_blocks.sweep.launcher import Launcher, RefusedError, Worker
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.record import SweepFolder, archive_previous, plugins_of, state_before
-from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.sweep.settings import SweepSettings
 from tfm_blocks.sweep.view import SweepRow, SweepView
 
@@ -37,32 +36,11 @@ METRICS_INTERVAL = 1.0  # seconds between two reads of their metrics
 SUBMIT_INTERVAL = 30.0  # seconds between two submissions to a full cluster
 
 
-class JobSource(Protocol):
-    """The jobs of a sweep. A grid knows all jobs at the start; a search creates them one by one."""
+class JobSource:
+    """The jobs of a sweep. A grid knows all jobs at the start; a search, which is a subclass, creates them one by one.
 
-    metric: str
-    jobs: list[SweepJob]
-    waiting: list[SweepJob]  # the jobs that `next` will return
-
-    @property
-    def succeeded(self) -> bool:
-        """Return True if the finished jobs suffice for exit status 0."""
-
-    def news(self) -> str:
-        """Return one line that summarises the jobs, such as the best trial; empty if the table is enough."""
-
-    def next(self) -> SweepJob | None:
-        """Return the next job to start; None if there is none now."""
-
-    def should_prune(self, job: SweepJob, progress: Progress) -> bool:
-        """Return True if a running job should stop early because other jobs scored better at the same point."""
-
-    def ended(self, job: SweepJob, progress: Progress) -> None:
-        """Record the final state of a job; called once for each job."""
-
-
-class Grid:
-    """Jobs that are all known before the first one starts."""
+    `waiting` are the jobs that `next` will return, and `metric` is the validation score that `Progress` reads.
+    """
 
     metric = OBJECTIVE
 
@@ -70,21 +48,25 @@ class Grid:
         self.jobs = jobs
         self.waiting = [job for job in jobs if job.state == WAITING]
 
-    def next(self) -> SweepJob | None:
-        return self.waiting.pop(0) if self.waiting else None
-
     @property
     def succeeded(self) -> bool:
+        """Return True if the finished jobs suffice for exit status 0."""
         return all(job.state == DONE for job in self.jobs)
 
     def news(self) -> str:
+        """Return one line that summarises the jobs, such as the best trial; empty if the table is enough."""
         return ""
 
+    def next(self) -> SweepJob | None:
+        """Return the next job to start; None if there is none now."""
+        return self.waiting.pop(0) if self.waiting else None
+
     def should_prune(self, job: SweepJob, progress: Progress) -> bool:
+        """Return True if a running job should stop early because other jobs scored better at the same point."""
         return False
 
     def ended(self, job: SweepJob, progress: Progress) -> None:
-        pass
+        """Record the final state of a job; called once for each job."""
 
 
 class Sweep:

@@ -1,23 +1,31 @@
-"""A job of a sweep and its state."""
+"""A job of a sweep, its states, and the result of each start: a state and the reason in a line."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.runs.status import Status
+from tfm_blocks.runs.sweep import WAITING, JobEntry
 from tfm_blocks.training.settings import RunSettings
 
-WAITING, RUNNING, DONE, STOPPED, PRUNED = "waiting", "running", "done", "stopped", "pruned"
+RUNNING, DONE, STOPPED, PRUNED = "running", "done", "stopped", "pruned"
 WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR = (
     "wrong config", "diverged", "out of memory", "killed", "timed out", "error",
 )  # fmt: skip
 NOT_STARTED = "not started"  # another process trained it for longer than the timeout
 FAILED = frozenset({WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR})
 WORTH_A_RETRY = frozenset({MEMORY, KILLED, TIMED_OUT, ERROR})  # a retry after the other failures would fail again
+TAIL = 65_536  # bytes at the end of a log that are searched for errors
+BY_STATUS = {0: DONE, 2: WRONG, 3: DIVERGED, 75: STOPPED}
+_MEMORY = re.compile(r"OutOfMemoryError|MemoryError|DefaultCPUAllocator|does not fit in memory|out of memory", re.I)
+_SIGNAL = re.compile(r"ended with (SIG[A-Z0-9]+)")
 NOT_OF_THE_RUN = ("name", "sweep_name", "resume", "verify")
 
 
@@ -48,13 +56,50 @@ class SweepJob:
         return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
-    def record(self) -> dict[str, Any]:
+    def entry(self) -> JobEntry:
         """The entry of the job in sweep.json."""
-        return {
-            "name": self.name,
-            "overrides": list(self.overrides),
-            "log": self.log,
-            "config": self.config,
-            "state": self.state,
-            "reason": self.reason,
-        }
+        return JobEntry(self.name, tuple(self.overrides), self.log, self.config, self.state, self.reason)
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """A state, which is a constant of this module, and the reason for it."""
+
+    state: str
+    reason: str = ""
+
+
+def result_of(status: int, run: Path, log: Path, begin: int) -> JobResult:
+    """Return the result of a job with this exit status; its output begins at byte `begin` of its log."""
+    reason = _find_reason(run, log, begin)
+    if status in BY_STATUS:
+        return JobResult(BY_STATUS[status], reason if status else "")
+    if status > 128:
+        return JobResult(KILLED, _signal_name(status - 128))
+    if found := _SIGNAL.search(reason):  # the other ranks reported the signal of one rank
+        return JobResult(KILLED, f"{found[1]}: {reason}")
+    return JobResult(MEMORY if _MEMORY.search(reason) else ERROR, reason)
+
+
+def _signal_name(number: int) -> str:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"{name}, which often means too little memory" if number == signal.SIGKILL else name
+
+
+def _find_reason(run: Path, log: Path, begin: int) -> str:
+    """Return the reason in status.json, else the last error in the log, else the last line of the log."""
+    status = Status.read_or_empty(run)
+    if status.state not in ("running", "done") and status.reason:
+        return status.reason
+    lines = [line for line in _end_of(log, begin).splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1].strip()
+
+
+def _end_of(log: Path, begin: int) -> str:
+    """Return the end of the log, or nothing if a shared file system does not show it yet."""
+    if not log.is_file():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(begin, log.stat().st_size - TAIL))
+        return file.read().decode("utf-8", "replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,14 +12,22 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.folder import write_json
-from tfm_blocks.sweep.device_pool import clean
+from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.runs.files import read_json, write_json
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 REMOTE_RUNNER = Path(__file__).with_name("remote_runner.py")
 QUEUED = ".submitit"  # subfolder of a sweep: a folder per job with its job files and submitit's files
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_OF_ANOTHER = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(LOCAL|GROUP|ROLE|NODE)_(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)"
+    r"|(TORCHELASTIC|PL|OMPI_COMM)_.*|WANDB_(SERVICE|RUN_ID|RESUME)"
+)
+
+
+def clean(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the variables of a launcher or of a run in this process."""
+    return {name: value for name, value in environment.items() if not _OF_ANOTHER.fullmatch(name)}
 
 
 def supervised(command: Sequence[str]) -> list[str]:
@@ -125,4 +134,6 @@ def _all(folder: Path) -> list[JobFile]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the content, or nothing if the file is missing or a shared file system cannot read it now."""
-    return read_or_empty(path)
+    with suppress(RunError):
+        return read_json(path)
+    return {}

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
-from pydantic import create_model
+from pydantic import BeforeValidator, create_model
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.config.implementations import implementation, names_of
-from tfm_blocks.config.settings import Settings, read_settings
+from tfm_blocks.config.settings import CountOrZero, RuleError, Settings, implementation, names_of, read_settings
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.launch.check import CheckedRun, check_remote_run
-from tfm_blocks.sweep.result import JobResult
+from tfm_blocks.sweep.job import JobResult
+from tfm_blocks.sweep.job_file import refuse, unfinished_job_files
 from tfm_blocks.training.settings import TrainerSettings
 
 PACKAGE = "tfm_blocks.sweep.launchers"
+BYTES = {"MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 
 
 class RefusedError(Exception):
@@ -51,68 +52,83 @@ class Worker(Protocol):
         """Return when the killed job has exited, or when the cluster guarantees that it will."""
 
 
-class Launcher(AbstractContextManager[None], Protocol):
-    """Start jobs. Use it as a context manager. `queue` describes where jobs wait until they run."""
+class Launcher(AbstractContextManager[object]):
+    """Start jobs. `queue` describes where jobs wait until they run."""
 
-    queue: str
+    queue = ""
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """Run the command and append its output to the log. Raises RefusedError."""
+        raise NotImplementedError
 
     def find(self, sweep: Path) -> dict[str, Worker]:
         """Return the workers that an earlier command started in this folder and that may still run, by job name.
 
         Raises ConfigError if another launcher started them.
         """
+        refuse(unfinished_job_files(sweep))
+        return {}
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: the workers end by themselves."""
 
 
-@dataclass(frozen=True)
-class LauncherKind:
-    """A launcher that a config can name.
+class LauncherSettings(Settings):
+    """Settings of a launcher, from which it is opened. `on_cluster`: True if the launcher has a queue."""
 
-    open: creates it from its settings, the number of concurrent jobs, and the timeout of a job in seconds.
-    check: returns the settings of a job that the launcher can train, and raises ConfigError for others.
-    on_cluster: True if the launcher has a queue.
-    """
-
-    settings: type[Settings]
-    open: Callable[[Any, int, float | None], Launcher]
-    check: Callable[[Any, Composed], CheckedRun]
-    on_cluster: bool = True
-
-
-@dataclass(frozen=True)
-class ChosenLauncher:
-    """A launcher with its settings."""
-
-    kind: LauncherKind
-    settings: Settings
+    on_cluster: ClassVar[bool] = True
 
     def open(self, parallel: int, timeout: float | None) -> Launcher:
-        """Return the launcher. Raises ConfigError if its cluster does not exist."""
-        return self.kind.open(self.settings, parallel, timeout)
+        """Return the launcher of at most `parallel` concurrent jobs. Raises ConfigError if its cluster does not exist.
+
+        `timeout` is the number of seconds after which a running job is stopped.
+        """
+        raise NotImplementedError
 
     def check(self, composed: Composed) -> CheckedRun:
-        """Return the settings of a job. Raises ConfigError if the launcher cannot train it."""
-        return self.kind.check(self.settings, composed)
+        """Return the settings of a job on one machine. Raises ConfigError if the launcher cannot train it."""
+        run = check_remote_run(composed)
+        nodes = run.settings.trainer.num_nodes
+        if nodes > 1:
+            rule = f"is {nodes}, and this launcher runs each job on one machine"
+            help = "leave it out, or submit to Slurm: launcher=slurm"
+            raise ConfigError(Problem("trainer.num_nodes", rule, help=help))
+        return run
 
 
-def read_launcher(mapping: Mapping[str, Any]) -> ChosenLauncher:
+def _bytes(value: object) -> int | None:
+    """Return the number of bytes of a size such as 32GB."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d{0,8})(MB|GB|TB)", str(value))
+    if not found:
+        raise RuleError(f"must be a size of memory, but is {shown(value)}", "write 500MB, 32GB or 1TB")
+    return int(found[1]) * BYTES[found[2]]
+
+
+class ClusterSettings(LauncherSettings):
+    """The resources of each job.
+
+    gpus: per node; null: the job's number of devices per node if they are CUDA devices, else 0. memory: bytes per node.
+    """
+
+    gpus: CountOrZero | None
+    memory: Annotated[int | None, BeforeValidator(_bytes, json_schema_input_type=str | None)]
+
+    def gpus_of(self, trainer: TrainerSettings) -> int:
+        """Return the number of GPUs on each node of a job."""
+        if self.gpus is not None:
+            return self.gpus
+        return trainer.devices if trainer.accelerator == "cuda" else 0
+
+
+def read_launcher(mapping: Mapping[str, Any]) -> LauncherSettings:
     """Return the chosen launcher. Raises ConfigError with all problems, or if its library is not installed."""
     name, known = mapping.get("name"), names_of(PACKAGE)
     if name not in known:
         rule = f"must be one of {', '.join(known)}, but is {shown(name)}"
         raise ConfigError(Problem("launcher.name", rule, help=suggest(str(name), known)))
-    kind: LauncherKind = implementation(PACKAGE, str(name), "LAUNCHER")
-    wrapper: Any = create_model("_Launcher", __base__=Settings, launcher=(kind.settings, ...))
-    return ChosenLauncher(kind, read_settings(wrapper, {"launcher": mapping}).launcher)
-
-
-def check_on_one_node(settings: Settings, composed: Composed) -> CheckedRun:
-    """Check a job for a launcher that runs each job on one machine."""
-    run = check_remote_run(composed)
-    nodes = run.settings.trainer.num_nodes
-    if nodes > 1:
-        rule = f"is {nodes}, and this launcher runs each job on one machine"
-        raise ConfigError(Problem("trainer.num_nodes", rule, help="leave it out, or submit to Slurm: launcher=slurm"))
-    return run
+    settings: type[LauncherSettings] = implementation(PACKAGE, str(name), "LAUNCHER")
+    wrapper: Any = create_model("_Launcher", __base__=Settings, launcher=(settings, ...))
+    launcher: LauncherSettings = read_settings(wrapper, {"launcher": mapping}).launcher
+    return launcher

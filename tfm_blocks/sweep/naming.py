@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+
+from tfm_blocks.runs.folder import numbered_names
 
 LONGEST = 80  # characters; leaves room for .log and a number
 UNSWEPT = "sweep", "run"  # the names of a sweep without varying keys, and of its job
@@ -20,7 +22,7 @@ def job_names(swept: Sequence[str], values: Sequence[Sequence[str]]) -> list[str
     keys, names = short_keys(swept), []
     for row in values:
         name = _cut("_".join(f"{key}-{text}" for key, text in zip(keys, row, strict=True))) or UNSWEPT[1]
-        names.append(next(one for one in _numbered(name) if one not in names))
+        names.append(next(one for one in numbered_names(name) if one not in names))
     return names
 
 
@@ -28,12 +30,6 @@ def short_keys(keys: Sequence[str]) -> list[str]:
     """Return the last part of each key, or the whole key if another key ends with the same part."""
     ends = [key.rpartition(".")[2] for key in keys]
     return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    for count in range(2, 1_000_000):
-        yield f"{name}-{count}"
 
 
 def _cut(name: str) -> str:

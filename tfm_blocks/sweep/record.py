@@ -6,23 +6,19 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from tfm_blocks.compose.job_config import job_record
-from tfm_blocks.errors import ConfigError, Problem, RunError, shown
-from tfm_blocks.runs.config import read_config
-from tfm_blocks.runs.files import read_or_empty
-from tfm_blocks.runs.folder import RUN, SWEEP, write_json
-from tfm_blocks.runs.status import read_status_or_empty
-from tfm_blocks.runs.sweep import job_records
-from tfm_blocks.runs.values import count_at
+from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.runs.files import write_json
+from tfm_blocks.runs.folder import CONFIG, RUN, numbered_names
+from tfm_blocks.runs.record import flat_settings, read_recorded_settings
+from tfm_blocks.runs.status import Status
+from tfm_blocks.runs.sweep import JobEntry, SweepFile
 from tfm_blocks.sweep.job import NOT_OF_THE_RUN, SweepJob
 
-FORMAT = 1
 JOBS = ".jobs"  # folder of the job files, each with a checked config
 JOURNAL = "optuna.journal"  # journal of a search
 
@@ -31,15 +27,15 @@ JOURNAL = "optuna.journal"  # journal of a search
 class SweepFolder:
     """The folder `runs/NAME`. The overrides `asked` identify the sweep; `command` is the last command line.
 
-    `program` holds the first words of a command line that trains one job without the sweep. `known` holds the job
-    records that sweep.json had when this command started, by name.
+    `program` holds the first words of a command line that trains one job without the sweep. `known` holds the jobs that
+    sweep.json had when this command started, by name.
     """
 
     path: Path
     asked: Sequence[str]
     command: str
     program: Sequence[str]
-    known: Mapping[str, Mapping[str, Any]]
+    known: Mapping[str, JobEntry]
 
     def run(self, job: SweepJob) -> Path:
         """Return the run folder of a job."""
@@ -47,9 +43,8 @@ class SweepFolder:
 
     def write(self, jobs: Sequence[SweepJob]) -> None:
         """Write sweep.json atomically, with these jobs and the further jobs of earlier commands."""
-        record = {"format": FORMAT, "command": self.command, "asked": list(self.asked)}
-        records = {**self.known, **{job.name: job.record for job in jobs}}
-        write_json(self.path / SWEEP, {**record, "jobs": list(records.values())})
+        entries = {**self.known, **{job.name: job.entry for job in jobs}}
+        SweepFile(command=self.command, asked=tuple(self.asked), jobs=tuple(entries.values())).write(self.path)
 
     def write_job(self, job: SweepJob) -> Path:
         """Write the job file, from which the process of the job reads its config."""
@@ -75,15 +70,13 @@ def claim_sweep(
     in `configs`, the hashes of this command's jobs; this does not hold for the folder of an optuna search.
     """
     root.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        path = root / (name if number == 1 else f"{name}-{number}")
+    for path in (root / numbered for numbered in numbered_names(name)):
         try:
             path.mkdir()
         except FileExistsError:
-            record = read_or_empty(path / SWEEP)
-            known = job_records(path)
-            same = record.get("asked") == list(asked)
-            shared = any(job.get("config") in configs for job in known.values()) and not (path / JOURNAL).exists()
+            before = SweepFile.read_or_empty(path)
+            known, same = before.by_name, before.asked == tuple(asked)
+            shared = any(job.config in configs for job in known.values()) and not (path / JOURNAL).exists()
             if same or shared or not any(path.iterdir()):
                 return SweepFolder(path, asked, command, program, known)
         else:
@@ -94,8 +87,8 @@ def claim_sweep(
 def adopt_names(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
     """Rename each job that the folder already contains to its name in the folder."""
     names: defaultdict[str, list[str]] = defaultdict(list)
-    for name, record in folder.known.items():
-        names[str(record.get("config"))].append(name)
+    for name, entry in folder.known.items():
+        names[entry.config].append(name)
     for job in jobs:
         if known := names[job.config]:
             job.name = known.pop(0)
@@ -103,9 +96,7 @@ def adopt_names(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
 
 def expect_unchanged(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
     """Raise ConfigError if the config of a job changed although its overrides are the same."""
-    problems = [
-        _changed(folder, job) for job in jobs if job.config != folder.known.get(job.name, job.record).get("config")
-    ]
+    problems = [_changed(folder, job) for job in jobs if job.config != folder.known.get(job.name, job.entry).config]
     if problems:
         first = Problem("sweep", f"{len(problems)} of {len(jobs)} jobs are not what {folder.path} was begun with")
         raise ConfigError([first, *problems])
@@ -113,31 +104,22 @@ def expect_unchanged(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
 
 def _changed(folder: SweepFolder, job: SweepJob) -> Problem:
     help = "restore what it was, or write sweep.name=… for a new sweep"
-    before: Mapping[str, Any] = {}
-    with suppress(RunError):
-        before = read_config(folder.run(job))[1]
-    now = job.composed.with_vocab(count_at(before, "vocab") or 0).mapping if before else {}
-    changes = [f"{key} was {shown(old)} and is {shown(new)}" for key, old, new in _differences(before, now)]
+    before = read_recorded_settings(folder.run(job) / CONFIG)
+    vocab = before.get("vocab")
+    now = flat_settings(job.composed.with_vocab(vocab if type(vocab) is int else 0).mapping)
+    keys = [key for key in {**before, **now} if key.partition(".")[0] not in NOT_OF_THE_RUN]
+    changes = [
+        f"{key} was {shown(before.get(key))} and is {shown(now.get(key))}"
+        for key in keys
+        if before and before.get(key) != now.get(key)
+    ]
     return Problem(job.name, "; ".join(changes[:3]) or "its config has changed in conf/", help=help)
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    differences: list[tuple[str, Any, Any]] = []
-    for key in dict.fromkeys((*before, *now)):
-        old, new = before.get(key), now.get(key)
-        if old == new or (not prefix and key in NOT_OF_THE_RUN):
-            continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            differences += _differences(old, new, f"{prefix}{key}.")
-        else:
-            differences.append((f"{prefix}{key}", old, new))
-    return differences
 
 
 def state_before(folder: SweepFolder, job: SweepJob) -> str:
     """Return the state in which the job's run last ended; empty if it has not started."""
     run = folder.run(job)
-    return read_status_or_empty(run).state if (run / RUN).is_file() else ""
+    return Status.read_or_empty(run).state if (run / RUN).is_file() else ""
 
 
 def archive_previous(folder: SweepFolder, job: SweepJob) -> None:

@@ -15,44 +15,40 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-Supervisor = subprocess.Popen[bytes]
 LOOK = 0.2  # seconds between two checks for signals
 SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def start_supervised(
-    command: Sequence[str], log: str | None, folder: str, environment: Mapping[str, str]
-) -> Supervisor:
-    """Start a command, which begins with its supervisor, in a separate session; both end with this process.
+class Supervised:
+    """A command, which begins with its supervisor, in a separate session; both end with this process.
 
     The output is appended to the log; without a log it goes to the output of this process.
     """
-    with Path(log).open("ab") if log else nullcontext() as file:
-        return subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT if file else None,
-            env=environment,
-            start_new_session=True,
-        )
 
+    def __init__(self, command: Sequence[str], log: str | None, folder: str, environment: Mapping[str, str]) -> None:
+        with Path(log).open("ab") if log else nullcontext() as file:
+            self.supervisor = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT if file else None,
+                env=environment,
+                start_new_session=True,
+            )
 
-def stop(supervisor: Supervisor) -> None:
-    """Request that the job stops with a checkpoint."""
-    supervisor.terminate()
+    def stop(self) -> None:
+        """Request that the job stops with a checkpoint."""
+        self.supervisor.terminate()
 
+    def kill(self) -> None:
+        """Kill all processes of the job immediately."""
+        self.supervisor.send_signal(signal.SIGUSR1)
 
-def kill(supervisor: Supervisor) -> None:
-    """Kill all processes of the job immediately."""
-    supervisor.send_signal(signal.SIGUSR1)
-
-
-def status_of(supervisor: Supervisor) -> int:
-    """Wait for the job and return its exit status, or 128 + the signal that ended its supervisor."""
-    status = supervisor.wait()
-    return status if status >= 0 else 128 - status
+    def status(self) -> int:
+        """Wait for the job and return its exit status, or 128 + the signal that ended its supervisor."""
+        status = self.supervisor.wait()
+        return status if status >= 0 else 128 - status
 
 
 def job_environment(job_file: Mapping[str, Any]) -> dict[str, str]:
@@ -62,7 +58,10 @@ def job_environment(job_file: Mapping[str, Any]) -> dict[str, str]:
 
 
 def do(path: Path) -> int:
-    """Run the job file and return its exit status. Of several tasks, only the first writes status files."""
+    """Run the job file and return its exit status; forward the first signal as a stop request.
+
+    Of several tasks, only the first writes status files.
+    """
     came: list[int] = []
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: came.append(number))
@@ -75,23 +74,17 @@ def do(path: Path) -> int:
     if first:
         start = {"host": socket.gethostname(), "process": os.getpid(), "job": os.environ.get("SLURM_JOB_ID", "")}
         write(path.with_suffix(".begun"), start)
-    supervisor = start_supervised(
-        job_file["command"], job_file["log"] if first else None, job_file["folder"], job_environment(job_file)
-    )
-    status = attend(supervisor, came)
+    log = job_file["log"] if first else None
+    job = Supervised(job_file["command"], log, job_file["folder"], job_environment(job_file))
+    while job.supervisor.poll() is None and not came:
+        with suppress(subprocess.TimeoutExpired):
+            job.supervisor.wait(LOOK)
+    if came:
+        job.stop()
+    status = job.status()
     if first:
         write(path.with_suffix(".ended"), {"status": status, "signal": signal.Signals(came[0]).name if came else ""})
     return status
-
-
-def attend(supervisor: Supervisor, came: Sequence[int]) -> int:
-    """Wait for the job and return its exit status; forward the first signal as a stop request."""
-    while supervisor.poll() is None and not came:
-        with suppress(subprocess.TimeoutExpired):
-            supervisor.wait(LOOK)
-    if came:
-        stop(supervisor)
-    return status_of(supervisor)
 
 
 def write(path: Path, content: Mapping[str, object]) -> None:
@@ -101,26 +94,15 @@ def write(path: Path, content: Mapping[str, object]) -> None:
     part.replace(path)
 
 
-class RemoteRunner:
+class RemoteRunner(Supervised):
     """Run a job under a Ray actor, which ends with the command that created it."""
 
     def __init__(self, job_file: Mapping[str, Any]) -> None:
-        self.supervisor = start_supervised(
-            job_file["command"], job_file["log"], job_file["folder"], job_environment(job_file)
-        )
+        super().__init__(job_file["command"], job_file["log"], job_file["folder"], job_environment(job_file))
 
     def place(self) -> str:
+        """Return the host."""
         return socket.gethostname()
-
-    def ended(self) -> int:
-        """Wait for the job and return its exit status."""
-        return status_of(self.supervisor)
-
-    def stop(self) -> None:
-        stop(self.supervisor)
-
-    def kill(self) -> None:
-        kill(self.supervisor)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ from tfm_blocks.compose.sweep import Choices, OpenKey
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.metric_schema import find_key
 from tfm_blocks.runs.folder import METRICS
-from tfm_blocks.sweep.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, WAITING, SweepJob
+from tfm_blocks.runs.sweep import WAITING, JobEntry
+from tfm_blocks.sweep.engine import JobSource
+from tfm_blocks.sweep.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, SweepJob
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.random_values import text_of
 from tfm_blocks.sweep.record import JOURNAL, SweepFolder, state_before
@@ -20,18 +22,13 @@ try:
     import optuna
     from optuna.storages.journal import JournalFileBackend
 except ImportError:
-    raise ConfigError(
-        Problem(
-            "sweep",
-            "optuna is not installed",
-            help="pip install -c constraints.txt -e '.[search]', or write sweep=random",
-        )
-    ) from None
+    help = "pip install -c constraints.txt -e '.[search]', or write sweep=random"
+    raise ConfigError(Problem("sweep", "optuna is not installed", help=help)) from None
 
 MakeJob = Callable[[int, Sequence[str]], SweepJob]
 
 
-class Study:
+class Study(JobSource):
     """The trials of an optuna study, which resumes from the journal in the sweep's folder.
 
     A trial whose job was stopped still runs in the study, so its job is resumed; a failed trial stays failed. `make`
@@ -44,13 +41,12 @@ class Study:
         self.make, self.metric = make, settings.metric
         self.study = _open(folder, settings)
         self.numbers: dict[str, int] = {}
-        self.jobs: list[SweepJob] = [self._known(trial) for trial in self.study.trials]
-        self.waiting = [job for job in self.jobs if job.state == WAITING]
+        super().__init__([self._known(trial) for trial in self.study.trials])
 
     def next(self) -> SweepJob | None:
         """Return the job of the next trial; a trial that cannot start fails at once."""
         if self.waiting:
-            return self.waiting.pop(0)
+            return super().next()
         while len(self.jobs) < self.settings.trials:
             trial = self._ask()
             job = self._job(trial.number, trial.params)
@@ -131,7 +127,7 @@ class Study:
     def _known(self, trial: Any) -> SweepJob:
         """Return the job of a trial that an earlier command created."""
         job = self._job(trial.number, trial.params)
-        record = self.folder.known.get(job.name, {})
+        entry = self.folder.known.get(job.name, JobEntry(job.name, state=ERROR))
         if trial.state == optuna.trial.TrialState.RUNNING:
             if state_before(self.folder, job) == DONE:  # but the sweep ended before it told the study
                 job.state = DONE
@@ -144,9 +140,8 @@ class Study:
         elif trial.state == optuna.trial.TrialState.PRUNED:
             job.state = PRUNED
         elif job.state == WAITING:
-            state = str(record.get("state", ERROR))
-            job.state = state if state not in (WAITING, RUNNING) else ERROR
-            job.reason = str(record.get("reason", ""))
+            job.state = entry.state if entry.state not in (WAITING, RUNNING) else ERROR
+            job.reason = entry.reason
         return job
 
     def _trial(self, job: SweepJob) -> Any:

@@ -12,14 +12,14 @@ from types import TracebackType
 from rich.console import Console
 from rich.live import Live
 
-from tfm_blocks.errors import printable
 from tfm_blocks.metric_schema import OBJECTIVE, SPEED, find_key
-from tfm_blocks.report.screen import clock, screen
-from tfm_blocks.report.table import Cell, FittedSheet, Sheet, print_sheet
+from tfm_blocks.report.screen import FittedTable, clock, print_line, print_table, screen
+from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
 
 MINUTE = 60.0  # seconds between two heartbeat lines
 ORDER = ("running", "waiting", "done")  # failures come first if the terminal has too few lines
-BEST = f"best {OBJECTIVE}"
+BEST = Column(f"best {OBJECTIVE}", find_key(OBJECTIVE).form)
+SPEEDS = Column("tokens/s", find_key(SPEED).form)
 AROUND = 8  # lines of the terminal that the table's frame takes
 
 
@@ -61,29 +61,19 @@ class SweepView:
     def show(self, rows: Sequence[SweepRow]) -> None:
         """Show all rows on a terminal; elsewhere, print a line for each change of state, and one a minute."""
         if self.live:
-            self.live.update(FittedSheet(_sheet(rows, self.console.height - AROUND)), refresh=True)
+            self.live.update(FittedTable(_table(rows, self.console.height - AROUND)), refresh=True)
             return
         changed = [row for row in rows if (row.state, row.reason) != self.states.get(row.name, ("waiting", ""))]
         for row in changed:
             self._say(f"{row.name}: {row.state}" + (f", {row.reason}" if row.reason else ""))
         self.states = {row.name: (row.state, row.reason) for row in rows}
         if not changed and time.monotonic() - self.said > MINUTE:
-            self._say(
-                "; ".join(
-                    [
-                        _counts(rows),
-                        *(
-                            _news(row)
-                            for row in rows
-                            if row.state == "running" or (row.state == "waiting" and row.reason)
-                        ),
-                    ]
-                )
-            )
+            active = [row for row in rows if row.state == "running" or (row.state == "waiting" and row.reason)]
+            self._say("; ".join([_counts(rows), *map(_news, active)]))
 
     def _say(self, text: str) -> None:
         self.said = time.monotonic()
-        print(f"{time.strftime('%H:%M:%S')} {printable(text)}", flush=True)
+        print_line(f"{time.strftime('%H:%M:%S')} {text}")
 
 
 def is_watched(console: Console) -> bool:
@@ -93,34 +83,27 @@ def is_watched(console: Console) -> bool:
 
 def show_end(rows: Sequence[SweepRow], folder: str) -> None:
     """Print the result of each job, and the log of each job that is not done."""
-    columns = ["job", "state", "steps", BEST, "log"]
-    print_sheet(screen(), Sheet(folder, columns, [_end(row, folder) for row in rows], 2))
-    for row in rows:
-        if row.state not in ("done", "waiting"):
-            print(printable(f"  {row.state}: {row.name}: {row.reason}"))
+    columns = [*texts("job", "state"), Column("steps", COUNT), BEST, Column("log")]
+    failed = [row for row in rows if row.state not in ("done", "waiting")]
+    logs = {row.name: f"{folder}/{row.log}" for row in failed if row.log}
+    cells = [[row.name, row.state, row.step, row.best, logs.get(row.name)] for row in rows]
+    print_table(Table(folder, columns, cells))
+    for row in failed:
+        print_line(f"  {row.state}: {row.name}: {row.reason}")
     done, others = _counted(rows)
-    print(f"sweep: {done} of {len(rows)} runs done{others}")
+    print_line(f"sweep: {done} of {len(rows)} runs done{others}")
 
 
-def _end(row: SweepRow, folder: str) -> list[Cell]:
-    log = f"{folder}/{row.log}" if row.log and row.state not in ("done", "waiting") else ""
-    best = Cell(_number(row.best, OBJECTIVE), row.best)
-    return [Cell(row.name), Cell(row.state), Cell(f"{row.step:,}", row.step), best, Cell(log)]
+def _table(rows: Sequence[SweepRow], lines: int) -> Table:
+    shown = rows if len(rows) <= lines else sorted(rows, key=_rank)[: max(lines, 1)]
+    columns = [*texts("job", "state"), Column("step", COUNT), SPEEDS, BEST, Column("left", COUNT)]
+    return Table(_counts(rows), columns, [_row(row) for row in shown])
 
 
-def _sheet(rows: Sequence[SweepRow], lines: int) -> Sheet:
-    shown = sorted(rows, key=_rank)[: max(lines, 1)]
-    columns = ["job", "state", "step", "tokens/s", BEST, "left"]
-    return Sheet(_counts(rows), columns, [_row(row) for row in (rows if len(rows) <= lines else shown)], 2)
-
-
-def _row(row: SweepRow) -> list[Cell]:
+def _row(row: SweepRow) -> list[Value]:
     step = f"{row.step:,}/{row.steps:,}" if row.state != "waiting" else ""
     waits = f": {row.reason}" if row.state == "waiting" and row.reason else ""
-    numbers = [_number(row.pace, SPEED), _number(row.best, OBJECTIVE), _duration(row.left)]
-    values = (row.step, row.pace, row.best, row.left)
-    cells = [Cell(text, value) for text, value in zip([step, *numbers], values, strict=True)]
-    return [Cell(row.name), Cell(row.state + waits), *cells]
+    return [row.name, row.state + waits, Cell(step, row.step), row.pace, row.best, Cell(_duration(row.left), row.left)]
 
 
 def _rank(row: SweepRow) -> tuple[int, bool]:
@@ -143,13 +126,9 @@ def _news(row: SweepRow) -> str:
     if row.state != "running":
         return f"{row.name} {row.state}, {row.reason}"
     parts = [f"{row.name} step {row.step:,}/{row.steps:,}"]
-    parts += [f"{_number(row.pace, SPEED)} tokens/s"] if row.pace == row.pace else []
-    parts += [f"{BEST} {_number(row.best, OBJECTIVE)}"] if row.best == row.best else []
+    parts += [f"{SPEEDS.form.format(row.pace)} tokens/s"] if row.pace == row.pace else []
+    parts += [f"{BEST.heading} {BEST.form.format(row.best)}"] if row.best == row.best else []
     return ", ".join(parts + ([f"{_duration(row.left)} left"] if row.left == row.left else []))
-
-
-def _number(value: float, metric: str) -> str:
-    return find_key(metric).form.format(value) if value == value else ""
 
 
 def _duration(seconds: float) -> str:

@@ -64,7 +64,7 @@ class Panel(Settings):
     @field_validator("media")
     @classmethod
     def _are_media(cls, value: Any) -> Any:
-        return _known(value, [medium.name for medium in MEDIA])
+        return _known(value, MEDIA)
 
     @field_validator("scatter", "parallel")
     @classmethod
@@ -110,7 +110,7 @@ def _known(value: Any, known: Iterable[str]) -> Any:
 
 def settings_logged(folders: list[Path]) -> set[str]:
     """Return the config keys that W&B has for a run: facts, knobs of models, and settings with their groups."""
-    keys = {f"facts.{fact.name}" for fact in FACTS} | {"model", "sweep_name"}
+    keys = {f"facts.{name}" for name in FACTS} | {"model", "sweep_name"}
     for key, value in read_yaml(CONF / "train.yaml").items():
         if key not in NOT_LOGGED:
             keys |= set(_addresses(value, key)) if isinstance(value, dict) else {key}

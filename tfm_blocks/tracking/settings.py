@@ -8,8 +8,7 @@ from typing import Any
 
 from pydantic import ValidationInfo, create_model, field_validator, model_validator
 
-from tfm_blocks.config.implementations import implementation, names_of
-from tfm_blocks.config.settings import RuleError, Settings
+from tfm_blocks.config.settings import RuleError, Settings, implementation, names_of
 from tfm_blocks.tracking.logger import LoggerKind
 
 PACKAGE = "tfm_blocks.tracking.loggers"

@@ -51,13 +51,6 @@ def save_workspace(workspace: Any) -> str:
     return str(workspace.url)
 
 
-def read_back(view: dict[str, Any]) -> Any:
-    """Return the workspace of which `rendered` returned the JSON."""
-    from wandb_workspaces.workspaces import internal
-
-    return workspaces.Workspace._from_model(internal.View.model_validate(view))
-
-
 def _with_layout(panel: Panel, number: int) -> Any:
     converted = _panel(panel)
     converted.layout = panels.Layout(x=number % COLUMNS * WIDTH, y=number // COLUMNS * HEIGHT, w=WIDTH, h=HEIGHT)

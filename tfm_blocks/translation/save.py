@@ -16,7 +16,7 @@ from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import GROUP
 from tfm_blocks.runs.folder import CONFIG, TOKENIZER
 from tfm_blocks.runs.model import expect_weights, weights_of, write_model, write_weights
-from tfm_blocks.runs.status import Status, write_status
+from tfm_blocks.runs.status import Status
 
 
 def save_network(network: Network, folder: Path, tokenizer: Tokenizer) -> Path:
@@ -31,7 +31,7 @@ def save_network(network: Network, folder: Path, tokenizer: Tokenizer) -> Path:
     config = {"name": folder.name, "vocab": tokenizer.size, "plugins": plugins, "model": spec.mapping}
     (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
     write_weights(folder, weights)
-    write_status(folder, Status("saved", parameters=sum(weight.numel() for weight in network.parameters())))
+    Status("saved", parameters=sum(weight.numel() for weight in network.parameters())).write(folder)
     return folder
 
 

@@ -19,7 +19,7 @@ from tfm_blocks.network.device import choose_device
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import read_network, read_text_columns
+from tfm_blocks.runs.model import ModelFile, read_network
 from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, plain
 from tfm_blocks.translation.coverage import with_coverage
 from tfm_blocks.translation.sampling import chooser
@@ -86,7 +86,7 @@ class Translator:
         tokenizer = Tokenizer.load(Path(run) / TOKENIZER)
         try:
             torch.zeros((), device=device).item()
-            return cls(network.to(device), tokenizer, read_text_columns(Path(run)))
+            return cls(network.to(device), tokenizer, ModelFile.read(Path(run)).columns)
         except (RuntimeError, AssertionError) as error:  # raised for a missing device
             rule = f"{device!r} cannot be used: {str(error).splitlines()[0]}"
             raise RunError(Problem("device", rule, help="write cpu, or cuda if available")) from None

@@ -15,9 +15,8 @@ import pytest
 
 from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.distributed import signals
-from tfm_blocks.sweep.job import ERROR, KILLED
+from tfm_blocks.sweep.job import ERROR, KILLED, JobResult
 from tfm_blocks.sweep.launcher import Worker, read_launcher
-from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.training.settings import TrainerSettings
 
 pytest.importorskip("ray")
@@ -32,7 +31,7 @@ WAITS = "trap 'sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; 
 
 
 def settings_with(**changes: Any) -> RaySettings:
-    settings = read_launcher(CONF | changes).settings
+    settings = read_launcher(CONF | changes)
     assert isinstance(settings, RaySettings)
     return settings
 

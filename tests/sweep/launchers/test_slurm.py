@@ -18,10 +18,9 @@ import pytest
 
 from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
+from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT, JobResult
 from tfm_blocks.sweep.launcher import Launcher, RefusedError, Worker, read_launcher
 from tfm_blocks.sweep.launchers.local import LocalLauncher
-from tfm_blocks.sweep.result import JobResult
 from tfm_blocks.training.settings import TrainerSettings
 
 pytest.importorskip("submitit")
@@ -36,7 +35,7 @@ Trainer = Callable[..., TrainerSettings]
 
 
 def launcher_with(timeout: float | None = None, **changes: Any) -> slurm.SlurmLauncher:
-    settings = read_launcher(CONF | changes).settings
+    settings = read_launcher(CONF | changes)
     assert isinstance(settings, slurm.SlurmSettings)
     return slurm.SlurmLauncher(settings, timeout)
 

@@ -15,8 +15,9 @@ import pytest
 
 from tests.sweep import test_engine as local
 from tests.sweep.test_supervisor import LIMIT
-from tfm_blocks.sweep.engine import Grid, Sweep
-from tfm_blocks.sweep.job import DONE, ERROR, KILLED, RUNNING, WAITING, SweepJob
+from tfm_blocks.runs.sweep import WAITING
+from tfm_blocks.sweep.engine import JobSource, Sweep
+from tfm_blocks.sweep.job import DONE, ERROR, KILLED, RUNNING, SweepJob
 from tfm_blocks.sweep.record import SweepFolder, claim_sweep
 from tfm_blocks.sweep.settings import GridSettings, read_sweep_settings
 from tfm_blocks.training.settings import read_run
@@ -56,7 +57,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Callable[..., A
             job.state = DONE if status.is_file() and "done" in status.read_text() else WAITING
         read = read_sweep_settings(settings)
         assert isinstance(read, GridSettings)
-        return Sweep(folder, Grid(jobs), read, launcher or launcher_with(), ["bash", "trains.sh"])
+        return Sweep(folder, JobSource(jobs), read, launcher or launcher_with(), ["bash", "trains.sh"])
 
     return sweep
 

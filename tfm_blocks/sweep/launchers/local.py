@@ -3,66 +3,73 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.config.settings import Settings
 from tfm_blocks.launch.check import CheckedRun, check_run
 from tfm_blocks.launch.devices import available_cores, device_of
-from tfm_blocks.sweep.device_pool import DevicePool
-from tfm_blocks.sweep.job_file import refuse, supervised, unfinished_job_files
-from tfm_blocks.sweep.launcher import LauncherKind, Worker
-from tfm_blocks.sweep.remote_runner import Supervisor, kill, start_supervised, status_of, stop
+from tfm_blocks.sweep.job_file import VISIBLE, clean, supervised
+from tfm_blocks.sweep.launcher import Launcher, LauncherSettings, Worker
+from tfm_blocks.sweep.remote_runner import Supervised
 from tfm_blocks.training.settings import TrainerSettings
 
 PATIENCE = 60.0  # seconds for the end of the step and a checkpoint
+THREADS = "OMP_NUM_THREADS"
 
 
-class LocalSettings(Settings):
-    """Settings of the local launcher."""
+class DevicePool:
+    """Assign devices to jobs. A job takes the devices with the fewest other jobs; all jobs get equally many threads.
 
-    name: Literal["local"]
+    The number of threads does not change if there is one job at a time, or if the user set OMP_NUM_THREADS.
+    """
+
+    def __init__(self, environment: Mapping[str, str], parallel: int, cores: int, devices: int) -> None:
+        self.environment = clean(environment)
+        if parallel > 1:
+            self.environment.setdefault(THREADS, str(max(1, cores // parallel)))
+        visible = environment.get(VISIBLE)
+        names = [str(number) for number in range(devices)] if visible is None else visible.split(",")
+        self.load = Counter(dict.fromkeys(names[:devices], 0))
+
+    def take(self, count: int) -> list[str]:
+        """Return the names of `count` devices, which the job holds until `give_back`."""
+        taken = sorted(self.load, key=lambda name: self.load[name])[:count]
+        self.load.update(taken)
+        return taken
+
+    def give_back(self, devices: Sequence[str]) -> None:
+        self.load.subtract(devices)
+
+    def environment_with(self, devices: Sequence[str]) -> dict[str, str]:
+        """Return the environment of a job. Its output is unbuffered, so that the log of a killed job is complete."""
+        seen = {VISIBLE: ",".join(devices)} if devices else {}
+        return {**self.environment, **seen, "PYTHONUNBUFFERED": "1"}
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Run at most `parallel` jobs concurrently, which share the machine's cores and devices."""
 
-    queue = ""
-
     def __init__(self, parallel: int) -> None:
-        self.share = DevicePool(os.environ, parallel, available_cores(), torch.cuda.device_count())
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+        self.pool = DevicePool(os.environ, parallel, available_cores(), torch.cuda.device_count())
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """Start the command in a separate session, under a supervisor that ends it with the sweep."""
-        devices = self.share.take(trainer.devices) if device_of(trainer) == "cuda" else []
-        begin = log.stat().st_size if log.is_file() else 0
-        supervisor = start_supervised(supervised(command), str(log), ".", self.share.environment_with(devices))
-        return _LocalWorker(supervisor, begin, self.share, devices)
-
-    def find(self, sweep: Path) -> dict[str, Worker]:
-        refuse(unfinished_job_files(sweep))
-        return {}
+        devices = self.pool.take(trainer.devices) if device_of(trainer) == "cuda" else []
+        return _LocalWorker(command, log, self.pool, devices)
 
 
-class _LocalWorker:
+class _LocalWorker(Supervised):
     patience = PATIENCE
 
-    def __init__(self, supervisor: Supervisor, begin: int, share: DevicePool, devices: Sequence[str]) -> None:
-        self.supervisor, self.begin = supervisor, begin
-        self.share, self.devices = share, devices
+    def __init__(self, command: Sequence[str], log: Path, pool: DevicePool, devices: Sequence[str]) -> None:
+        self.begin = log.stat().st_size if log.is_file() else 0
+        self.pool, self.devices = pool, devices
+        super().__init__(supervised(command), str(log), ".", pool.environment_with(devices))
 
     def place(self) -> str:
         return ""
@@ -73,26 +80,25 @@ class _LocalWorker:
             return None
         assert self.supervisor.stdin is not None
         self.supervisor.stdin.close()
-        self.share.give_back(self.devices)
+        self.pool.give_back(self.devices)
         self.devices = ()
-        return status_of(self.supervisor)
-
-    def stop(self) -> None:
-        stop(self.supervisor)
-
-    def kill(self) -> None:
-        kill(self.supervisor)
+        return self.status()
 
     def wait(self) -> None:
         self.supervisor.wait()
 
 
-def _open(settings: LocalSettings, parallel: int, timeout: float | None) -> LocalLauncher:
-    return LocalLauncher(parallel)
+class LocalSettings(LauncherSettings):
+    """Settings of the local launcher."""
+
+    on_cluster: ClassVar[bool] = False
+    name: Literal["local"]
+
+    def open(self, parallel: int, timeout: float | None) -> LocalLauncher:
+        return LocalLauncher(parallel)
+
+    def check(self, composed: Composed) -> CheckedRun:
+        return check_run(composed)
 
 
-def _check(settings: LocalSettings, composed: Composed) -> CheckedRun:
-    return check_run(composed)
-
-
-LAUNCHER = LauncherKind(LocalSettings, _open, _check, on_cluster=False)
+LAUNCHER = LocalSettings

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
@@ -16,12 +15,9 @@ from tfm_blocks.config.settings import Count, RuleError
 from tfm_blocks.distributed.signals import install_handlers
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.sweep import remote_runner
-from tfm_blocks.sweep.cluster_settings import ClusterSettings
-from tfm_blocks.sweep.device_pool import VISIBLE, clean
-from tfm_blocks.sweep.job import ERROR, KILLED
-from tfm_blocks.sweep.job_file import job_file_content, refuse, unfinished_job_files
-from tfm_blocks.sweep.launcher import LauncherKind, Worker, check_on_one_node
-from tfm_blocks.sweep.result import JobResult
+from tfm_blocks.sweep.job import ERROR, KILLED, JobResult
+from tfm_blocks.sweep.job_file import VISIBLE, clean, job_file_content
+from tfm_blocks.sweep.launcher import ClusterSettings, Launcher, Worker
 from tfm_blocks.training.settings import TrainerSettings
 
 try:
@@ -56,8 +52,11 @@ class RaySettings(ClusterSettings):
     cpus: Count
     resources: Annotated[dict[str, Any], AfterValidator(_amounts)]
 
+    def open(self, parallel: int, timeout: float | None) -> RayLauncher:
+        return RayLauncher(self)
 
-class RayLauncher:
+
+class RayLauncher(Launcher):
     """Connect to a Ray cluster or start a local one, and reinstall our signal handlers, which Ray replaces."""
 
     queue = "the queue of Ray"
@@ -76,12 +75,7 @@ class RayLauncher:
         ray.cloudpickle.register_pickle_by_value(remote_runner)  # so a node does not need to import it
         self.actors = ray.remote(remote_runner.RemoteRunner)
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         ray.shutdown()
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
@@ -100,17 +94,13 @@ class RayLauncher:
         ).remote(job_file)
         return _RayWorker(actor, job_file["begin"])
 
-    def find(self, sweep: Path) -> dict[str, Worker]:
-        refuse(unfinished_job_files(sweep))
-        return {}
-
 
 class _RayWorker:
     patience = PATIENCE
 
     def __init__(self, actor: Any, begin: int) -> None:
         self.actor, self.begin = actor, begin
-        self.end, self.host = actor.ended.remote(), actor.place.remote()
+        self.end, self.host = actor.status.remote(), actor.place.remote()
         self.node: str | None = None
 
     def place(self) -> str | None:
@@ -156,8 +146,4 @@ def _last_line(error: object) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _open(settings: RaySettings, parallel: int, timeout: float | None) -> RayLauncher:
-    return RayLauncher(settings)
-
-
-LAUNCHER = LauncherKind(RaySettings, _open, check_on_one_node)
+LAUNCHER = RaySettings

@@ -12,8 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -21,11 +20,9 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.config.settings import Count, RuleError
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.launch.check import CheckedRun, check_remote_run
-from tfm_blocks.sweep.cluster_settings import ClusterSettings
-from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
+from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT, JobResult
 from tfm_blocks.sweep.job_file import JobFile, refuse, unfinished_job_files, write_job_file
-from tfm_blocks.sweep.launcher import LauncherKind, RefusedError, Worker, check_on_one_node
-from tfm_blocks.sweep.result import JobResult
+from tfm_blocks.sweep.launcher import ClusterSettings, Launcher, RefusedError, Worker
 from tfm_blocks.sweep.settings import seconds
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -79,27 +76,14 @@ class SlurmSettings(ClusterSettings):
     setup: list[str]
     sbatch: Annotated[dict[str, Any], AfterValidator(_options)]
 
+    def open(self, parallel: int, timeout: float | None) -> SlurmLauncher:
+        return SlurmLauncher(self, timeout)
 
-class Queue(Protocol):
-    """A queue to which submitit submits jobs; each job has a number in it."""
-
-    def put(self, job_file: JobFile, name: str, trainer: TrainerSettings) -> str:
-        """Submit a job and return its number. Raises RefusedError."""
-
-    def has(self, number: str) -> bool:
-        """Return True if the job waits or runs, as far as is known."""
-
-    def stop(self, number: str) -> None:
-        """Send a stop signal to a running job; remove a waiting job."""
-
-    def cancel(self, number: str, job_file: JobFile) -> None:
-        """End the job, after the grace period of the queue if it has one."""
-
-    def end_of(self, number: str, job_file: JobFile) -> JobResult:
-        """Return the result of a job that left no exit status."""
+    def check(self, composed: Composed) -> CheckedRun:
+        return super().check(composed) if self.cluster == "local" else check_remote_run(composed)
 
 
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """Submit jobs to Slurm, or to submitit's local processes. `timeout`: seconds until a running job is stopped."""
 
     def __init__(self, settings: SlurmSettings, timeout: float | None) -> None:
@@ -109,14 +93,6 @@ class SlurmLauncher:
         self.label = "launcher=slurm" if slurm else "launcher=slurm launcher.cluster=local"
         self.jobs: Queue = _SlurmQueue(settings, timeout) if slurm else _LocalQueue(settings, timeout)
         self.grace = settings.grace
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """Submit a job. Its node reads the command from the job file, not from submitit."""
@@ -210,6 +186,8 @@ def _meaning(record: Mapping[str, Any]) -> int | JobResult:
 
 
 class _SlurmQueue:
+    """The queue of Slurm, to which submitit submits jobs; each job has a number in it."""
+
     def __init__(self, settings: SlurmSettings, timeout: float | None) -> None:
         missing = [command for command in COMMANDS if not shutil.which(command)]
         if missing:
@@ -220,11 +198,14 @@ class _SlurmQueue:
         self.last_poll, self.listed = -math.inf, frozenset[str]()
 
     def put(self, job_file: JobFile, name: str, trainer: TrainerSettings) -> str:
-        """Submit the job; inside another Slurm job, without inheriting its options."""
+        """Submit a job and return its number; inside another Slurm job, without inheriting its options.
+
+        Raises RefusedError.
+        """
         executor = submitit.SlurmExecutor(folder=job_file.path.parent)
         executor.update_parameters(**self.options(name, trainer))
         with submitit.helpers.clean_env() if "SLURM_JOB_ID" in os.environ else nullcontext():
-            number = _submit(executor, job_file)
+            number = _submit(executor, job_file).job_id
         self.listed |= {number}
         return number
 
@@ -269,16 +250,18 @@ class _SlurmQueue:
         return number in self.listed
 
     def stop(self, number: str) -> None:
+        """Send a stop signal to a running job; remove a waiting job."""
         _ask("scancel", "--state=PENDING", number)
         _ask("scancel", "--signal=TERM", number)
         self.last_poll = -math.inf
 
     def cancel(self, number: str, job_file: JobFile) -> None:
+        """End the job, after the grace period of the queue."""
         _ask("scancel", number)
         self.last_poll = -math.inf
 
     def end_of(self, number: str, job_file: JobFile) -> JobResult:
-        """Return the state that sacct reports, if the cluster keeps accounts."""
+        """Return the result of a job that left no exit status: its state, if the cluster keeps accounts."""
         state = str(submitit.SlurmJob(job_file.path.parent, number).get_info().get("State") or "it is gone")
         word = state.split()[0]
         return JobResult(STATES.get(word, KILLED), f"Slurm says of job {number}: {state}")
@@ -303,9 +286,11 @@ class _LocalQueue:
         )
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that Ctrl-C in a terminal reaches only the sweep
         try:
-            return _submit(executor, job_file, self.jobs)
+            job = _submit(executor, job_file)
         finally:
             signal.signal(signal.SIGINT, before)
+        self.jobs[job.job_id] = job
+        return job.job_id
 
     def has(self, number: str) -> bool:
         """Return True if the process exists. For a process of an earlier command, only its number is known."""
@@ -330,23 +315,16 @@ class _LocalQueue:
         return JobResult(KILLED, f"the process {number} of submitit's is gone")
 
 
-def _submit(
-    executor: submitit.SlurmExecutor | submitit.LocalExecutor,
-    job_file: JobFile,
-    jobs: dict[str, submitit.Job[Any]] | None = None,
-) -> str:
-    """Submit the job file and return the job's number. Raises RefusedError.
+def _submit(executor: submitit.SlurmExecutor | submitit.LocalExecutor, job_file: JobFile) -> submitit.Job[Any]:
+    """Submit the job file. Raises RefusedError.
 
     submitit's process executes the remote runner in its place, so that signals reach the runner and no result is
     pickled. Only a list of strings is pickled, which only submitit reads.
     """
     try:
-        job = executor.submit(os.execv, job_file.command[0], job_file.command)
+        return executor.submit(os.execv, job_file.command[0], job_file.command)
     except (RuntimeError, OSError) as error:
         raise RefusedError(f"it was not submitted: {str(error).strip()}") from None
-    if jobs is not None:
-        jobs[job.job_id] = job
-    return job.job_id
 
 
 def _ask(*command: str) -> str | None:
@@ -360,12 +338,5 @@ def _ask(*command: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _open(settings: SlurmSettings, parallel: int, timeout: float | None) -> SlurmLauncher:
-    return SlurmLauncher(settings, timeout)
-
-
-def _check(settings: SlurmSettings, composed: Composed) -> CheckedRun:
-    return check_on_one_node(settings, composed) if settings.cluster == "local" else check_remote_run(composed)
-
-
-LAUNCHER = LauncherKind(SlurmSettings, _open, _check)
+Queue = _SlurmQueue | _LocalQueue
+LAUNCHER = SlurmSettings

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfm_blocks.sweep.result import result_of
+from tfm_blocks.sweep.job import result_of
 
 CASES = [
     (0, "done", "", "done", ""),

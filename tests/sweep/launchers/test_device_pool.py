@@ -1,6 +1,6 @@
 """What jobs that run at a time share."""
 
-from tfm_blocks.sweep.device_pool import DevicePool
+from tfm_blocks.sweep.launchers.local import DevicePool
 
 
 def test_a_job_gets_its_part_of_the_cores_and_the_devices_that_the_fewest_have():

@@ -1,16 +1,24 @@
-"""Read and write translations.jsonl: the finished model's translations of its test set."""
+"""Results for each row of the scored split: translations.jsonl of the test set, and losses.csv."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from tfm_blocks.errors import Place, Problem, RunError
-from tfm_blocks.runs.files import read_bytes
-from tfm_blocks.runs.folder import TRANSLATIONS, settle
+from tfm_blocks.runs.files import damaged, read_bytes, read_text, write_bytes
+from tfm_blocks.runs.folder import LOSSES, TRANSLATIONS
+
+LOSS_COLUMNS = ("loss", "nll", "tokens")
+Losses = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -24,9 +32,8 @@ class TranslatedLine:
 
 def write_translations(run: Path, lines: Iterable[TranslatedLine]) -> None:
     """Write the file atomically, with one JSON object per line."""
-    part = run / f"{TRANSLATIONS}.part"
-    part.write_text("".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines), "utf-8")
-    settle(part, run / TRANSLATIONS)
+    text = "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines)
+    write_bytes(run / TRANSLATIONS, text.encode("utf-8"))
 
 
 def read_translations(run: Path) -> list[TranslatedLine]:
@@ -52,12 +59,40 @@ def _translation(value: object) -> TranslatedLine:
     return TranslatedLine(**value)
 
 
+def write_losses(run: Path, losses_N3: Losses) -> None:
+    """Write one line per row: the sums over its target tokens of the loss and of -log p, and the number of tokens."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(LOSS_COLUMNS)
+    writer.writerows([float(loss), float(nll), int(tokens)] for loss, nll, tokens in losses_N3)
+    write_bytes(run / LOSSES, text.getvalue().encode("utf-8"))
+
+
+def read_losses(run: Path) -> Losses | None:
+    """Return losses_N3 in the order of the split; None if the file does not exist, as in runs of older versions.
+
+    Raises RunError if the file is damaged.
+    """
+    path = run / LOSSES
+    if not path.exists():
+        return None
+    text = read_text(path)
+    try:
+        header, *rows = text.splitlines()
+        losses_N3 = np.array([[float(number) for number in row.split(",")] for row in rows], np.float64)
+        if header != ",".join(LOSS_COLUMNS) or losses_N3.ndim != 2 or losses_N3.shape[1] != len(LOSS_COLUMNS):
+            raise ValueError(f"it needs a line {','.join(LOSS_COLUMNS)}, then three numbers per line")
+        if not np.isfinite(losses_N3).all() or losses_N3[:, 2].min() < 1:
+            raise ValueError("losses must be finite, and each row must have a token")
+    except ValueError as error:
+        raise damaged(path, error) from None
+    return losses_N3
+
+
 def hash_rows(rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> str:
     """Return the SHA-256 of a test set. Runs with equal hashes were scored on the same text."""
     digest = hashlib.sha256()
     for row in rows:
         texts = [row[name] for name in columns]
-        digest.update(
-            (json.dumps(texts) if len(texts) > 1 else texts[0]).encode()
-        )  # rows of plain text depend on settings
+        digest.update((json.dumps(texts) if len(texts) > 1 else texts[0]).encode())
     return digest.hexdigest()
