@@ -1,4 +1,4 @@
-"""Write docs/reference/commands.md and docs/reference/config.md: python docs/generate.py."""
+"""Write docs/reference/, docs/figures/ and the declarations of the shipped blocks: python docs/generate.py."""
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,16 +11,25 @@ import yaml
 from pydantic import TypeAdapter
 
 from tfm_blocks.cli import command_parser
+from tfm_blocks.compose.catalogue import describe_models
 from tfm_blocks.compose.comments import Comment, read_comments
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.help import TEXT, flow
+from tfm_blocks.compose.model import compose_model
 from tfm_blocks.config.settings import implementation, names_of
 from tfm_blocks.errors import cut
+from tfm_blocks.figures.draw import Content
+from tfm_blocks.figures.figure import Style, picture_of, svg_of
+from tfm_blocks.network.build import read_model
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.declarations import FILE as DECLARATIONS
+from tfm_blocks.registry.declarations import write_declarations
 from tfm_blocks.sweep.launcher import PACKAGE
 from tfm_blocks.sweep.settings import SweepSettings
 from tfm_blocks.training.settings import RunSettings
 
 FOLDER = Path(__file__).parent / "reference"
+FIGURES = Path(__file__).parent / "figures"
 COMMANDS = """\
 # Commands
 
@@ -48,9 +57,18 @@ Schema = Mapping[str, Any]
 
 
 def pages() -> dict[Path, str]:
-    """Return the text of each page."""
+    """Return the text of each file."""
     texts = {"commands.md": COMMANDS + "\n\n".join(_commands()), "config.md": CONFIG + "\n\n".join(_config())}
-    return {FOLDER / name: f"{text}\n" for name, text in texts.items()}
+    figures = {FIGURES / f"{model.name}.svg": _figure(model.name) for model in describe_models(None)}
+    references = {FOLDER / name: f"{text}\n" for name, text in texts.items()}
+    return {**references, **figures, DECLARATIONS: write_declarations(REGISTRY)}
+
+
+def _figure(model: str) -> str:
+    """Return the figure of a shipped model, as `tfm figure` draws it."""
+    composed = compose_model(model)
+    picture = picture_of(read_model(composed.model, composed.sources), REGISTRY, Content())
+    return svg_of(picture, Style(title=model))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -196,6 +214,6 @@ def _schema() -> Schema:
 SCHEMA = _schema()
 
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
     for page, text in pages().items():
+        page.parent.mkdir(exist_ok=True)
         page.write_text(text, "utf-8")

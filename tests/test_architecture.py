@@ -17,6 +17,7 @@ LEVELS = [
     {"data", "runs"},
     {"translation"},
     {"scoring"},
+    {"figures"},
     {"report"},
     {"tracking"},
     {"training"},

@@ -25,7 +25,7 @@ CHECK = "check a model without allocating it; tfm blocks --test MODULE computes 
 
 def add_commands(commands: options.Commands) -> None:
     """Add the parsers of these commands."""
-    check = _add_model(commands, "check", _check, CHECK, "MODEL")
+    check = add_model(commands, "check", _check, CHECK, "MODEL")
     what = "check every combination of values given as a,b,c"
     check.add_argument("-m", "--multirun", action="store_true", help=what)
     _add_show(commands)
@@ -48,12 +48,12 @@ def add_commands(commands: options.Commands) -> None:
 
 def _add_show(commands: options.Commands) -> None:
     what = "show the nodes of a model, with shapes and parameters"
-    show = _add_model(commands, "show", _show, what, "MODEL|RUN")
+    show = add_model(commands, "show", _show, what, "MODEL|RUN")
     add_lengths(show)
     options.add_json(show)
 
 
-def _add_model(
+def add_model(
     commands: options.Commands, name: str, run: Callable[[argparse.Namespace], None], help: str, metavar: str
 ) -> argparse.ArgumentParser:
     """Add a command on a model with overrides."""

@@ -18,7 +18,7 @@ from tfm_blocks.runs.files import damaged
 from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, expect_folder
 from tfm_blocks.runs.formats import upgrade_model
 from tfm_blocks.runs.metrics import read_metric_names
-from tfm_blocks.runs.model import ModelFile
+from tfm_blocks.runs.model_file import ModelFile
 from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.runs.status import Status
 from tfm_blocks.training.schedule import LinearSettings

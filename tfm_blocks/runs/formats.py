@@ -9,8 +9,6 @@ import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.layers.multi_head import MultiHead
 from tfm_blocks.registry.blocks import REGISTRY, Argument
 
-FORMAT = 2
-READABLE = (1, FORMAT)
 NEW_ARGUMENTS = ("d_value", "qk_norm", "qk_norm_kind", "gate", "clip_qkv")  # of attention in format 2
 
 

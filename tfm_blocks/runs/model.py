@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +11,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tfm_blocks.errors import ConfigError, Place, Problem, RunError, shown, suggest
+from tfm_blocks.errors import ConfigError, Place, Problem, RunError, suggest
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.files import settle
-from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_folder, kept_weights
-from tfm_blocks.runs.formats import FORMAT, READABLE, upgrade_model
-from tfm_blocks.runs.json_file import JsonFile
+from tfm_blocks.runs.folder import MODEL, WEIGHTS, kept_weights
+from tfm_blocks.runs.model_file import FORMAT, ModelFile, read_model_file
 from tfm_blocks.runs.status import expect_finished
-
-
-@dataclass(frozen=True)
-class ModelFile(JsonFile):
-    """The content of model.json: the resolved model, the plug-in modules of its blocks, and the columns of its text."""
-
-    FILE = MODEL
-
-    format: int
-    model: Mapping[str, Any]
-    plugins: tuple[str, ...]
-    columns: tuple[str, ...] = ()
-
-    @property
-    def upgraded(self) -> Any:
-        """Return the model in the current format."""
-        return upgrade_model(self.model, self.format)
 
 
 def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:
@@ -107,20 +88,14 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
 
 def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
     """Return the checked model of a run folder. Raises RunError."""
-    expect_folder(folder)
-    file, where = ModelFile.read(folder), str(folder / MODEL)
-    if file.format not in READABLE:
-        rule = f"has the format {file.format}, but this version reads {' and '.join(map(str, READABLE))}"
-        raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it, or a newer one"))
-    for module in file.plugins:
-        if module not in plugins:  # the caller names them, because a run folder never imports code
-            rule = f"the model uses blocks of the plug-in {shown(module)}"
-            raise RunError(Problem(where, rule, help=f"name it: --plugins {module}, or plugins=[{module!r}] in Python"))
+    file = read_model_file(folder, plugins)
     load_plugins(plugins)
     try:
         return check_model(file.upgraded)
     except ConfigError as error:
-        problems = [Problem(where, f"{item.address}: {item.rule}", help=item.help) for item in error.problems]
+        problems = [
+            Problem(str(folder / MODEL), f"{item.address}: {item.rule}", help=item.help) for item in error.problems
+        ]
         raise RunError(problems) from None
 
 

@@ -19,7 +19,8 @@ from tfm_blocks.network.device import choose_device
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import ModelFile, read_network
+from tfm_blocks.runs.model import read_network
+from tfm_blocks.runs.model_file import ModelFile
 from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, plain
 from tfm_blocks.translation.coverage import with_coverage
 from tfm_blocks.translation.sampling import chooser

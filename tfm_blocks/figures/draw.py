@@ -1,0 +1,367 @@
+"""Spec → drawing tree: which boxes there are, what stands above what, and what each box reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal
+
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.figures import labels
+from tfm_blocks.figures.drawing import Arrow, Box, Chain, Drawing, Frame, item_within
+from tfm_blocks.figures.layer_groups import Group, find_groups
+from tfm_blocks.figures.node_boxes import NodeBoxes, node_boxes
+from tfm_blocks.figures.scopes import Graph, Leaf, Parallel, Part, Stack, entry_of, exit_of, nodes_of, read_graph
+from tfm_blocks.figures.text import wrap
+from tfm_blocks.language.pairing import pattern
+from tfm_blocks.language.spec import Node, Spec, format_shape
+from tfm_blocks.registry.blocks import Registry
+
+Fold = Literal["none", "layers", "stacks"]
+Item = Box | Frame
+Strand = tuple[Box, list[Item]]  # items above each other, and the box that the lowest one reads
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters and multiply-adds of a node."""
+
+    parameters: int
+    multiply_adds: int
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a figure shows: how far it folds, an address that it is limited to, shapes, and the cost of nodes.
+
+    `closed` are stacks and parallels that are drawn as one box, with `*` in place of the numbers of layers.
+    """
+
+    fold: Fold = "layers"
+    of: str = ""
+    shapes: bool = False
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    closed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class LayerExit:
+    """An output of a layer. It is `inner` if the layer is drawn together with later ones."""
+
+    stack: str
+    index: int
+    count: int
+    inner: bool
+
+
+def draw(spec: Spec, registry: Registry, content: Content) -> Drawing:
+    """Return the drawing tree of a model. Raises ConfigError if it has nothing at the address `content.of`."""
+    return _Drawer(spec, registry, content).draw()
+
+
+class _Drawer:
+    """Draw parts into frames. `outlets` maps addresses to the box whose top is their output."""
+
+    def __init__(self, spec: Spec, registry: Registry, content: Content) -> None:
+        self.spec = spec
+        self.registry = registry
+        self.content = content
+        self.outlets: dict[str, Box] = {}
+        self.exits: dict[str, LayerExit] = {}
+        self.lasts: dict[str, str] = {}
+        self.arrows: list[Arrow] = []
+        self.spine = {node.entry for node in spec.nodes} | {node.residual for node in spec.nodes} | {spec.sink.address}
+        self.root = Frame((content.of,) if content.of else ())
+
+    def draw(self) -> Drawing:
+        nodes, prefix = _nodes_at(self.spec, self.content.of)
+        known = {node.address for node in nodes}
+        outside = [address for node in nodes for address in (*node.read, node.residual) if address not in known]
+        self.outlets |= {address: self._input(address) for address in dict.fromkeys(outside)}
+        self._graph([read_graph(nodes, prefix)], self.root)
+        self._add_output(nodes[-1])
+        _choose_sides(self.root, self.arrows)
+        return Drawing(self.root, _distinct(self.arrows))
+
+    def _input(self, address: str) -> Box:
+        title = (address,) if self.content.of else labels.input_title(address)
+        shapes = {tensor.name: tensor.shape for tensor in self.spec.inputs}
+        shapes |= {node.address: node.shape for node in self.spec.nodes}
+        output = format_shape(shapes[address]) if self.content.shapes else ""
+        return Box((address,), "text", title, glyph="text", output=output, about=address)
+
+    def _add_output(self, sink: Node) -> None:
+        """Add the text above the last box; training and search apply a softmax to the output of `unembed`."""
+        drawn = [Box((), "text", ("Output",), glyph="text")]
+        if sink.block == "unembed" and not self.content.of:
+            softmax = Box((), "softmax", ("Softmax",), about="applied by training and search, not by the model")
+            drawn = [softmax, Box((), "text", ("Output", "Probabilities"), glyph="text")]
+        before = self.outlets[sink.address]
+        item = item_within(self.root, before)
+        self.root.main = next(chain for chain in self.root.chains if item in chain.items)
+        self.root.main.items += drawn
+        self.root.index_items()
+        self._connect(before, *drawn)
+
+    def _connect(self, *boxes: Box) -> None:
+        self.arrows += [Arrow(lower, upper) for lower, upper in pairwise(boxes)]
+
+    def _graph(self, alike: Sequence[Graph], frame: Frame) -> None:
+        """Draw a graph into the chains of a frame; the `alike` graphs are represented by the first one."""
+        tails: dict[Box, Chain] = {}
+        for parts in zip(*alike, strict=True):
+            if frame is self.root:
+                self._place_inputs(parts[0], tails)
+            for entry, items in self._part(parts):
+                side = parts[0] is not alike[0][-1] and not self._is_spine(items[-1])
+                self._place(items, entry, frame, {} if side else tails)
+
+    def _place_inputs(self, part: Part, tails: dict[Box, Chain]) -> None:
+        for address in (address for node in nodes_of((part,)) for address in (*node.read, node.residual)):
+            box = self.outlets.get(address)
+            if box and box.kind == "text" and box.frame is None:
+                self._place([box], box, self.root, tails)
+
+    def _place(self, items: Sequence[Item], entry: Box, frame: Frame, tails: dict[Box, Chain]) -> None:
+        """Put items on top of the chain that ends in `entry`, or into a new chain."""
+        chain = tails.pop(entry, None)
+        if chain is None:
+            below = item_within(frame, entry) if entry not in items else None
+            chain = Chain(start=below.row + 1 if below else 0)
+            beside = frame is not self.root and frame.plate and not below and entry is not frame.entry
+            frame.chains.insert(0 if beside else len(frame.chains), chain)
+        chain.items += items
+        tails[_tail(items[-1])] = chain
+        frame.main = chain
+        frame.index_items()
+
+    def _is_spine(self, item: Item) -> bool:
+        """Return True for a stack, and for a node whose output is read at a first port rather than beside it."""
+        return isinstance(item, Frame) or not self.spine.isdisjoint(_tail(item).addresses)
+
+    def _part(self, alike: Sequence[Part]) -> list[Strand]:
+        """Return the strands of alike parts; a stack has further ones for the norms of its other layers."""
+        part = alike[0]
+        if isinstance(part, Leaf):
+            nodes = [other.node for other in alike if isinstance(other, Leaf)]
+            return self._leaf(nodes)
+        entry = self.outlets[entry_of(part)]
+        if isinstance(part, Parallel):
+            return [(entry, self._parallel([other for other in alike if isinstance(other, Parallel)]))]
+        return self._stack([other for other in alike if isinstance(other, Stack)])
+
+    def _leaf(self, alike: Sequence[Node]) -> list[Strand]:
+        node = alike[0]
+        entry = self.outlets[node.entry]
+        if node.block == "none" and not node.post and "." not in node.address and node is not self.spec.sink:
+            self.outlets[node.address] = entry  # passes its input on: the figure of a model without positions has none
+            return []
+        return [(entry, [*self._node(alike)])]
+
+    def _node(self, alike: Sequence[Node]) -> tuple[Box, ...]:
+        """Return the boxes of alike nodes, and add the arrows to them."""
+        node, addresses = alike[0], tuple(node.address for node in alike)
+        drawn = node_boxes(node, self.registry.blocks[node.block] if node.block else None, self._notes(alike))
+        for box in drawn.boxes:
+            box.addresses, box.about = addresses, _about(alike)
+        for place, (port, reads) in enumerate(node.reads.items()):
+            for index in range(len(reads)):
+                sources = [other.reads[port][index] for other in alike]
+                self._read(sources, drawn, "" if not place else port, merge=len(reads) > 1)
+        self._connect(*drawn.boxes)
+        if drawn.adding:
+            self.arrows.append(Arrow(self.outlets[node.residual], drawn.adding, "side"))
+        if self.content.shapes:
+            drawn.boxes[-1].output = format_shape(node.shape)
+        self.outlets |= dict.fromkeys(addresses, drawn.boxes[-1])
+        return drawn.boxes
+
+    def _read(self, sources: Sequence[str], drawn: NodeBoxes, port: str, *, merge: bool) -> None:
+        """Add the arrow from the first of alike `sources` to a port of a node; "" is its first port."""
+        known = self._layers_read(sources, drawn.ports.addresses[0])
+        early = any(layer.inner for layer in known if layer)
+        source = self.outlets[sources[0]]
+        if port:
+            self.arrows.append(Arrow(source, drawn.ports, "port", merge, early, heads=2 if port == "kv" else 1))
+        else:
+            self.arrows.append(Arrow(source, drawn.boxes[0], "main", merge, early))
+
+    def _layers_read(self, sources: Sequence[str], reader: str) -> list[LayerExit | None]:
+        """Return the layers whose outputs these sources are, unless the reader is in the same stack."""
+        known = [self.exits.get(address) for address in sources]
+        return [layer if layer and not reader.startswith(f"{layer.stack}.") else None for layer in known]
+
+    def _notes(self, alike: Sequence[Node]) -> list[str]:
+        """Return notes on the layers that a node reads, on weights of other nodes, and on its cost."""
+        node = alike[0]
+        stack = node.address.partition(".")[0]
+        notes = [*labels.weight_notes(node, shared=node.owner.startswith(f"{stack}."))]
+        for port in node.reads:
+            known = [self._layers_read(other.reads[port], node.address) for other in alike]
+            layers = [layer for row in known for layer in row if layer]
+            if len(layers) == sum(map(len, known)) and len({layer.stack for layer in layers}) == 1:
+                indices = [[layer.index for layer in row if layer] for row in known]
+                note = labels.layer_note(layers[0].stack, layers[0].count, indices)
+                notes += wrap(note.split(), labels.NOTE_LETTERS)
+        if cost := self.content.costs.get(node.address):
+            notes += labels.cost_notes(cost.parameters, cost.multiply_adds)
+        return notes
+
+    def _parallel(self, alike: Sequence[Parallel]) -> list[Item]:
+        """Return the norm before the branches, a frame with the branches, and their join."""
+        part = alike[0]
+        before = self._node([other.pre for other in alike if other.pre]) if part.pre else ()
+        entry = before[-1] if before else self.outlets[part.join.residual]
+        if pattern(part.address) in self.content.closed:
+            inner = [node for other in alike for branch in other.branches for node in nodes_of(branch)]
+            closed = self._closed([other.address for other in alike], inner, entry, len(part.branches))
+            return [*before, closed, *self._node([other.join for other in alike])]
+        frame = Frame(tuple(other.address for other in alike), entry=entry)
+        if part.copies and self.content.fold != "none" and _are_copies(part):
+            frame.plate, frame.label = True, (f"{len(part.branches)}×", "side by side")
+            self._graph([branch for other in alike for branch in other.branches], frame)
+        else:
+            for branches in zip(*(other.branches for other in alike), strict=True):
+                self._graph(branches, frame)
+            frame.main = None
+        return [*before, frame, *self._node([other.join for other in alike])]
+
+    def _stack(self, alike: Sequence[Stack]) -> list[Strand]:
+        """Return a plate for each group of alike layers, and the operations after the last one."""
+        part = alike[0]
+        entry = self.outlets[entry_of(part)]
+        groups = self._groups(part)
+        for other in alike:
+            self._note_exits(other, groups)
+        if self.content.fold == "stacks" or pattern(part.address) in self.content.closed:
+            stacks = [other.address for other in alike]
+            return [(entry, [self._closed(stacks, [*nodes_of(alike)], entry, len(part.layers))])]
+        items: list[Item] = []
+        copies: list[Strand] = []
+        for group in groups:
+            items.append(self._plate(alike, group, len(groups)))
+            copied = [part.copies[index] for index in range(group.first, group.end) if index in part.copies]
+            if copied:
+                copies.append((self.outlets[copied[0].entry], [*self._node(copied)]))
+        if part.last:
+            items += self._node([other.last for other in alike if other.last])
+        frame = Frame((*(other.address for other in alike),), entry=entry)
+        self._place(items, entry, frame, {})
+        return [(entry, [frame]), *copies]
+
+    def _groups(self, part: Stack) -> list[Group]:
+        if self.content.fold == "none":
+            return [Group(index) for index in range(len(part.layers))]
+        layers = [list(nodes_of(layer)) for layer in part.layers]
+        return find_groups(part.address, layers, [exit_of(layer) for layer in part.layers], self.lasts)
+
+    def _plate(self, alike: Sequence[Stack], group: Group, groups: int) -> Frame:
+        part = alike[0]
+        addresses = tuple(f"{other.address}.{index}" for other in alike for index in range(group.first, group.end))
+        entry = self.outlets[entry_of(part.layers[group.first][0])]
+        frame = Frame(addresses, plate=True, entry=entry, label=_layer_label(part, group, groups))
+        for offset in range(group.period):
+            self._graph([other.layers[index] for other in alike for index in group.alike(offset)], frame)
+        return frame
+
+    def _closed(self, alike: Sequence[str], nodes: Sequence[Node], entry: Box, count: int) -> Box:
+        """Return one box for all `nodes` of alike stacks or parallels, which reads all that they read from outside."""
+        inside = [node.address for node in nodes]
+        title = wrap(alike[0].rpartition(".")[2].replace("_", " ").title().split(), labels.LETTERS)
+        box = Box((*alike, *inside), "stack", title, (f"{count}×",), about=alike[0])
+        read = dict.fromkeys(address for node in nodes for address in node.read if address not in set(inside))
+        sources = dict.fromkeys(self.outlets[address] for address in read if address in self.outlets)
+        self._connect(entry, box)
+        self.arrows += [Arrow(source, box, "port") for source in sources if source is not entry]
+        self.outlets |= dict.fromkeys(box.addresses, box)
+        return box
+
+    def _note_exits(self, part: Stack, groups: Sequence[Group]) -> None:
+        """Record which addresses are outputs of layers."""
+        count = len(part.layers)
+        ends = {group.end - 1 for group in groups}
+        for index, layer in enumerate(part.layers):
+            known = LayerExit(part.address, index, count, self.content.fold == "layers" and index not in ends)
+            self.exits[exit_of(layer)] = known
+            if index in part.copies:
+                self.exits[part.copies[index].address] = LayerExit(part.address, index, count, False)
+        if part.last:
+            self.exits[part.last.address] = LayerExit(part.address, count - 1, count, False)
+            self.lasts[part.last.address] = f"{part.address}.{count - 1}.last"
+
+
+def _nodes_at(spec: Spec, address: str) -> tuple[list[Node], str]:
+    """Return the nodes at an address or below, and the address of the graph that contains them."""
+    if not address:
+        return list(spec.nodes), ""
+    nodes = [node for node in spec.nodes if f"{node.address}.".startswith(f"{address}.")]
+    above, _, name = address.rpartition(".")
+    if name.isdigit():
+        nodes = [node for node in nodes if node.block or node.address != f"{address}.last"]
+        above = address
+    if not nodes:
+        known = {part for node in spec.nodes for part in _prefixes(node.address)}
+        raise ConfigError(Problem("--of", f"nothing is called {shown(address)}", help=suggest(address, known)))
+    return nodes, above
+
+
+def _prefixes(address: str) -> Iterator[str]:
+    while address:
+        yield address
+        address = address.rpartition(".")[0]
+
+
+def _distinct(arrows: Sequence[Arrow]) -> tuple[Arrow, ...]:
+    """Return the arrows once each: a node that reads several layers reads one box if these are drawn once."""
+    distinct: dict[tuple[Box, Box, str], Arrow] = {}
+    for arrow in arrows:
+        key = arrow.source, arrow.target, arrow.end
+        early = arrow.early or (key in distinct and distinct[key].early)
+        distinct[key] = replace(arrow, early=early)
+    return tuple(distinct.values())
+
+
+def _tail(item: Item) -> Box:
+    return item.tail if isinstance(item, Frame) else item
+
+
+def _are_copies(part: Parallel) -> bool:
+    """Return True if a repeated layer has several copies that are all alike."""
+    branches = [list(nodes_of(branch)) for branch in part.branches]
+    groups = find_groups(part.address, branches, [""] * len(branches), {})
+    return len(groups) == 1 and groups[0].period == 1 and groups[0].times > 1
+
+
+def _layer_label(part: Stack, group: Group, groups: int) -> tuple[str, ...]:
+    times = f"{group.times}×" if group.times > 1 else ""
+    if groups == 1:
+        shared = any(node.owner.startswith(f"{part.address}.0.") for node in nodes_of(part.layers[-1]))
+        which = "shared weights" if shared and times else ""
+    else:
+        which = f"layer {group.first}" if not times else f"layers {group.first}–{group.end - 1}"
+    return tuple(text for text in (times, which) if text)
+
+
+def _about(alike: Sequence[Node]) -> str:
+    """Return the sentence that a reader sees when pointing at a box."""
+    first, last = alike[0], alike[-1]
+    addresses = first.address if first is last else f"{first.address} … {last.address}"
+    return f"{addresses}: {first.block}" if first.block else addresses
+
+
+def _choose_sides(root: Frame, arrows: Sequence[Arrow]) -> None:
+    """Let residuals pass on the right in columns that read from the left, and else on the left."""
+    for column, chain in enumerate(root.chains):
+        for arrow in arrows:
+            source, target = item_within(root, arrow.source), item_within(root, arrow.target)
+            if source and target and source.column < target.column == column:
+                _set_side(chain)
+
+
+def _set_side(chain: Chain) -> None:
+    chain.side = "right"
+    for item in chain.items:
+        if isinstance(item, Frame):
+            for inner in item.chains:
+                _set_side(inner)

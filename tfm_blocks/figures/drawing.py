@@ -1,0 +1,141 @@
+"""The drawing tree: boxes in chains, chains in frames, and the arrows between boxes, still without coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["attention", "ffn", "norm", "embedding", "linear", "softmax", "other", "stack", "text"]
+Glyph = Literal["box", "plus", "wave", "text"]
+Side = Literal["left", "right"]
+
+
+@dataclass(eq=False)
+class Box:
+    """A box of a node. `addresses` are the nodes that it stands for; empty for labels, such as that of the output.
+
+    `glyph` is the form: a labelled box, a circled plus, a circled plus with a wave beside it, or text without a border.
+    `title` and `notes` are lines of large and small text, and `output` is the text on the arrow that leaves the box.
+    `forked` marks self-attention, whose arrow ends in three heads: queries, keys and values.
+    """
+
+    addresses: tuple[str, ...]
+    kind: Kind
+    title: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    glyph: Glyph = "box"
+    output: str = ""
+    forked: bool = False
+    about: str = ""
+    row: int = 0
+    column: int = 0
+    frame: Frame | None = field(default=None, repr=False)
+
+
+@dataclass(eq=False)
+class Chain:
+    """Items above each other, from row `start`. `side` is the side on which residuals pass."""
+
+    items: list[Box | Frame] = field(default_factory=list)
+    start: int = 0
+    side: Side = "left"
+
+
+@dataclass(eq=False)
+class Frame:
+    """Chains next to each other: a whole model, a layer on its plate, or the branches of a parallel.
+
+    `entry` is the box that the frame reads from below. `main` is the chain on which the arrow enters and leaves; None
+    for branches, which all leave. `label` is the text beside a plate, such as `6×`.
+    """
+
+    addresses: tuple[str, ...] = ()
+    plate: bool = False
+    label: tuple[str, ...] = ()
+    about: str = ""
+    entry: Box | None = None
+    chains: list[Chain] = field(default_factory=list)
+    main: Chain | None = None
+    row: int = 0
+    column: int = 0
+    frame: Frame | None = field(default=None, repr=False)
+
+    @property
+    def tail(self) -> Box:
+        """Return the box at the top of the main chain."""
+        assert self.main is not None
+        item = self.main.items[-1]
+        return item.tail if isinstance(item, Frame) else item
+
+    @property
+    def side(self) -> Side:
+        """Return the side of the label: the one on which the residuals of the column pass."""
+        return self.frame.chains[self.column].side if self.frame else "left"
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of the highest chain."""
+        return max((chain.start + len(chain.items) for chain in self.chains), default=0)
+
+    def index_items(self) -> None:
+        """Set the row, column and frame of every item."""
+        for column, chain in enumerate(self.chains):
+            for place, item in enumerate(chain.items):
+                item.row, item.column, item.frame = chain.start + place, column, self
+
+    def items(self) -> Iterator[Box | Frame]:
+        """Yield the items of this frame, chain by chain."""
+        for chain in self.chains:
+            yield from chain.items
+
+
+@dataclass(frozen=True, eq=False)
+class Arrow:
+    """An arrow from the top of a box. It ends below a box, at its main port or next to it, or at its side.
+
+    Arrows with `merge` end in one line, such as those of all branches. An `early` arrow leaves its stack by the side,
+    since it starts at a layer before the last. An arrow with two `heads` carries keys and values.
+    """
+
+    source: Box
+    target: Box
+    end: Literal["main", "port", "side"] = "main"
+    merge: bool = False
+    early: bool = False
+    heads: int = 1
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The outermost frame and all arrows."""
+
+    root: Frame
+    arrows: tuple[Arrow, ...]
+
+
+def frames_around(item: Box | Frame) -> list[Frame]:
+    """Return the frames around an item, the outermost first."""
+    around: list[Frame] = []
+    frame = item.frame
+    while frame is not None:
+        around.insert(0, frame)
+        frame = frame.frame
+    return around
+
+
+def item_within(frame: Frame, box: Box) -> Box | Frame | None:
+    """Return the item of a frame that is or contains the box; None if the box is elsewhere."""
+    item: Box | Frame | None = box
+    while item is not None and item.frame is not frame:
+        item = item.frame
+    return item
+
+
+def boxes(frame: Frame) -> Iterator[Box]:
+    """Yield every box in a frame, at any depth."""
+    for item in frame.items():
+        if isinstance(item, Box):
+            yield item
+        else:
+            yield from boxes(item)

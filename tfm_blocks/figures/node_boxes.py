@@ -1,0 +1,61 @@
+"""The boxes of a node: the operations before its block, the block, and the operations after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfm_blocks.figures import labels
+from tfm_blocks.figures.drawing import Box
+from tfm_blocks.language.spec import Node, Step
+from tfm_blocks.registry.blocks import BlockInfo
+
+
+@dataclass(frozen=True)
+class NodeBoxes:
+    """The boxes from below to above; `ports` is the box that other ports enter, `adding` the one of the residual."""
+
+    boxes: tuple[Box, ...]
+    ports: Box
+    adding: Box | None
+
+
+def node_boxes(node: Node, info: BlockInfo | None, notes: Sequence[str]) -> NodeBoxes:
+    """Draw a node. `notes` are further lines of small text in the box of its block."""
+    before = [_operation(steps) for steps in _grouped(node.pre)]
+    groups = _grouped(node.post)
+    after = [_operation(steps) for steps in groups]
+    adding = next((box for box, steps in zip(after, groups, strict=True) if steps[0].kind == "add"), None)
+    middle = [_block(node, info, notes)] if info else []
+    if middle and middle[0].glyph == "plus" and after and after[0] is adding:
+        middle = []  # the sum of branches and the residual are one sum
+    drawn = [*before, *middle, *after] or [Box((), "other", ("Identity",))]
+    return NodeBoxes(tuple(drawn), drawn[len(before)], adding)
+
+
+def _grouped(steps: Sequence[Step]) -> list[list[Step]]:
+    """Return the operations by box: a norm that follows `add` shares its box, and dropout is not drawn."""
+    groups: list[list[Step]] = []
+    for step in steps:
+        if step.kind == "norm" and groups and groups[-1][-1].kind == "add":
+            groups[-1].append(step)
+        elif step.kind != "dropout":
+            groups.append([step])
+    return groups
+
+
+def _operation(steps: Sequence[Step]) -> Box:
+    title, note = labels.step_label(steps)
+    if title == "Add" and not note:
+        return Box((), "other", (), glyph="plus")
+    return Box((), "norm", (title,), (note,) if note else ())
+
+
+def _block(node: Node, info: BlockInfo, notes: Sequence[str]) -> Box:
+    if node.block == "sum" and not notes:
+        return Box((), "other", (), glyph="plus")
+    kind = labels.kind_of(info)
+    lines = (*labels.argument_notes(node, info), *notes)
+    forked = kind == "attention" and len(node.reads) == 1 and any(port.name == "kv" for port in info.signature.ports)
+    glyph = "wave" if node.block in labels.SIGNALS else "box"
+    return Box((), kind, labels.title_of(node), lines, "wave" if glyph == "wave" else "box", forked=forked)

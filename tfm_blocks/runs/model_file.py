@@ -1,0 +1,50 @@
+"""The file `model.json`, the definition of a run's model. Reading it imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfm_blocks.errors import Problem, RunError, shown
+from tfm_blocks.runs.folder import MODEL, expect_folder
+from tfm_blocks.runs.json_file import JsonFile
+
+FORMAT = 2
+READABLE = (1, FORMAT)
+
+
+@dataclass(frozen=True)
+class ModelFile(JsonFile):
+    """The content of model.json: the resolved model, the plug-in modules of its blocks, and the columns of its text."""
+
+    FILE = MODEL
+
+    format: int
+    model: Mapping[str, Any]
+    plugins: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+
+    @property
+    def upgraded(self) -> Any:
+        """Return the model in the current format."""
+        if self.format == FORMAT:
+            return self.model
+        from tfm_blocks.runs.formats import upgrade_model  # which needs the blocks, and so torch
+
+        return upgrade_model(self.model, self.format)
+
+
+def read_model_file(folder: Path, plugins: Sequence[str]) -> ModelFile:
+    """Return the content of `model.json`. Raises RunError if it has an unknown format, or a plug-in not in `plugins`."""
+    expect_folder(folder)
+    file, where = ModelFile.read(folder), str(folder / MODEL)
+    if file.format not in READABLE:
+        rule = f"has the format {file.format}, but this version reads {' and '.join(map(str, READABLE))}"
+        raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it, or a newer one"))
+    for module in file.plugins:
+        if module not in plugins:  # the caller names them, because a run folder never imports code
+            rule = f"the model uses blocks of the plug-in {shown(module)}"
+            raise RunError(Problem(where, rule, help=f"name it: --plugins {module}, or plugins=[{module!r}] in Python"))
+    return file
