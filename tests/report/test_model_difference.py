@@ -76,8 +76,8 @@ def test_what_a_run_changed_is_its_difference_from_a_model(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["base"], "tfm diff: compares two models, but has 1: 'base'"),
-        (["base", "tiny", "big"], "tfm diff: compares two models, but has 3: 'base tiny big'"),
+        (["base"], "command line: needs 2 models, but has 1: 'base'"),
+        (["base", "tiny", "big"], "command line: needs 2 models, but has 3: 'base tiny big'"),
         (["heads=2", "base"], "no model is called 'heads=2'"),
         (["base", "nosuch"], "no model is called 'nosuch'"),
         (["base", "base", "heads=7"], "the width must split evenly into heads"),
@@ -92,7 +92,7 @@ def test_a_wrong_command_line_is_one_error_and_status_2(words, message, capsys):
 
 
 def test_overrides_belong_to_the_model_before_them():
-    assert split_models(["base", "heads=8", "base", "heads=4", "layers=2"]) == [
+    assert split_models(["base", "heads=8", "base", "heads=4", "layers=2"], (2,)) == [
         ("base", ["heads=8"]),
         ("base", ["heads=4", "layers=2"]),
     ]

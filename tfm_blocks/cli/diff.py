@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tfm_blocks.cli import options
@@ -26,7 +27,7 @@ def _diff(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.model_difference import compare_models, model_difference_record, show_model_difference
     from tfm_blocks.report.screen import print_json
 
-    (first, ours), (second, theirs) = split_models(arguments.words)
+    (first, ours), (second, theirs) = split_models(arguments.words, (2,))
     a, _ = read_model_or_run(first, ours, arguments)
     b, _ = read_model_or_run(second, theirs, arguments)
     names = " ".join([first, *ours]), " ".join([second, *theirs])
@@ -37,16 +38,16 @@ def _diff(arguments: argparse.Namespace) -> None:
         show_model_difference(difference, a, b)
 
 
-def split_models(words: list[str]) -> list[tuple[str, list[str]]]:
-    """Return two models, each with the overrides that follow it. Raises ConfigError for another number of models."""
+def split_models(words: Sequence[str], counts: Collection[int]) -> list[tuple[str, list[str]]]:
+    """Return models with the overrides that follow them. Raises ConfigError unless their number is one of `counts`."""
     models: list[tuple[str, list[str]]] = []
     for word in words:
         if "=" in word and models and not Path(word).exists():
             models[-1][1].append(word)
         else:
             models.append((word, []))
-    if len(models) != 2:
-        named = shown(" ".join(words))
-        help = "write two models, each followed by its overrides: tfm diff base heads=8 base heads=4"
-        raise ConfigError(Problem("tfm diff", f"compares two models, but has {len(models)}: {named}", help=help))
+    if len(models) not in counts:
+        rule = f"needs {' or '.join(map(str, counts))} models, but has {len(models)}: {shown(' '.join(words))}"
+        help = "write each model with its overrides after it, such as base heads=8 base heads=4"
+        raise ConfigError(Problem("command line", rule, help=help))
     return models

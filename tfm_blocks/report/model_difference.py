@@ -15,7 +15,7 @@ from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import LENGTH, axis_lengths, decoding_state, multiply_adds
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.report.screen import print_table, screen
+from tfm_blocks.report.screen import print_line, print_table
 from tfm_blocks.report.table import Table, texts
 from tfm_blocks.runs.matching import WeightMatch, match_weights
 from tfm_blocks.runs.model import weights_of
@@ -73,16 +73,18 @@ def model_difference_record(difference: ModelDifference) -> dict[str, object]:
 
 def show_model_difference(difference: ModelDifference, a: Spec, b: Spec) -> None:
     """Print the changes as a table, then the costs and the weights."""
-    console = screen()
+    if difference.changes:
+        print_table(changes_table(difference))
+    for line in summary_lines(difference, a, b):
+        print_line(line)
+
+
+def summary_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:
+    """Return lines on the costs and the weights, or a single line if the models are the same."""
     if not difference.changes:
-        console.print(f"{' and '.join(difference.names)} are the same model")
-        return
-    print_table(changes_table(difference))
-    for name, (before, after) in difference.costs.items():
-        console.print(_cost_line(name, before, after))
-    console.print(f"per row with {_lengths_text(*difference.lengths)}")
-    for line in _weight_lines(difference, a, b):
-        console.print(line, soft_wrap=True)
+        return [f"{' and '.join(difference.names)} are the same model"]
+    costs = [_cost_line(name, before, after) for name, (before, after) in difference.costs.items()]
+    return [*costs, f"per row with {_lengths_text(*difference.lengths)}", *_weight_lines(difference, a, b)]
 
 
 def changes_table(difference: ModelDifference) -> Table:
