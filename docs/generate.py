@@ -11,7 +11,6 @@ import yaml
 from pydantic import TypeAdapter
 
 from tfm_blocks.cli import command_parser
-from tfm_blocks.compose.catalogue import describe_models
 from tfm_blocks.compose.comments import Comment, read_comments
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.help import TEXT, flow
@@ -20,6 +19,7 @@ from tfm_blocks.config.settings import implementation, names_of
 from tfm_blocks.errors import cut
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
+from tfm_blocks.language.chain import list_models
 from tfm_blocks.network.build import read_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.declarations import FILE as DECLARATIONS
@@ -59,7 +59,7 @@ Schema = Mapping[str, Any]
 def pages() -> dict[Path, str]:
     """Return the text of each file."""
     texts = {"commands.md": COMMANDS + "\n\n".join(_commands()), "config.md": CONFIG + "\n\n".join(_config())}
-    figures = {FIGURES / f"{model.name}.svg": _figure(model.name) for model in describe_models(None)}
+    figures = {FIGURES / f"{name}.svg": _figure(name) for name in list_models([CONF / "model"])}
     references = {FOLDER / name: f"{text}\n" for name, text in texts.items()}
     return {**references, **figures, DECLARATIONS: write_declarations(REGISTRY)}
 

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import open_dict
 
 import tfm_blocks as tfm
 from tfm_blocks.compose.folders import CONF
@@ -120,9 +118,6 @@ def composed_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
         given = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}
         with initialize_config_dir(str(CONF.resolve()), version_base=None):
             config: Any = compose("train", list(given.values()), return_hydra_config=True)
-        HydraConfig.instance().set_config(config)
-        with open_dict(config):
-            del config["hydra"]
         run = compose_run(config)
         run.mapping["name"] = "run"
         return run

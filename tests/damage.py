@@ -23,8 +23,6 @@ from random import Random
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import open_dict
 
 from tests.conftest import composed_small
 from tfm_blocks.cli import main
@@ -104,9 +102,6 @@ class Resumed:
     def __init__(self, run):
         with initialize_config_dir(str(CONF.resolve()), version_base=None):
             self.config = compose("train", [f"resume={run}", "trainer.steps=9"], return_hydra_config=True)
-        HydraConfig.instance().set_config(self.config)
-        with open_dict(self.config):
-            del self.config["hydra"]
 
     def check(self, run):
         left = read_saved_run(run)

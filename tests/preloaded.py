@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "tfm_blocks.launch.job", "tfm_blocks.compose.application", "tfm_blocks.cli"])
+CONTEXT.set_forkserver_preload(["torch", "tfm_blocks.launch.job", "tfm_blocks.compose.run", "tfm_blocks.cli"])
 STREAMS = ("stdin", "stdout", "stderr")
 
 

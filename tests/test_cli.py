@@ -18,7 +18,7 @@ from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.network.device import choose_device
+from tfm_blocks.network.build import choose_device
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.sweep.view import show_end
 

@@ -115,6 +115,14 @@ def _message(problems: Sequence[Problem]) -> str:
     return "\n".join(lines)
 
 
+class RuleError(ValueError):
+    """A rule that a value breaks, as a sentence that continues the address of the value, and a fix in `help`."""
+
+    def __init__(self, rule: str, help: str) -> None:
+        super().__init__(rule)
+        self.help = help
+
+
 class ConfigError(TfmError):
     """The config is invalid; nothing was started."""
 

@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from tfm_blocks.compose.request import compose_request
+from tfm_blocks.compose.run import compose_request, compose_run
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.launch.precision import choose_precision, measure_precision
@@ -52,8 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=5)
     arguments, overrides = parser.parse_known_args()
-    with compose_request(overrides, None) as request:
-        composed = request.compose()
+    composed = compose_run(compose_request(overrides, None)[0])
     prepared = prepare(read_run(composed.mapping).data, composed.mapping["vocab"], tell=lambda text: None)
     composed = composed.with_vocab(prepared.tokenizer.size)
     settings = read_run(composed.mapping)

@@ -36,8 +36,8 @@ from tfm_blocks.blocks.restricted import DilatedAttention, RestrictedAttention
 from tfm_blocks.blocks.restricted_global import RestrictedGlobalAttention
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import check_model
-from tfm_blocks.network.contract import decoding
-from tfm_blocks.network.contract.cases import cases_of
+from tfm_blocks.network.contract import rules
+from tfm_blocks.network.contract.case import cases_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Part
 
@@ -383,7 +383,7 @@ def test_latent_attention_decodes_with_any_scores(kind, scores):
     plain, *_ = cases_of(REGISTRY.blocks[kind], {"mask": "causal"})
     case, *_ = cases_of(REGISTRY.blocks[kind], {"mask": "causal", "scores": scores})
     assert case.decoder is not None
-    decoding.steps_as_it_reads(case)
-    decoding.steps_in_a_search(case)
+    rules.steps_as_it_reads(case)
+    rules.steps_in_a_search(case)
     with torch.no_grad():
         assert not torch.allclose(case.network(**case.tensors()), plain.network(**plain.tensors()), rtol=1e-3)

@@ -11,8 +11,8 @@ import tfm_blocks.blocks  # noqa: F401
 from tests.blocks.test_attention import keep
 from tests.blocks.test_attention_kinds import filled
 from tfm_blocks.network.build import build_network, check_model
-from tfm_blocks.network.contract import decoding
-from tfm_blocks.network.contract.cases import cases_of
+from tfm_blocks.network.contract import rules
+from tfm_blocks.network.contract.case import cases_of
 from tfm_blocks.registry.blocks import REGISTRY
 
 D, H, R, FIRST, N, SHORT = 16, 4, 5, 2, 66, 9  # a window of R is computed in blocks of N
@@ -168,8 +168,8 @@ def test_steps_give_what_the_whole_sequence_gives_with_every_two_features(row):
     near = {"r": 3} if row["block"] != "attention" else {}
     case = next(cases_of(REGISTRY.blocks[row["block"]], {**written(row), **near, "mask": "causal", "D": D}))
     assert case.decoder is not None
-    decoding.steps_as_it_reads(case)
-    decoding.steps_in_a_search(case)
+    rules.steps_as_it_reads(case)
+    rules.steps_in_a_search(case)
 
 
 EXTENDED = {
@@ -195,8 +195,8 @@ def test_other_kinds_of_attention_decode_with_these_features(name, heads):
     order = {} if name == "prefix_attention" else {"mask": "causal", "position": "rotary"}
     case = next(cases_of(REGISTRY.blocks[name], {**given, **order}))
     assert case.decoder is not None
-    decoding.steps_as_it_reads(case)
-    decoding.steps_in_a_search(case)
+    rules.steps_as_it_reads(case)
+    rules.steps_in_a_search(case)
 
 
 @pytest.mark.parametrize(("name", "heads"), list(EXTENDED.items())[:3])

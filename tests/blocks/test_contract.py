@@ -7,8 +7,8 @@ import tfm_blocks.blocks  # noqa: F401
 from tests.plugged import PLUGGED
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import build_network, check_model
-from tfm_blocks.network.contract import decoding, forward, padding
-from tfm_blocks.network.contract.cases import cases_of
+from tfm_blocks.network.contract import rules
+from tfm_blocks.network.contract.case import cases_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.signature import is_letter
 
@@ -45,23 +45,23 @@ each = pytest.mark.parametrize("case", CASES, ids=str)
 
 @each
 def test_a_block_runs_on_the_meta_device_and_reaches_every_parameter(case):
-    forward.runs_on_the_meta_device(case)
+    rules.runs_on_the_meta_device(case)
 
 
 @each
 def test_the_real_shape_is_the_declared_one_at_two_lengths(case):
-    forward.has_the_declared_shape(case)
+    rules.has_the_declared_shape(case)
 
 
 @each
 def test_an_output_is_finite_and_the_same_when_computed_again(case):
-    forward.gives_finite_numbers(case)
-    forward.repeats_itself(case)
+    rules.gives_finite_numbers(case)
+    rules.repeats_itself(case)
 
 
 @each
 def test_an_output_position_sees_no_more_of_a_port_than_is_declared(case):
-    forward.sees_no_more_than_declared(case)
+    rules.sees_no_more_than_declared(case)
 
 
 @each
@@ -77,38 +77,38 @@ def test_a_port_whose_sequence_is_not_in_the_output_is_declared_as_seen(case):
 def test_a_step_equals_the_forward_however_many_tokens_were_read_before(case):
     if case.decoder is None:
         pytest.skip("sees later positions, or makes no vectors of the target's positions")
-    decoding.steps_as_it_reads(case)
+    rules.steps_as_it_reads(case)
 
 
 @each
 def test_a_hypothesis_goes_on_from_the_one_that_it_is_given(case):
     if case.decoder is None:
         pytest.skip("sees later positions, or makes no vectors of the target's positions")
-    decoding.steps_in_a_search(case)
+    rules.steps_in_a_search(case)
 
 
 @each
 def test_what_stands_in_padding_changes_no_real_position(case):
     if case.joins_sequences:
         pytest.skip("padding stands in the middle: see tests/network/test_grammar.py")
-    padding.ignores_padding_that_comes_last(case)
-    padding.ignores_padding_that_comes_first(case)
-    padding.ignores_padding_in_a_decoder(case)
+    rules.ignores_padding_that_comes_last(case)
+    rules.ignores_padding_that_comes_first(case)
+    rules.ignores_padding_in_a_decoder(case)
 
 
 @each
 def test_a_row_is_the_same_whatever_the_others_hold(case):
-    forward.keeps_rows_apart(case)
+    rules.keeps_rows_apart(case)
 
 
 @each
 def test_every_parameter_gets_a_finite_gradient(case):
-    forward.gives_gradients(case)
+    rules.gives_gradients(case)
 
 
 @each
 def test_starting_values_are_finite_and_follow_from_the_seed(case):
-    forward.starts_from_the_seed(case)
+    rules.starts_from_the_seed(case)
     one, other = (dict(alone(case, seed).named_parameters()) for seed in (1, 2))
     for name, parameter in one.items():
         constant = set(parameter.flatten().tolist()) <= {0.0, 1.0} or parameter.min() == parameter.max()

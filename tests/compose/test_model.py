@@ -4,13 +4,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.chain import list_models
 
 
-@pytest.mark.parametrize("model", list_models([CONF / "model"]))
+@pytest.mark.parametrize("model", sorted(list_options("model", [CONF])))
 def test_our_merge_of_a_model_equals_hydras(model):
     with initialize_config_dir(str(CONF), version_base=None):
         hydras = OmegaConf.to_container(compose("train", [f"model={model}"]), resolve=True)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import tfm_blocks.blocks  # noqa: F401  registers them
-from tfm_blocks.compose.completion import complete_override
+from tfm_blocks.compose.completion import complete_override, list_blocks
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.compose.model_keys import list_blocks
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from tfm_blocks.figures.picture import Picture
+from tfm_blocks.figures.picture import FigurePicture
 from tfm_blocks.figures.sizes import WAVE
 from tfm_blocks.figures.text import text_width
 
@@ -37,7 +37,7 @@ def contains(outer, inner):
     )
 
 
-def pieces(picture: Picture):
+def pieces(picture: FigurePicture):
     """Everything that takes room: boxes, and texts and waves beside them and beside plates."""
     for placed in picture.boxes:
         name = placed.box.about or " ".join(placed.box.title)
@@ -54,14 +54,14 @@ def pieces(picture: Picture):
             yield f"{plate.frame.addresses[0]}: {text.text}", text_rectangle(text)
 
 
-def lines(picture: Picture):
+def lines(picture: FigurePicture):
     for placed in picture.arrows:
         for (x, y), (to_x, to_y) in zip(placed.points, placed.points[1:], strict=False):
             assert x == to_x or y == to_y, f"{placed} is not horizontal and vertical"
             yield placed, (min(x, to_x) - SLACK, min(y, to_y) - SLACK, max(x, to_x) + SLACK, max(y, to_y) + SLACK)
 
 
-def faults(picture: Picture):
+def faults(picture: FigurePicture):
     """Return a sentence for each overlap of pieces, line through a piece, and plate that cuts something."""
     taken = list(pieces(picture))
     sentences = [f"{one} overlaps {other}" for (one, a), (other, b) in combinations(taken, 2) if overlap(a, b)]

@@ -19,9 +19,7 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch import Callback
-from omegaconf import open_dict
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -78,9 +76,6 @@ def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Pat
     exit_on_signals()
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
         config: Any = compose("train", [f"resume={run}", *overrides], return_hydra_config=True)
-    HydraConfig.instance().set_config(config)
-    with open_dict(config):
-        del config["hydra"]
     left = read_saved_run(run)
     composed = compose_resumed(config, left.config, str(run / "config.yaml"), left.text)
     return resume(check_run(composed), left, callbacks=callbacks)

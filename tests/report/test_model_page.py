@@ -110,7 +110,7 @@ def test_the_search_finds_nodes_in_closed_stacks_too(mine):
         opened.find_element("css selector", '.model[data-model="0"] .close').click()
         opened.find_element("id", "search").send_keys("cross kv_heads")
         found = opened.find_elements("css selector", "#matches button")
-        assert [one.text for one in found][0] == "base: decoder.0.cross" and len(found) == 2
+        assert found[0].text == "base: decoder.0.cross" and len(found) == 2
         found[0].click()
         assert "decoder.0.cross" in details(opened)
         assert opened.execute_script("return document.querySelectorAll('.selected').length") >= 1

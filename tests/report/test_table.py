@@ -18,7 +18,7 @@ from tests.run_folders import garbled, leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import tables_of
-from tfm_blocks.report.screen import Widths, fit, print_table, split_columns
+from tfm_blocks.report.screen import ColumnWidths, fit, print_table, split_columns
 from tfm_blocks.report.table import COUNT, Column, Table, csv_text, latex, markdown, texts
 from tfm_blocks.sweep.view import SweepRow, show_end
 
@@ -152,7 +152,7 @@ def test_a_number_that_is_wider_than_the_console_is_printed_whole(monkeypatch):
 
 
 def test_the_widest_columns_shrink_first_and_none_below_its_narrowest():
-    columns = [Widths(0, 5, 5, 10, 30), Widths(1, 8, 8, 8, 8), Widths(2, 4, 4, 12, 12)]
+    columns = [ColumnWidths(0, 5, 5, 10, 30), ColumnWidths(1, 8, 8, 8, 8), ColumnWidths(2, 4, 4, 12, 12)]
     assert split_columns(columns, 1, 40) == [columns]
     assert fit(columns, 40) == [11, 8, 11] and fit(columns, 60) == [30, 8, 12]
     assert fit(columns, 10) == [5, 8, 4]

@@ -17,8 +17,8 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.layout import Batch, batch_of
 from tfm_blocks.language.spec import names
 from tfm_blocks.network.build import build_network, check_model, network_without_values
+from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.modules import losses_of
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.objective import Objective, backward_scale

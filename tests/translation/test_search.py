@@ -13,8 +13,7 @@ import tfm_blocks as tfm
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.translation.beam import beam_search, gnmt, plain
-from tfm_blocks.translation.sampling import chooser
-from tfm_blocks.translation.search import BOS, CHUNK, EOS, PAD, Bounds, NotFiniteError, largest, one_by_one
+from tfm_blocks.translation.search import BOS, CHUNK, EOS, PAD, Bounds, NotFiniteError, chooser, largest, one_by_one
 from tfm_blocks.translation.settings import Sampling
 
 

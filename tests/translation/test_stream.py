@@ -12,12 +12,14 @@ import pytest
 import tfm_blocks as tfm
 from tests.conftest import save, sentences
 from tfm_blocks.errors import DataError
-from tfm_blocks.translation.fitting import fitting
 from tfm_blocks.translation.settings import Search
-from tfm_blocks.translation.stream import BREAKING, Translating, chunks, stream
-from tfm_blocks.translation.translator import GREEDY, Translator
+from tfm_blocks.translation.stream import BREAKING, Translating, chunks, fitting, stream
+from tfm_blocks.translation.translator import Translator
 
 ROOT = Path(__file__).parents[2]
+
+
+GREEDY = Search()
 
 
 def run(translator, data, *, prefix=None, search=GREEDY, strict=False, scores=False):

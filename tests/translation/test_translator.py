@@ -14,14 +14,14 @@ from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Sampling, Search
-from tfm_blocks.translation.translator import GREEDY, Translator
+from tfm_blocks.translation.translator import Translator
 
 
 @torch.no_grad()
 def naive_greedy(network, ids):
     """The whole model again for every token."""
     out = [BOS]
-    while len(out) <= GREEDY.most(len(ids) + 1):
+    while len(out) <= Search().most(len(ids) + 1):
         logits_V = network(src=torch.tensor([[*ids, EOS]]), tgt=torch.tensor([out]))[0, -1]
         logits_V[[0, BOS]] = -torch.inf
         out.append(int(logits_V.argmax()))
@@ -38,7 +38,7 @@ def test_greedy_equals_running_the_whole_model_for_every_token(translator):
 
 
 SEARCHES = [
-    GREEDY,
+    Search(),
     Search(beam=4, nbest=4),
     Search(beam=3, alpha=1.0, penalty="plain"),
     Search(sampling=Sampling(seed=3)),

@@ -20,7 +20,7 @@ def test_blocks(arguments: argparse.Namespace) -> int:
 
     Raises ConfigError if the module cannot be imported, if it registers no block, or if a block cannot be built.
     """
-    from tfm_blocks.network.contract.cases import cases_of
+    from tfm_blocks.network.contract.case import cases_of
 
     blocks = _registered_by(arguments.test, arguments.plugins)
     names, values = _split(arguments.names, blocks)

@@ -119,7 +119,7 @@ def _folders_with(name: str, prefix: str) -> list[str]:
 
 
 def _blocks(prefix: str, **_: Any) -> list[str]:
-    from tfm_blocks.compose.model_keys import list_blocks
+    from tfm_blocks.compose.completion import list_blocks
 
     return [name for name in list_blocks() if name.startswith(prefix)]
 

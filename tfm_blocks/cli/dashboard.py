@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli import options
@@ -90,7 +88,7 @@ def _render(arguments: argparse.Namespace) -> None:
     made = _workspace(arguments, dashboard)
     from tfm_blocks.tracking.workspace import rendered
 
-    _write(json.dumps(rendered(made), indent=1) + "\n", arguments.path)
+    options.write_output(json.dumps(rendered(made), indent=1) + "\n", arguments.path)
 
 
 def _push(arguments: argparse.Namespace) -> None:
@@ -112,11 +110,4 @@ def _sweep(arguments: argparse.Namespace) -> None:
     text = sweep_file(overrides, own, method, arguments.metric, arguments.project)
     jobs = jobs_to_check(overrides, own, method)
     refuse_wrong(check_jobs(jobs, lambda job: compose_job(job, own), check_remote_run))
-    _write(text, arguments.path)
-
-
-def _write(text: str, path: Path | None) -> None:
-    if path:
-        path.write_text(text, "utf-8")
-    else:
-        sys.stdout.write(text)
+    options.write_output(text, arguments.path)

@@ -91,7 +91,7 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
 
 
 def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[str, ...]], search: Search) -> list[str]:
-    from tfm_blocks.translation.fitting import fitting
+    from tfm_blocks.translation.stream import fitting
 
     translator = options.translator_of(arguments, None if folder == arguments.folder else folder)
     translator.expect_sources()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_model, read_model_or_run
-from tfm_blocks.errors import ConfigError, print_warnings
+from tfm_blocks.errors import ConfigError, print_warnings, printable
 from tfm_blocks.figures.draw import Fold
 from tfm_blocks.figures.themes import THEMES
 
@@ -44,7 +44,7 @@ def _figure(arguments: argparse.Namespace) -> None:
     spec, registry = _spec(arguments)
     costs = _costs(spec) if arguments.cost else {}
     content = Content(arguments.fold, arguments.of, arguments.shapes, costs)
-    title = f"{arguments.model} {' '.join(arguments.overrides)}".strip()
+    title = printable(" ".join([arguments.model, *arguments.overrides]))
     style = Style(THEMES[arguments.theme], title, LARGE if arguments.of else 1.0)
     write_figure(arguments.path, picture_of(spec, registry, content), style)
 
@@ -73,9 +73,9 @@ def _declared_spec(arguments: argparse.Namespace, registry: Registry) -> Spec:
 
     folder = Path(arguments.model)
     if folder.is_dir() and not arguments.overrides:
-        from tfm_blocks.runs.model_file import read_model_file
+        from tfm_blocks.runs.model_file import read_saved_model
 
-        return check(read_model_file(folder, arguments.plugins).upgraded, registry)
+        return check(read_saved_model(folder, arguments.plugins).upgraded, registry)
     from tfm_blocks.compose.model import compose_model
 
     composed = compose_model(arguments.model, arguments.overrides, arguments.config_dir)

@@ -175,7 +175,7 @@ def _read_run(folder: Path) -> tuple[RunEntry, RunRecord]:
 
 
 def _models(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.compose.catalogue import describe_models
+    from tfm_blocks.compose.comments import describe_models
     from tfm_blocks.report.lists import print_models_json, show_models
 
     (print_models_json if arguments.json else show_models)(describe_models(arguments.config_dir))
@@ -213,7 +213,4 @@ def _schema(arguments: argparse.Namespace) -> None:
 
     load_plugins(arguments.plugins)
     text = json.dumps(build_schema(REGISTRY), indent=1, ensure_ascii=False)
-    if arguments.path:
-        arguments.path.write_text(f"{text}\n", "utf-8")
-    else:
-        print(text)
+    options.write_output(f"{text}\n", arguments.path)

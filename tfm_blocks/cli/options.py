@@ -43,6 +43,14 @@ def add_file(command: argparse.ArgumentParser, help: str = "write it to this fil
     command.add_argument("-o", type=Path, required=required, dest="path", metavar="FILE", help=help)
 
 
+def write_output(text: str, path: Path | None) -> None:
+    """Write the text to the file of -o, or to stdout."""
+    if path:
+        path.write_text(text, "utf-8")
+    else:
+        print(text, end="")
+
+
 def add_plugins(command: argparse.ArgumentParser) -> None:
     """Add the option --plugins."""
     help = "a module with custom blocks, on the Python path or in this folder"
@@ -142,7 +150,7 @@ def precision_of(arguments: argparse.Namespace) -> AbstractContextManager[object
     """Return a context manager that computes in the precision of --precision."""
     import torch
 
-    from tfm_blocks.network.device import choose_device
+    from tfm_blocks.network.build import choose_device
 
     device = torch.device(choose_device(arguments.device))
     return torch.autocast(device.type, torch.bfloat16, enabled=arguments.precision == "bf16")

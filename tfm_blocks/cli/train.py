@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfm_blocks.cli.exit_status import close_output, print_errors, run_command
 from tfm_blocks.errors import file_error
@@ -32,8 +32,7 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
 
 def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> int:
     from tfm_blocks import __version__
-    from tfm_blocks.compose.application import run_hydra
-    from tfm_blocks.compose.command_line import PRINTING, prepare_arguments, split_arguments
+    from tfm_blocks.compose.command_line import PRINTING, prepare_arguments, print_hydras, split_arguments
     from tfm_blocks.compose.help import HELP, help_text
 
     if "--version" in arguments:
@@ -47,13 +46,14 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
     words = program.split()
     prepared = prepare_arguments(arguments)
     flags = split_arguments(arguments).flags
-    if "--multirun" in flags and PRINTING.isdisjoint(flags):
+    if not PRINTING.isdisjoint(flags):
+        print_hydras(prepared)
+        return 0
+    if "--multirun" in flags:
         from tfm_blocks.sweep.command import sweep
 
         return sweep(arguments, program=words, start=command)
-    status: list[int] = []
-    run_hydra(prepared, lambda config: status.append(_run_training(lambda: _train_here(config, [*words, *arguments]))))
-    return max(status, default=0)
+    return _run_training(lambda: _train_here(prepared, [*words, *arguments]))
 
 
 def _run_training(action: Callable[[], int]) -> int:
@@ -63,7 +63,7 @@ def _run_training(action: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader closed the pipe: exit as after SIGPIPE
         close_output()
         return 128 + signal.SIGPIPE
-    except OSError as error:  # Hydra would print a traceback
+    except OSError as error:
         if (problem := file_error(error, "runs")) is None:
             raise
         print(problem, file=sys.stderr)
@@ -86,11 +86,18 @@ def _train_new(run: CheckedRun, typed: Sequence[str]) -> int:
     return 0
 
 
-def _train_here(config: Any, typed: Sequence[str]) -> int:
+def _train_here(prepared: Sequence[str], typed: Sequence[str]) -> int:
     """Train a new run or resume one. Modules that take seconds to import are imported after the check."""
-    from tfm_blocks.compose.run import compose_resumed, compose_run, read_resume_folder, should_verify
+    from tfm_blocks.compose.run import (
+        compose_arguments,
+        compose_resumed,
+        compose_run,
+        read_resume_folder,
+        should_verify,
+    )
     from tfm_blocks.launch.check import check_resumed_run, check_run
 
+    config = compose_arguments(prepared)
     folder = read_resume_folder(config)
     if folder is None:
         run = check_run(compose_run(config))

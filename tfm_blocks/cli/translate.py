@@ -12,7 +12,7 @@ from tfm_blocks.cli import options
 from tfm_blocks.errors import DataError, Problem
 
 if TYPE_CHECKING:
-    from tfm_blocks.translation.stream import LineTask
+    from tfm_blocks.translation.stream import Translating
 
 
 def add_commands(commands: options.Commands) -> None:
@@ -57,7 +57,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     _write(arguments, Generating(translator, search, arguments.batch_tokens, arguments.strict, tokens=arguments.tokens))
 
 
-def _write(arguments: argparse.Namespace, work: LineTask) -> None:
+def _write(arguments: argparse.Namespace, work: Translating) -> None:
     from tfm_blocks.launch.memory import keep_freed_memory
     from tfm_blocks.report.screen import counting
     from tfm_blocks.translation.stream import chunks, stream, typed

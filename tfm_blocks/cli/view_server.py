@@ -25,6 +25,7 @@ class WatchedPage:
     def __init__(self, read: Read) -> None:
         self.read = read
         self.version = 0
+        self.problems: Sequence[Problem] = ()
         self._accept(read())
         self.stamps = self._stamps()
 
@@ -52,8 +53,7 @@ class WatchedPage:
 
     def _accept(self, models: Sequence[ViewedModel]) -> None:
         html = render_view(models, str(self.version + 1))
-        self.models, self.html, self.version = models, html, self.version + 1
-        self.problems: Sequence[Problem] = ()
+        self.models, self.html, self.problems, self.version = models, html, (), self.version + 1
 
     def _stamps(self) -> dict[str, tuple[int, int] | None]:
         files = {file for model in self.models for file in model.sources.files}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import io
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose, initialize_config_dir, main
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
@@ -20,28 +22,36 @@ from tfm_blocks.compose.folders import (
     GLOBAL_GROUPS,
     config_folders,
     list_options,
+    model_chain,
     read_experiment,
     read_yaml,
-    root_keys,
     split_choice,
 )
-from tfm_blocks.compose.overrides import error_reason, first_of_sweep, list_choices, parse_overrides, refuse_sweeps
+from tfm_blocks.compose.overrides import (
+    error_reason,
+    first_of_sweep,
+    list_choices,
+    parse_overrides,
+    refuse_sweeps,
+    written,
+)
 from tfm_blocks.config.foreign_keys import advice
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
-from tfm_blocks.language.chain import read_model_chain
 
 LONG = {
     "-c": "--cfg", "-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-h": "--help",
     "-i": "--info", "-m": "--multirun", "-p": "--package", "-r": "--run", "-sc": "--shell-completion",
 }  # fmt: skip
 VALUED = frozenset({"--config-path", "--config-name", "--config-dir", "--package", "--info", "--cfg"})
-FIXED = frozenset({"--config-path", "--config-name"})
-PRINTING = frozenset({"--cfg", "--info", "--hydra-help", "--shell-completion"})
-ACTIONS = frozenset({"--run", "--multirun", "--cfg", "--info", "--shell-completion"})
-OF_HYDRA = frozenset({"--hydra-help", "--shell-completion"})  # passed to Hydra unchecked
-SHELL_ACTIONS = frozenset(
-    f"{act}={shell}" for act in ("install", "uninstall", "query") for shell in ("bash", "fish", "zsh")
-)
+OPTIONS = frozenset({*LONG.values(), "--hydra-help", "--resolve", "--version"})
+ONE_CONFIG = ("a run has one main config, conf/train.yaml", "write --config-dir FOLDER")
+UNUSED = {
+    "--config-path": ONE_CONFIG,
+    "--config-name": ONE_CONFIG,
+    "--shell-completion": ("tfm completes more than Hydra", 'eval "$(tfm completion bash)"'),
+}  # options of Hydra that are refused, each with the rule and a fix
+PRINTING = frozenset({"--cfg", "--info", "--hydra-help"})
+ACTIONS = frozenset({"--run", "--multirun", "--cfg", "--info"})
 HYDRAS_SWEEPS = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
 OPTIONAL = GLOBAL_GROUPS
 SEVERAL = frozenset({"logger"})  # groups with several options per run: logger=[wandb,tensorboard]
@@ -58,7 +68,6 @@ class CommandLine:
 
     @property
     def config_dir(self) -> Path | None:
-        """Return the folder of --config-dir."""
         folder = self.flags.get("--config-dir")
         return Path(folder) if folder else None
 
@@ -81,9 +90,8 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     Overrides of `model.*` and of a split's files become `++KEY`, so that they can add keys. Raises ConfigError.
     """
     line = split_arguments(arguments)
-    _expect_options(line.flags)
-    for flag in OF_HYDRA & line.flags.keys():
-        _expect_hydras(flag, line.texts)
+    _expect_options(line.flags, line.texts)
+    if "--hydra-help" in line.flags:
         return list(arguments)
     folders = config_folders(line.config_dir)
     read = dict(zip(line.texts, parse_overrides(line.texts), strict=True))
@@ -94,7 +102,7 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     chosen = _choices(overrides, folders)
     models = _models(chosen, folders)
     for model in models:
-        read_model_chain(model, [path / "model" for path in folders], root_keys())
+        model_chain(model, folders)
     if overrides:
         for model in models:
             _composes(
@@ -108,7 +116,6 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def split_arguments(arguments: Sequence[str]) -> CommandLine:
-    """Split the arguments into options and overrides."""
     flags, texts = {}, []
     rest = iter(arguments)
     for argument in rest:
@@ -121,47 +128,31 @@ def split_arguments(arguments: Sequence[str]) -> CommandLine:
     return CommandLine(flags, texts)
 
 
-def _expect_options(flags: Mapping[str, str]) -> None:
-    """Raise ConfigError for options that exclude each other."""
-    for flag in sorted(FIXED & flags.keys()):
-        raise ConfigError(Problem(flag, "a run has one main config, conf/train.yaml", help="write --config-dir FOLDER"))
+def _expect_options(flags: Mapping[str, str], texts: Sequence[str]) -> None:
+    """Raise ConfigError for options that are unknown or not used, and for options that exclude each other."""
+    for flag in sorted(flags.keys() - OPTIONS):
+        raise ConfigError(Problem(flag, "there is no such option", help=suggest(flag, OPTIONS)))
+    for flag in sorted(UNUSED.keys() & flags.keys()):
+        rule, help = UNUSED[flag]
+        raise ConfigError(Problem(flag, rule, help=help))
     actions = sorted(ACTIONS & flags.keys())
     if len(actions) > 1:
         help = "leave out all but one, and with --cfg give each key one value"
         raise ConfigError(Problem("command line", f"{' and '.join(actions)} exclude each other", help=help))
+    if "--hydra-help" in flags and texts:
+        help = "write it alone; --help lists the keys of a run"
+        raise ConfigError(Problem("--hydra-help", f"takes no settings: {cut(' '.join(texts))}", help=help))
     if "--resolve" in flags and "--cfg" not in flags:
         raise ConfigError(Problem("--resolve", "changes how --cfg prints the config", help="add --cfg job"))
-
-
-def _expect_hydras(flag: str, texts: Sequence[str]) -> None:
-    """Raise ConfigError for arguments that would make Hydra print a traceback."""
-    if flag == "--hydra-help":
-        if texts:
-            help = "write it alone; --help lists the keys of a run"
-            raise ConfigError(Problem(flag, f"takes no settings: {cut(' '.join(texts))}", help=help))
-        return
-    if len(texts) != 1 or texts[0] not in SHELL_ACTIONS:
-        rule = f"needs install, uninstall or query, and a shell, but has {cut(' '.join(texts)) or 'nothing'}"
-        raise ConfigError(
-            Problem(flag, rule, help=f"write {flag} install=bash, or use tfm completion bash, which completes more")
-        )
-    if texts[0].startswith("query") and "COMP_LINE" not in os.environ:
-        help = "write install=SHELL, which sets up the completion of the shell"
-        raise ConfigError(Problem(flag, "is called by a shell that sets COMP_LINE, which is not set", help=help))
 
 
 def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
     """Raise ConfigError for settings of Hydra's sweepers and launchers, which are not used."""
     refused = [override for override in overrides if override.key_or_group.startswith(HYDRAS_SWEEPS)]
     if refused:
-        rule = "tfm-blocks runs sweeps itself, each job in separate processes: {}"
+        rule = "tfm-blocks runs sweeps itself, each job in separate processes:"
         help = "write -m with the keys of sweep and launcher, such as sweep=optuna or launcher=slurm; --help lists them"
-        raise ConfigError(
-            [
-                Problem(override.key_or_group, rule.format(cut(override.input_line or "")), help=help)
-                for override in refused
-            ]
-        )
+        raise ConfigError([Problem(one.key_or_group, f"{rule} {written(one)}", help=help) for one in refused])
 
 
 def compose_config(overrides: list[str], config_dir: Path | None, *, hydra: bool = False) -> DictConfig:
@@ -169,6 +160,17 @@ def compose_config(overrides: list[str], config_dir: Path | None, *, hydra: bool
     search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
         return compose("train", overrides + search, return_hydra_config=hydra)
+
+
+def print_hydras(arguments: Sequence[str]) -> None:
+    """Print the output of an option of PRINTING, such as --cfg. Hydra reads sys.argv."""
+    sys.argv[1:] = arguments
+    output = io.StringIO()  # a failed write inside Hydra, as in `--cfg all | head`, would print a traceback
+    try:
+        with contextlib.redirect_stdout(output):
+            main(version_base=None, config_path=str(CONF.resolve()), config_name="train")(lambda config: None)()
+    finally:
+        print(output.getvalue(), end="")
 
 
 def _chooses_nothing(override: Override) -> bool:
@@ -192,15 +194,13 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
             continue
         names = ["null"] if override.is_delete() else list_choices(override, list(known))
         if not names:
-            rule = f"no option matches {cut(override.input_line or '')}"
+            rule = f"no option matches {written(override)}"
             raise ConfigError(Problem(group, rule, help=suggest("", known)))
         singles = [name for choice in names for name in _options_of(group, choice, override)]
         for name in singles:
             if name == "null" and group not in OPTIONAL:
                 help = suggest("", known)
-                raise ConfigError(
-                    Problem(group, f"a run needs this group: {cut(override.input_line or '')}", help=help)
-                )
+                raise ConfigError(Problem(group, f"a run needs this group: {written(override)}", help=help))
             if name != "null" and name not in known:
                 raise ConfigError(_no_option(group, name, override, known))
         chosen[group] = [name for name in names if name != "null"]
@@ -213,7 +213,7 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
 def _options_of(group: str, choice: str, override: Override) -> list[str]:
     """Return the options of a choice; only the groups in SEVERAL may have several. Raises ConfigError."""
     if choice.startswith("[") and group not in SEVERAL:
-        rule = f"takes a single option: {cut(override.input_line or '')}"
+        rule = f"takes a single option: {written(override)}"
         raise ConfigError(Problem(group, rule, help=f"write {group}=NAME, or {group}=a,b with -m to try each"))
     return split_choice(choice)
 
@@ -222,7 +222,7 @@ def _no_option(group: str, name: str, override: Override, known: Mapping[str, Pa
     help = suggest(name, known)
     if name.endswith((".yaml", ".yml")):
         help = f"put the file into FOLDER/{group}/ and write --config-dir FOLDER {group}={Path(name).stem}"
-    return Problem(group, f"there is no {group} called {shown(name)}: {cut(override.input_line or '')}", help=help)
+    return Problem(group, f"there is no {group} called {shown(name)}: {written(override)}", help=help)
 
 
 def _models(chosen: Mapping[str, Sequence[str]], folders: list[Path]) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Read the comments of YAML files, by the path of the key that they describe."""
+"""Read the comments of YAML files by the path of their key, and list the models with their descriptions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 
 import yaml
 
-from tfm_blocks.language.spec import Path
+from tfm_blocks.compose.folders import config_folders, list_options, root_keys
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.language.files import display_path, read_model_file
+from tfm_blocks.language.spec import Path as KeyPath
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # not every build of PyYAML has the fast loader
 _BESIDE = re.compile(r":?\s*#\s*(.*)")
 _ABOVE = re.compile(r"\s*#(?!\s*@)\s?(.*)")
+EDITORS = "yaml-language-server:"  # prefix of a comment for editors
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Comment:
     beside: str = ""
 
 
-def read_comments(text: str, prefix: Path = ()) -> dict[Path, Comment]:
+def read_comments(text: str, prefix: KeyPath = ()) -> dict[KeyPath, Comment]:
     """Return the comments of a file whose keys are below `prefix`; the header of the file describes `prefix` itself."""
     lines = text.splitlines()
     root = yaml.compose(text, Loader=LOADER)
@@ -37,7 +42,7 @@ def read_comments(text: str, prefix: Path = ()) -> dict[Path, Comment]:
     return {prefix: about_file} | comments
 
 
-def _walk(node: yaml.MappingNode, prefix: Path, lines: list[str]) -> Iterator[tuple[Path, Comment]]:
+def _walk(node: yaml.MappingNode, prefix: KeyPath, lines: list[str]) -> Iterator[tuple[KeyPath, Comment]]:
     for key, value in node.value:
         path = (*prefix, str(key.value))
         spread = isinstance(value, yaml.CollectionNode) and not value.flow_style
@@ -57,7 +62,7 @@ def _above(lines: list[str], line: int) -> tuple[str, ...]:
     return tuple(comment)
 
 
-def merge_comments(below: Mapping[Path, Comment], over: Mapping[Path, Comment]) -> dict[Path, Comment]:
+def merge_comments(below: Mapping[KeyPath, Comment], over: Mapping[KeyPath, Comment]) -> dict[KeyPath, Comment]:
     """Merge the comments of a file over those of its parents, which stay if the file has none for a key."""
     silent = Comment()
     return {
@@ -67,3 +72,37 @@ def merge_comments(below: Mapping[Path, Comment], over: Mapping[Path, Comment]) 
         )
         for path in {**below, **over}
     }
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model file: the `parents` that it inherits, the `knobs` that it sets, and its description `about`."""
+
+    name: str
+    parents: tuple[str, ...]
+    knobs: tuple[str, ...]
+    about: str
+    file: str
+
+
+def describe_models(config_dir: Path | None) -> list[Entry]:
+    """List the models of conf/model and `config_dir`/model. Invalid files are listed with their error."""
+    return [_entry(name, path) for name, path in list_options("model", config_folders(config_dir)).items()]
+
+
+def _entry(name: str, path: Path) -> Entry:
+    try:
+        file = read_model_file(path, root_keys())
+    except ConfigError as error:
+        return Entry(name, (), (), f"invalid: {error.problems[0].rule}", display_path(path))
+    knobs = tuple(f"{key}={value}" for key, value in file.mapping.items() if key not in ("defaults", "model"))
+    return Entry(name, file.parents, knobs, _about(file.text), file.shown)
+
+
+def _about(text: str) -> str:
+    """Return the comment at the beginning of the file, above `model`, or next to `defaults`."""
+    comments = read_comments(text)
+    silent = Comment()
+    header = [line for line in comments[()].above if not line.startswith(EDITORS)]
+    above, beside = comments.get(("model",), silent).above, comments.get(("defaults",), silent).beside
+    return " ".join(header or above) or beside

@@ -5,22 +5,26 @@ Files are read as plain YAML.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tfm_blocks.compose.folders import (
     CONF,
     GLOBAL_GROUPS,
+    chosen_files,
     config_folders,
-    group_files,
+    list_groups,
     list_options,
+    model_chain,
     read_yaml,
-    root_keys,
     split_choice,
 )
-from tfm_blocks.compose.model_keys import list_model_keys, list_names
-from tfm_blocks.language.chain import merge_chain, read_model_chain
+from tfm_blocks.language.chain import merge_chain
+
+BLOCK = "block_"  # prefix of the definitions of blocks
+JsonSchema = dict[str, Any]
 
 
 def complete_override(prefix: str, overrides: Sequence[str], config_dir: Path | None) -> list[str]:
@@ -36,7 +40,6 @@ def complete_override(prefix: str, overrides: Sequence[str], config_dir: Path | 
 
 
 def complete_model(prefix: str, config_dir: Path | None) -> list[str]:
-    """Return the names of models that begin with `prefix`."""
     return [name for name in list_options("model", config_folders(config_dir)) if name.startswith(prefix)]
 
 
@@ -44,8 +47,7 @@ def _keys(prefix: str, overrides: Sequence[str], folders: list[Path]) -> list[st
     """Return keys up to their next dot, or whole keys if they share one beginning."""
     if prefix.startswith("model."):
         return _up_to_dots(prefix, list_model_keys(_model(overrides, folders)))
-    groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - {"dashboard"}
-    return _up_to_dots(prefix, {*_addresses(_config(overrides, folders)), *groups})
+    return _up_to_dots(prefix, {*_addresses(_config(overrides, folders)), *list_groups(folders)})
 
 
 def _up_to_dots(prefix: str, written: Iterable[str]) -> list[str]:
@@ -61,16 +63,13 @@ def _config(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
     config = read_yaml(CONF / "train.yaml")
     chosen = _chosen(config.pop("defaults"), overrides)
     config.pop("hydra")
-    for group, choice in chosen.items():
-        if group in GLOBAL_GROUPS:
-            continue
-        if group == "model":
-            knobs = _model(overrides, folders)
-            config |= {key: value for key, value in knobs.items() if key not in ("defaults", "model")}
-        else:
-            config[group] = {}
-            for path in group_files(group, choice, folders):
-                config[group] |= {key: value for key, value in read_yaml(path).items() if key != "defaults"}
+    knobs = _model(overrides, folders)
+    config |= {key: value for key, value in knobs.items() if key not in ("defaults", "model")}
+    for path, group in chosen_files(chosen, folders):
+        if group:
+            config[group] = config.get(group, {}) | {
+                key: value for key, value in read_yaml(path).items() if key != "defaults"
+            }
     return config
 
 
@@ -78,7 +77,7 @@ def _model(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
     """Merge the files of the chosen model; of several models, the first."""
     choice = _chosen(read_yaml(CONF / "train.yaml")["defaults"], overrides)["model"]
     name = split_choice(choice.partition(",")[0] if not choice.startswith("[") else choice)[0]
-    return merge_chain(read_model_chain(name, [folder / "model" for folder in folders], root_keys()))
+    return merge_chain(model_chain(name, folders))
 
 
 def _chosen(defaults: Iterable[Any], overrides: Sequence[str]) -> dict[str, str]:
@@ -94,3 +93,102 @@ def _addresses(mapping: Mapping[str, Any], around: str = "") -> Iterable[str]:
             yield from _addresses(value, f"{around}{name}.")
         else:
             yield f"{around}{name}"
+
+
+def read_definitions() -> JsonSchema:
+    """Return the definitions of the schema, by name."""
+    return cast(JsonSchema, json.loads((CONF / "model.schema.json").read_text("utf-8"))["$defs"])
+
+
+def list_blocks() -> list[str]:
+    """Return all blocks except those of plug-ins, which would have to be imported."""
+    return [name.removeprefix(BLOCK) for name in read_definitions() if name.startswith(BLOCK)]
+
+
+def list_names(key: str, config: Mapping[str, Any]) -> list[str]:
+    """Return the names that are valid for a key below `model`, or for a knob that such a key reads.
+
+    `config` has the knobs of the chosen model, and its key `model`.
+    """
+    definitions = read_definitions()
+    path = key.split(".")
+    paths = [path] if path[0] == "model" else _readers(f"${{{key}}}", config.get("model"), ["model"])
+    names = (name for parts in paths for name in _names(_schema_at(parts, config, definitions), definitions))
+    return list(dict.fromkeys(names))
+
+
+def list_model_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the chosen model, including keys of its blocks that its files do not set."""
+    definitions = read_definitions()
+    model = config.get("model")
+    of_blocks = {name for block in _blocks(model) for name in _properties(block, definitions)}
+    shared = {"dropout", "norm", *of_blocks} & set(definitions["args"]["properties"])
+    return list(dict.fromkeys(_keys_below(model, "model", shared, definitions)))
+
+
+def _readers(text: str, value: Any, path: list[str]) -> list[list[str]]:
+    if isinstance(value, dict):
+        return [reader for key, inner in value.items() for reader in _readers(text, inner, [*path, str(key)])]
+    return [path] if value == text else []
+
+
+def _schema_at(path: Sequence[str], config: Mapping[str, Any], definitions: JsonSchema) -> JsonSchema:
+    """Return the schema of the value at a path of a model, or {}."""
+    *around, name = path
+    node = definitions["node"]
+    if name == "block":
+        part = {} if _is_node(around) else _schema_at(around, config, definitions)
+        return part if any(_names(part, definitions)) else cast(JsonSchema, node["properties"]["block"])
+    known = _properties(_mapping_at(around, config).get("block"), definitions)
+    if not known and around and around[-1] in ("model", "args"):
+        known = definitions[around[-1]]["properties"]
+    any_block = node["allOf"][-1]["then"]["properties"]  # the keys of a node whose block is not known
+    return cast(JsonSchema, (known or any_block).get(name, {}))
+
+
+def _is_node(path: Sequence[str]) -> bool:
+    """Return True for the path of a node, and False for an argument that names a block, such as `position`."""
+    around = path[-2] if len(path) > 1 else ""
+    return around in ("graph", "layer", "parallel") or around.lstrip("-").isdigit()
+
+
+def _mapping_at(path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return the mapping at a path, or {}."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _names(schema: JsonSchema, definitions: JsonSchema) -> Iterator[str]:
+    if "$ref" in schema:
+        yield from _names(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    yield from (option for option in schema.get("enum", ()) if isinstance(option, str))
+    for member in schema.get("anyOf", ()):
+        yield from _names(member, definitions)
+
+
+def _blocks(value: Any) -> set[str]:
+    if not isinstance(value, dict):
+        return set()
+    named = value.get("block")
+    inner = (name for part in value.values() for name in _blocks(part))
+    return {*inner, *([named] if isinstance(named, str) else [])}
+
+
+def _properties(block: object, definitions: JsonSchema) -> JsonSchema:
+    return cast(JsonSchema, definitions.get(f"{BLOCK}{block}", {"properties": {}})["properties"])
+
+
+def _keys_below(value: Any, path: str, shared: set[str], definitions: JsonSchema) -> Iterator[str]:
+    """Yield the keys below a path; `shared` are the keys of `args`."""
+    if value is None:  # removed by a child file
+        return
+    if not isinstance(value, dict) or not value:
+        yield path
+        return
+    *_, last = path.split(".")
+    fixed = {"model": set(definitions["model"]["properties"]), "args": shared}.get(last, set())
+    added = (fixed | set(_properties(value.get("block"), definitions))) - set(value)
+    yield from (f"{path}.{name}" for name in sorted(added))
+    for name, inner in value.items():
+        yield from _keys_below(inner, f"{path}.{name}", shared, definitions)

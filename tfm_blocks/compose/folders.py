@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
 from tfm_blocks.errors import ConfigError, Place, Problem
-from tfm_blocks.language.files import HEADER, display_path, suggest_yaml_fix
+from tfm_blocks.language.chain import read_model_chain
+from tfm_blocks.language.files import HEADER, ModelFile, display_path, suggest_yaml_fix
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
 OF_A_SWEEP = frozenset({"sweep", "launcher"})  # groups that define how and where jobs run, and do not affect a run
@@ -22,33 +23,13 @@ def config_folders(config_dir: Path | None) -> list[Path]:
     if config_dir is None or config_dir.resolve() == CONF.resolve():
         return [CONF]
     if not config_dir.is_dir():
-        raise ConfigError(
-            Problem("--config-dir", f"there is no folder {config_dir}", help="name a folder that contains model/")
-        )
-    taken = sorted(
-        path
-        for path in [*config_dir.glob("*.yaml"), *config_dir.glob("*/*.yaml")]
-        if _is_ours(path.relative_to(config_dir))
-    )
-    if taken:
-        rule = "has the name of a built-in file, and {} would be read instead"
-        help = "give it another name"
-        raise ConfigError(
-            [
-                Problem(
-                    "--config-dir",
-                    rule.format(f"conf/{path.relative_to(config_dir)}"),
-                    Place(display_path(path)),
-                    help=help,
-                )
-                for path in taken
-            ]
-        )
+        rule = f"there is no folder {config_dir}"
+        raise ConfigError(Problem("--config-dir", rule, help="name a folder that contains model/"))
+    files = [path.relative_to(config_dir) for path in (*config_dir.glob("*.yaml"), *config_dir.glob("*/*.yaml"))]
+    if taken := sorted(file for file in files if (CONF / file).is_file()):
+        rule, help = "has the name of a built-in file, and conf/{} would be read instead", "give it another name"
+        raise ConfigError([_problem(config_dir / file, "--config-dir", rule.format(file), help) for file in taken])
     return [CONF, config_dir]
-
-
-def _is_ours(path: Path) -> bool:
-    return (CONF / path).is_file()
 
 
 def root_keys() -> set[str]:
@@ -58,13 +39,28 @@ def root_keys() -> set[str]:
 
 
 def list_options(group: str, folders: list[Path]) -> dict[str, Path]:
-    """Return the files of a group by name."""
     return {path.stem: path for folder in folders for path in sorted((folder / group).glob("*.yaml"))}
 
 
-def merge_order(groups: Iterable[str]) -> list[str]:
-    """Sort groups in merge order: debug last, the experiment before it."""
-    return sorted(groups, key=lambda group: (group == "debug", group in GLOBAL_GROUPS, group))
+def list_groups(folders: list[Path]) -> list[str]:
+    return sorted({path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - {"dashboard"})
+
+
+def model_chain(name: str, folders: list[Path]) -> list[ModelFile]:
+    """Read the files of a model, parents first. Raises ConfigError."""
+    return read_model_chain(name, [folder / "model" for folder in folders], root_keys())
+
+
+def chosen_files(choices: Mapping[str, str], folders: list[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield the files of all groups but the model, in merge order: debug last, the experiment before it.
+
+    Each comes with the group below whose key it sets values, or "" if it sets any key.
+    """
+    for group in sorted(
+        choices.keys() - {"model"}, key=lambda group: (group == "debug", group in GLOBAL_GROUPS, group)
+    ):
+        for path in group_files(group, choices[group], folders):
+            yield path, "" if group in GLOBAL_GROUPS else group
 
 
 def split_choice(choice: str) -> list[str]:
@@ -86,32 +82,25 @@ def _inherited(group: str, path: Path, folders: list[Path]) -> list[Path]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a config file as a plain mapping. Raises ConfigError if it is not a mapping."""
+    text = ""
     try:
         text = path.read_text("utf-8")
         mapping = yaml.safe_load(text) or {}
     except UnicodeDecodeError:
-        raise ConfigError(
-            Problem(path.stem, "is not UTF-8 text", Place(display_path(path)), help="save it as UTF-8")
-        ) from None
+        raise _refuse(path, "is not UTF-8 text", "save it as UTF-8") from None
     except ValueError as error:  # an integer with too many digits, or an invalid date
-        rule = f"has a value that cannot be read: {error}"
-        raise ConfigError(Problem(path.stem, rule, Place(display_path(path)), help="write a smaller value")) from None
+        raise _refuse(path, f"has a value that cannot be read: {error}", "write a smaller value") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else None
         rule = f"is not YAML: {getattr(error, 'problem', error)}"
-        place, help = Place(display_path(path), line), suggest_yaml_fix(text, line or 0)
-        raise ConfigError(Problem(path.stem, rule, place, help=help)) from None
+        raise _refuse(path, rule, suggest_yaml_fix(text, line or 0), line) from None
     if not isinstance(mapping, dict):
-        raise ConfigError(
-            Problem(path.stem, "must be a mapping of settings", Place(display_path(path)), help="write key: value")
-        )
+        raise _refuse(path, "must be a mapping of settings", "write key: value")
     defaults = mapping.get("defaults", [])
     if not isinstance(defaults, list) or not all(isinstance(entry, (str, dict)) for entry in defaults):
         rule = "must be a list of entries NAME or GROUP: NAME"
-        raise ConfigError(
-            Problem("defaults", rule, Place(display_path(path)), help="defaults: [{override /model: base}]")
-        )
+        raise ConfigError(_problem(path, "defaults", rule, "defaults: [{override /model: base}]"))
     return cast(dict[str, Any], mapping)
 
 
@@ -120,8 +109,16 @@ def read_experiment(path: Path) -> dict[str, Any]:
     mapping = read_yaml(path)
     if HEADER not in path.read_text("utf-8")[:512].splitlines():
         rule = f"lacks the required first line, so its settings would go below the key {path.parent.name}"
-        raise ConfigError(Problem(path.stem, rule, Place(display_path(path)), help=f"begin the file with {HEADER}"))
+        raise _refuse(path, rule, f"begin the file with {HEADER}")
     if "hydra" in mapping:
         rule = "sets hydra, but an experiment defines a run, not how it is started"
-        raise ConfigError(Problem(path.stem, rule, Place(display_path(path)), help="write hydra.… on the command line"))
+        raise _refuse(path, rule, "write hydra.… on the command line")
     return mapping
+
+
+def _refuse(path: Path, rule: str, help: str, line: int | None = None) -> ConfigError:
+    return ConfigError(_problem(path, path.stem, rule, help, line))
+
+
+def _problem(path: Path, address: str, rule: str, help: str, line: int | None = None) -> Problem:
+    return Problem(address, rule, Place(display_path(path), line), help=help)

@@ -15,16 +15,14 @@ from tfm_blocks.compose.command_line import compose_config, prepare_arguments, s
 from tfm_blocks.compose.comments import Comment, merge_comments, read_comments
 from tfm_blocks.compose.folders import (
     CONF,
-    GLOBAL_GROUPS,
+    chosen_files,
     config_folders,
-    group_files,
+    list_groups,
     list_options,
-    merge_order,
-    root_keys,
+    model_chain,
 )
 from tfm_blocks.compose.overrides import first_of_sweep, parse_overrides
 from tfm_blocks.errors import LONGEST_VALUE, cut
-from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.files import display_path
 
 COLUMN = 30  # the first column of comments, at least
@@ -67,8 +65,7 @@ def help_text(arguments: Sequence[str], program: str) -> str:
     folders = config_folders(config_dir)
     first = [first_of_sweep(override, list(list_options(override.key_or_group, folders))) for override in overrides]
     config = compose_config(first, config_dir, hydra=True)
-    names = sorted({path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - {"dashboard"})
-    known = {name: sorted(list_options(name, folders)) for name in names}
+    known = {name: sorted(list_options(name, folders)) for name in list_groups(folders)}
     groups = [f"  {name}: {', '.join(choices)}" for name, choices in known.items() if choices]
     comments = _comments(config.hydra.runtime.choices, folders)
     keys = {key: value for key, value in _plain(config).items() if key != "hydra"}
@@ -93,11 +90,9 @@ def _comments(choices: Mapping[str, str], folders: list[Path]) -> dict[tuple[str
 def _files(choices: Mapping[str, str], folders: list[Path]) -> Iterator[tuple[Path, str]]:
     """Yield the files of the config in merge order, each with the group below whose key it sets values, or \"\"."""
     yield CONF / "train.yaml", ""
-    for file in read_model_chain(choices["model"], [folder / "model" for folder in folders], root_keys()):
+    for file in model_chain(choices["model"], folders):
         yield Path(file.shown), "model"
-    for group in merge_order(choices.keys() - {"model"}):
-        for path in group_files(group, choices[group], folders):
-            yield path, "" if group in GLOBAL_GROUPS else group
+    yield from chosen_files(choices, folders)
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

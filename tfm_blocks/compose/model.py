@@ -10,11 +10,10 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.compose.folders import config_folders, root_keys
-from tfm_blocks.compose.overrides import error_reason, parse_overrides, refuse_sweeps
+from tfm_blocks.compose.folders import config_folders, model_chain
+from tfm_blocks.compose.overrides import error_reason, parse_overrides, refuse_sweeps, written
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
-from tfm_blocks.errors import ConfigError, Problem, cut, suggest
-from tfm_blocks.language.chain import read_model_chain
+from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.language.sources import Sources
 
 
@@ -24,7 +23,7 @@ def compose_model(model: str, overrides: Sequence[str] = (), conf: Path | None =
     `model` is a name under conf/model/ or a path to a YAML file. `conf` is another folder with a subfolder `model/`.
     Raises ConfigError.
     """
-    chain = read_model_chain(model, [folder / "model" for folder in config_folders(conf)], root_keys())
+    chain = model_chain(model, config_folders(conf))
     files = [{key: value for key, value in file.mapping.items() if key != "defaults"} for file in chain]
     merged = cast(DictConfig, OmegaConf.merge(*files))
     parsed = parse_overrides(overrides)
@@ -41,13 +40,10 @@ def _apply(override: Override, merged: DictConfig, sources: Sources) -> None:
         rule = "a key of a model cannot be deleted"
         raise ConfigError(sources.problem(path, rule, help=f"write {override.key_or_group}=null"))
     if path[0] not in merged:
-        known = [str(key) for key in merged]
-        raise ConfigError(
-            Problem(path[0], f"no such knob: {cut(override.input_line or '')}", help=suggest(path[0], known))
-        )
+        help = suggest(path[0], map(str, merged))
+        raise ConfigError(Problem(path[0], f"no such knob: {written(override)}", help=help))
     try:
         OmegaConf.update(merged, override.key_or_group, override.value(), merge=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(
-            sources.problem(path, error_reason(error), help="use the type of value that the file has")
-        ) from None
+        help = "use the type of value that the file has"
+        raise ConfigError(sources.problem(path, error_reason(error), help=help)) from None

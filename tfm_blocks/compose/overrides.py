@@ -15,6 +15,7 @@ from tfm_blocks.errors import ConfigError, Problem, cut
 from tfm_blocks.language.files import LONGEST_INTEGER
 
 LONGEST_KEY = 200
+ENDLESS = re.compile(rf"\d{{{LONGEST_INTEGER + 1}}}")  # an integer that is too long for messages and files
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
@@ -34,11 +35,11 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
             problems.append(
                 Problem(cut(key), f"has more than {LONGEST_KEY} characters", help="write a key of the config")
             )
-        elif _is_endless(override):
+        elif ENDLESS.search(text):  # as text, since Python limits the digits of integers
             rule = f"has an integer of more than {LONGEST_INTEGER} digits: {cut(text)}"
             problems.append(Problem(key, rule, help=f"write one of at most {LONGEST_INTEGER}"))
         elif key in overrides:
-            rule = f"is set twice: {cut(overrides[key].input_line or '')} and {cut(text)}"
+            rule = f"is set twice: {written(overrides[key])} and {cut(text)}"
             problems.append(Problem(key, rule, help="leave one of them out"))
         elif wrong := _wrong_numbers(override.value()):
             rule, help = wrong
@@ -50,16 +51,16 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     return list(overrides.values())
 
 
+def written(override: Override) -> str:
+    """Return the text of an override for messages."""
+    return cut(override.input_line or "")
+
+
 def _parse(text: str) -> Override | None:
     try:
         return OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError):  # ValueError: an integer with too many digits
         return None
-
-
-def _is_endless(override: Override) -> bool:
-    """Return True if an integer is too long for messages and files; checked as text, since Python limits digits."""
-    return bool(re.search(rf"\d{{{LONGEST_INTEGER + 1}}}", override.input_line or ""))
 
 
 def _wrong_numbers(value: object) -> tuple[str, str] | None:
@@ -68,27 +69,18 @@ def _wrong_numbers(value: object) -> tuple[str, str] | None:
         return None
     if value.tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
         return "has an unknown tag: the only one is log, on an interval", "write tag(log,interval(LOW,HIGH)), or no tag"
+    if isinstance(value, RangeSweep):
+        step, length = value.step, (value.stop or 0) - (value.start or 0)
+        if not step or length * step <= 0:
+            return "is an empty range", "write range(LOW,HIGH), which excludes HIGH, with a STEP above 0"
     if isinstance(value, IntervalSweep):
-        return _wrong_interval(value)
-    if isinstance(value, RangeSweep) and not _has_numbers(value):
-        return "is an empty range", "write range(LOW,HIGH), which excludes HIGH, with a STEP above 0"
+        low, high = float(value.start or 0), float(value.end or 0)
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            return "must have a lower bound below its upper bound", "write interval(LOW,HIGH), or one value"
+        if "log" in value.tags and low <= 0:
+            help = "write a LOW above 0, such as 1e-4, or leave out tag(log,…)"
+            return "has a log scale, which needs numbers above 0", help
     return None
-
-
-def _wrong_interval(interval: IntervalSweep) -> tuple[str, str] | None:
-    low, high = float(interval.start or 0), float(interval.end or 0)
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        return "must have a lower bound below its upper bound", "write interval(LOW,HIGH), or one value"
-    if "log" in interval.tags and low <= 0:
-        return (
-            "has a log scale, which needs numbers above 0",
-            "write a LOW above 0, such as 1e-4, or leave out tag(log,…)",
-        )
-    return None
-
-
-def _has_numbers(sweep: RangeSweep) -> bool:
-    return bool(sweep.step) and ((sweep.stop or 0) - (sweep.start or 0)) * sweep.step > 0
 
 
 def _quoted(text: str) -> str:
@@ -99,7 +91,7 @@ def _quoted(text: str) -> str:
 def refuse_sweeps(overrides: Sequence[Override], help: str) -> None:
     """Raise ConfigError for overrides with several values."""
     problems = [
-        Problem(override.key_or_group, f"{cut(override.input_line or '')} has several values", help=help)
+        Problem(override.key_or_group, f"{written(override)} has several values", help=help)
         for override in overrides
         if override.is_sweep_override()
     ]
@@ -132,14 +124,19 @@ def _choice(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def first_of_sweep(override: Override, options: Sequence[str] = ()) -> str:
-    """Return the override with only the first of its values; `options` are the options of its group."""
+def list_texts(override: Override, options: Sequence[str] = ()) -> list[str]:
+    """Return the override once for each of its values, as typed; `options` are the options of its group."""
     text = override.input_line or ""
-    key = text.partition("=")[0]
-    if override.is_interval_sweep():
-        return f"{key}={override.value().start}"  # type: ignore[union-attr]
     if not override.is_sweep_override():
-        return text
-    pattern = override.value()
-    choices = pattern.filter(list(options)) if isinstance(pattern, Glob) else override.sweep_string_iterator()
-    return next((f"{key}={choice}" for choice in choices), text)
+        return [text]
+    by_name = options or isinstance(override.value(), Glob)
+    values = list_choices(override, options) if by_name else override.sweep_string_iterator()
+    return [f"{text.partition('=')[0]}={value}" for value in values]
+
+
+def first_of_sweep(override: Override, options: Sequence[str] = ()) -> str:
+    """Return the override with only the first of its values."""
+    text = override.input_line or ""
+    if override.is_interval_sweep():
+        return f"{text.partition('=')[0]}={override.value().start}"  # type: ignore[union-attr]
+    return next(iter(list_texts(override, options)), text)

@@ -30,7 +30,6 @@ class Composed:
 
     @property
     def model(self) -> dict[str, Any]:
-        """Return the value of the key `model`."""
         return cast(dict[str, Any], self.mapping.get("model") or {})
 
     def expect_vocab(self) -> None:
@@ -80,9 +79,8 @@ def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) ->
         raise ConfigError(sources.problem(path, "must be set", help=f"write {error.full_key}=…")) from None
     except OmegaConfBaseException as error:
         path = tuple(str(getattr(error, "full_key", "") or "").split("."))
-        raise ConfigError(
-            sources.problem(path, error_reason(error), help="write a value, or the name of a knob in ${…}")
-        ) from None
+        help = "write a value, or the name of a knob in ${…}"
+        raise ConfigError(sources.problem(path, error_reason(error), help=help)) from None
     return Composed(cast(dict[str, Any], mapping), sources, config, tuple(chain))
 
 
@@ -105,9 +103,5 @@ def _unread_knobs(raw: dict[str, Any], sources: Sources, chain: Sequence[ModelFi
         if (key,) in sources.overrides or (sources.is_set_by_user((key,)) and not rewired)
     ]
     if unread:
-        raise ConfigError(
-            [
-                sources.problem((key,), f"nothing reads the knob {shown(key)}", help=f"use it as ${{{key}}}")
-                for key in unread
-            ]
-        )
+        rules = {key: f"nothing reads the knob {shown(key)}" for key in unread}
+        raise ConfigError([sources.problem((key,), rules[key], help=f"use it as ${{{key}}}") for key in unread])

@@ -1,4 +1,4 @@
-"""The config of a run as composed by Hydra from train.yaml, the groups and the command line."""
+"""Compose the config of a run with Hydra, from train.yaml, the groups and the command line."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from tfm_blocks.compose.folders import GLOBAL_GROUPS, OF_A_SWEEP, group_files, merge_order, root_keys
+from tfm_blocks.compose.command_line import compose_config, override_key, prepare_arguments, split_arguments
+from tfm_blocks.compose.folders import OF_A_SWEEP, chosen_files, model_chain, root_keys
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
-from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.files import ModelFile, display_path
 from tfm_blocks.language.sources import Sources
 
@@ -43,16 +42,40 @@ RESUMABLE_KEYS = (
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
 
+def compose_arguments(prepared: Sequence[str]) -> DictConfig:
+    """Compose the arguments that `prepare_arguments` returned; Hydra's own settings are below `hydra`."""
+    line = split_arguments(prepared)
+    return compose_config(list(line.texts), line.config_dir, hydra=True)
+
+
+def compose_request(overrides: Sequence[str], config_dir: Path | None) -> tuple[DictConfig, list[str]]:
+    """Compose a run that is requested from Python; return the config and the arguments of `tfm train` for it.
+
+    Raises ConfigError.
+    """
+    for text in overrides:
+        if not isinstance(text, str) or text.startswith("-"):
+            rule = f"must be strings such as 'trainer.steps=20', but has {cut(repr(text))}"
+            raise ConfigError(Problem("overrides", rule, help="config_dir=… names a folder; sweeps need tfm train -m"))
+    options = ["--config-dir", str(config_dir.resolve())] if config_dir else []
+    config = compose_arguments(prepare_arguments([*options, *overrides]))
+    if should_verify(config):
+        rule = "compares two trainings and is not available from Python"
+        raise ConfigError(Problem("verify", rule, help="tfm train verify=resume …"))
+    return config, [*options, *task_overrides(config)]
+
+
 def compose_run(config: DictConfig) -> Composed:
     """Return the config of a run with the source location of each value. Raises ConfigError."""
-    hydra = HydraConfig.get()
-    choices = {str(group): str(choice) for group, choice in hydra.runtime.choices.items() if choice}
-    folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
-    chain = read_model_chain(choices["model"], [folder / "model" for folder in folders], root_keys())
-    overrides = task_overrides()
+    runtime = config.hydra.runtime
+    choices = {str(group): str(choice) for group, choice in runtime.choices.items() if choice}
+    folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
+    chain = model_chain(choices["model"], folders)
+    overrides = task_overrides(config)
     sources = chain_sources(chain, [text for text in overrides if text.partition("=")[0] not in choices])
-    for group in merge_order(choices.keys() - {"model"}):
-        _add_group(group, choices[group], folders, sources)
+    for path, group in chosen_files(choices, folders):
+        text, prefix = path.read_text("utf-8"), (group,) if group else ()
+        sources.add_file(display_path(path), text, prefix, chosen=not group)
     _known_keys(config, sources, chain)
     config = _without_sweep(config, overrides, sources)
     groups = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
@@ -62,15 +85,14 @@ def compose_run(config: DictConfig) -> Composed:
 
 
 def _without_sweep(config: DictConfig, overrides: Sequence[str], sources: Sources) -> DictConfig:
-    """Remove the groups of the sweep, which do not affect a run; its name is kept as `sweep_name`."""
-    keys = [key for text in overrides if (key := text.partition("=")[0].lstrip("+")).split(".")[0] in OF_A_SWEEP]
-    refused = [key for key in keys if key != "sweep.name"]
-    if refused:
+    """Remove the settings of Hydra and of the sweep, which do not affect a run, except for the name of the sweep."""
+    keys = (key for key in map(override_key, overrides) if key.split(".")[0] in OF_A_SWEEP)
+    if refused := [key for key in keys if key != "sweep.name"]:
         rule = "configures a sweep, but this is a single run"
         raise ConfigError([Problem(key, rule, help="add -m, or leave it out") for key in refused])
     config, name = config.copy(), config.sweep.name
     with open_dict(config):
-        for key in OF_A_SWEEP:
+        for key in (*OF_A_SWEEP, "hydra"):
             del config[key]
         if name is not None:
             config["sweep_name"] = expect_name("sweep.name", name, sources)
@@ -104,7 +126,7 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
     problems = []
     sources = Sources()
     sources.add_file(where, text, chosen=True)
-    typed = {override.partition("=")[0].lstrip("+~"): override for override in task_overrides()}
+    typed = {override_key(override): override for override in task_overrides(config)}
     if "logger" in typed:
         mapping["logger"] = OmegaConf.to_container(config.logger, resolve=True)
     for key, override in typed.items():
@@ -143,30 +165,17 @@ def _is_recorded(config: DictConfig, key: str, recorded: Mapping[str, Any]) -> b
     return bool(value == typed)
 
 
-def _add_group(group: str, choice: str, folders: list[Path], sources: Sources) -> None:
-    """Record the source locations of an option's values, after those of its parents."""
-    experiment = group in GLOBAL_GROUPS
-    for path in group_files(group, choice, folders):
-        sources.add_file(display_path(path), path.read_text("utf-8"), () if experiment else (group,), chosen=experiment)
-
-
-def task_overrides() -> list[str]:
-    """Return the overrides of the job that Hydra runs, without the `++` that `prepare_arguments` adds."""
-    overrides = OmegaConf.to_container(HydraConfig.get().overrides, resolve=False)
-    return [str(text).removeprefix("++") for text in cast(dict[str, Any], overrides)["task"]]
+def task_overrides(config: DictConfig) -> list[str]:
+    """Return the overrides of a composed config, without the `++` that `prepare_arguments` adds."""
+    return [str(text).removeprefix("++") for text in config.hydra.overrides.task]
 
 
 def _known_keys(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) -> None:
     """Raise ConfigError for unknown root keys, which experiments and `+key=…` can set."""
-    known = root_keys() | {"model"} | {key for file in chain for key in file.mapping}
-    unknown = sorted(str(key) for key in config if key not in known)
+    known = (root_keys() | {"model"} | {key for file in chain for key in file.mapping}) - {"defaults", "hydra"}
+    unknown = sorted(str(key) for key in config if key not in known | {"hydra"})
     if unknown:
-        raise ConfigError(
-            [
-                sources.problem((key,), "no such key", help=suggest(key, known - {"defaults", "hydra"}))
-                for key in unknown
-            ]
-        )
+        raise ConfigError([sources.problem((key,), "no such key", help=suggest(key, known)) for key in unknown])
 
 
 def _name(composed: Composed, choices: Mapping[str, str], overrides: Sequence[str]) -> str:

@@ -8,20 +8,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from tfm_blocks.compose.command_line import add_plus, compose_config, override_key, split_arguments
 from tfm_blocks.compose.folders import config_folders, list_options
-from tfm_blocks.compose.overrides import first_of_sweep, list_choices, parse_overrides, refuse_sweeps
+from tfm_blocks.compose.overrides import first_of_sweep, list_texts, parse_overrides, refuse_sweeps, written
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_run, expect_name
-from tfm_blocks.errors import ConfigError, Problem, cut
+from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.sources import Sources
 
 SWEEP = "sweep"
 LAUNCHER = "launcher"
+# keys that do not change which jobs a sweep has
 ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials"})
 OF_ONE_RUN = {
     "name": "jobs are named after their overrides: write sweep.name=… to name the folder of the sweep",
@@ -94,24 +94,20 @@ def read_sweep(arguments: Sequence[str]) -> SweepRequest:
     if settings.get("name") is not None:
         expect_name("sweep.name", settings["name"], Sources())
     parts = tuple(_part(item, folders) for item in overrides if item not in of_sweep)
-    texts = [item.input_line or "" for item in overrides if not _is_aside(item.key_or_group)]
-    return SweepRequest(parts, settings, launcher, tuple(texts), line.config_dir)
+    kept = (
+        item for item in overrides if item.key_or_group not in ASIDE and item.key_or_group.split(".")[0] != LAUNCHER
+    )
+    return SweepRequest(parts, settings, launcher, tuple(item.input_line or "" for item in kept), line.config_dir)
 
 
 def _refuse_single_run_keys(overrides: Sequence[Override]) -> None:
-    rule = "belongs to a single run, but -m trains several: {}"
-    problems = [
-        Problem(item.key_or_group, rule.format(cut(item.input_line or "")), help=OF_ONE_RUN[item.key_or_group])
-        for item in overrides
-        if item.key_or_group in OF_ONE_RUN
-    ]
+    problems = []
+    for item in overrides:
+        if help := OF_ONE_RUN.get(item.key_or_group):
+            rule = f"belongs to a single run, but -m trains several: {written(item)}"
+            problems.append(Problem(item.key_or_group, rule, help=help))
     if problems:
         raise ConfigError(problems)
-
-
-def _is_aside(key: str) -> bool:
-    """Return True if the key does not change which jobs a sweep has."""
-    return key in ASIDE or key.split(".")[0] == LAUNCHER
 
 
 def _part(override: Override, folders: list[Path]) -> OpenKey:
@@ -119,7 +115,8 @@ def _part(override: Override, folders: list[Path]) -> OpenKey:
     if isinstance(value, IntervalSweep):
         assert value.start is not None and value.end is not None
         return Interval(override.key_or_group, value.start, value.end, "log" in value.tags)
-    return Choices(override.key_or_group, tuple(_each(override, folders)), isinstance(value, RangeSweep))
+    options = list(list_options(override.key_or_group, folders))
+    return Choices(override.key_or_group, tuple(list_texts(override, options)), isinstance(value, RangeSweep))
 
 
 def combinations(parts: Sequence[OpenKey]) -> list[list[str]]:
@@ -148,17 +145,6 @@ def vary_one_key(parts: Sequence[OpenKey]) -> list[list[str]]:
     return [first, *([*first[:index], text, *first[index + 1 :]] for index, text in changed)]
 
 
-def _each(override: Override, folders: list[Path]) -> list[str]:
-    text = override.input_line or ""
-    if not override.is_sweep_override():
-        return [text]
-    key = text.partition("=")[0]
-    known = list(list_options(override.key_or_group, folders))
-    if known:
-        return [f"{key}={value}" for value in list_choices(override, known)]
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
-
-
 def parse_parts(texts: Sequence[str], config_dir: Path | None) -> list[OpenKey]:
     """Parse the overrides of jobs, which do not configure the sweep itself. Raises ConfigError."""
     folders = config_folders(config_dir)
@@ -167,11 +153,7 @@ def parse_parts(texts: Sequence[str], config_dir: Path | None) -> list[OpenKey]:
 
 def compose_job(overrides: Sequence[str], config_dir: Path | None) -> Composed:
     """Compose the config of a job. Raises ConfigError and Hydra's errors."""
-    config: Any = compose_config([add_plus(text) for text in overrides], config_dir, hydra=True)
-    HydraConfig.instance().set_config(config)
-    with open_dict(config):
-        del config["hydra"]
-    return compose_run(config)
+    return compose_run(compose_config([add_plus(text) for text in overrides], config_dir, hydra=True))
 
 
 def list_values(texts: Sequence[str], keys: Sequence[str]) -> list[str]:

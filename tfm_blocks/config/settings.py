@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from tfm_blocks.config.foreign_keys import advice
 from tfm_blocks.errors import ConfigError, Problem, suggest
+from tfm_blocks.errors import RuleError as RuleError  # raised by validators
 
 SHOWN = 80  # characters of a wrong value
 
@@ -33,14 +34,6 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class RuleError(ValueError):
-    """Raised by a validator: a rule that the value breaks, as a sentence that continues the address, and a fix."""
-
-    def __init__(self, rule: str, help: str) -> None:
-        super().__init__(rule)
-        self.help = help
 
 
 Read = TypeVar("Read", bound=Settings)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import platformdirs
 
-from tfm_blocks.data.home import expand_home
 from tfm_blocks.errors import ConfigError, Problem
 
 SUMS = "sums.json"
@@ -63,7 +62,7 @@ def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
         build(temporary)
-        sums = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
+        sums = {path.name: file_digest(path) for path in sorted(temporary.iterdir())}
         (temporary / SUMS).write_text(json.dumps(sums))
         temporary.rename(folder)
     except OSError:
@@ -76,11 +75,20 @@ def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
 def _is_undamaged(folder: Path) -> bool:
     try:
         sums = json.loads((folder / SUMS).read_text())
-        return all(_digest(folder / name) == digest for name, digest in sums.items())
+        return all(file_digest(folder / name) == digest for name, digest in sums.items())
     except (OSError, ValueError, AttributeError):
         return False
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def expand_home(address: str, path: str) -> Path:
+    """Replace a leading `~` or `~user` by the home folder. Raises ConfigError if the user does not exist."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        rule = f"names the home folder of a user that does not exist: {path}"
+        raise ConfigError(Problem(address, rule, help="write the full path, or ./ before a literal ~")) from None

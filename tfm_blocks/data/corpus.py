@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import overload
@@ -35,9 +35,7 @@ class Corpus:
         self._ids = mapped.view(np.ndarray)  # slicing a plain array is faster than a memmap
         self.skipped: dict[str, int] = about["skipped"]
         self.cut: int = about["cut"]
-        self.text: dict[str, Sequence[str]] = {
-            column: Decoded(len(self), self._reader(column), tokenizer) for column in self.columns
-        }
+        self.text: dict[str, Sequence[str]] = {column: Decoded(self, column, tokenizer) for column in self.columns}
         self.groups = groups
 
     def __reduce__(self) -> tuple[type[Corpus], tuple[Path, Tokenizer, Sequence[str]]]:
@@ -61,27 +59,24 @@ class Corpus:
         """Return the text of a slice of rows, by column."""
         return [{name: self.text[name][row] for name in self.columns} for row in range(len(self))[rows]]
 
-    def _reader(self, column: str) -> Callable[[int], Ids]:
-        return lambda row: self.ids(column, row)
-
 
 class Decoded(Sequence[str]):
     """The text of a column, decoded from the ids on access; decoding restores the original text exactly."""
 
-    def __init__(self, size: int, ids_of: Callable[[int], Ids], tokenizer: Tokenizer) -> None:
-        self._size, self._ids_of, self._tokenizer = size, ids_of, tokenizer
+    def __init__(self, corpus: Corpus, column: str, tokenizer: Tokenizer) -> None:
+        self._corpus, self._column, self._tokenizer = corpus, column, tokenizer
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._corpus)
 
     @overload
     def __getitem__(self, place: int) -> str: ...
     @overload
     def __getitem__(self, place: slice) -> list[str]: ...
     def __getitem__(self, place: int | slice) -> str | list[str]:
-        rows = range(self._size)[place]
+        rows = range(len(self))[place]
         if isinstance(rows, int):
-            return self._tokenizer.decode(self._ids_of(rows).tolist())
+            return self._tokenizer.decode(self._corpus.ids(self._column, rows).tolist())
         return [self[row] for row in rows]
 
 

@@ -3,48 +3,48 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from itertools import chain
 
 import numpy as np
+from babel import Locale
+from babel.dates import DateTimePattern, parse_pattern
 
-from tfm_blocks.data.date_forms import Form
-from tfm_blocks.data.settings import DatesSettings, days_of
+from tfm_blocks.data.settings import CASES, DatesSettings, days_of
+from tfm_blocks.data.text import Split
+from tfm_blocks.language.spec import TARGET
 
 
 @dataclass(frozen=True)
-class DatePairs:
-    """The rows of a split, and the language of each row; `address` is the split's key in the config."""
+class Form:
+    """A date format: a CLDR pattern in a language, optionally in upper or lower case."""
 
-    address: str
-    written: list[tuple[str, str]]
-    groups: list[str]
+    language: str
+    pattern: str
 
-    columns = ("src", "tgt")
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """Iterate over pairs of written date and ISO date."""
-        return iter(self.written)
+    def write(self, day: date) -> str:
+        """Format `day`, such as 'Dienstag, 3. März 1987'."""
+        pattern, case, locale = self._parsed
+        text = str(pattern.apply(day, locale))
+        return CASES[case](text) if case else text
 
     @cached_property
-    def fingerprint(self) -> str:
-        """Return a digest of the text."""
-        return hashlib.sha256("\n".join(chain.from_iterable(self.written)).encode()).hexdigest()
+    def _parsed(self) -> tuple[DateTimePattern, str, Locale]:
+        pattern, _, case = self.pattern.partition(" | ")
+        return parse_pattern(pattern), case, Locale.parse(self.language)
 
 
-def date_splits(settings: DatesSettings) -> dict[str, DatePairs]:
+def date_splits(settings: DatesSettings) -> dict[str, Split]:
     """Return the splits train, val and, unless its size is null, test. No day occurs in two splits.
 
     Languages alternate, and formats are drawn at random. Each training day occurs once before any is repeated.
     """
     days = days_of(settings.first_year, settings.last_year)
     random = np.random.PCG64(np.random.SeedSequence(settings.seed, spawn_key=(1,)))  # independent of the plan's seed
-    order = days.start + np.argsort(
-        random.random_raw(len(days)), kind="stable"
-    )  # a shuffle that is stable across NumPy versions
+    numbers = random.random_raw(len(days))
+    order = days.start + np.argsort(numbers, kind="stable")  # a shuffle that is stable across NumPy versions
     held_out, begin = {}, 0
     for name, size in (("val", settings.val), ("test", settings.test)):
         if size is not None:
@@ -53,7 +53,7 @@ def date_splits(settings: DatesSettings) -> dict[str, DatePairs]:
     return {"train": _draw("data.train", order[begin:].tolist(), settings, settings.train, random), **held_out}
 
 
-def _draw(address: str, days: list[int], settings: DatesSettings, size: int, random: np.random.PCG64) -> DatePairs:
+def _draw(address: str, days: list[int], settings: DatesSettings, size: int, random: np.random.PCG64) -> Split:
     forms = [[Form(language, pattern) for pattern in patterns] for language, patterns in settings.patterns.items()]
     pairs, groups = [], []
     for row, number in enumerate(random.random_raw(size).tolist()):
@@ -61,4 +61,5 @@ def _draw(address: str, days: list[int], settings: DatesSettings, size: int, ran
         day, form = date.fromordinal(days[row % len(days)]), choices[number % len(choices)]
         pairs.append((form.write(day), day.isoformat()))
         groups.append(form.language)
-    return DatePairs(address, pairs, groups)
+    text = "\n".join(chain.from_iterable(pairs))
+    return Split(address, ("src", TARGET), lambda: iter(pairs), hashlib.sha256(text.encode()).hexdigest, groups)

@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
 from tfm_blocks.data.dates import date_splits
 from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings
-from tfm_blocks.data.text import find_splits
+from tfm_blocks.data.text import Split, find_splits
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Problem
 
 FORMAT = 2  # version of the cache format
 SAMPLE = 1_000_000  # maximum rows for training the tokenizer: more cost memory and change little
-
-
-class Split(Protocol):
-    """Rows of text that can be read repeatedly, one text per column; `address` is the split's key in the config."""
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def groups(self) -> Sequence[str]: ...
-
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-
-    def rows(self) -> Iterator[tuple[str, ...]]: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class FirstRows:
-    """The first `count` rows of a split."""
-
-    split: Split
-    count: int
-
-    @property
-    def address(self) -> str:
-        return self.split.address
-
-    @property
-    def groups(self) -> Sequence[str]:
-        return self.split.groups[: self.count]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.split.columns
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """Iterate over the first rows; later rows are not read, so their errors are not detected."""
-        return islice(self.split.rows(), self.count)
-
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.split.fingerprint} {self.count}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +42,12 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
     cover all of them, but lines are truncated to LONGEST tokens. Plain text is packed without its blank lines. Raises
     ConfigError and DataError.
     """
-    splits: Mapping[str, Split] = (
-        date_splits(settings) if isinstance(settings, DatesSettings) else find_splits(settings)
-    )
+    splits = date_splits(settings) if isinstance(settings, DatesSettings) else find_splits(settings)
     if settings.first:
-        splits = {name: FirstRows(split, settings.first) for name, split in splits.items()}
+        splits = {name: split.first(settings.first) for name, split in splits.items()}
     cache = cache_folder(settings.cache)
     tokenizer = _tokenizer(cache / "tokenizers", splits, vocab)
-    corpora = {
+    corpora: dict[str, Corpus] = {
         name: _corpus(cache / "corpora", splits[name], tokenizer, settings, training=name == "train")
         for name in ("val", "test", "train")  # small splits first, so that their errors appear early
         if name in splits

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from datetime import date
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
+from babel import Locale, UnknownLocaleError
+from babel.dates import tokenize_pattern
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings
-from tfm_blocks.data.date_forms import ambiguity, is_language
 from tfm_blocks.language.spec import TARGET
+
+CASES = {"upper": str.upper, "lower": str.lower}
+FIELDS = {
+    "day": {"d", "dd"},
+    "month by name": {"MMM", "MMMM", "LLL", "LLLL"},
+    "year of four digits": {"y", "yyyy"},
+}
+WEEKDAYS = {"E", "EE", "EEE", "EEEE", "ccc", "cccc"}
 
 
 class PairSettings(Settings):
@@ -41,15 +51,41 @@ class PairSettings(Settings):
 
 
 def _known_language(language: str) -> str:
-    if not is_language(language):
-        raise RuleError(f"CLDR has no language {language!r}", "CLDR's codes: en, de, fr, es, it, nl, pt, sv, …")
+    try:
+        Locale.parse(language)
+    except (UnknownLocaleError, ValueError):
+        help = "CLDR's codes: en, de, fr, es, it, nl, pt, sv, …"
+        raise RuleError(f"CLDR has no language {language!r}", help) from None
     return language
 
 
 def _one_reading(pattern: str) -> str:
-    if rule := ambiguity(pattern):
+    if rule := _ambiguity(pattern):
         raise RuleError(rule, "use an unambiguous pattern: 'd MMMM y', not 'dd/MM/yy'")
     return pattern
+
+
+def _ambiguity(pattern: str) -> str:
+    """Return why dates in this CLDR pattern can be ambiguous, or ''."""
+    pattern, bar, case = pattern.partition(" | ")
+    if bar and case not in CASES:
+        return f"after ' | ' must follow {' or '.join(CASES)}, but {case!r} follows"
+    tokens = [  # Babel's tokens, and True for fields: ("MMMM", True), (" de ", False)
+        (value, False) if isinstance(value, str) else (value[0] * value[1], True)
+        for _, value in tokenize_pattern(pattern)
+    ]
+    fields = [text for text, is_field in tokens if is_field]
+    for name, ways in FIELDS.items():
+        if sum(field in ways for field in fields) != 1:
+            return f"must contain exactly one {name} ({', '.join(sorted(ways))}), but is {pattern!r}"
+    others = set(fields) - set().union(*FIELDS.values()) - WEEKDAYS
+    if others:
+        return f"may contain only day, month, year and weekday, but has {', '.join(sorted(others))}: {pattern!r}"
+    if any(char.isdigit() for text, is_field in tokens if not is_field for char in text):
+        return f"must not contain literal digits, but is {pattern!r}"
+    if any(left and right for (_, left), (_, right) in pairwise(tokens)):  # month names of some languages have digits
+        return f"needs a separator between day, month and year, but is {pattern!r}"
+    return ""
 
 
 Year = Annotated[int, Field(ge=1000, le=9999)]
@@ -78,9 +114,8 @@ class DatesSettings(PairSettings):
     def _is_not_before_the_first(cls, last: int, info: ValidationInfo) -> int:
         first = info.data.get("first_year", last)
         if last < first:
-            raise RuleError(
-                f"must be at least data.first_year, {first}, but is {last}", f"write data.last_year={first}"
-            )
+            rule = f"must be at least data.first_year, {first}, but is {last}"
+            raise RuleError(rule, f"write data.last_year={first}")
         return last
 
     @field_validator("train")

@@ -7,15 +7,14 @@ Missing files raise ConfigError. Text that is not UTF-8, a damaged .gz and unequ
 from __future__ import annotations
 
 import gzip
-import hashlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import islice, zip_longest
 from pathlib import Path
 
-from tfm_blocks.data.home import expand_home
+from tfm_blocks.data.cache import expand_home, file_digest
 from tfm_blocks.data.settings import LmSettings, TextSettings
 from tfm_blocks.errors import ConfigError, DataError, Place, Problem
 from tfm_blocks.language.spec import TARGET
@@ -24,66 +23,66 @@ UTF8_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class TextFiles:
-    """The files of a split by column. `address` is the split's key in the config."""
+class Split:
+    """Rows of text that can be read repeatedly, one text per column; `address` is the split's key in the config.
+
+    `groups` names a group for each row, or is empty. `digest` returns a hash of the text.
+    """
 
     address: str
-    files: Mapping[str, Path]
+    columns: tuple[str, ...]
+    rows: Callable[[], Iterator[tuple[str, ...]]]
+    digest: Callable[[], str]
     groups: Sequence[str] = ()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Return the names of the columns."""
-        return tuple(self.files)
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """Yield line N of every file, without reading ahead. Raises DataError."""
-        rows = zip_longest(*(read_lines(path, f"{self.address}.{name}") for name, path in self.files.items()))
-        for number, row in enumerate(rows):
-            if None in row:
-                raise self._unequal_lines(number)
-            yield row
-
-    def _unequal_lines(self, number: int) -> DataError:
-        """Return the error for files of different length, of which one has only `number` lines."""
-        counts = {path: sum(1 for _ in read_lines(path, self.address)) for path in self.files.values()}
-        listed = " and ".join(f"{path} has {count:,}" for path, count in counts.items())
-        rule = f"all files must have the same number of lines, but {listed} lines"
-        return DataError(Problem(self.address, rule, help="check for mixed versions or a truncated file"))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the SHA-256 of each file."""
-        digests = []
-        for path in self.files.values():
-            with path.open("rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        return "-".join(digests)
+        """Return the digest, computed once."""
+        return self.digest()
+
+    def first(self, count: int) -> Split:
+        """Return the first rows; later rows are not read, so their errors are not detected."""
+        return replace(
+            self,
+            rows=lambda: islice(self.rows(), count),
+            digest=lambda: f"{self.fingerprint} {count}",
+            groups=self.groups[:count],
+        )
 
 
-def find_splits(settings: TextSettings | LmSettings) -> dict[str, TextFiles]:
+def find_splits(settings: TextSettings | LmSettings) -> dict[str, Split]:
     """Return the splits train, val and, unless null, test. Raises ConfigError that lists all missing files."""
     folder = expand_home("data.dir", settings.dir)
-    configured = {"train": settings.train, "val": settings.val, "test": settings.test}
-    splits = {name: _files(f"data.{name}", folder, files) for name, files in configured.items() if files is not None}
-    problems = [
-        Problem(_address(split, name), f"there is no file {path}", help=_file_help(folder))
-        for split in splits.values()
-        for name, path in split.files.items()
-        if not path.is_file()
-    ]
+    splits, problems = {}, []
+    for split, written in (("train", settings.train), ("val", settings.val), ("test", settings.test)):
+        if written is not None:
+            files = {TARGET: written} if isinstance(written, str) else written
+            paths = {column: folder / file for column, file in files.items()}
+            splits[split] = Split(
+                f"data.{split}", tuple(paths), partial(_rows, f"data.{split}", paths), partial(_digest, paths.values())
+            )
+            for column, path in paths.items():
+                if not path.is_file():
+                    address = f"data.{split}" if len(paths) == 1 else f"data.{split}.{column}"
+                    problems.append(Problem(address, f"there is no file {path}", help=_file_help(folder)))
     if problems:
         raise ConfigError(problems)
     return splits
 
 
-def _files(address: str, folder: Path, files: Mapping[str, str] | str) -> TextFiles:
-    by_column = {TARGET: files} if isinstance(files, str) else files
-    return TextFiles(address, {name: folder / file for name, file in by_column.items()})
+def _rows(address: str, files: Mapping[str, Path]) -> Iterator[tuple[str, ...]]:
+    """Yield line N of every file, without reading ahead. Raises DataError."""
+    for row in zip_longest(*(read_lines(path, f"{address}.{column}") for column, path in files.items())):
+        if None in row:
+            counts = {path: sum(1 for _ in read_lines(path, address)) for path in files.values()}
+            listed = " and ".join(f"{path} has {count:,}" for path, count in counts.items())
+            rule = f"all files must have the same number of lines, but {listed} lines"
+            raise DataError(Problem(address, rule, help="check for mixed versions or a truncated file"))
+        yield row
 
 
-def _address(split: TextFiles, name: str) -> str:
-    return split.address if len(split.files) == 1 else f"{split.address}.{name}"
+def _digest(files: Iterable[Path]) -> str:
+    return "-".join(map(file_digest, files))
 
 
 def _file_help(folder: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.figures import labels
 from tfm_blocks.figures.drawing import Arrow, Box, Chain, Drawing, Frame, item_within
-from tfm_blocks.figures.layer_groups import Group, find_groups
+from tfm_blocks.figures.layer_groups import LayerGroup, find_groups
 from tfm_blocks.figures.node_boxes import NodeBoxes, node_boxes
 from tfm_blocks.figures.scopes import Graph, Leaf, Parallel, Part, Stack, entry_of, exit_of, nodes_of, read_graph
 from tfm_blocks.figures.text import wrap
@@ -55,7 +55,7 @@ class LayerExit:
     inner: bool
 
 
-def draw(spec: Spec, registry: Registry, content: Content) -> Drawing:
+def draw_model(spec: Spec, registry: Registry, content: Content) -> Drawing:
     """Return the drawing tree of a model. Raises ConfigError if it has nothing at the address `content.of`."""
     return _Drawer(spec, registry, content).draw()
 
@@ -250,13 +250,13 @@ class _Drawer:
         self._place(items, entry, frame, {})
         return [(entry, [frame]), *copies]
 
-    def _groups(self, part: Stack) -> list[Group]:
+    def _groups(self, part: Stack) -> list[LayerGroup]:
         if self.content.fold == "none":
-            return [Group(index) for index in range(len(part.layers))]
+            return [LayerGroup(index) for index in range(len(part.layers))]
         layers = [list(nodes_of(layer)) for layer in part.layers]
         return find_groups(part.address, layers, [exit_of(layer) for layer in part.layers], self.lasts)
 
-    def _plate(self, alike: Sequence[Stack], group: Group, groups: int) -> Frame:
+    def _plate(self, alike: Sequence[Stack], group: LayerGroup, groups: int) -> Frame:
         part = alike[0]
         addresses = tuple(f"{other.address}.{index}" for other in alike for index in range(group.first, group.end))
         entry = self.outlets[entry_of(part.layers[group.first][0])]
@@ -277,7 +277,7 @@ class _Drawer:
         self.outlets |= dict.fromkeys(box.addresses, box)
         return box
 
-    def _note_exits(self, part: Stack, groups: Sequence[Group]) -> None:
+    def _note_exits(self, part: Stack, groups: Sequence[LayerGroup]) -> None:
         """Record which addresses are outputs of layers."""
         count = len(part.layers)
         ends = {group.end - 1 for group in groups}
@@ -333,7 +333,7 @@ def _are_copies(part: Parallel) -> bool:
     return len(groups) == 1 and groups[0].period == 1 and groups[0].times > 1
 
 
-def _layer_label(part: Stack, group: Group, groups: int) -> tuple[str, ...]:
+def _layer_label(part: Stack, group: LayerGroup, groups: int) -> tuple[str, ...]:
     times = f"{group.times}×" if group.times > 1 else ""
     if groups == 1:
         shared = any(node.owner.startswith(f"{part.address}.0.") for node in nodes_of(part.layers[-1]))

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfm_blocks.errors import ConfigError, Problem, shown
-from tfm_blocks.figures.draw import Content, draw
+from tfm_blocks.figures.draw import Content, draw_model
 from tfm_blocks.figures.layout import lay_out
-from tfm_blocks.figures.picture import Picture
+from tfm_blocks.figures.picture import FigurePicture
 from tfm_blocks.figures.svg import to_svg
 from tfm_blocks.figures.themes import THEMES, Mark, Theme
 from tfm_blocks.figures.tikz import to_tikz
@@ -29,12 +29,12 @@ class Style:
     marks: Mapping[str, Mark] = field(default_factory=dict)
 
 
-def picture_of(spec: Spec, registry: Registry, content: Content) -> Picture:
+def picture_of(spec: Spec, registry: Registry, content: Content) -> FigurePicture:
     """Return the picture of a model. Raises ConfigError if the model has nothing at the address `content.of`."""
-    return lay_out(draw(spec, registry, content))
+    return lay_out(draw_model(spec, registry, content))
 
 
-def svg_of(picture: Picture, style: Style) -> str:
+def svg_of(picture: FigurePicture, style: Style) -> str:
     """Return a picture as SVG."""
     return to_svg(picture, style.theme, style.marks, title=style.title, scale=style.scale)
 
@@ -46,7 +46,7 @@ def expect_format(path: Path) -> None:
         raise ConfigError(Problem("-o", rule, help=f"write -o {path.stem or 'figure'}.svg"))
 
 
-def write_figure(path: Path, picture: Picture, style: Style) -> None:
+def write_figure(path: Path, picture: FigurePicture, style: Style) -> None:
     """Write a picture. Raises ConfigError if the file cannot be written."""
     expect_format(path)
     try:

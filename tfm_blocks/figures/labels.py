@@ -53,7 +53,7 @@ def title_of(node: Node) -> tuple[str, ...]:
     return wrap(name.split(), LETTERS)
 
 
-def kind_of(info: BlockInfo) -> Kind:
+def box_kind(info: BlockInfo) -> Kind:
     """Return the kind of a block, which sets its colour."""
     if info.category == "norm":
         return "norm"

@@ -11,7 +11,7 @@ Form = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
-class Group:
+class LayerGroup:
     """`period` consecutive layers from layer `first`, repeated `times` times."""
 
     first: int
@@ -44,19 +44,19 @@ class Layer:
 
 def find_groups(
     stack: str, layers: Sequence[Sequence[Node]], exits: Sequence[str], lasts: Mapping[str, str]
-) -> list[Group]:
+) -> list[LayerGroup]:
     """Return the groups of a stack: all layers, a repeated series of layers, or runs of alike neighbours."""
     facts = [_facts(layer) for layer in _with_entries(stack, layers, exits, lasts)]
     count = len(layers)
     for period in (size for size in range(1, count // 2 + 1) if count % size == 0):
         if all(_alike(facts[offset::period]) for offset in range(period)):
-            return [Group(0, period, count // period)]
-    groups: list[Group] = []
+            return [LayerGroup(0, period, count // period)]
+    groups: list[LayerGroup] = []
     for index in range(count):
         if groups and _alike(facts[groups[-1].first : index + 1]):
-            groups[-1] = Group(groups[-1].first, times=groups[-1].times + 1)
+            groups[-1] = LayerGroup(groups[-1].first, times=groups[-1].times + 1)
         else:
-            groups.append(Group(index))
+            groups.append(LayerGroup(index))
     return groups
 
 

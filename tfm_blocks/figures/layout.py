@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tfm_blocks.figures.drawing import Arrow, Box, Drawing, Frame, Side, boxes
-from tfm_blocks.figures.picture import Picture, PlacedArrow, PlacedBox, PlacedPlate, Text
-from tfm_blocks.figures.routes import Line, Port, Routes, SideOf, Spine, Track, find_routes, roof
+from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, PlacedBox, PlacedPlate, Text
+from tfm_blocks.figures.routes import BoxPort, Line, Routes, SideOf, Spine, Track, find_routes, roof
 from tfm_blocks.figures.sizes import (
     BELOW,
     BESIDE,
@@ -29,7 +29,7 @@ FORK = 8.0  # from the fork of an arrow up to its box
 Point = tuple[float, float]
 
 
-def lay_out(drawing: Drawing) -> Picture:
+def lay_out(drawing: Drawing) -> FigurePicture:
     """Return the picture of a drawing."""
     routes = find_routes(drawing)
     return _Layout(routes, drawing).picture()
@@ -65,13 +65,13 @@ class _Layout:
         spare = max(self.sizes.items[other].height for other in beside) - self.sizes.items[item].height
         return spare if isinstance(item, Box) and item.glyph == "text" and not item.row else spare / 2
 
-    def picture(self) -> Picture:
+    def picture(self) -> FigurePicture:
         width, height = self.total.left + self.total.right + 2 * MARGIN, self.total.height + 2 * MARGIN
         self.height = height
         plates = [self._plate(frame) for frame in self.corners if frame is not self.drawing.root]
         arrows = [placed for arrow in self.drawing.arrows for placed in self._arrow(arrow)]
         placed = [self._box(box) for box in boxes(self.drawing.root)]
-        return Picture(_round(width), _round(height), tuple(plates), tuple(arrows), tuple(placed))
+        return FigurePicture(_round(width), _round(height), tuple(plates), tuple(arrows), tuple(placed))
 
     def _flip(self, y: float) -> float:
         return _round(self.height - y)
@@ -138,7 +138,7 @@ class _Layout:
         if arrow.end == "main" and box.forked:
             return (-self._half_width(box) / 2, self._half_width(box) / 2)
         last = self.routes.lines[arrow][-1]
-        if arrow.heads > 1 and isinstance(last, Port):
+        if arrow.heads > 1 and isinstance(last, BoxPort):
             return (self._port_offset(box, last.net, arrow.heads - 1) - self._port_offset(box, last.net),)
         return ()
 
@@ -156,7 +156,7 @@ class _Layout:
         x, y = start
         points = [start]
         for line in self.routes.lines[arrow]:
-            upright = isinstance(line, Spine | Port) or (isinstance(line, Track) and line.channel.kind == "gutter")
+            upright = isinstance(line, Spine | BoxPort) or (isinstance(line, Track) and line.channel.kind == "gutter")
             x, y = (self._value(line), y) if upright else (x, self._value(line))
             points.append((x, y))
         points.append(self._tip(arrow, x))
@@ -167,7 +167,7 @@ class _Layout:
         match line:
             case Spine(item):
                 return self.bottoms[item][0]
-            case Port(box, net):
+            case BoxPort(box, net):
                 return self.bottoms[box][0] + self._port_offset(box, net)
             case SideOf(box):
                 return self.bottoms[box][1] + self.sizes.items[box].body / 2

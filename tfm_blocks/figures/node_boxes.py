@@ -54,7 +54,7 @@ def _operation(steps: Sequence[Step]) -> Box:
 def _block(node: Node, info: BlockInfo, notes: Sequence[str]) -> Box:
     if node.block == "sum" and not notes:
         return Box((), "other", (), glyph="plus")
-    kind = labels.kind_of(info)
+    kind = labels.box_kind(info)
     lines = (*labels.argument_notes(node, info), *notes)
     forked = kind == "attention" and len(node.reads) == 1 and any(port.name == "kv" for port in info.signature.ports)
     glyph = "wave" if node.block in labels.SIGNALS else "box"

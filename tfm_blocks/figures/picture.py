@@ -54,7 +54,7 @@ class PlacedArrow:
 
 
 @dataclass(frozen=True)
-class Picture:
+class FigurePicture:
     """Everything to draw, from the back to the front: plates, arrows, boxes."""
 
     width: float

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch, Polygon
 
-from tfm_blocks.figures.picture import Picture, PlacedArrow, PlacedBox, PlacedPlate, Text
+from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, PlacedBox, PlacedPlate, Text
 from tfm_blocks.figures.sizes import WAVE
 from tfm_blocks.figures.svg import mark_of
 from tfm_blocks.figures.themes import SIGNS, Mark, Theme
@@ -25,7 +25,9 @@ ALIGN = {"start": "left", "middle": "center", "end": "right"}
 PLATES, ARROWS, BOXES = 1, 2, 3  # from the back to the front
 
 
-def write_raster(path: Path, picture: Picture, theme: Theme, marks: Mapping[str, Mark], *, scale: float = 1.0) -> None:
+def write_raster(
+    path: Path, picture: FigurePicture, theme: Theme, marks: Mapping[str, Mark], *, scale: float = 1.0
+) -> None:
     """Write a picture to a .png or .pdf file, without the time and the versions that would change its bytes."""
     truetype = 42  # which journals accept
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "pdf.fonttype": truetype}):
@@ -52,7 +54,7 @@ class _Painter:
         self.marks = marks
         self.scale = scale
 
-    def paint(self, picture: Picture) -> None:
+    def paint(self, picture: FigurePicture) -> None:
         for plate in picture.plates:
             self._plate(plate)
         for arrow in picture.arrows:

@@ -41,7 +41,7 @@ class Spine:
 
 
 @dataclass(frozen=True)
-class Port:
+class BoxPort:
     """The vertical line into a box next to its middle."""
 
     box: Box
@@ -56,7 +56,7 @@ class SideOf:
     side: Side
 
 
-Line = Track | Spine | Port | SideOf
+Line = Track | Spine | BoxPort | SideOf
 Span = tuple[int, int]
 
 
@@ -213,7 +213,7 @@ class _Route:
         ports = self.routes.ports.setdefault(target, {"left": [], "right": []})
         if not any(net in nets for nets in ports.values()):
             ports[side] += [net] * arrow.heads
-        self.lines.append(Port(target, net))
+        self.lines.append(BoxPort(target, net))
 
     def _leg(self, frame: Frame, start: End, end: End, net: Net | None = None) -> None:
         """Add the lines of the route in one frame; the last gap has the tracks of `net`."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from xml.sax.saxutils import escape, quoteattr
+from html import escape
 
-from tfm_blocks.figures.picture import Picture, PlacedArrow, PlacedBox, PlacedPlate, Text
+from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, PlacedBox, PlacedPlate, Text
 from tfm_blocks.figures.sizes import WAVE
 from tfm_blocks.figures.themes import SIGNS, Mark, Theme
 
@@ -13,7 +13,9 @@ FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 ARROW = "M0,0 L6,3 L0,6 L1.5,3 z"
 
 
-def to_svg(picture: Picture, theme: Theme, marks: Mapping[str, Mark], *, title: str = "", scale: float = 1.0) -> str:
+def to_svg(
+    picture: FigurePicture, theme: Theme, marks: Mapping[str, Mark], *, title: str = "", scale: float = 1.0
+) -> str:
     """Return a picture as SVG. `marks` maps addresses to signs of a difference."""
     width, height = picture.width, picture.height
     size = f'width="{width * scale:g}" height="{height * scale:g}" viewBox="0 0 {width:g} {height:g}"'
@@ -68,8 +70,9 @@ def _box(placed: PlacedBox, theme: Theme, marks: Mapping[str, Mark]) -> Iterator
 
 
 def _group(name: str, addresses: Sequence[str]) -> str:
-    node = f" data-node={quoteattr(addresses[0])}" if addresses else ""
-    others = f" data-nodes={quoteattr(' '.join(addresses))}" if len(addresses) > 1 else ""
+    node = f' data-node="{escape(addresses[0])}"' if addresses else ""
+    all_nodes = " ".join(map(escape, addresses))
+    others = f' data-nodes="{all_nodes}"' if len(addresses) > 1 else ""
     return f'<g class="{name}"{node}{others}>'
 
 

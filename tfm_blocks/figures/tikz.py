@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tfm_blocks.figures.picture import Picture, PlacedArrow, PlacedBox, PlacedPlate, Text
+from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, PlacedBox, PlacedPlate, Text
 from tfm_blocks.figures.sizes import LEADING, WAVE
 from tfm_blocks.figures.svg import mark_of
 from tfm_blocks.figures.themes import SIGNS, Mark, Theme
@@ -22,7 +22,9 @@ SPECIAL = {
 ANCHORS = {"start": "base west", "middle": "base", "end": "base east"}
 
 
-def to_tikz(picture: Picture, theme: Theme, marks: Mapping[str, Mark], *, title: str = "", scale: float = 1.0) -> str:
+def to_tikz(
+    picture: FigurePicture, theme: Theme, marks: Mapping[str, Mark], *, title: str = "", scale: float = 1.0
+) -> str:
     """Return a picture as a tikzpicture; its unit is a PostScript point."""
     colours = {theme.ink, theme.faint, theme.plate, theme.background, *theme.fills.values(), *theme.marks.values()}
     size = f"x={scale:g}bp, y=-{scale:g}bp"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, cast
 
 from tfm_blocks.errors import shown, suggest
-from tfm_blocks.language.spec import Path
+from tfm_blocks.language.arguments import Args, ArgumentError, RawValue
+from tfm_blocks.language.spec import Path, Step
+from tfm_blocks.registry.values import Kind
 
 STEPS = ("dropout", "add", "norm", "scale", "gain", "droppath")
 VALUED = {"scale": "scale: 0.5", "gain": "gain: 0.0", "droppath": "droppath: 0.1"}
+NumberedStep = Literal["scale", "gain", "droppath", "add"]
+KINDS = {"scale": Kind("float"), "gain": Kind("float"), "add": Kind("float"), "droppath": Kind("rate")}
 
 
 @dataclass(frozen=True)
@@ -99,3 +103,29 @@ def _read_step(when: str, step: Any) -> WrittenStep:
     if "per" in step and (kind != "gain" or step["per"] not in ("channel", "branch")):
         raise ValueError(f"{when} has {shown(dict(step))}: only a gain is per channel or per branch")
     return WrittenStep(kind, step[kind], step.get("per") == "channel")
+
+
+def read_steps(
+    written: Sequence[WrittenStep], path: Path, args: Args, problems: list[ArgumentError]
+) -> tuple[Step, ...]:
+    """Evaluate the operations. Errors in a number or in the norm are added to `problems`."""
+    steps = []
+    for step in written:
+        try:
+            steps.append(_read(step, path, args))
+        except ArgumentError as error:
+            problems.append(error)
+    return tuple(steps)
+
+
+def _read(written: WrittenStep, path: Path, args: Args) -> Step:
+    if written.kind == "dropout":
+        rate = args.find("dropout")
+        return Step("dropout", args.convert(rate, Kind("rate")) if rate else 0.0)
+    if written.kind == "norm":
+        part = args.read_part(args.find("norm") or RawValue("layernorm", path), "norm")
+        return Step("norm", block=part.block, arguments=part.arguments)
+    if written.kind == "add" and written.value is None:
+        return Step("add", 1.0)
+    number = args.convert(RawValue(written.value, (*written.path, written.kind)), KINDS[written.kind])
+    return Step(cast(NumberedStep, written.kind), number, per_channel=written.per_channel)

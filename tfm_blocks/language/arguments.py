@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfm_blocks.errors import shown, suggest
+from tfm_blocks.errors import RuleError, shown, suggest
 from tfm_blocks.language.spec import Path
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.expression import Number, evaluate
 from tfm_blocks.registry.values import Kind, Part, convert, example_value
 
 
-class ArgumentError(ValueError):
+class ArgumentError(RuleError):
     """An error in the value at `path`, with a fix in `help`."""
 
     def __init__(self, path: Path, rule: str, help: str) -> None:
-        super().__init__(rule)
+        super().__init__(rule, help)
         self.path = path
-        self.help = help
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,13 @@ class Args:
             except ArgumentError as error:
                 problems.append(error)
         return values
+
+    def resolve_value(self, raw: RawValue, kind: Kind, problems: list[ArgumentError]) -> Any:
+        """Return a single value, converted, or None if it is invalid; its error is added to `problems`."""
+        try:
+            return self.convert(raw, kind)
+        except ArgumentError as error:
+            problems.append(error)
 
     def convert(self, raw: RawValue, kind: Kind) -> Any:
         """Evaluate arithmetic and convert the value to its kind. Raises ArgumentError."""

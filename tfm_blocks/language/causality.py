@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tfm_blocks.errors import Problem
-from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.sources import Pass, Sources
 from tfm_blocks.language.spec import TARGET, Axis, Input, Node
 from tfm_blocks.language.tree import MODEL
 from tfm_blocks.registry.blocks import Registry
@@ -14,15 +13,13 @@ from tfm_blocks.registry.blocks import Registry
 _ORDER = {"nothing": 0, "past": 1, "all": 2}
 
 
-class Visibility:
+class Visibility(Pass):
     """Infer which part of the target each node sees, and collect `problems`."""
 
     def __init__(self, registry: Registry, sources: Sources, inputs: Sequence[Input]) -> None:
-        self.registry = registry
-        self.sources = sources
+        super().__init__(registry, sources)
         self.target = next((tensor for tensor in inputs if tensor.name == TARGET), None)
         self.inputs = inputs
-        self.problems: list[Problem] = []
 
     def infer(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
         """Return the nodes with `sees` set. If there is a target, the sink must be position-wise and causal."""
@@ -53,27 +50,27 @@ class Visibility:
     def _check_target(self, target: Input, nodes: Sequence[Node]) -> None:
         if not target.tokens:
             rule = f"{TARGET} is predicted token by token, so it must hold token ids"
-            self._refuse((*MODEL, "inputs", TARGET), rule, f"write {TARGET}: B T")
+            self.report((*MODEL, "inputs", TARGET), rule, f"write {TARGET}: B T")
             return
         axis = target.shape[1]
         for tensor in self.inputs:
             if tensor.name != TARGET and axis in tensor.shape:
                 rule = f"uses the axis of {TARGET}, whose tokens are predicted"
-                self._refuse((*MODEL, "inputs", tensor.name), rule, "give it a separate axis")
+                self.report((*MODEL, "inputs", tensor.name), rule, "give it a separate axis")
         for node in nodes:
             if any(isinstance(size, Axis) and size.joined and TARGET in size.inputs for size in node.shape):
                 rule = f"concatenates {TARGET} with another sequence, which cannot be decoded token by token"
-                self._refuse(node.path, rule, "let the target attend to it instead: {block: attention, kv: …}")
+                self.report(node.path, rule, "let the target attend to it instead: {block: attention, kv: …}")
         sink = nodes[-1]
         rule = f"the last node must treat each position of {TARGET} separately, without add & norm"
         if not self._positionwise(sink) or axis not in sink.shape:
-            self._refuse(sink.path, rule, "end the graph with an unembed")
+            self.report(sink.path, rule, "end the graph with an unembed")
         elif sink.pre or sink.post:
-            self._refuse(sink.path, rule, f"write add_norm: none at {sink.address}, or leave the key out")
+            self.report(sink.path, rule, f"write add_norm: none at {sink.address}, or leave the key out")
         culprit = next((node for node in nodes if node.sees == "all"), None)
         if sink.sees == "all" and culprit:
             rule = "an output position sees later target tokens, so the model would copy instead of predict"
-            self._refuse(culprit.path, rule, "write mask: causal on it")
+            self.report(culprit.path, rule, "write mask: causal on it")
 
     def _node(self, node: Node, seen: dict[str, str]) -> Node:
         info = self.registry.blocks[node.block] if node.block else None
@@ -86,8 +83,3 @@ class Visibility:
                 widest = max(widest, reached, key=_ORDER.__getitem__)
         seen[node.address] = widest
         return replace(node, sees=widest)  # type: ignore[arg-type]
-
-    def _refuse(self, path: tuple[str, ...], rule: str, help: str) -> None:
-        problem = self.sources.problem(path, rule, help=help)
-        if problem not in self.problems:
-            self.problems.append(problem)

@@ -21,9 +21,8 @@ def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[s
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
-            raise ConfigError(
-                Problem("model", f"there is no file {name}", help="write its path relative to the current folder")
-            )
+            help = "write its path relative to the current folder"
+            raise ConfigError(Problem("model", f"there is no file {name}", help=help))
         chain = _Chain([path.parent, *folders], root_keys).files(path, ())
     else:
         chain = _Chain(list(folders), root_keys).files(_find(name, folders), ())
@@ -31,17 +30,13 @@ def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[s
     return chain
 
 
-def list_models(folders: Sequence[Path]) -> list[str]:
-    """Return the names of the models in `folders`."""
-    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-
-
 def _find(name: str, folders: Sequence[Path], place: Place | None = None) -> Path:
     for folder in folders:
         path = folder / f"{name}.yaml"
         if NAME.fullmatch(name) and path.is_file():
             return path
-    help = f"{suggest(name, list_models(folders))}; your own: --config-dir DIR, with DIR/model/NAME.yaml"
+    known = {path.stem for folder in folders for path in folder.glob("*.yaml")}
+    help = f"{suggest(name, known)}; your own: --config-dir DIR, with DIR/model/NAME.yaml"
     raise ConfigError(Problem("model", f"no model is called {shown(name)}", place, help=help))
 
 
@@ -58,7 +53,6 @@ class _Chain:
         self.read: set[Path] = set()
 
     def files(self, path: Path, children: tuple[Path, ...]) -> list[ModelFile]:
-        """Return the file's ancestors, followed by the file."""
         self.read.add(path.resolve())
         file = read_model_file(path, self.root_keys)
         chain = []
@@ -88,9 +82,8 @@ def merge_chain(chain: Sequence[ModelFile]) -> dict[str, Any]:
             sources = Sources()
             sources.add_file(file.shown, file.text)
             rule = "is a list in one file and a mapping in another that inherits it, which cannot be merged"
-            raise ConfigError(
-                sources.problem(path, rule, help="use the same type as the inherited file, or another key")
-            )
+            help = "use the same type as the inherited file, or another key"
+            raise ConfigError(sources.problem(path, rule, help=help))
     return whole
 
 

@@ -5,7 +5,7 @@ Source: Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers", table
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,17 +24,16 @@ def set_depths(nodes: Sequence[Node], stacks: Mapping[str, int]) -> tuple[Node, 
     decoding = {node.stack for node in nodes if node.sees != "nothing"}
     decoder = sum(count for address, count in stacks.items() if address in decoding)
     encoder = sum(stacks.values()) - decoder
-    return tuple(
-        _set_constants(node, deepnorm_constants(encoder, decoder, decoding=_is_decoding(node, decoding)))
-        if node.deep
-        else node
-        for node in nodes
-    )
-
-
-def _is_decoding(node: Node, stacks: Collection[str]) -> bool:
-    """Return True if the node is in the decoder; outside of all stacks, it is if it reads the target."""
-    return node.stack in stacks if node.stack else node.sees != "nothing"
+    scaled = []
+    for node in nodes:
+        if node.deep:
+            # outside of all stacks, a node is in the decoder if it reads the target
+            is_decoder = node.stack in decoding if node.stack else node.sees != "nothing"
+            constants = deepnorm_constants(encoder, decoder, decoding=is_decoder)
+            post = tuple(replace(step, value=constants.alpha) if step.kind == "add" else step for step in node.post)
+            node = replace(node, post=post, shrink=constants.beta)
+        scaled.append(node)
+    return tuple(scaled)
 
 
 def deepnorm_constants(encoder: int, decoder: int, *, decoding: bool) -> Constants:
@@ -45,8 +44,3 @@ def deepnorm_constants(encoder: int, decoder: int, *, decoding: bool) -> Constan
     if decoding:
         return Constants((3 * decoder) ** 0.25, (12 * decoder) ** -0.25)
     return Constants(0.81 * (encoder**4 * decoder) ** (1 / 16), 0.87 * (encoder**4 * decoder) ** (-1 / 16))
-
-
-def _set_constants(node: Node, constants: Constants) -> Node:
-    post = tuple(replace(step, value=constants.alpha) if step.kind == "add" else step for step in node.post)
-    return replace(node, post=post, shrink=constants.beta)

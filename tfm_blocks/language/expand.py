@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from tfm_blocks.errors import Problem
-from tfm_blocks.language.add_norm import AddNorm, read_add_norm
-from tfm_blocks.language.arguments import Args, ArgumentError, RawValue
-from tfm_blocks.language.reach import find_mixed_reach
-from tfm_blocks.language.references import NamedOutput, Reference, Scope, UnknownNameError, referenced_layers
+from tfm_blocks.errors import Problem, RuleError, suggest
+from tfm_blocks.language.add_norm import AddNorm, read_add_norm, read_steps
+from tfm_blocks.language.arguments import Args, ArgumentError
+from tfm_blocks.language.references import NamedOutput, Reference, Scope, referenced_layers
 from tfm_blocks.language.repeat import ExpandedLayer, expand_layers, expand_parallel
-from tfm_blocks.language.same import expand_same
-from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import Node, Path, Step
-from tfm_blocks.language.steps import read_steps
+from tfm_blocks.language.sources import Pass, Sources
+from tfm_blocks.language.spec import Node, Path
 from tfm_blocks.language.tree import MODEL, BlockTree, LayerTree, ModelTree, ParallelTree, SameTree, Tree
-from tfm_blocks.language.wiring import find_unread, find_unused
+from tfm_blocks.language.wiring import find_mixed_reach, find_unread, find_unused
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.signature import Port
 
+T = TypeVar("T")
 MAX_NODES = 10_000
 MISSING_INPUT = "?"  # placeholder for a missing input, so that the problem is reported only once
 
@@ -47,28 +45,22 @@ class Context:
         address, owner = (f"{prefix}.{name}".lstrip(".") for prefix in (self.address, self.owner))
         return replace(self, address=address, owner=owner)
 
-    def unshared(self) -> Context:
-        """Return the context of a node without weights, whose arguments may use `i` even in shared layers."""
-        return replace(self, owner=self.address, args=replace(self.args, index=self.index or {}))
-
 
 class TooLargeError(Exception):
     """Raised when the expansion exceeds `MAX_NODES`."""
 
 
-class Expander:
+class Expander(Pass):
     """Expand a tree into `nodes` in execution order, and collect `problems` and `warnings`.
 
     `stacks` maps the address of each outermost stack to its number of layers.
     """
 
     def __init__(self, registry: Registry, sources: Sources) -> None:
-        self.registry = registry
-        self.sources = sources
+        super().__init__(registry, sources)
         self.nodes: dict[str, Node] = {}
         self.layers: list[ExpandedLayer] = []
         self.stacks: dict[str, int] = {}
-        self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
 
     def expand_model(self, tree: ModelTree) -> None:
@@ -106,7 +98,7 @@ class Expander:
                 self.nodes[context.address] = self._block(tree, context)
                 return NamedOutput(context.address, block=True)
             case SameTree():
-                self.nodes[context.address] = expand_same(self, tree, context)
+                self.nodes[context.address] = self._same(tree, context)
                 return NamedOutput(context.address, block=True)
             case LayerTree():
                 return expand_layers(self, tree, context)
@@ -147,11 +139,8 @@ class Expander:
             indices = replace(context.args, index=context.index or {})
             return [self._layer_output(output, layer) for layer in referenced_layers(item, output, indices.evaluate)]
         except ValueError as error:
-            help = (
-                error.help
-                if isinstance(error, UnknownNameError)
-                else "encoder.0 is the first layer, encoder.-1 the last"
-            )
+            layers = "encoder.0 is the first layer, encoder.-1 the last"
+            help = error.help if isinstance(error, RuleError) else layers
             self.report(path, str(error), help)
             return []
 
@@ -169,7 +158,8 @@ class Expander:
 
     def _block(self, tree: BlockTree, context: Context) -> Node:
         info = tree.info
-        context = context.unshared() if info.weightless else context
+        if info.weightless:  # its arguments may use `i` even in shared layers
+            context = replace(context, owner=context.address, args=replace(context.args, index=context.index or {}))
         reads = self.resolve_ports(tree, info, context)
         add_norm = self.resolve_add_norm(tree.add_norm, tree.path, context.add_norm if info.branch else AddNorm())
         return Node(
@@ -179,13 +169,39 @@ class Expander:
             info.name,
             reads,
             residual=next(iter(reads.values()))[0],
-            arguments=self.resolve_arguments(info, tree.arguments, tree.path, context.args),
-            pre=self.resolve_steps(add_norm.pre, tree.path, context.args),
-            post=self.resolve_steps(add_norm.post, tree.path, context.args),
+            arguments=self.collect(context.args.resolve_node, info, tree.arguments, tree.path),
+            pre=self.collect(read_steps, add_norm.pre, tree.path, context.args),
+            post=self.collect(read_steps, add_norm.post, tree.path, context.args),
             tie=self._tie(tree, context) if context.owner == context.address else None,
             stack=context.stack,
             deep=add_norm.deep,
         )
+
+    def _same(self, tree: SameTree, context: Context) -> Node:
+        """Expand another call of an earlier block: it shares the weights, and must read the same ports."""
+        path = (*tree.path, "same")
+        addresses = self.resolve(tree.of, path, context)
+        origin = self.nodes.get(addresses[0]) if addresses else None
+        if origin is None or origin.block is None or tree.of.layer or not context.scope.find(tree.of.name).block:
+            if addresses:
+                rule = f"{str(tree.of)!r} is not a block: same calls the module of an earlier block again"
+                self.report(path, rule, "name a node that has the key block")
+            return Node(context.address, tree.path, context.address, None, {"x": (context.entry,)}, context.entry)
+        info = self.registry.blocks[origin.block]
+        allowed = ["in", *(port.name for port in info.signature.ports[1:])]
+        for port in tree.reads:
+            if port not in allowed:
+                rule = f"unknown key {port!r}: same takes inputs only"
+                self.report((*tree.path, port), rule, suggest(port, allowed))
+        reads = self.resolve_ports(tree, info, context)
+        for port in origin.reads.keys() - reads.keys():
+            rule = f"{info.name} needs the input {port}, as at {tree.of}"
+            self.report(tree.path, rule, f"{port}: a node or an input")
+        for port in reads.keys() - origin.reads.keys():
+            rule = f"{tree.of} does not read {port}, so its module has no weights for it"
+            self.report((*tree.path, port), rule, "leave it out")
+        own = replace(origin, address=context.address, path=tree.path, reads=reads, stack=context.stack, tie=None)
+        return replace(own, residual=own.entry)
 
     def resolve_ports(self, tree: Tree, info: BlockInfo, context: Context) -> dict[str, tuple[str, ...]]:
         """Return the addresses that every port reads, in the order of the signature."""
@@ -210,29 +226,13 @@ class Expander:
             self.report(path, rule, f"tie to a node of the block {' or '.join(tieable)}")
         return node.owner if node else None
 
-    def resolve_arguments(self, info: BlockInfo, written: Mapping[str, Any], path: Path, args: Args) -> dict[str, Any]:
-        """Resolve the arguments of a block."""
+    def collect(self, resolve: Callable[..., T], *values: Any) -> T:
+        """Return `resolve(*values, problems)`, and report the problems that it adds to the list."""
         problems: list[ArgumentError] = []
-        values = args.resolve_node(info, written, path, problems)
+        resolved = resolve(*values, problems)
         for error in problems:
             self.report(error.path, str(error), error.help)
-        return values
-
-    def resolve_value(self, raw: RawValue, args: Args, kind: Any) -> Any:
-        """Convert a single value; return None if it is invalid."""
-        try:
-            return args.convert(raw, kind)
-        except ArgumentError as error:
-            self.report(error.path, str(error), error.help)
-            return None
-
-    def resolve_steps(self, written: Sequence[Any], path: Path, args: Args) -> tuple[Step, ...]:
-        """Resolve the operations of an `add_norm`, and evaluate the arithmetic in their numbers."""
-        problems: list[ArgumentError] = []
-        steps = read_steps(written, path, args, problems)
-        for error in problems:
-            self.report(error.path, str(error), error.help)
-        return steps
+        return resolved
 
     def resolve_add_norm(self, value: Any, path: Path, inherited: AddNorm) -> AddNorm:
         """Return the inherited add & norm, changed by the value of the key `add_norm`."""
@@ -242,9 +242,3 @@ class Expander:
             rule = f"add_norm {error}" if not isinstance(value, str) else str(error)
             self.report((*path, "add_norm"), rule, "add_norm: post, or {pre: [norm], post: [dropout, add]}")
             return inherited
-
-    def report(self, path: Path, rule: str, help: str) -> None:
-        """Add a problem unless it was reported before."""
-        problem = self.sources.problem(path, rule, help=help)
-        if problem not in self.problems:
-            self.problems.append(problem)

@@ -39,11 +39,8 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
     file = display_path(path)
     raw = path.read_bytes()[: LARGEST + 1]
     if len(raw) > LARGEST:
-        raise _refuse(
-            file,
-            f"a model file has at most {LARGEST // 1024} KB",
-            help="inherit from another model and write only the differences",
-        )
+        help = "inherit from another model and write only the differences"
+        raise _refuse(file, f"a model file has at most {LARGEST // 1024} KB", help=help)
     try:
         text = raw.decode("utf-8")
         _inspect(text, file)
@@ -60,9 +57,8 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
         raise _refuse(file, f"has a value that cannot be read: {error}", help="put it in quotes") from None
     for number, line in enumerate(text.splitlines(), 1):
         if _DIRECTIVE.match(line) and line != HEADER:
-            raise _refuse(
-                file, f"has the directive {shown(line.strip())}", number, f"the only allowed directive is {HEADER}"
-            )
+            help = f"the only allowed directive is {HEADER}"
+            raise _refuse(file, f"has the directive {shown(line.strip())}", number, help)
     if HEADER not in text[:512].splitlines():
         raise _refuse(file, "lacks the required first line", help=f"begin the file with {HEADER}")
     if not isinstance(mapping, dict):
@@ -142,10 +138,8 @@ def _root(mapping: dict[str, Any], file: str, text: str, root_keys: Collection[s
         if key in ("defaults", "model"):
             continue
         if isinstance(value, (dict, list)):
-            help = suggest(str(key), ["defaults", "model"])
-            raise _refuse(
-                file, f"has the root key {shown(key)}, which is neither defaults, model nor a single value", line, help
-            )
+            rule = f"has the root key {shown(key)}, which is neither defaults, model nor a single value"
+            raise _refuse(file, rule, line, suggest(str(key), ["defaults", "model"]))
         if key in root_keys or not str(key).isidentifier() or str(key).startswith("_"):
             help = "give the knob another name"
             raise _refuse(file, f"cannot set {shown(key)}: a model file sets only its own knobs", line, help)
@@ -156,9 +150,8 @@ def _parents(defaults: Any, file: str) -> tuple[str, ...]:
     names = defaults if isinstance(defaults, list) else [defaults]
     for name in names:
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise _refuse(
-                file, f"defaults lists names of models, but has {shown(name)}", help="defaults: [base, _self_]"
-            )
+            rule = f"defaults lists names of models, but has {shown(name)}"
+            raise _refuse(file, rule, help="defaults: [base, _self_]")
     if "_self_" in names and names[-1] != "_self_":
         raise _refuse(file, "has _self_ before a parent: a model must come after its parents", help="put _self_ last")
     return tuple(name for name in names if name != "_self_")

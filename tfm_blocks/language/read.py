@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tfm_blocks.errors import Problem, shown, suggest
-from tfm_blocks.language.inputs import read_axes
-from tfm_blocks.language.layer_overrides import merge, read_index
-from tfm_blocks.language.naming import check_arg_name, check_input_name, check_node_name
+from tfm_blocks.errors import shown, suggest
 from tfm_blocks.language.ordering import PLACEMENT, order_nodes
-from tfm_blocks.language.references import Reference, read_reference
-from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import Input, Path, names
+from tfm_blocks.language.references import Reference, check_arg_name, check_input_name, check_node_name, read_reference
+from tfm_blocks.language.sources import Pass, Sources
+from tfm_blocks.language.spec import Axis, Input, Path, Shape, names
 from tfm_blocks.language.tree import MODEL, BlockTree, JoinTree, LayerTree, ModelTree, ParallelTree, SameTree, Tree
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.signature import Port
@@ -20,15 +18,15 @@ from tfm_blocks.registry.signature import Port
 FORMS = ("block", "same", "layer", "parallel")
 MOST_NAMED = 5  # blocks in a help text
 ANY = Port("in", (), many=True)
+_WIDTH = re.compile(r"[1-9][0-9]{0,11}")
+_INDEX = re.compile(r"0|-?[1-9][0-9]{0,3}")
 
 
-class Reader:
+class Reader(Pass):
     """Read a model's mapping into a tree, and collect `problems`."""
 
     def __init__(self, registry: Registry, sources: Sources) -> None:
-        self.registry = registry
-        self.sources = sources
-        self.problems: list[Problem] = []
+        super().__init__(registry, sources)
         self.inputs: set[str] = set()
 
     def read_model(self, mapping: Any) -> ModelTree:
@@ -40,7 +38,7 @@ class Reader:
         batches = {tensor.shape[0] for tensor in inputs if tensor.shape}
         if len(batches) > 1 and not self.problems:
             listed = ", ".join(sorted(map(str, batches)))
-            self._problem(
+            self.report(
                 (*MODEL, "inputs"),
                 f"the first axis of all inputs is the batch, but they have {listed}",
                 "use one letter in all, such as B",
@@ -49,7 +47,7 @@ class Reader:
         graph = self.read_graph(keys.get("graph", {}), (*MODEL, "graph"))
         for name, part in (("inputs", inputs), ("graph", graph)):
             if not part and not self.problems:
-                self._problem((*MODEL, name), "is missing or empty", "see the example of tfm show base")
+                self.report((*MODEL, name), "is missing or empty", "see the example of tfm show base")
         return ModelTree(inputs, args, keys.get("add_norm", "none"), graph)
 
     def read_graph(self, mapping: Any, path: Path) -> tuple[Tree, ...]:
@@ -63,24 +61,24 @@ class Reader:
             node = self._node(name, keys, node_path) if isinstance(value, Mapping) else None
             if node:
                 nodes[name], written[name] = node, keys
-        return tuple(nodes[name] for name in order_nodes(written, path, self._problem))
+        return tuple(nodes[name] for name in order_nodes(written, path, self.report))
 
     def _part(self, keys: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         return self._mapping(keys.get(key, {}), (*MODEL, key))
 
     def _mapping(self, value: Any, path: Path) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            self._problem(path, f"must be a mapping, but is {shown(value)}", "write {key: value, …}")
+            self.report(path, f"must be a mapping, but is {shown(value)}", "write {key: value, …}")
             return {}
         return {str(key): item for key, item in value.items() if item is not None}
 
     def _input(self, name: str, axes: Any) -> Input:
         path = (*MODEL, "inputs", name)
         self._name(check_input_name(name), path)
-        shape = read_axes(axes)
+        shape = _read_axes(axes)
         if not shape:
             rule = f"the axes must be upper-case letters and widths, batch first, but are {shown(axes)}"
-            self._problem(path, rule, "token ids: B S. Vectors of width 768: B P 768")
+            self.report(path, rule, "token ids: B S. Vectors of width 768: B P 768")
         return Input(name, shape)
 
     def _args(self, keys: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
@@ -96,7 +94,7 @@ class Reader:
             known = f"to keep one form from another file, remove the others: {nulls}" if forms else ""
             listed = " and ".join(forms) if forms else "none of them"
             rule = f"a node must have exactly one of {', '.join(FORMS)}, but this has {listed}"
-            self._problem(path, rule, known or suggest(next(iter(keys), ""), FORMS))
+            self.report(path, rule, known or suggest(next(iter(keys), ""), FORMS))
             return None
         read = {"block": self._block, "same": self._same, "layer": self._layer, "parallel": self._parallel}[forms[0]]
         return read(name, keys, path)
@@ -119,7 +117,7 @@ class Reader:
             help = self.registry.suggest(name, known)
             if not help.startswith("did you mean"):
                 help += "; for your own block: plugins=[MODULE], with tfm --plugins MODULE"
-            self._problem(path, f"no {category or 'block'} is called {shown(name)}", help)
+            self.report(path, f"no {category or 'block'} is called {shown(name)}", help)
             return None
         return self.registry.blocks[name]
 
@@ -128,7 +126,7 @@ class Reader:
         ports = [key for key in keys if key not in ("same", *PLACEMENT)]
         for key in ports:
             if not isinstance(keys[key], str | list | Mapping):
-                self._problem((*path, key), f"unknown key {shown(key)}: same takes inputs only", "leave it out")
+                self.report((*path, key), f"unknown key {shown(key)}: same takes inputs only", "leave it out")
                 return None
         reads = {key: self._read(keys[key], (*path, key), ANY) for key in ports}
         return SameTree(name, path, reads, of) if of else None
@@ -138,7 +136,7 @@ class Reader:
         graph = self._inner(keys["parallel"], (*path, "parallel"))
         if "join" not in keys:
             joins = self.registry.members("join")
-            self._problem(path, "parallel needs join, which combines its branches", suggest("", joins))
+            self.report(path, "parallel needs join, which combines its branches", suggest("", joins))
             return None
         join = self._join(keys["join"], (*path, "join"))
         args, entry = self._args(keys, path), self._entry(keys, path)
@@ -153,7 +151,7 @@ class Reader:
         join = self._join(keys["join"], (*path, "join")) if "join" in keys else None
         if share and join:
             rule = "join combines parallel copies, and copies that share their weights are identical"
-            self._problem((*path, "join"), rule, "leave share or join out")
+            self.report((*path, "join"), rule, "leave share or join out")
         changed = self._changed(keys, path, share) if "at" in keys and sound else {}
         args, entry = self._args(keys, path), self._entry(keys, path)
         return LayerTree(name, path, entry, repeat, share, join, args, keys.get("add_norm"), graph, changed)
@@ -161,7 +159,7 @@ class Reader:
     def _inner(self, mapping: Any, path: Path) -> tuple[Tree, ...]:
         graph = self.read_graph(mapping, path)
         if not graph and isinstance(mapping, Mapping):
-            self._problem(path, "has no nodes", "write at least one: ffn: {block: ffn}")
+            self.report(path, "has no nodes", "write at least one: ffn: {block: ffn}")
         return graph
 
     def _repeat(self, value: Any, path: Path) -> tuple[Any, bool]:
@@ -171,10 +169,10 @@ class Reader:
         keys = self._mapping(value, path)
         self._unknown(keys, path, ("times", "share"))
         if "times" not in keys:
-            self._problem(path, "needs times", "write repeat: {times: 6, share: true}")
+            self.report(path, "needs times", "write repeat: {times: 6, share: true}")
         share = keys.get("share", False)
         if not isinstance(share, bool):
-            self._problem((*path, "share"), f"must be true or false, but is {shown(share)}", "write share: true")
+            self.report((*path, "share"), f"must be true or false, but is {shown(share)}", "write share: true")
         return keys.get("times", 1), share is True
 
     def _changed(self, keys: Mapping[str, Any], path: Path, share: bool) -> dict[int, tuple[Tree, ...]]:
@@ -182,16 +180,14 @@ class Reader:
         at_path = (*path, "at")
         if share:
             rule = "changes single layers, but with share: true all layers are identical"
-            self._problem(at_path, rule, "leave at or share out")
+            self.report(at_path, rule, "leave at or share out")
         changed = {}
         for key, change in self._mapping(keys["at"], at_path).items():
-            index = read_index(key)
-            if index is None:
-                self._problem(
-                    (*at_path, key), f"{shown(key)} is not the index of a layer", "0 is the first, -1 the last"
-                )
+            if not _INDEX.fullmatch(key):
+                rule = f"{shown(key)} is not the index of a layer"
+                self.report((*at_path, key), rule, "0 is the first, -1 the last")
             elif isinstance(change, Mapping) and isinstance(keys["layer"], Mapping):
-                changed[index] = self._inner(merge(keys["layer"], change), (*at_path, key))
+                changed[int(key)] = self._inner(merge(keys["layer"], change), (*at_path, key))
             else:
                 self._mapping(change, (*at_path, key))
         return changed
@@ -211,7 +207,7 @@ class Reader:
         """Read a reference or an inline block, or a list of them if the port takes several tensors."""
         items = value if isinstance(value, list) else [value]
         if isinstance(value, list) and (port is None or not port.many or not value):
-            self._problem(path, f"reads one tensor, but is {shown(value)}", "name one input or node")
+            self.report(path, f"reads one tensor, but is {shown(value)}", "name one input or node")
             return ()
         named = port.name if port and port is not ANY else path[-1] if path[-1] != "in" else "x"
         references = [
@@ -224,7 +220,7 @@ class Reader:
             return self._reference(value, path)
         keys = self._mapping(value, path)
         if "block" not in keys or not keys.keys().isdisjoint(PLACEMENT):
-            self._problem(
+            self.report(
                 path, "an inline node must be a block: {block: NAME, in: …}", "write other forms as earlier nodes"
             )
             return None
@@ -234,12 +230,12 @@ class Reader:
         try:
             return read_reference(value)
         except ValueError as error:
-            self._problem(path, str(error), "write the name of an input or of a node")
+            self.report(path, str(error), "write the name of an input or of a node")
             return None
 
     def _name(self, refusal: tuple[str, str] | None, path: Path) -> None:
         if refusal:
-            self._problem(path, *refusal)
+            self.report(path, *refusal)
 
     def _unknown(
         self, keys: Mapping[str, Any], path: Path, known: tuple[str, ...], others: Iterable[BlockInfo] = ()
@@ -250,9 +246,22 @@ class Reader:
                 takers = [info.name for info in others if key in info.arguments and not info.alias_of]
                 named = ", ".join(takers[:MOST_NAMED]) + (", …" if len(takers) > MOST_NAMED else "")
                 help = f"{key} is an argument of {named}; {suggest('', known)}" if takers else suggest(key, known)
-                self._problem((*path, key), f"unknown key {shown(key)}", help or "leave it out")
+                self.report((*path, key), f"unknown key {shown(key)}", help or "leave it out")
 
-    def _problem(self, path: Path, rule: str, help: str) -> None:
-        problem = self.sources.problem(path, rule, help=help)
-        if problem not in self.problems:
-            self.problems.append(problem)
+
+def merge(layer: Mapping[Any, Any], change: Mapping[Any, Any]) -> dict[str, Any]:
+    """Merge a change of `at` into its layer key by key; lists and single values are replaced, null removes a key."""
+    merged = {str(key): value for key, value in layer.items()}
+    for name, value in change.items():
+        key, old = str(name), merged.get(str(name))
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _read_axes(text: Any) -> Shape:
+    """Parse a shape such as `B S` or `B P 768`; return () if it is invalid."""
+    words = text.split() if isinstance(text, str) else []
+    shape = tuple(int(word) if _WIDTH.fullmatch(word) else Axis(word) for word in words)
+    letters = all(isinstance(axis, int) or (axis.name.isupper() and axis.name.isidentifier()) for axis in shape)
+    right = letters and len(shape) > 1 and isinstance(shape[0], Axis) and len(set(words)) == len(words)
+    return shape if right else ()

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfm_blocks.errors import shown, suggest
+from tfm_blocks.errors import RuleError, shown, suggest
+from tfm_blocks.registry.blocks import GRAMMAR
 
 ENTRY = "entry"
 ALL = "*"
 _REFERENCE = re.compile(r"(?P<name>[^\W\d]\w*)(?:\.(?P<layer>\*|0|-?[1-9][0-9]{0,3}|\([^()]*(?:\([^()]*\)[^()]*)*\)))?")
+INDEX = {"i": "index", "n": "number"}
+Refusal = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -64,15 +67,15 @@ class Scope:
     part_of: str = ""
 
     def find(self, name: str) -> NamedOutput:
-        """Look up a name. Raises UnknownNameError if it cannot be read from this graph."""
+        """Look up a name. Raises RuleError if it cannot be read from this graph."""
         for scope in self._outwards():
             if name in scope.names:
                 return scope.names[name]
         if any(name == scope.part_of for scope in self._outwards()):
             rule = f"{name!r} contains this node, so its output does not exist yet"
-            raise UnknownNameError(rule, f"write {ENTRY}: in a layer, that is the output of the previous layer")
+            raise RuleError(rule, f"write {ENTRY}: in a layer, that is the output of the previous layer")
         rule = f"{name!r} is neither an input nor an earlier node that can be read here"
-        raise UnknownNameError(rule, suggest(name, self.known()) or "name it under model.inputs")
+        raise RuleError(rule, suggest(name, self.known()) or "name it under model.inputs")
 
     def known(self) -> list[str]:
         """Return every name that can be read from this graph."""
@@ -82,14 +85,6 @@ class Scope:
         yield self
         if self.outer:
             yield from self.outer._outwards()
-
-
-class UnknownNameError(ValueError):
-    """Raised for a name that cannot be read, with a fix in `help`."""
-
-    def __init__(self, rule: str, help: str) -> None:
-        super().__init__(rule)
-        self.help = help
 
 
 def referenced_layers(reference: Reference, seen: NamedOutput, evaluate: Callable[[str], Any]) -> list[int]:
@@ -103,3 +98,36 @@ def referenced_layers(reference: Reference, seen: NamedOutput, evaluate: Callabl
     if type(index) is not int or not -count <= index < count:
         raise ValueError(f"{reference} is layer {index}, but {reference.name} has layers 0 to {count - 1}")
     return [index % count]
+
+
+def check_node_name(name: str, inputs: Collection[str], reserved: Collection[str]) -> Refusal | None:
+    """Check that a node's name is not an input, a reserved word, or an attribute of the modules that hold nodes."""
+    other = f"call the node something else, such as {name.strip('_') or 'my'}_block"
+    if name in inputs:
+        return f"{name} is already an input", "call the node something else"
+    if name in GRAMMAR or name == ENTRY:
+        return f"{name!r} is a reserved word", other
+    if name in reserved or name.startswith(("_", "in_")):
+        return f"{shown(name)} is an attribute name of modules", other
+    return _no_identifier(name)
+
+
+def check_input_name(name: str) -> Refusal | None:
+    """Check an input's name: it becomes a keyword argument of the network, next to `keep`."""
+    if name in (ENTRY, "keep", "self"):
+        return f"{name!r} is a reserved word", "call the input something else"
+    return _no_identifier(name)
+
+
+def check_arg_name(name: str) -> Refusal | None:
+    """Check an arg's name: in arithmetic, `i` and `n` are the index and the number of layers."""
+    if name in INDEX:
+        rule = f"{name} is the {INDEX[name]} of layers in arithmetic"
+        return rule, "call the arg something else, or write it on its nodes"
+    return _no_identifier(name)
+
+
+def _no_identifier(name: str) -> Refusal | None:
+    if name.isidentifier():
+        return None
+    return f"a name consists of letters, digits and _, but is {shown(name)}", "call it something else"

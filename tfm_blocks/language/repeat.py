@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tfm_blocks.errors import shown
-from tfm_blocks.language.add_norm import AddNorm
+from tfm_blocks.language.add_norm import AddNorm, read_steps
 from tfm_blocks.language.arguments import RawValue
 from tfm_blocks.language.references import ENTRY, NamedOutput, Scope
 from tfm_blocks.language.spec import Node, Path
@@ -65,7 +65,7 @@ def _stack(expander: Expander, tree: LayerTree, context: Context, count: int) ->
     if not add_norm.last or context.stack:
         return NamedOutput(entry, layers=tuple(exits))
     last = context.within("last")
-    steps = expander.resolve_steps(add_norm.last, tree.path, context.args.inner(tree.args, tree.path))
+    steps = expander.collect(read_steps, add_norm.last, tree.path, context.args.inner(tree.args, tree.path))
     expander.nodes[last.address] = Node(
         last.address, tree.path, last.owner, None, {"x": (entry,)}, entry, post=steps, stack=context.address
     )
@@ -82,7 +82,7 @@ def _layer(tree: LayerTree, context: Context, index: int, count: int) -> Context
 
 def _count(expander: Expander, tree: LayerTree, context: Context) -> int:
     path = (*tree.path, "repeat")
-    count = expander.resolve_value(RawValue(tree.repeat, path), context.args, Kind("int"))
+    count = expander.collect(context.args.resolve_value, RawValue(tree.repeat, path), Kind("int"))
     if count is not None and not 1 <= count <= MOST_REPEATS:
         expander.report(path, f"repeat must be between 1 and {MOST_REPEATS}, but is {count}", "write repeat: 6")
         return 1
@@ -129,7 +129,7 @@ def _joined(
     context = replace(context, args=context.args.inner(tree.args, tree.path))
     if add_norm.pre:
         before = context.within("pre")
-        steps = expander.resolve_steps(add_norm.pre, tree.path, context.args)
+        steps = expander.collect(read_steps, add_norm.pre, tree.path, context.args)
         expander.nodes[before.address] = Node(
             before.address, tree.path, before.owner, None, {"x": (entry,)}, entry, post=steps, stack=context.stack
         )
@@ -146,8 +146,8 @@ def _joined(
         join.info.name,
         reads,
         residual,
-        arguments=expander.resolve_arguments(join.info, join.arguments, join.path, context.args),
-        post=expander.resolve_steps(add_norm.post, tree.path, context.args),
+        arguments=expander.collect(context.args.resolve_node, join.info, join.arguments, join.path),
+        post=expander.collect(read_steps, add_norm.post, tree.path, context.args),
         stack=context.stack,
         deep=add_norm.deep,
     )

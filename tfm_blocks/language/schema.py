@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from tfm_blocks.language.add_norm import PRESETS, STEPS, VALUED
-from tfm_blocks.language.naming import INDEX
 from tfm_blocks.language.ordering import PLACEMENT
 from tfm_blocks.language.read import FORMS
-from tfm_blocks.language.references import ENTRY
+from tfm_blocks.language.references import ENTRY, INDEX
 from tfm_blocks.language.repeat import MOST_REPEATS
 from tfm_blocks.registry.blocks import CATEGORIES, GRAMMAR, Argument, BlockInfo, Registry
 from tfm_blocks.registry.expression import LONGEST

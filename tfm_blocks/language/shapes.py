@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from tfm_blocks.errors import Problem
+from tfm_blocks.errors import Problem, RuleError, shown
 from tfm_blocks.language.repeat import ExpandedLayer
-from tfm_blocks.language.rules import find_broken_part_rules, find_broken_rules
-from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.sources import Pass, Sources
 from tfm_blocks.language.spec import Axis, Input, Node, Shape, Size, Step, format_shape
+from tfm_blocks.language.tree import MODEL
 from tfm_blocks.registry.blocks import BlockInfo, Registry
+from tfm_blocks.registry.expression import Number, evaluate, names_in, split_rule
 from tfm_blocks.registry.signature import Port, is_letter
+from tfm_blocks.registry.values import Part
+
+RuleValues = Mapping[str, Any]
 
 
-class ShapeError(ValueError):
-    """Raised for shapes that do not match, with a fix in `help`."""
-
-    def __init__(self, rule: str, help: str) -> None:
-        super().__init__(rule)
-        self.help = help
-
-
-class ShapeInference:
+class ShapeInference(Pass):
     """Infer the axes and shapes of nodes, and collect `problems`. Nodes that read a failed node are skipped."""
 
     def __init__(self, registry: Registry, sources: Sources, inputs: Iterable[Input]) -> None:
-        self.registry = registry
-        self.sources = sources
+        super().__init__(registry, sources)
         self.shapes: dict[str, Shape] = {}
         self.ids: set[str] = set()
         self.axes: dict[str, Mapping[str, Size]] = {}
-        self.problems: list[Problem] = []
         for tensor in inputs:
             self.shapes[tensor.name] = tensor.shape
             if tensor.tokens:
@@ -44,8 +39,8 @@ class ShapeInference:
             if all(read in self.shapes for read in (*node.read, node.residual)):
                 try:
                     known = self._node(node)
-                except ShapeError as error:
-                    self._problem(self.sources.problem(node.path, str(error), help=error.help))
+                except RuleError as error:
+                    self.report(node.path, str(error), error.help)
                     continue
                 if known:
                     self.shapes[node.address] = known.shape
@@ -60,38 +55,71 @@ class ShapeInference:
                 change = f"turns {format_shape(entry)} into {format_shape(exit)}"
                 rule = f"a repeated layer must keep the shape, but this {change}"
                 help = "end it with a node that restores the shape, such as {block: linear, d_out: …}"
-                self._problem(self.sources.problem(layer.path, rule, help=help))
+                self.report(layer.path, rule, help)
 
     def _node(self, node: Node) -> Node | None:
+        """Return the node with its shape, or None if it breaks a rule. Raises RuleError."""
         entry = self.shapes[node.entry]
         if node.block is None:
             inferred = replace(node, shape=entry, post=self._steps(node.post, entry, node.entry))
-            return (
-                None if self._breaks_rules(find_broken_part_rules(inferred, self.registry, self.sources)) else inferred
+        else:
+            info = self.registry.blocks[node.block]
+            axes = self._bind(node, info)
+            if self._breaks_rules(node, info, {**axes, **node.arguments}):
+                return None
+            self._check_owner(node, info, axes)
+            self.axes[node.address] = axes
+            shape = tuple(
+                axes[axis] if is_letter(axis) else int(node.arguments[axis]) for axis in info.signature.output
             )
-        info = self.registry.blocks[node.block]
-        axes = self._bind(node, info)
-        if self._breaks_rules(find_broken_rules(node, info, {**axes, **node.arguments}, self.sources)):
-            return None
-        self._check_owner(node, info, axes)
-        self.axes[node.address] = axes
-        shape = tuple(axes[axis] if is_letter(axis) else int(node.arguments[axis]) for axis in info.signature.output)
-        self._check_residual(node, shape)
-        pre, post = self._steps(node.pre, entry, node.entry), self._steps(node.post, shape, node.address)
-        inferred = replace(node, axes=axes, shape=shape, pre=pre, post=post)
-        return None if self._breaks_rules(find_broken_part_rules(inferred, self.registry, self.sources)) else inferred
+            self._check_residual(node, shape)
+            pre, post = self._steps(node.pre, entry, node.entry), self._steps(node.post, shape, node.address)
+            inferred = replace(node, axes=axes, shape=shape, pre=pre, post=post)
+        return None if self._parts_break_rules(inferred) else inferred
 
-    def _breaks_rules(self, problems: Iterable[Problem]) -> bool:
-        broken = list(problems)
-        for problem in broken:
-            self._problem(problem)
-        return bool(broken)
+    def _breaks_rules(self, node: Node, info: BlockInfo, values: RuleValues) -> bool:
+        """Report the rules of a block that its axes and arguments break; rules without numbers hold."""
+        broken = False
+        for written, sentence in info.where.items():
+            rule, *exception = split_rule(written)
+            numbers = all(isinstance(values.get(name), int | float) for name in names_in(rule))
+            disabled = any(values.get(name) is not None for name in exception)
+            if numbers and not disabled and not _holds(rule, values):
+                self._report_rule(node, info, rule, sentence, values)
+                broken = True
+        return broken
+
+    def _parts_break_rules(self, node: Node) -> bool:
+        """Report the same for the blocks within the node: values of a category, and the norms of its add & norm."""
+        parts = [(part, part.arguments) for part in node.arguments.values() if isinstance(part, Part)]
+        uses = [(self.registry.blocks[part.block], arguments) for part, arguments in parts]
+        for step in (*node.pre, *node.post):
+            if step.block:
+                info = self.registry.blocks[step.block]
+                uses.append((info, {info.signature.ports[0].axes[-1]: step.width, **step.arguments}))
+        broken = [self._breaks_rules(node, info, values) for info, values in uses]  # reports all of them
+        return any(broken)
+
+    def _report_rule(self, node: Node, info: BlockInfo, rule: str, sentence: str, values: RuleValues) -> None:
+        blame, help, listed = None, f"choose values that satisfy {rule}", []
+        for name in names_in(rule):
+            width = f" (the width of {node.entry})" if is_letter(name) else ""
+            listed.append(f"{name} = {shown(values[name])}{width}")
+            if name in info.arguments:
+                path = (*node.path, name)
+                written = path in self.sources.written or path in self.sources.overrides
+                blame = path if written else (*MODEL, "args", name)
+                fits = [value for value in range(1, 1025) if _holds(rule, {**values, name: value})]
+                if fits and info.arguments[name].kind.name == "int":
+                    help = f"{name} can be {', '.join(map(str, fits[:8]))}{', …' if len(fits) > 8 else ''}"
+        rule = f"{sentence} ({rule}), but {', '.join(listed)}"
+        self.add(self.sources.problem(node.path, rule, blame=blame, help=help))
 
     def _check_residual(self, node: Node, shape: Shape) -> None:
         entry = self.shapes[node.residual]
         if any(step.kind == "add" for step in node.post) and shape != entry:
             shapes = f"its output {format_shape(shape)} cannot be added to its input {format_shape(entry)}"
-            raise ShapeError(
+            raise RuleError(
                 f"{shapes}: a residual must keep the shape", "give it the width of its input, or add_norm: none"
             )
 
@@ -100,7 +128,7 @@ class ShapeInference:
         width = shape[-1]
         if address in self.ids or not isinstance(width, int):
             if steps:
-                raise ShapeError(
+                raise RuleError(
                     f"add & norm acts on vectors, but {address} is {format_shape(shape)}", "write add_norm: none"
                 )
             return ()
@@ -131,7 +159,7 @@ class ShapeInference:
                 if expected != actual:
                     by = f" in {bound_by[axis]}" if axis in bound_by else ""
                     rule = f"{axis} is {expected}{by}, but {actual} in {self._tensor(address)}"
-                    raise ShapeError(rule, _other_size(expected, actual))
+                    raise RuleError(rule, _other_size(expected, actual))
                 bound_by.setdefault(axis, address)
         for axis, sizes in parts.items():
             axes[axis] = _sum(sizes)
@@ -143,10 +171,10 @@ class ShapeInference:
         if port.ids != (address in self.ids):
             expected = "token ids" if port.ids else "vectors"
             help = "read an input of token ids" if port.ids else "read them through an embedding"
-            raise ShapeError(f"{port.name} of {info.name} reads {expected}, but {self._describe(address)}", help)
+            raise RuleError(f"{port.name} of {info.name} reads {expected}, but {self._describe(address)}", help)
         if len(self.shapes[address]) != len(port.axes):
             expected = f"{len(port.axes)} axes ({' '.join(port.axes)})"
-            raise ShapeError(
+            raise RuleError(
                 f"{port.name} of {info.name} has {expected}, but {self._describe(address)}",
                 f"see tfm blocks {info.name}",
             )
@@ -165,7 +193,7 @@ class ShapeInference:
         }
         if not fits[kind]:
             rule = f"{letter} of {info.name} is {kind}, but has {actual} in {self._tensor(address)}"
-            raise ShapeError(rule, "in B N D, B is the batch, N a sequence, and D the width of its vectors")
+            raise RuleError(rule, "in B N D, B is the batch, N a sequence, and D the width of its vectors")
 
     def _check_owner(self, node: Node, info: BlockInfo, axes: Mapping[str, Size]) -> None:
         """Check that a node has the widths of the weights that it shares."""
@@ -174,7 +202,7 @@ class ShapeInference:
             if axes.get(letter) != owner.get(letter):
                 widths = f"{letter} is {axes.get(letter)} here, but {owner.get(letter)} at {node.owner}"
                 help = "give both the same widths, or use a block with its own weights"
-                raise ShapeError(f"the module of {node.owner} does not fit: {widths}", help)
+                raise RuleError(f"the module of {node.owner} does not fit: {widths}", help)
 
     def _describe(self, address: str) -> str:
         kind = " of token ids" if address in self.ids else ""
@@ -183,7 +211,8 @@ class ShapeInference:
     def _tensor(self, address: str) -> str:
         return f"{address} ({format_shape(self.shapes[address])})"
 
-    def _problem(self, problem: Problem) -> None:
+    def add(self, problem: Problem) -> None:
+        """Add a problem unless there is one at its place: layers of a stack would repeat it."""
         if (problem.address, problem.place) not in {(known.address, known.place) for known in self.problems}:
             self.problems.append(problem)
 
@@ -202,5 +231,16 @@ def _sum(sizes: list[Size]) -> Size:
         return sum(widths)
     axes = [size for size in sizes if isinstance(size, Axis)]
     if widths or any(not axis.inputs for axis in axes):
-        raise ShapeError(f"cannot concatenate {' and '.join(map(str, sizes))}", "join tensors with the same axes")
+        raise RuleError(f"cannot concatenate {' and '.join(map(str, sizes))}", "join tensors with the same axes")
     return Axis("+".join(map(str, axes)), tuple(name for axis in axes for name in axis.inputs))
+
+
+def _holds(rule: str, values: RuleValues) -> bool:
+    def lookup(name: str) -> Number:
+        value: Number = values[name]
+        return value
+
+    try:
+        return bool(evaluate(rule, lookup))
+    except ValueError:
+        return False

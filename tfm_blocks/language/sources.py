@@ -11,6 +11,7 @@ import yaml
 
 from tfm_blocks.errors import Place, Problem
 from tfm_blocks.language.spec import Path
+from tfm_blocks.registry.blocks import Registry
 
 _KNOB = re.compile(r"\$\{\s*([A-Za-z_]\w*)\s*\}")
 
@@ -106,6 +107,23 @@ class Sources:
     def problem(self, path: Path, rule: str, *, blame: Path | None = None, help: str = "") -> Problem:
         """Build a problem at `path`; `blame` is the path of the value that causes it, if different."""
         return Problem(".".join(path), rule, self.place(path), self.origin(blame or path), help)
+
+
+class Pass:
+    """Base of the passes of the checker, which collect `problems`."""
+
+    def __init__(self, registry: Registry, sources: Sources) -> None:
+        self.registry = registry
+        self.sources = sources
+        self.problems: list[Problem] = []
+
+    def report(self, path: Path, rule: str, help: str) -> None:
+        self.add(self.sources.problem(path, rule, help=help))
+
+    def add(self, problem: Problem) -> None:
+        """Add a problem unless it was added before."""
+        if problem not in self.problems:
+            self.problems.append(problem)
 
 
 def find_knobs(mapping: Mapping[str, object]) -> set[str]:

@@ -140,7 +140,6 @@ class Spec:
 
     @property
     def sources(self) -> tuple[Input, ...]:
-        """Return all inputs except the target."""
         return tuple(tensor for tensor in self.inputs if tensor.name != TARGET)
 
     @property
@@ -152,10 +151,8 @@ class Spec:
         return {name for use in uses if use.block for name in block_names(Part(use.block, use.arguments))}
 
     def input(self, name: str) -> Input:
-        """Return the input with this name."""
         return next(tensor for tensor in self.inputs if tensor.name == name)
 
 
 def names(inputs: Iterable[Input]) -> list[str]:
-    """Return the names of inputs."""
     return [tensor.name for tensor in inputs]

@@ -11,7 +11,6 @@ from tfm_blocks.language.spec import Input, Path
 from tfm_blocks.registry.blocks import BlockInfo
 
 MODEL = ("model",)
-InputTree = "Reference | BlockTree"
 
 
 @dataclass(frozen=True)

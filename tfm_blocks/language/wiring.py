@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tfm_blocks.errors import Problem, suggest
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path
 from tfm_blocks.language.tree import MODEL, LayerTree, ModelTree, ParallelTree, Tree
+from tfm_blocks.registry.blocks import Registry
 
 
 def find_unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: Sources) -> list[Problem]:
@@ -51,3 +53,22 @@ def _inner_args(graph: Sequence[Tree]) -> Iterator[Path]:
             graphs = [tree.graph, *tree.changed.values()] if isinstance(tree, LayerTree) else [tree.graph]
             for inner in graphs:
                 yield from _inner_args(inner)
+
+
+def find_mixed_reach(
+    changed: Mapping[Path, Mapping[str, Path]], registry: Registry, sources: Sources
+) -> Iterator[Problem]:
+    """Yield a warning for each arg that replaces a default of a branch block and one of a norm.
+
+    `changed` maps the path of a value to the blocks whose default it replaces, each with the path of its first use.
+    """
+    for path, users in changed.items():
+        blocks = [registry.blocks[name] for name in users]
+        branch = next((info for info in blocks if info.branch), None)
+        norm = next((info for info in blocks if info.category == "norm"), None)
+        if branch and norm:
+            uses = [f"{info.name} (at {'.'.join(users[info.name])})" for info in (branch, norm)]
+            rule = f"{path[-1]} changes the branch block {uses[0]} and also the norm {uses[1]}"
+            part = f"{{norm: {{block: {norm.name}, {path[-1]}: …}}}}"
+            help = f"set it for each: args: {part} for the norms of add & norm, {path[-1]}: … on a norm node"
+            yield replace(sources.problem(path, rule, help=help), severity="warning")

@@ -8,7 +8,7 @@ import torch
 
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.network.device import choose_device
+from tfm_blocks.network.build import choose_device
 from tfm_blocks.training.settings import DeviceSettings
 
 

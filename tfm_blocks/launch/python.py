@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
-from tfm_blocks.compose.request import compose_request
+from tfm_blocks.compose.run import compose_request, compose_resumed, compose_run, read_resume_folder
 from tfm_blocks.distributed.signals import StoppedError
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import check_resumed_run, check_run
@@ -82,19 +82,20 @@ def _in_folder(path: Path, config_dir: Path | None) -> tuple[str, Path]:
 
 
 def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | None) -> Path:
-    with compose_request(overrides, config_dir) as request:
-        typed = [*PROGRAM, *request.typed]
-        if request.resumed:
-            saved = read_saved_run(request.resumed)
-            composed = request.compose_resumed(saved.config, str(saved.folder / "config.yaml"), saved.text)
-        else:
-            composed = request.compose()
-    run = check_resumed_run(composed) if request.resumed else check_run(composed)
+    config, arguments = compose_request(overrides, config_dir)
+    typed = [*PROGRAM, *arguments]
+    resumed = read_resume_folder(config)
+    if resumed:
+        saved = read_saved_run(resumed)
+        composed = compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.text)
+    else:
+        composed = compose_run(config)
+    run = check_resumed_run(composed) if resumed else check_run(composed)
     several = run.settings.trainer.devices > 1
     if several:
         _expect_picklable(callbacks)
     with prepare_spawn() if several else nullcontext():
-        if request.resumed:
+        if resumed:
             return resume_run(run, saved, typed, callbacks=callbacks)
         root = Path("runs") / composed.mapping.get("sweep_name", "")
         return train_run(run, root, typed, callbacks=callbacks)

@@ -30,8 +30,8 @@ from tfm_blocks.launch.precision import Precision, choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.launch.trainer import RestoreSignalHandlers, build_trainer, quiet_lightning
 from tfm_blocks.network.build import build_network, read_model
+from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.modules import losses_of
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold

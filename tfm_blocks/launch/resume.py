@@ -18,7 +18,7 @@ from tfm_blocks.runs.files import damaged
 from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, expect_folder
 from tfm_blocks.runs.formats import upgrade_model
 from tfm_blocks.runs.metrics import read_metric_names
-from tfm_blocks.runs.model_file import ModelFile
+from tfm_blocks.runs.model_file import SavedModel
 from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.runs.status import Status
 from tfm_blocks.training.schedule import LinearSettings
@@ -45,11 +45,11 @@ class SavedRun:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> SavedRun:
         """Return the run whose `to_json` gave these fields."""
-        return cls(**{**fields, "folder": Path(fields["folder"]), "start": RunFile(**fields["start"])})
+        return cls(**{**fields, "folder": Path(fields["folder"]), "start": RunFile.from_json(fields["start"])})
 
     @property
     def asked_parameters(self) -> int | None:
-        """Return the number of parameters with `asked_vocab`; None if an older version began the run."""
+        """Return the number of parameters with the requested vocabulary; None if an older version began the run."""
         count = self.start.facts.get("parameters_asked")
         return count if isinstance(count, int) else None
 
@@ -99,7 +99,7 @@ class SavedRun:
 def read_saved_run(run: Path) -> SavedRun:
     """Read the folder of a run. Raises RunError if it is damaged or not the folder of a training run."""
     expect_folder(run)
-    start, status, saved_model = RunFile.read(run), Status.read(run), ModelFile.read(run)
+    start, status, saved_model = RunFile.read(run), Status.read(run), SavedModel.read(run)
     if not (start.vocab and start.text and start.wandb_id):
         raise damaged(run / RUN, "it must have vocab, wandb_id and text")
     text, config = _read_trained_config(run)

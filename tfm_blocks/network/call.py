@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.language.spec import Node
-from tfm_blocks.layers.add_norm import Branch
+from tfm_blocks.language.spec import Node, Spec, Step
+from tfm_blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
+from tfm_blocks.layers.dropout import Dropout
 from tfm_blocks.layers.protocols import Stepping
 from tfm_blocks.registry.blocks import KEEP, REGISTRY, RIGHT_PADDED
+from tfm_blocks.registry.values import Part
 
 Values = dict[str, Tensor]
 
@@ -93,7 +95,6 @@ class Call:
         return self.after(y, values)
 
     def after(self, y: Tensor, values: Values) -> Tensor:
-        """Apply the add & norm operations after the block."""
         assert isinstance(self.module, Branch)
         return self.module.post(y, values[self.node.residual])  # type: ignore[no-any-return]
 
@@ -132,3 +133,37 @@ def _on_tokens(block: nn.Module, x_BND: Tensor, keep_BN: Tensor) -> Tensor:
     y_RE: Tensor = block(x_BND.flatten(0, 1).index_select(0, rows_R)[None])[0]
     y_QE = y_RE.new_zeros(keep_BN.numel(), y_RE.shape[1]).index_copy_(0, rows_R, y_RE)
     return y_QE.view(*keep_BN.shape, -1)
+
+
+def losses_of(spec: Spec) -> list[str]:
+    """Return the addresses of the nodes whose block returns a loss besides its output."""
+    return [node.address for node in spec.nodes if node.block and REGISTRY.blocks[node.block].signature.loss]
+
+
+def module_of(node: Node) -> nn.Module:
+    """Build the module of a node on the default device. Raises what constructors raise: ValueError, RuntimeError."""
+    if node.block is None:
+        return _steps(node.post)
+    info = REGISTRY.blocks[node.block]
+    block = info.make(*(node.axes.get(letter) for letter in info.sizes), **node.arguments)
+    return Branch(_steps(node.pre), block, _steps(node.post))
+
+
+def _steps(steps: tuple[Step, ...]) -> Steps:
+    return Steps({step.kind: _step(step) for step in steps})
+
+
+def _step(step: Step) -> nn.Module:
+    match step.kind:
+        case "norm":
+            norm: nn.Module = REGISTRY.make(Part(step.block, step.arguments), step.width)
+            return norm
+        case "gain":
+            return Gain(step.value, step.width if step.per_channel else None)
+        case "add":
+            return Add(step.value)
+        case "scale":
+            return Scale(step.value)
+        case "droppath":
+            return DropPath(step.value)
+    return Dropout(step.value)

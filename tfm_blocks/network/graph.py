@@ -81,7 +81,6 @@ class Network(nn.ModuleDict):
 
     @property
     def exit(self) -> str:
-        """Return the address of the trunk's output."""
         return self.head_calls[0].node.entry if self.head_calls else self.calls[-1].address
 
     def begin(self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None) -> tuple[Values, Keeps]:

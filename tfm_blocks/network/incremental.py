@@ -32,7 +32,6 @@ class Decoding:
 
     @property
     def hypotheses(self) -> int:
-        """Return the number of hypotheses per sentence."""
         return self.path_BMTM.shape[1]
 
 

@@ -29,7 +29,9 @@ def initialise(network: Network, seed: int) -> None:
                     done.add(id(parameter))
         for call in (*network.calls, *network.head_calls):
             if call.node.shrink != 1 and not call.node.shares:
-                _shrink(call.block, call.node.shrink)
+                for module in call.block.modules():
+                    if isinstance(module, Shrinks):
+                        module.shrink(call.node.shrink)
 
 
 def _fill(module: nn.Module, address: str, seed: int) -> None:
@@ -52,12 +54,6 @@ def _reset(module: nn.Module, name: str, number: int) -> None:
         module.reset_parameters()  # type: ignore[operator]
     for key, value in others.items():
         module.get_parameter(key).copy_(value)
-
-
-def _shrink(block: nn.Module, factor: float) -> None:
-    for module in block.modules():
-        if isinstance(module, Shrinks):
-            module.shrink(factor)
 
 
 def address_seed(seed: int, address: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -64,33 +64,27 @@ class LayerCalls:
 def calls_by_layer(calls: Sequence[Call], exit: str, containers: Mapping[str, Container]) -> list[LayerCalls]:
     """Group the calls by layers; `exit` is read from outside. `containers` are the network's containers by address."""
     groups = [(layer, tuple(group)) for layer, group in groupby(calls, lambda call: _layer(call.address))]
-    return [
-        LayerCalls(
-            group, _reads(group), tuple(_outputs(group, calls, exit)), bool(layer), _container(group, containers)
+    layers = []
+    for layer, group in groups:
+        inside = {call.address for call in group}
+        read_by_others = {exit, *_read(call for call in calls if call.address not in inside)}
+        owners = {_layer(call.node.owner) for call in group}
+        layers.append(
+            LayerCalls(
+                group,
+                reads=tuple(address for address in _read(group) if address not in inside),
+                outputs=tuple(address for address in inside if address in read_by_others),
+                is_layer=bool(layer),
+                container=containers.get(owners.pop()) if len(owners) == 1 else None,
+            )
         )
-        for layer, group in groups
-    ]
+    return layers
 
 
-def _reads(group: Sequence[Call]) -> tuple[str, ...]:
-    inside = {call.address for call in group}
-    read = dict.fromkeys(address for call in group for address in (*call.node.read, call.node.residual))
-    return tuple(address for address in read if address not in inside)
-
-
-def _container(group: Sequence[Call], containers: Mapping[str, Container]) -> Container | None:
-    owners = {_layer(call.node.owner) for call in group}
-    return containers.get(owners.pop()) if len(owners) == 1 else None
+def _read(calls: Iterable[Call]) -> Iterable[str]:
+    return dict.fromkeys(address for call in calls for address in (*call.node.read, call.node.residual))
 
 
 def _layer(address: str) -> str:
     match = LAYER.match(address)
     return match[0] if match else ""
-
-
-def _outputs(group: Sequence[Call], calls: Sequence[Call], exit: str) -> Iterator[str]:
-    inside = {call.address for call in group}
-    read = {
-        address for call in calls if call.address not in inside for address in (*call.node.read, call.node.residual)
-    }
-    return (address for address in inside if address in read | {exit})

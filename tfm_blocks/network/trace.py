@@ -16,8 +16,7 @@ from tfm_blocks.errors import Problem
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec
 from tfm_blocks.layers.protocols import Bounded
-from tfm_blocks.network.call import Call, Keeps
-from tfm_blocks.network.modules import module_of
+from tfm_blocks.network.call import Call, Keeps, module_of
 
 LENGTHS = ((2, 5), (3, 7))  # batch size and length of the first sequence; each further sequence is longer by 2
 

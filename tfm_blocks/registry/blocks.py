@@ -76,7 +76,6 @@ class BlockInfo:
     translate: Callable[[Values], Values] = dict
 
     def make(self, *sizes: Any, **arguments: Any) -> Any:
-        """Construct the module."""
         return self.cls(*sizes, **self.translate(arguments))
 
     @property
@@ -87,7 +86,9 @@ class BlockInfo:
         defaults = {name: "…" if argument.required else argument.default for name, argument in self.arguments.items()}
         block = REGISTRY.blocks[self.alias_of].arguments
         written = [
-            f"{name}: {value}" for name, value in self.translate(defaults).items() if _differs(value, block[name])
+            f"{name}: {value}"
+            for name, value in self.translate(defaults).items()
+            if value != block[name].default and not (block[name].required and value == "…")
         ]
         return f"Alias of `{self.alias_of}`" + (f" with `{', '.join(written)}`." if written else ".")
 
@@ -107,24 +108,18 @@ class BlockInfo:
         return self.cls.__module__.startswith("tfm_blocks.")
 
     @property
-    def stepped(self) -> bool:
-        """Return True if the block keeps state for incremental decoding, by `start` and `step`."""
-        return hasattr(self.cls, "step")
-
-    @property
     def positionwise(self) -> bool:
         """Return True if an output position depends only on its input position, independent of its index."""
-        return not self.sees and not self.stepped and not self._merges_sequences
+        merges_sequences = any(port.sums & self.signature.sequences for port in self.signature.ports)
+        return not (
+            self.sees or merges_sequences or hasattr(self.cls, "step")
+        )  # which reads the state of past positions
 
     @property
     def alone(self) -> bool:
         """Return True if the block maps each vector separately: position-wise, without ids, masks and losses."""
         signature = self.signature
         return self.positionwise and not (self.keeps or self.right_padded or signature.loss or signature.ports[0].ids)
-
-    @property
-    def _merges_sequences(self) -> bool:
-        return any(port.sums & self.signature.sequences for port in self.signature.ports)
 
 
 @dataclass
@@ -153,7 +148,6 @@ class Registry:
         self.reserved.update(name for name in names if not name.startswith("_"))
 
     def members(self, category: str) -> list[str]:
-        """Return the names of the blocks of a category."""
         return [name for name, info in self.blocks.items() if info.category == category]
 
     def suggest(self, name: object, known: Iterable[str]) -> str:
@@ -230,10 +224,6 @@ def _info(cls: type, *, name: str, signature: Signature, **options: Any) -> Bloc
     return info
 
 
-def _differs(value: Any, argument: Argument) -> bool:
-    return bool(value != argument.default) and not (argument.required and value == "…")
-
-
 def _full_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -278,19 +268,14 @@ def _constructors(name: str, cls: type) -> list[Any]:
             break
         if "__init__" in vars(owner):
             constructors.append(vars(owner)["__init__"])
-            parameter = _variadic_parameter(constructors[-1])
+            variadic = (p for p in _parameters_of(constructors[-1]) if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+            parameter = next(variadic, None)
             if parameter is None or parameter.kind is parameter.VAR_POSITIONAL:
                 break
     if parameter is not None:
         rule = "arguments must be named, by the class or by a base class"
         raise TypeError(f"block {name!r}: the constructor takes *{parameter.name}; {rule}")
     return constructors
-
-
-def _variadic_parameter(function: Any) -> inspect.Parameter | None:
-    """Return the parameter `*args` or `**options`, if any."""
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return next((parameter for parameter in _parameters_of(function) if parameter.kind in kinds), None)
 
 
 def _parameters_of(function: Any) -> list[inspect.Parameter]:
@@ -306,7 +291,6 @@ def _sizes(name: str, constructor: Any) -> Iterator[str]:
 
 
 def _arguments(name: str, function: Any) -> dict[str, Argument]:
-    """Return the keyword-only parameters of a function as arguments."""
     hints = get_type_hints(function, include_extras=True)
     arguments = {}
     for parameter in _parameters_of(function):

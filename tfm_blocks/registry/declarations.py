@@ -60,6 +60,6 @@ def _argument(name: str, record: Mapping[str, Any]) -> Argument:
 
 
 def _kind(record: Mapping[str, Any]) -> Kind:
-    element = _kind(record["element"]) if "element" in record else None
+    element = _kind(record["element"]) if record.get("element") else None
     plain = {field.name: record[field.name] for field in fields(Kind) if field.name in record}
     return Kind(**{**plain, "options": tuple(record.get("options", ())), "element": element})

@@ -16,18 +16,14 @@ GROUP = "tfm_blocks.blocks"
 _registered: dict[str, set[str]] = {}  # plug-in to the blocks that its import registered
 
 
-def _print_warning(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
-
-
-def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] = _print_warning) -> None:
+def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] | None = None) -> None:
     """Import every installed entry point of the group, then `modules`, which are looked up in the current folder first.
 
-    `warn` reports a failing entry point once, because most models do not need it. Raises ConfigError if one of
-    `modules` cannot be imported.
+    `warn` reports a failing entry point once, by default on stderr, because most models do not need it. Raises
+    ConfigError if one of `modules` cannot be imported.
     """
     for entry in entry_points(group=GROUP):
-        _import_installed(entry, warn)
+        _import_installed(entry, warn or (lambda text: print(f"warning: {text}", file=sys.stderr)))
     folder = str(Path.cwd())
     if modules and folder not in sys.path:
         sys.path.insert(0, folder)
@@ -37,18 +33,12 @@ def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] = _print
 
 def plugins_in_use(modules: Sequence[str], blocks: Iterable[str]) -> list[str]:
     """Return the `modules` that register at least one of `blocks`."""
-    used = set(blocks)
-    return [module for module in modules if not used.isdisjoint(_registered_by(module))]
-
-
-def _registered_by(module: str) -> set[str]:
-    """Return the names of the blocks that `module` or its submodules define, or that its import registered."""
-    held = {
-        name
-        for name, info in REGISTRY.blocks.items()
-        if info.cls.__module__ == module or info.cls.__module__.startswith(f"{module}.")
-    }
-    return held | _registered.get(module, set())
+    used = {name: f"{REGISTRY.blocks[name].cls.__module__}." for name in blocks if name in REGISTRY.blocks}
+    return [
+        module
+        for module in modules
+        if any(name in _registered.get(module, ()) or home.startswith(f"{module}.") for name, home in used.items())
+    ]
 
 
 def _import_installed(entry: EntryPoint, warn: Callable[[str], None]) -> None:
@@ -73,13 +63,9 @@ def _import(module: str) -> None:
         importlib.import_module(module)
         _registered.setdefault(module, set()).update(REGISTRY.blocks.keys() - before)
     except ImportError as error:
-        raise ConfigError(
-            Problem(
-                "plugins",
-                f"the module {shown(module)} cannot be imported: {error}",
-                help="install it, or put it into this folder, or its folder on PYTHONPATH",
-            )
-        ) from error
+        rule = f"the module {shown(module)} cannot be imported: {error}"
+        help = "install it, or put it into this folder, or its folder on PYTHONPATH"
+        raise ConfigError(Problem("plugins", rule, help=help)) from error
     except Exception as error:
         rule = f"the module {shown(module)} fails when it is imported: {type(error).__name__}: {error}"
         raise ConfigError(Problem("plugins", rule, help=f"python -c 'import {module}' shows where")) from error

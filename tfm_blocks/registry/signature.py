@@ -54,12 +54,7 @@ class Signature:
         return {axis for axes in inner for axis in axes if is_letter(axis)}
 
     def port(self, name: str) -> Port:
-        """Return the port with this name."""
         return next(port for port in self.ports if port.name == name)
-
-    def always_bound(self) -> set[str]:
-        """Return the letters that are bound even if all optional ports are absent."""
-        return {letter for port in self.ports if not port.optional for letter in port.letters}
 
 
 def is_letter(axis: str) -> bool:
@@ -79,8 +74,9 @@ def parse_signature(text: str) -> Signature:
     if ports[0].optional:
         raise TypeError(f"signature {text!r}: the first port cannot be optional")
     signature = Signature(ports, tuple(axis.removesuffix("+") for axis in output.split()), bool(others), text)
+    always_bound = {letter for port in ports if not port.optional for letter in port.letters}
     for axis in signature.output:
-        if is_letter(axis) and axis not in signature.always_bound():
+        if is_letter(axis) and axis not in always_bound:
             raise TypeError(f"signature {text!r}: nothing binds the output letter {axis}")
     return signature
 

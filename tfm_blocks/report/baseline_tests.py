@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import fmean
+from typing import Any
 
 from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import Group
@@ -96,23 +98,15 @@ def _with_sentences(row: Against, p: float, before: System, after: System) -> Ag
     return replace(row, sentences=p, sentences_interval=interval, sacrebleu=sacrebleu)
 
 
-def _corrected(found: Sequence[Against]) -> list[Against]:
-    sentences = _correct_each(found, lambda one: one.sentences)
-    seeds = _correct_each(found, lambda one: one.seeds)
-    return [
-        replace(one, sentences_corrected=sentences.get(place), seeds_corrected=seeds.get(place))
-        for place, one in enumerate(found)
-    ]
-
-
-def _correct_each(found: Sequence[Against], of: Callable[[Against], float | None]) -> dict[int, float]:
-    """Return the corrected p-values by index, each for the number of groups that have the same score."""
-    corrected: dict[int, float] = {}
-    for name in MEASURES:
-        corrected |= correct(
-            {place: p for place, one in enumerate(found) if one.score == name and (p := of(one)) is not None}
-        )
-    return corrected
+def _corrected(found: list[Against]) -> list[Against]:
+    """Add the corrected p-values, each for the number of groups that have the same score."""
+    for name, kind in product(MEASURES, ("sentences", "seeds")):
+        rows = {place: getattr(one, kind) for place, one in enumerate(found) if one.score == name}
+        corrected = correct({place: p for place, p in rows.items() if p is not None})
+        for place, p in corrected.items():
+            change: dict[str, Any] = {f"{kind}_corrected": p}
+            found[place] = replace(found[place], **change)
+    return found
 
 
 def _system(group: Group, notes: list[str]) -> list[Statistics]:

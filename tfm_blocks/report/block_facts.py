@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
-from tfm_blocks.network.contract.cases import HOSTS, guess
+from tfm_blocks.network.contract.case import HOSTS, guess
 from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
 from tfm_blocks.report.complexity import COMPLEXITY, shortened
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.compose.catalogue import Entry
+from tfm_blocks.compose.comments import Entry
 from tfm_blocks.errors import Problem
 from tfm_blocks.report.screen import print_json, print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
@@ -34,16 +34,9 @@ def print_runs_json(runs: Sequence[RunEntry]) -> None:
 
 def entry_record(run: RunEntry) -> dict[str, Any]:
     """Return the fields of a run for JSON."""
-    return {
-        "folder": str(run.folder),
-        "state": run.state,
-        "model": run.model,
-        "data": run.data,
-        "step": run.step,
-        "score": dict([run.score]) if run.score else {},
-        "changed": datetime.fromtimestamp(run.changed).astimezone().isoformat(timespec="seconds"),
-        "commands": run.commands,
-    }
+    changed = datetime.fromtimestamp(run.changed).astimezone().isoformat(timespec="seconds")
+    score = dict([run.score]) if run.score else {}
+    return asdict(run) | {"folder": str(run.folder), "score": score, "changed": changed}
 
 
 def show_sizes(folders: Sequence[Path]) -> None:

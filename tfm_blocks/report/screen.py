@@ -106,7 +106,7 @@ class FittedTable:
 
 
 @dataclass(frozen=True)
-class Widths:
+class ColumnWidths:
     """The possible widths of a column, in terminal cells. Numbers are whole at each width.
 
     At `narrowest`, a cell such as `40.48 ± 8.59` takes several lines, and long words are folded. At `folded`, only
@@ -120,23 +120,23 @@ class Widths:
     widest: int
 
 
-def _measure(table: Table, number: int) -> Widths:
+def _measure(table: Table, number: int) -> ColumnWidths:
     cells = [row[number] for row in table.cells]
     lines = [line for text in (table.headings[number], *(cell.text for cell in cells)) for line in text.splitlines()]
     words = {word for line in lines for word in line.split()}
     shortest = [cell_len(word) if NUMBER.fullmatch(word) else min(cell_len(word), FOLDED) for word in words]
     numbers = [cell_len(cell.text) for cell in cells if cell.value is not None]
     narrowest, longest = max([1, *shortest]), max([1, *map(cell_len, words)])
-    return Widths(
+    return ColumnWidths(
         number, narrowest, max([narrowest, *numbers]), max([longest, *numbers]), max([1, *map(cell_len, lines)])
     )
 
 
-def split_columns(columns: Sequence[Widths], keys: int, width: int) -> list[list[Widths]]:
+def split_columns(columns: Sequence[ColumnWidths], keys: int, width: int) -> list[list[ColumnWidths]]:
     """Return the columns in groups that fit `width`, each of which begins with the first `keys` columns."""
     if _total([column.folded for column in columns]) <= width:
         return [list(columns)]
-    groups: list[list[Widths]] = [[]]
+    groups: list[list[ColumnWidths]] = [[]]
     for column in columns[keys:]:
         tried = [*columns[:keys], *groups[-1], column]
         preferred = [max(one.folded, min(one.wrapped, width // 3)) for one in tried]
@@ -146,7 +146,7 @@ def split_columns(columns: Sequence[Widths], keys: int, width: int) -> list[list
     return [[*columns[:keys], *group] for group in groups]
 
 
-def fit(columns: Sequence[Widths], width: int) -> list[int]:
+def fit(columns: Sequence[ColumnWidths], width: int) -> list[int]:
     """Return the widths of columns: the widest columns shrink until the table fits or cannot shrink further."""
     fits_folded = _total([column.folded for column in columns]) <= width
     least = [column.folded if fits_folded else column.narrowest for column in columns]
@@ -161,7 +161,7 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + 3 * len(widths) + 1
 
 
-def _part(table: Table, title: str, columns: Sequence[Widths], widths: Sequence[int]) -> rich.table.Table:
+def _part(table: Table, title: str, columns: Sequence[ColumnWidths], widths: Sequence[int]) -> rich.table.Table:
     part = rich.table.Table(title=title or None, title_justify="left", width=_total(widths))
     for column, width in zip(columns, widths, strict=True):
         part.add_column(table.headings[column.number], width=width, overflow="fold")

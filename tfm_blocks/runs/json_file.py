@@ -39,9 +39,14 @@ class JsonFile:
         path = folder / cls.FILE
         content = read_json(path)
         try:
-            return cls(**_checked_fields(cls, content, ""))
+            return cls.from_json(content)
         except ValueError as error:
             raise damaged(path, error) from None
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Return the object whose `to_json` gave this content. Raises ValueError that names the damaged key."""
+        return cls(**_checked_fields(cls, content, ""))
 
     @classmethod
     def read_or_empty(cls, folder: Path) -> Self:
@@ -65,11 +70,11 @@ def _default(field: Field[Any]) -> Any:
 
 
 @lru_cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _checked_fields(kind: type[Any], content: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _checked_fields(kind: Any, content: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the fields of a dataclass that have a value. Raises ValueError for an invalid or missing key."""
     found = {}
     for field in fields(kind):

@@ -18,13 +18,13 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.files import settle
 from tfm_blocks.runs.folder import MODEL, WEIGHTS, kept_weights
-from tfm_blocks.runs.model_file import FORMAT, ModelFile, read_model_file
+from tfm_blocks.runs.model_file import FORMAT, SavedModel, read_saved_model
 from tfm_blocks.runs.status import expect_finished
 
 
 def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:
     """Write `model.json`."""
-    ModelFile(FORMAT, model, tuple(plugins), tuple(columns)).write(folder)
+    SavedModel(FORMAT, model, tuple(plugins), tuple(columns)).write(folder)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -88,7 +88,7 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
 
 def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
     """Return the checked model of a run folder. Raises RunError."""
-    file = read_model_file(folder, plugins)
+    file = read_saved_model(folder, plugins)
     load_plugins(plugins)
     try:
         return check_model(file.upgraded)

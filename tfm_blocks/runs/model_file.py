@@ -16,7 +16,7 @@ READABLE = (1, FORMAT)
 
 
 @dataclass(frozen=True)
-class ModelFile(JsonFile):
+class SavedModel(JsonFile):
     """The content of model.json: the resolved model, the plug-in modules of its blocks, and the columns of its text."""
 
     FILE = MODEL
@@ -36,10 +36,10 @@ class ModelFile(JsonFile):
         return upgrade_model(self.model, self.format)
 
 
-def read_model_file(folder: Path, plugins: Sequence[str]) -> ModelFile:
-    """Return the content of `model.json`. Raises RunError if it has an unknown format, or a plug-in not in `plugins`."""
+def read_saved_model(folder: Path, plugins: Sequence[str]) -> SavedModel:
+    """Return the content of `model.json`. Raises RunError if its format is unknown, or a plug-in not in `plugins`."""
     expect_folder(folder)
-    file, where = ModelFile.read(folder), str(folder / MODEL)
+    file, where = SavedModel.read(folder), str(folder / MODEL)
     if file.format not in READABLE:
         rule = f"has the format {file.format}, but this version reads {' and '.join(map(str, READABLE))}"
         raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it, or a newer one"))

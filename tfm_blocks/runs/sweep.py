@@ -32,7 +32,7 @@ class SweepFile(JsonFile):
 
     FILE = SWEEP
 
-    format: int = FORMAT
+    format: int = 0
     command: str = ""
     asked: tuple[str, ...] | None = None
     jobs: tuple[JobEntry, ...] = ()

@@ -16,7 +16,7 @@ from tfm_blocks.runs.files import write_json
 from tfm_blocks.runs.folder import CONFIG, RUN, numbered_names
 from tfm_blocks.runs.record import flat_settings, read_recorded_settings
 from tfm_blocks.runs.status import Status
-from tfm_blocks.runs.sweep import JobEntry, SweepFile
+from tfm_blocks.runs.sweep import FORMAT, JobEntry, SweepFile
 from tfm_blocks.sweep.job import NOT_OF_THE_RUN, SweepJob
 
 JOBS = ".jobs"  # folder of the job files, each with a checked config
@@ -44,7 +44,7 @@ class SweepFolder:
     def write(self, jobs: Sequence[SweepJob]) -> None:
         """Write sweep.json atomically, with these jobs and the further jobs of earlier commands."""
         entries = {**self.known, **{job.name: job.entry for job in jobs}}
-        SweepFile(command=self.command, asked=tuple(self.asked), jobs=tuple(entries.values())).write(self.path)
+        SweepFile(FORMAT, self.command, tuple(self.asked), tuple(entries.values())).write(self.path)
 
     def write_job(self, job: SweepJob) -> Path:
         """Write the job file, from which the process of the job reads its config."""

@@ -20,8 +20,8 @@ from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
+from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.modules import losses_of
 from tfm_blocks.tracking.logger import RunLogger
 from tfm_blocks.training.clock import Clock
 from tfm_blocks.training.data import StepBatches

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
+from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network import incremental
+from tfm_blocks.network.attention_maps import attention_nodes, attention_weights
 from tfm_blocks.network.graph import Network
 from tfm_blocks.translation.search import (
+    BOS,
     EOS,
     Begun,
     Bounds,
@@ -59,7 +64,7 @@ def beam_search(
     NotFiniteError.
     """
     begun = begin(network, sources, bounds, before_BN)
-    search = _Search(network, begun, bounds, beam, _End(penalty, nbest, math.inf if patient else beam))
+    search = _Search(network, begun, bounds, beam, penalty, nbest, math.inf if patient else beam)
     for position in range(begun.first, int(bounds.longest_B.max())):
         search.step(position)
         if not search.sentences:
@@ -75,28 +80,6 @@ def ranked(hypotheses: Sequence[Hypothesis], penalty: Penalty) -> list[Hypothesi
 def chunk(x_RD: Tensor) -> int:
     """Return how many hypotheses to compute logits for at once: the fastest number on the CPU, all elsewhere."""
     return max(256, x_RD.shape[1] // 2) if x_RD.device.type == "cpu" else len(x_RD)
-
-
-@dataclass(frozen=True)
-class _End:
-    """The stopping rule of the search of a sentence."""
-
-    penalty: Penalty
-    nbest: int
-    enough: float
-
-    def may_improve(self, finished: Sequence[Hypothesis], best: float, longest: int) -> bool:
-        """Return True if an unfinished hypothesis, at best with log probability `best`, can still enter the nbest.
-
-        Log probabilities never increase and penalties never decrease, so the best reachable score is `best` divided by
-        the penalty of `longest` tokens.
-        """
-        if len(finished) >= self.enough or not math.isfinite(best):
-            return False
-        if len(finished) < self.nbest:
-            return True
-        worst = ranked(finished, self.penalty)[self.nbest - 1]
-        return best / self.penalty(longest) > worst.log_p / self.penalty(worst.length)
 
 
 class _Extensions(NamedTuple):
@@ -118,8 +101,11 @@ class _Search:
     Scores are on the device and ids on the CPU; each step synchronises once, to read the best extensions.
     """
 
-    def __init__(self, network: Network, begun: Begun, bounds: Bounds, beam: int, end: _End) -> None:
-        self.network, self.bounds, self.beam, self.end = network, bounds, beam, end
+    def __init__(
+        self, network: Network, begun: Begun, bounds: Bounds, beam: int, penalty: Penalty, nbest: int, enough: float
+    ) -> None:
+        self.network, self.bounds, self.beam = network, bounds, beam
+        self.penalty, self.nbest, self.enough = penalty, nbest, enough
         self.longest: list[int] = bounds.longest_B.tolist()
         self.sentences = list(range(len(self.longest)))
         self.finished: list[list[Hypothesis]] = [[] for _ in self.sentences]
@@ -128,7 +114,6 @@ class _Search:
         self.ids: list[list[list[int]]] = [[ids] for ids in bounds.prefix_BP[:, : self.first].tolist()]
 
     def step(self, position: int) -> None:
-        """Extend the hypotheses by a token, and remove finished sentences."""
         best = self._extensions(self.x_RD, position)
         self.score_BK, origin_BK, token_BK = live = best.live(self.beam)
         log_p, origin, token = _read(best, live)
@@ -183,7 +168,20 @@ class _Search:
             if math.isfinite(log_p[place]):
                 finished.append(hypothesis(ids(place), log_p[place]))
         self.ids[row] = [ids(place) for place in live]
-        return not is_last and self.end.may_improve(finished, log_p[self.beam], self.longest[row])
+        return not is_last and self._may_improve(finished, log_p[self.beam], self.longest[row])
+
+    def _may_improve(self, finished: Sequence[Hypothesis], best: float, longest: int) -> bool:
+        """Return True if an unfinished hypothesis, at best with log probability `best`, can still enter the nbest.
+
+        Log probabilities never increase and penalties never decrease, so the best reachable score is `best` divided by
+        the penalty of `longest` tokens.
+        """
+        if len(finished) >= self.enough or not math.isfinite(best):
+            return False
+        if len(finished) < self.nbest:
+            return True
+        worst = ranked(finished, self.penalty)[self.nbest - 1]
+        return best / self.penalty(longest) > worst.log_p / self.penalty(worst.length)
 
     def _keep(self, kept: list[int], token_BK: Tensor) -> Tensor:
         """Remove the finished sentences; return the last tokens of the others."""
@@ -207,3 +205,30 @@ def _read(best: _Extensions, live: _Extensions) -> list[list[list[float]]]:
         [torch.cat((first[:, :beam], second), 1).double() for first, second in pairs]
     ).tolist()
     return read
+
+
+def with_coverage(
+    network: Network, sources: Mapping[str, Tensor], nbest: Sequence[Sequence[Hypothesis]]
+) -> list[list[Hypothesis]]:
+    """Return the hypotheses of each sentence with their coverage, Σ over source tokens of log(min(c, 1)).
+
+    c is the attention weight of a source token, summed over all target positions and averaged over the heads of the
+    last cross-attention. It is computed in one forward pass after the search. Raises RunError for a model without
+    cross-attention. Source: Wu et al. 2016, equation 14.
+    """
+    cross = [address for address, map in attention_nodes(network).items() if map.queries == TARGET != map.keys]
+    if not cross:
+        rule = "a coverage penalty needs cross-attention from the target to the source, but this model has none"
+        raise RunError(Problem("coverage", rule, help="leave coverage out"))
+    source = attention_nodes(network)[cross[-1]].keys
+    counts = torch.tensor([len(hypotheses) for hypotheses in nbest], device=sources[source].device)
+    rows = {name: value.repeat_interleave(counts, 0) for name, value in sources.items()}
+    targets = [
+        torch.tensor([BOS, *hypothesis.ids][: hypothesis.length]) for hypotheses in nbest for hypothesis in hypotheses
+    ]
+    tgt_RT = pad_sequence(targets, batch_first=True).to(counts.device)
+    w_RHTS = attention_weights(network, cross[-1:], **rows, **{TARGET: tgt_RT})[cross[-1]]
+    covered_RS = (w_RHTS.float().mean(1) * (tgt_RT != 0)[:, :, None]).sum(1)
+    log_RS = covered_RS.clamp(torch.finfo(torch.float32).tiny, 1.0).log()
+    coverage = iter((log_RS * (rows[source] != 0)).sum(1).tolist())
+    return [[replace(hypothesis, coverage=next(coverage)) for hypothesis in hypotheses] for hypotheses in nbest]

@@ -22,10 +22,16 @@ from tfm_blocks.runs.status import Status
 def save_network(network: Network, folder: Path, tokenizer: Tokenizer) -> Path:
     """Write model, tokenizer, config, weights and, last, the status. Raises ConfigError or RunError."""
     spec, weights = network.spec, weights_of(network)
-    _expect_same_size(spec, tokenizer)
+    if spec.sink.shape[-1] != tokenizer.size:
+        rule = f"has {tokenizer.size} subwords, but the model has a vocabulary of {spec.sink.shape[-1]}"
+        raise ConfigError(Problem("tokenizer", rule, help=f"build the model with vocab={tokenizer.size}"))
     expect_weights(network_without_values(spec), weights, "network")
     plugins = _plugin_modules(spec)
-    _make(folder)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        help = "choose another name, or delete it first"
+        raise RunError(Problem(str(folder), "exists already, and nothing is overwritten", help=help)) from None
     write_model(folder, spec.mapping, plugins)
     tokenizer.save(folder / TOKENIZER)
     config = {"name": folder.name, "vocab": tokenizer.size, "plugins": plugins, "model": spec.mapping}
@@ -33,21 +39,6 @@ def save_network(network: Network, folder: Path, tokenizer: Tokenizer) -> Path:
     write_weights(folder, weights)
     Status("saved", parameters=sum(weight.numel() for weight in network.parameters())).write(folder)
     return folder
-
-
-def _expect_same_size(spec: Spec, tokenizer: Tokenizer) -> None:
-    width = spec.sink.shape[-1]
-    if width != tokenizer.size:
-        rule = f"has {tokenizer.size} subwords, but the model has a vocabulary of {width}"
-        raise ConfigError(Problem("tokenizer", rule, help=f"build the model with vocab={tokenizer.size}"))
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        help = "choose another name, or delete it first"
-        raise RunError(Problem(str(folder), "exists already, and nothing is overwritten", help=help)) from None
 
 
 def _plugin_modules(spec: Spec) -> list[str]:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tfm_blocks.network import incremental
 from tfm_blocks.network.graph import Network
+from tfm_blocks.translation.settings import Sampling
 
 PAD, BOS, EOS = 0, 1, 2
 CHUNK = 64  # columns; 32 and 128 were slower for the 8 largest of 10,000
@@ -49,7 +51,6 @@ class Bounds(NamedTuple):
     prefix_BP: Tensor
 
     def select(self, sentences: Tensor) -> Bounds:
-        """Return the bounds of these sentences."""
         return Bounds(*(tensor.index_select(0, sentences) for tensor in self))
 
     def refuse(self, log_p_RV: Tensor, position: int) -> Tensor:
@@ -179,3 +180,27 @@ def next_log_p(network: Network, x_RD: Tensor, bounds: Bounds, position: int) ->
 def hypothesis(ids: list[int], log_p: float) -> Hypothesis:
     """Make a hypothesis from its ids, with or without eos at the end."""
     return Hypothesis(ids[:-1] if ids[-1] == EOS else ids, log_p, len(ids))
+
+
+def chooser(sampling: Sampling, numbers: Sequence[int], length: int) -> Choose:
+    """Return the sampler for sentences with these numbers, which seed it, of at most `length` tokens."""
+    streams = [np.random.default_rng((sampling.seed, number)).random(length) for number in numbers]
+    return _Chooser(sampling, torch.from_numpy(np.stack(streams)))
+
+
+@dataclass(frozen=True)
+class _Chooser:
+    sampling: Sampling
+    uniform_BT: Tensor
+
+    def __call__(self, log_p_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
+        p_BV, ids_BV = torch.softmax(log_p_BV.double() / self.sampling.temperature, 1).sort(1, descending=True)
+        if self.sampling.top_k:
+            p_BV[:, self.sampling.top_k :] = 0
+        before_BV = p_BV.cumsum(1) - p_BV
+        total_B1 = p_BV.sum(1, keepdim=True)
+        p_BV[before_BV >= self.sampling.top_p * total_B1] = 0
+        reached_BV = p_BV.cumsum(1)
+        drawn_B1 = self.uniform_BT[sentences_B.cpu(), position, None].to(p_BV.device) * reached_BV[:, -1:]
+        place_B1 = (reached_BV <= drawn_B1).sum(1, keepdim=True)
+        return ids_BV.gather(1, place_B1)[:, 0]

@@ -29,7 +29,6 @@ class Sampling:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError for settings out of range."""
         _must("temperature", self.temperature, "above 0 and finite", 0 < self.temperature < math.inf)
         _must("top_p", self.top_p, "above 0 and at most 1", 0 < self.top_p <= 1)
         _whole("top_k", self.top_k, 0)
@@ -61,7 +60,6 @@ class Search:
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for settings out of range."""
         for name in ("beam", "nbest", "max_tokens"):
             _whole(name, getattr(self, name), 1)
         _must("beam", self.beam, f"at most {LARGEST_BEAM}", self.beam <= LARGEST_BEAM)

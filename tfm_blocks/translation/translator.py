@@ -15,16 +15,24 @@ from tfm_blocks.data.layout import prompt
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET, names
-from tfm_blocks.network.device import choose_device
+from tfm_blocks.network.build import choose_device
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import read_network
-from tfm_blocks.runs.model_file import ModelFile
-from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, plain
-from tfm_blocks.translation.coverage import with_coverage
-from tfm_blocks.translation.sampling import chooser
-from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, Hypothesis, NotFiniteError, likeliest, one_by_one
+from tfm_blocks.runs.model_file import SavedModel
+from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, plain, with_coverage
+from tfm_blocks.translation.search import (
+    BOS,
+    EOS,
+    PAD,
+    Bounds,
+    Hypothesis,
+    NotFiniteError,
+    chooser,
+    likeliest,
+    one_by_one,
+)
 from tfm_blocks.translation.settings import LengthPenalty, Search
 from tfm_blocks.translation.tasks import Task, Text, batches_of, plain_texts, texts_of
 
@@ -44,7 +52,6 @@ class Translation:
     score: float
 
 
-GREEDY = Search()
 BLANK = Translation("", (), 0.0, 0.0)
 
 
@@ -87,7 +94,7 @@ class Translator:
         tokenizer = Tokenizer.load(Path(run) / TOKENIZER)
         try:
             torch.zeros((), device=device).item()
-            return cls(network.to(device), tokenizer, ModelFile.read(Path(run)).columns)
+            return cls(network.to(device), tokenizer, SavedModel.read(Path(run)).columns)
         except (RuntimeError, AssertionError) as error:  # raised for a missing device
             rule = f"{device!r} cannot be used: {str(error).splitlines()[0]}"
             raise RunError(Problem("device", rule, help="write cpu, or cuda if available")) from None
@@ -173,7 +180,9 @@ class Translator:
                 try:
                     outputs = self._batch(batch, numbers, search)
                 except NotFiniteError as error:
-                    raise _not_finite(numbers[error.sentence]) from None
+                    help = "use the weights of an earlier validation, and remove --precision bf16 if it is set"
+                    rule = "the model's logits are not finite"
+                    raise RunError(Problem(f"sentence {numbers[error.sentence]}", rule, help=help)) from None
                 for task, hypotheses in zip(batch, outputs, strict=True):
                     done[task.place] = [self._translation(hypothesis, search) for hypothesis in hypotheses]
         return done
@@ -242,11 +251,6 @@ class Translator:
     def _translation(self, hypothesis: Hypothesis, search: Search) -> Translation:
         ids = hypothesis.ids
         return Translation(self.tokenizer.decode(ids), tuple(ids), hypothesis.log_p, _score(hypothesis, search))
-
-
-def _not_finite(number: int) -> RunError:
-    help = "use the weights of an earlier validation, and remove --precision bf16 if it is set"
-    return RunError(Problem(f"sentence {number}", "the model's logits are not finite", help=help))
 
 
 def _score(hypothesis: Hypothesis, search: Search) -> float:

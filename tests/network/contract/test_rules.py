@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.network.contract.cases import cases_of
+from tfm_blocks.network.contract.case import cases_of
 from tfm_blocks.network.contract.rules import first_breach
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Rate

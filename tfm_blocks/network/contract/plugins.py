@@ -9,8 +9,7 @@ from tfm_blocks.errors import Problem
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec
 from tfm_blocks.network.contract.case import Case
-from tfm_blocks.network.contract.padding import ignores_padding_that_comes_first
-from tfm_blocks.network.contract.rules import BEFORE_A_RUN, Rule, first_breach
+from tfm_blocks.network.contract.rules import BEFORE_A_RUN, Rule, first_breach, ignores_padding_that_comes_first
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.registry.signature import is_letter
 from tfm_blocks.registry.values import Part, block_names

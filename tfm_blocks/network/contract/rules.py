@@ -1,33 +1,335 @@
-"""The rules of the contract in the order of their checks, and the first that a block breaks."""
+"""The rules of the contract: each checks one property of a case and raises BreachError."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from tfm_blocks.network.contract.breach import BreachError
-from tfm_blocks.network.contract.case import Case
-from tfm_blocks.network.contract.decoding import steps_as_it_reads, steps_in_a_search
-from tfm_blocks.network.contract.forward import (
-    gives_finite_numbers,
-    gives_gradients,
-    has_no_weights_if_weightless,
-    has_the_declared_shape,
-    keeps_rows_apart,
-    repeats_itself,
-    runs_on_the_meta_device,
-    sees_no_more_than_declared,
-    starts_from_the_seed,
-)
-from tfm_blocks.network.contract.padding import (
-    ignores_padding_in_a_decoder,
-    ignores_padding_that_comes_first,
-    ignores_padding_that_comes_last,
-)
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import TARGET, Axis
+from tfm_blocks.network import incremental
+from tfm_blocks.network.build import build_network
+from tfm_blocks.network.contract.case import BATCH, PADDING, SOURCE, Case
+from tfm_blocks.network.graph import Network
+from tfm_blocks.network.trace import trace
+from tfm_blocks.registry.signature import Port
 
 Rule = Callable[[Case], None]
+CLOSE = 1e-5  # times the largest expected value, or times 1 if that is larger
+STEP = "return from step and prefill what forward returns for the tokens so far; store those tokens in State"
+ORDER = "store all that differs between hypotheses in State.moving or by state.append, and nothing on the module"
+LENGTH, FIRST = 6, 2  # target positions of the search, and how many of them prefill reads
+GARBAGE = 1e3  # scale of the random vectors at padded positions
+MASK = (
+    "take the keep mask of the axis as a keyword-only parameter of forward, such as keep_BT for the axis T, "
+    "and ignore the positions where it is false"
+)
+FINITE = "return finite values even if no position is kept, for example divide by keep.cumsum(1).clamp(min=1)"
+DECLARED = {
+    "itself": "without an entry in sees, an output position sees only the same position",
+    "past": "sees declares that an output position sees only the same and earlier positions",
+}
+META = "use every parameter in forward, without detach or .data, and let nothing depend on the values of a tensor"
+
+
+class BreachError(Exception):
+    """Raised if a block breaks a rule: `measured` completes a sentence that begins with its name, `fix` is a fix."""
+
+    def __init__(self, measured: str, fix: str) -> None:
+        super().__init__(f"{measured}; {fix}")
+        self.measured = measured
+        self.fix = fix
+
+
+def differing(actual: Tensor, expected: Tensor) -> Tensor:
+    """Return a mask of the elements that differ by more than rounding; NaN differs from everything."""
+    scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+    return ~((actual - expected).abs() <= CLOSE * scale)
+
+
+def expect_close(actual: Tensor, expected: Tensor, measured: str, fix: str) -> None:
+    """Raise BreachError unless the tensors are equal to rounding; the largest difference is appended to `measured`."""
+    if differing(actual, expected).any():
+        raise BreachError(f"{measured} {largest_difference(actual, expected)}", fix)
+
+
+def require_finite(actual: Tensor, measured: str, fix: str) -> None:
+    """Raise BreachError if a value is NaN or infinite; `measured` names the condition."""
+    wrong = int((~actual.isfinite()).sum())
+    if wrong:
+        raise BreachError(f"{wrong} of {actual.numel()} values of its output are NaN or infinite {measured}", fix)
+
+
+def largest_difference(actual: Tensor, expected: Tensor) -> str:
+    """Format the largest absolute difference."""
+    largest = float(torch.max((actual - expected).abs()))
+    return f"by up to {largest:.2g}" if math.isfinite(largest) else "to NaN or infinity"
+
+
+@torch.no_grad()
+def steps_as_it_reads(case: Case) -> None:
+    """Check that a step equals the forward pass after a prefill of any length."""
+    if case.decoder is None:
+        return
+    inputs = case.decoder_tensors()
+    if SOURCE in inputs:
+        inputs[SOURCE][1, 4:] = 0
+    expect_steps(case.decoder, inputs, range(inputs[TARGET].shape[1]), case.fix(STEP))
+
+
+def expect_steps(network: Network, inputs: Mapping[str, Tensor], prefixes: Iterable[int], fix: str = STEP) -> None:
+    """Raise BreachError unless each step after a prefix of these lengths gives the logits of the forward pass."""
+    whole_BTV, tgt_BT = network(**inputs), inputs[TARGET]
+    sources = {name: value for name, value in inputs.items() if name != TARGET}
+    for first in prefixes:
+        decoding = incremental.start(network, sources, tgt_BT.shape[1], sentences=len(tgt_BT))
+        if first:
+            x_BPD, decoding = incremental.prefill(network, tgt_BT[:, :first], decoding)
+            measured = f"the first {first} positions read at once differ from forward"
+            expect_close(network.head(x_BPD), whole_BTV[:, :first], measured, fix)
+        for position in range(first, tgt_BT.shape[1]):
+            x_BD, decoding = incremental.step(network, tgt_BT[:, position], decoding)
+            measured = f"step at position {position}, after {first} positions read at once, differs from forward"
+            expect_close(network.head(x_BD), whole_BTV[:, position], measured, fix)
+
+
+@torch.no_grad()
+def steps_in_a_search(case: Case) -> None:
+    """Check that a step equals the forward pass after a search reordered its hypotheses and dropped a sentence."""
+    network = case.decoder
+    if network is None or network.longest(TARGET).tokens < LENGTH:
+        return
+    sources = {name: value for name, value in case.decoder_tensors().items() if name == SOURCE}
+    wide = {name: value.repeat_interleave(2, 0) for name, value in sources.items()}
+    tgt_BMT = torch.randint(1, 11, (BATCH, 2, LENGTH), generator=torch.Generator().manual_seed(3))
+    tgt_BMT[:, :, :FIRST] = tgt_BMT[:, :1, :FIRST]
+    decoding = incremental.start(network, sources, LENGTH, sentences=BATCH)
+    _, decoding = incremental.prefill(network, tgt_BMT[:, 0, :FIRST], decoding)
+    decoding = incremental.spread(decoding, 2)
+    for position in range(FIRST, LENGTH):
+        x_RD, decoding = incremental.step(network, tgt_BMT[:, :, position].flatten(), decoding)
+        whole_RTV = network(**wide, tgt=tgt_BMT[:, :, : position + 1].flatten(0, 1))
+        measured = f"in a beam search, step at position {position} differs from forward"
+        expect_close(network.head(x_RD), whole_RTV[:, -1], measured, case.fix(ORDER))
+        if position == FIRST + 1:
+            chosen = torch.tensor([2, 0])
+            decoding, tgt_BMT = incremental.select(decoding, chosen), tgt_BMT[chosen]
+            wide = {name: value[chosen].repeat_interleave(2, 0) for name, value in sources.items()}
+        origin_BM = torch.tensor([[1, 0], [0, 0], [1, 1]])[: len(tgt_BMT)]
+        incremental.reorder(decoding, origin_BM)
+        tgt_BMT[:, :, : position + 1] = tgt_BMT[:, :, : position + 1].take_along_dim(origin_BM[:, :, None], 1)
+
+
+@torch.no_grad()
+def ignores_padding_that_comes_last(case: Case) -> None:
+    """Check that garbage after the sequences does not change the output at kept positions."""
+    if case.joins_sequences:
+        return  # padding lies in the middle
+    inputs, longer = case.tensors(), case.tensors(seed=5, longer=PADDING)
+    alone = case.network(**inputs)
+    padded = {name: _garbage(value) for name, value in longer.items()}
+    for name, value in inputs.items():
+        padded[name][:, : value.shape[1]] = value
+    keep = {name: _first(padded[name], inputs[name].shape[1]) for name in inputs}
+    output = case.network(keep=keep, **padded)
+    require_finite(output, "with padding after the sequences", FINITE)
+    expect_close(output[:, : alone.shape[1]], alone, "the content of padding changes kept positions", case.fix(MASK))
+
+
+@torch.no_grad()
+def ignores_padding_that_comes_first(case: Case) -> None:
+    """Check that garbage before the sequences does not change the output at kept positions."""
+    if case.joins_sequences:
+        return
+    inputs = case.tensors(longer=PADDING)
+    lengths = {name: value.shape[1] for name, value in case.tensors().items()}
+    keep = {name: _first(value, lengths[name]).flip(1) for name, value in inputs.items()}
+    outputs = []
+    for seed in (5, 6):
+        garbage = {name: _garbage(value) for name, value in case.tensors(seed, PADDING).items()}
+        mixed = {name: torch.where(_over(keep[name], value), value, garbage[name]) for name, value in inputs.items()}
+        outputs.append(case.network(keep=keep, **mixed))
+        require_finite(outputs[-1], "with padding before the sequences", FINITE)
+    axis = case.spec.sink.shape[1]
+    kept = keep[axis.inputs[0]] if isinstance(axis, Axis) else slice(None)
+    first, second = (output[kept] for output in outputs)
+    expect_close(second, first, "the content of padding before the sequences changes kept positions", case.fix(MASK))
+
+
+@torch.no_grad()
+def ignores_padding_in_a_decoder(case: Case) -> None:
+    """Check that padding with id 0 after the ids does not change the logits of a decoder."""
+    if case.decoder is None:
+        return
+    network, ids, padded = case.decoder, case.decoder_tensors(), {}
+    alone = network(**ids)
+    for name, value in ids.items():
+        added = int(min(PADDING, network.longest(name).tokens - value.shape[1]))
+        padded[name] = F.pad(value, (0, added))
+    output = network(**padded)
+    require_finite(output, "with padding after the ids", FINITE)
+    expect_close(output[:, : alone.shape[1]], alone, "in a decoder, padding changes kept positions", case.fix(MASK))
+
+
+def _garbage(value: Tensor) -> Tensor:
+    return value * GARBAGE if value.is_floating_point() else value
+
+
+def _first(value: Tensor, length: int) -> Tensor:
+    """Return a keep mask that is true at the first `length` positions."""
+    return torch.arange(value.shape[1]).expand(value.shape[0], -1) < length
+
+
+def _over(keep_BN: Tensor, value: Tensor) -> Tensor:
+    """Return the mask with the axes of `value`."""
+    return keep_BN.view(*keep_BN.shape, *[1] * (value.ndim - 2))
+
+
+def runs_on_the_meta_device(case: Case) -> None:
+    """Check that the block runs on the meta device at two lengths, and that every parameter gets a gradient."""
+    for problem in trace(case.spec, Sources()):
+        raise BreachError(f"{problem.rule} (on the meta device)", META)
+
+
+def has_no_weights_if_weightless(case: Case) -> None:
+    """Check that a block declared weightless has no parameters and no persistent buffers."""
+    names = [name.rpartition("block.")[2] for name in case.network.state_dict()]
+    if case.info.weightless and names:
+        measured = f"declares weightless=True, but has {', '.join(names)}"
+        raise BreachError(
+            measured, "remove weightless=True, since layers that share their weights do not share such a block"
+        )
+
+
+@torch.no_grad()
+def has_the_declared_shape(case: Case) -> None:
+    """Check that the output has the axes of the signature, at two lengths."""
+    for longer in (0, 3):
+        sizes = case.sizes(longer)
+        declared = [
+            sum(sizes[part] for part in size.name.split("+")) if isinstance(size, Axis) else size
+            for size in case.spec.sink.shape
+        ]
+        shape = list(case.network(**case.tensors(longer=longer)).shape)
+        if shape != declared:
+            measured = f"its output is {shape}, but the signature {case.info.signature.text} declares {declared}"
+            raise BreachError(measured, "return these axes, or change the signature")
+
+
+@torch.no_grad()
+def gives_finite_numbers(case: Case) -> None:
+    """Check that no output is NaN or infinite."""
+    fix = "guard divisions, logarithms and roots against 0 and negative numbers"
+    require_finite(case.network(**case.tensors()), "for normally distributed inputs", fix)
+
+
+@torch.no_grad()
+def repeats_itself(case: Case) -> None:
+    """Check that two calls in eval mode return the same."""
+    inputs = case.tensors()
+    first = case.network(**inputs)
+    fix = "draw at random only if self.training, and keep nothing between calls"
+    expect_close(case.network(**inputs), first, "two calls in eval mode differ", fix)
+
+
+@torch.no_grad()
+def sees_no_more_than_declared(case: Case) -> None:
+    """Check that an output position depends only on the positions of a port that `sees` declares."""
+    inputs = case.tensors()
+    before = case.network(**inputs)
+    for port in case.info.signature.ports:
+        declared = case.info.sight(port.name, case.ports, case.spec.sink.arguments)
+        sight = "itself" if case.positionwise_part else declared
+        if port.name in case.ports and sight != "all" and _is_aligned(case, port):
+            for name in case.reads[port.name]:
+                for position in range(inputs[name].shape[1]):
+                    after = case.network(**{**inputs, name: _changed(case, inputs[name], position)})
+                    _expect_unseen(case, before, after, name, position, sight)
+
+
+def _is_aligned(case: Case, port: Port) -> bool:
+    """Return True if the port has the sequence axis of the output."""
+    axes = port.axes[1:2]
+    return bool(axes) and axes == case.info.signature.output[1:2] and not set(axes) & port.sums
+
+
+def _changed(case: Case, value: Tensor, position: int) -> Tensor:
+    other = value.clone()
+    other[:, position] = (
+        other[:, position] + 1 if value.is_floating_point() else value[:, position] % (case.vocab - 1) + 1
+    )
+    return other
+
+
+def _expect_unseen(case: Case, before: Tensor, after: Tensor, name: str, position: int, sight: str) -> None:
+    places = torch.arange(before.shape[1])
+    moved = differing(after, before).flatten(2).any(2).any(0)
+    unseen = moved & ((places != position) if sight == "itself" else (places < position))
+    if not unseen.any():
+        return
+    port = name.rpartition("_")[0]
+    size = largest_difference(after[:, unseen], before[:, unseen])
+    measured = (
+        f"changing {port} at position {position} changes the output at positions {places[unseen].tolist()} {size}, "
+        f"but {DECLARED[sight]} of {port}"
+    )
+    declare = f"declare it: sees={{'{port}': 'past'}} or 'all', with start and step"
+    raise BreachError(measured, case.fix(declare if sight == "itself" else "mask later positions in forward"))
+
+
+@torch.no_grad()
+def keeps_rows_apart(case: Case) -> None:
+    """Check that a row of the output depends only on the same row of the inputs."""
+    inputs = case.tensors()
+    alone = case.network(**{name: value[1:2] for name, value in inputs.items()})
+    for value in inputs.values():
+        value[0], value[BATCH - 1] = (torch.nan, torch.inf) if value.is_floating_point() else (0, 0)
+    mixed = case.network(**inputs)[1:2]
+    fix = "compute nothing over the batch axis; in eval mode use stored statistics"
+    expect_close(
+        mixed, alone, "a row changes with the other rows of the batch, which held NaN, infinity or padding,", fix
+    )
+
+
+def gives_gradients(case: Case) -> None:
+    """Check that every parameter gets a finite gradient."""
+    network = case.network
+    with torch.enable_grad():
+        x, losses = network.trunk_with_losses(case.tensors())
+        out = network.head(x)
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+        parameters = dict(network.named_parameters())
+        total = (out * weights).sum() + sum(loss.sum() for loss in losses.values())
+        if not parameters:
+            return
+        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    for name, gradient in zip(parameters, gradients, strict=True):
+        parameter = name.removeprefix(f"{case.spec.sink.address}.block.")
+        if gradient is None:
+            raise BreachError(
+                f"its parameter {parameter} gets no gradient", "use it in forward, without detach or .data"
+            )
+        require_finite(
+            gradient, f"in the gradient of {parameter}", "avoid a root or a logarithm at 0, whose slope is infinite"
+        )
+
+
+def starts_from_the_seed(case: Case) -> None:
+    """Check that initial values are finite, and equal for equal seeds."""
+    first, again = (dict(build_network(case.spec, seed=seed).named_parameters()) for seed in (1, 1))
+    for address, parameter in first.items():
+        name = address.removeprefix(f"{case.spec.sink.address}.block.")
+        fix = f"fill {name} in initialise(name, generator), with random values from this generator"
+        require_finite(parameter, f"in the initial values of {name}", fix)
+        if not torch.equal(parameter, again[address]):
+            raise BreachError(f"its parameter {name} has other initial values when built again with the same seed", fix)
+
+
 BEFORE_A_RUN: Sequence[Rule] = (
     gives_finite_numbers,
     repeats_itself,
@@ -63,19 +365,13 @@ def first_breach(cases: Iterable[Case], rules: Sequence[Rule] = ALL) -> Breach |
     with torch.random.fork_rng(devices=[]):
         for case in cases:
             for rule in rules:
-                breach = _breach(case, rule)
-                if breach:
-                    return breach
-    return None
-
-
-def _breach(case: Case, rule: Rule) -> Breach | None:
-    try:
-        rule(case)
-    except BreachError as error:
-        return Breach(case, error.measured, error.fix)
-    except Exception as error:  # whatever the code of a plug-in raises
-        lines = str(error).strip().splitlines()
-        measured = f"fails on float32 tensors on the CPU: {type(error).__name__}: {lines[0] if lines else ''}"
-        return Breach(case, measured, f"call the block in Python with small tensors; the rule is {rule.__name__}")
+                try:
+                    rule(case)
+                except BreachError as error:
+                    return Breach(case, error.measured, error.fix)
+                except Exception as error:  # whatever the code of a plug-in raises
+                    first, *_ = [*str(error).strip().splitlines(), ""]
+                    measured = f"fails on float32 tensors on the CPU: {type(error).__name__}: {first}"
+                    fix = f"call the block in Python with small tensors; the rule is {rule.__name__}"
+                    return Breach(case, measured, fix)
     return None

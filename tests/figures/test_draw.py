@@ -1,0 +1,181 @@
+"""What a figure shows: which boxes stand above each other, what reads what, and which layers are drawn once."""
+
+from collections import Counter
+
+import pytest
+
+from tests.figures.test_layout import EMB, LAYER, LOGITS, encoder, shipped_spec, spec_of
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.figures.draw import Content, Cost, draw_model
+from tfm_blocks.figures.drawing import boxes
+from tfm_blocks.language.chain import list_models
+from tfm_blocks.registry.blocks import REGISTRY
+
+SHIPPED = list_models([CONF / "model"])
+PAPER = {  # figure 1 of Vaswani et al. 2017, from below to above
+    "encoder": ["Inputs", "Input Embedding", "Positional Encoding", "Multi-Head Attention", "Add & Norm", "Feed Forward", "Add & Norm"],
+    "decoder": [
+        "Outputs (shifted right)", "Output Embedding", "Positional Encoding", "Masked Multi-Head Attention", "Add & Norm",
+        "Multi-Head Attention", "Add & Norm", "Feed Forward", "Add & Norm", "Linear", "Softmax", "Output Probabilities",
+    ],
+}  # fmt: skip
+
+
+def drawing_of(spec, **content):
+    return draw_model(spec, REGISTRY, Content(**content))
+
+
+def titles(items):
+    return [" ".join(box.title) or "+" for box in items]
+
+
+def boxes_of_chain(chain):
+    for item in chain.items:
+        yield from [item] if hasattr(item, "title") else boxes(item)
+
+
+def read_by(drawing, box):
+    return {(arrow.source.addresses[0], arrow.end) for arrow in drawing.arrows if arrow.target is box}
+
+
+def box_at(drawing, address):
+    return next(box for box in boxes(drawing.root) if address in box.addresses)
+
+
+def notes(drawing):
+    return " ".join(note for box in boxes(drawing.root) for note in box.notes)
+
+
+def plates(frame):
+    for item in frame.items():
+        if not hasattr(item, "title"):
+            yield from [item] if item.plate else []
+            yield from plates(item)
+
+
+def test_base_has_the_boxes_of_figure_1_in_the_same_two_columns():
+    drawing = drawing_of(shipped_spec("base"))
+    assert [titles(boxes_of_chain(chain)) for chain in drawing.root.chains] == list(PAPER.values())
+
+
+def test_base_has_the_arrows_of_figure_1():
+    drawing = drawing_of(shipped_spec("base"))
+    attention, adding = [box for box in boxes(drawing.root) if "decoder.0.cross" in box.addresses]
+    assert read_by(drawing, attention) == {("decoder.0.self", "main"), ("encoder.0.ffn", "port")}
+    assert read_by(drawing, adding) == {("decoder.0.cross", "main"), ("decoder.0.self", "side")}
+
+
+def test_pre_norm_has_a_norm_below_each_branch_and_a_sum_above_it():
+    drawing = drawing_of(shipped_spec("prenorm"))
+    layer = next(plates(drawing.root))
+    assert titles(boxes(layer)) == ["Norm", "Multi-Head Attention", "+", "Norm", "Feed Forward", "+"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("fold", ["none", "layers", "stacks"])
+def test_every_node_has_a_box_unless_it_only_passes_its_input_on(name, fold):
+    spec = shipped_spec(name)
+    drawing = drawing_of(spec, fold=fold)
+    drawn = {address for box in boxes(drawing.root) for address in box.addresses}
+    assert {node.address for node in spec.nodes if node.block != "none"} <= drawn
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_without_folding_the_arrows_are_the_reads_of_the_spec(name):
+    spec = shipped_spec(name, "layers=3")
+    drawing = drawing_of(spec, fold="none")
+    passed = {node.address: node.entry for node in spec.nodes if node.block == "none"}
+    expected = Counter()
+    for node in spec.nodes:
+        if node.block != "none":
+            reads = [*node.read, *([node.residual] if any(step.kind == "add" for step in node.post) else [])]
+            expected.update((passed.get(address, address), node.address) for address in reads)
+    arrows = [
+        (arrow.source.addresses[0], arrow.target.addresses[0])
+        for arrow in drawing.arrows
+        if arrow.target.addresses and arrow.source.addresses != arrow.target.addresses
+    ]
+    assert Counter(arrows) == expected
+
+
+def plate_labels(repeat, layer, **keys):
+    spec = spec_of({**EMB, "deep": {"repeat": repeat, "layer": layer, **keys}, **LOGITS}, inputs={"tgt": "B T"})
+    return [" ".join(plate.label) for plate in plates(drawing_of(spec).root)]
+
+
+def test_layers_that_differ_are_drawn_as_groups():
+    assert plate_labels(6, LAYER) == ["6×"]
+    assert plate_labels(6, LAYER, at={0: {"ffn": {"d_ff": 7}}}) == ["layer 0", "5× layers 1–5"]
+    assert plate_labels(6, LAYER, at={-1: {"ffn": None}}) == ["5× layers 0–4", "layer 5"]
+    assert plate_labels({"times": 6, "share": True}, LAYER) == ["6× shared weights"]
+
+
+def test_layers_that_alternate_are_drawn_as_one_group_of_two():
+    layer = {"attn": {"block": "restricted_attention", "mask": "causal", "r": "1 + i%2*7"}, "ffn": {"block": "ffn"}}
+    assert plate_labels(6, layer) == ["3×"]
+    assert plate_labels(5, layer) == [f"layer {index}" for index in range(5)]
+
+
+def cross(kv):
+    return {"block": "attention", "kv": kv}
+
+
+@pytest.mark.parametrize(
+    ("kv", "note"),
+    [
+        ("src_stack", ""),
+        ("src_stack.(i)", "reads src_stack layer i"),
+        ("src_stack.(n-1-i)", "reads src_stack layer n−1−i"),
+        ("src_stack.0", "reads src_stack layer 0"),
+        ({"block": "weighted_sum", "in": "src_stack.*"}, "reads all layers of src_stack"),
+    ],
+)
+@pytest.mark.parametrize("add_norm", ["post", "pre"])
+def test_layers_that_read_another_stack_in_one_way_are_drawn_once(kv, note, add_norm):
+    decoder = {"repeat": 2, "layer": {**LAYER, "cross": cross("src_stack"), "other": cross(kv)}}
+    graph = {**encoder("src"), "emb": {"block": "embedding", "in": "tgt"}, "decoder": decoder, **LOGITS}
+    drawing = drawing_of(spec_of(graph, add_norm=add_norm))
+    assert [plate.label for plate in plates(drawing.root)] == [("2×",), ("2×",)]
+    assert notes(drawing) == note
+
+
+def test_shared_and_tied_weights_are_marked():
+    drawing = drawing_of(shipped_spec("base"))
+    assert box_at(drawing, "tgt_emb").notes == ("weights of src_emb",)
+    assert box_at(drawing, "logits").notes == ("tied to src_emb",)
+
+
+def test_copies_of_a_layer_are_drawn_once_and_branches_side_by_side():
+    drawing = drawing_of(shipped_spec("redundant"))
+    assert ("6×", "side by side") in [plate.label for plate in plates(drawing.root)]
+    drawing = drawing_of(shipped_spec("parallel"))
+    columns = [box_at(drawing, f"decoder.0.all.{name}").column for name in ("self", "cross", "ffn")]
+    assert columns == [0, 1, 2]
+
+
+def test_shapes_and_costs_are_shown_on_request_only():
+    spec = shipped_spec("base")
+    plain = drawing_of(spec)
+    assert not any(box.output for box in boxes(plain.root)) and "parameters" not in notes(plain)
+    full = drawing_of(spec, shapes=True, costs={"encoder.0.ffn": Cost(2_099_712, 67_108_864)})
+    assert box_at(full, "src").output == "B S" and box_at(full, "logits").output == "B T 37000"
+    assert box_at(full, "encoder.0.ffn").notes == ("2.1M parameters", "67.1M multiply-adds")
+
+
+def test_the_figure_of_a_layer_has_what_it_reads_as_inputs():
+    drawing = drawing_of(shipped_spec("base"), of="decoder.0")
+    texts = [" ".join(box.title) for box in boxes(drawing.root) if box.kind == "text"]
+    assert sorted(texts) == ["Output", "encoder.5.ffn", "tgt_pos"]
+
+
+def test_an_unknown_address_is_an_error_with_a_suggestion():
+    with pytest.raises(ConfigError, match=r"nothing is called 'encodr'(.|\n)*did you mean encoder"):
+        drawing_of(shipped_spec("base"), of="encodr")
+
+
+def test_a_stack_as_one_box_reads_what_its_nodes_read():
+    drawing = drawing_of(shipped_spec("base"), fold="stacks")
+    decoder = box_at(drawing, "decoder.3.ffn")
+    assert (decoder.title, decoder.notes) == (("Decoder",), ("6×",))
+    assert read_by(drawing, decoder) == {("tgt_pos", "main"), ("encoder", "port")}

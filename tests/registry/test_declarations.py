@@ -1,0 +1,41 @@
+"""The declarations of shipped blocks say the same as their classes."""
+
+import pytest
+
+from tests.network.examples import name
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.language.check import check
+from tfm_blocks.network.build import read_model
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.declarations import read_declarations
+
+SHIPPED = sorted((CONF / "model").glob("*.yaml"))
+EXAMPLES = sorted((CONF.parent / "tests" / "models").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", [*SHIPPED, *EXAMPLES], ids=name)
+def test_a_model_has_the_same_spec_by_declarations_as_by_classes(path):
+    composed = compose_model(str(path))
+    assert check(composed.model, read_declarations()) == read_model(composed.model, composed.sources)
+
+
+def test_every_shipped_block_is_declared():
+    declared = read_declarations()
+    assert set(declared.blocks) == {name for name, info in REGISTRY.blocks.items() if info.shipped}
+    assert declared.reserved == REGISTRY.reserved
+    for block, info in declared.blocks.items():
+        known = REGISTRY.blocks[block]
+        assert (info.arguments, info.stepped, info.shipped) == (known.arguments, known.stepped, True), block
+
+
+@pytest.mark.parametrize("override", ["heads=7", "model.add_norm=past", "model.graph.encoder.layer.ffn.block=fnn"])
+def test_a_mistake_has_the_same_message_by_declarations_as_by_classes(override):
+    composed = compose_model("base", [override])
+    messages = []
+    for registry in (read_declarations(), REGISTRY):
+        with pytest.raises(ConfigError) as caught:
+            check(composed.model, registry, composed.sources)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
