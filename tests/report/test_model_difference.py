@@ -38,7 +38,9 @@ def test_costs_are_those_of_built_networks(capsys):
         decoding = incremental.start(network.eval(), source, 32)
         tensors = [one for state in decoding.states.values() for part in (state.fixed, state.caches, state.moving) for one in part.values()]  # fmt: skip
         tensors += decoding.values.values()
-        assert costs["decoding state"][place] == sum(one.numel() for one in tensors if one.is_floating_point())
+        assert costs["floats of decoding state"][place] == sum(
+            one.numel() for one in tensors if one.is_floating_point()
+        )
 
 
 def test_the_weights_that_load_are_those_that_init_from_loads(tmp_path, capsys):

@@ -50,7 +50,7 @@ def _costs(network: Network, lengths: Mapping[str, int]) -> dict[str, int]:
     return {
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "multiply-adds": sum(multiply_adds(network, lengths).values()),
-        "decoding state": decoding_state(network, lengths),
+        "floats of decoding state": decoding_state(network, lengths),
     }
 
 
@@ -84,7 +84,8 @@ def summary_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:
     if not difference.changes:
         return [f"{' and '.join(difference.names)} are the same model"]
     costs = [_cost_line(name, before, after) for name, (before, after) in difference.costs.items()]
-    return [*costs, f"per row with {_lengths_text(*difference.lengths)}", *_weight_lines(difference, a, b)]
+    condition = f"for one row with {_lengths_text(*difference.lengths)}"
+    return [*costs, condition, *_weight_lines(difference, a, b)]
 
 
 def changes_table(difference: ModelDifference) -> Table:
@@ -122,10 +123,10 @@ def _weight_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:
 
 
 def _names_text(names: Sequence[str], spec: Spec) -> str:
-    """Return the addresses of weights, with those of alike layers as one; only the first ones of many."""
+    """Return the modules of weights, with those of alike layers as one; only the first ones of many."""
     groups: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        groups[pattern(name)].append(name)
+    for module in dict.fromkeys(name.rpartition(".")[0] for name in names):
+        groups[pattern(module)].append(module)
     layers = Outline(spec, REGISTRY).layers
     texts = [write_nodes(group, layers) for group in groups.values()]
     more = f" and {len(texts) - MOST_NAMES} more" if len(texts) > MOST_NAMES else ""

@@ -13,13 +13,13 @@ from tfm_blocks.errors import Problem
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
 from tfm_blocks.figures.themes import THEMES, Mark, Theme
-from tfm_blocks.language.difference import Change
 from tfm_blocks.language.outline import Outline
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.assets import asset, content_policy, page_template
+from tfm_blocks.report.difference_marks import marks_of_first, marks_of_second
 from tfm_blocks.report.model_difference import ModelDifference, changes_table, compare_models, summary_lines
 from tfm_blocks.report.node_facts import facts_of
 from tfm_blocks.report.show import measure
@@ -74,24 +74,10 @@ def _difference(models: Sequence[ViewedModel]) -> ModelDifference | None:
 
 
 def _marks(models: Sequence[ViewedModel], difference: ModelDifference | None) -> list[dict[str, Mark]]:
-    """Return the marks of the nodes of each model."""
     if difference is None:
         return [{} for _ in models]
-    old = [(change, change.old.addresses) for change in difference.changes]
-    new = [(change, change.new.addresses) for change in difference.changes]
-    return [_marks_of(model.spec, side) for model, side in zip(models, (old, new), strict=True)]
-
-
-def _marks_of(spec: Spec, changes: Sequence[tuple[Change, Sequence[str]]]) -> dict[str, Mark]:
-    marks: dict[str, Mark] = {}
-    for change, addresses in changes:
-        mark: Mark = change.kind if change.kind in ("added", "removed") else "changed"
-        for address in addresses:
-            inner = [node.address for node in spec.nodes if node.address.startswith(f"{address}.")]
-            layers = [f"{address}.{index}" for index in range(len(inner))] if change.kind == "layers" else []
-            whole = inner if mark != "changed" else [*layers, f"{address}.last"] if change.key == "last" else layers
-            marks |= dict.fromkeys([address, *whole], mark)
-    return marks
+    a, b = models
+    return [marks_of_first(a.spec, difference), marks_of_second(b.spec, difference)]
 
 
 def _model_record(model: ViewedModel, marks: Mapping[str, Mark]) -> dict[str, object]:
