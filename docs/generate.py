@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from tfm_blocks.cli import command_parser
-from tfm_blocks.compose.comments import Comment, read_comments
+from tfm_blocks.compose.comments import Comment, describe_models, read_comments
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.help import TEXT, flow
 from tfm_blocks.compose.model import compose_model
@@ -19,7 +19,6 @@ from tfm_blocks.config.settings import implementation, names_of
 from tfm_blocks.errors import cut
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
-from tfm_blocks.language.chain import list_models
 from tfm_blocks.network.build import read_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.declarations import FILE as DECLARATIONS
@@ -59,7 +58,7 @@ Schema = Mapping[str, Any]
 def pages() -> dict[Path, str]:
     """Return the text of each file."""
     texts = {"commands.md": COMMANDS + "\n\n".join(_commands()), "config.md": CONFIG + "\n\n".join(_config())}
-    figures = {FIGURES / f"{name}.svg": _figure(name) for name in list_models([CONF / "model"])}
+    figures = {FIGURES / f"{entry.name}.svg": _figure(entry.name) for entry in describe_models(None)}
     references = {FOLDER / name: f"{text}\n" for name, text in texts.items()}
     return {**references, **figures, DECLARATIONS: write_declarations(REGISTRY)}
 

@@ -32,7 +32,7 @@ from tfm_blocks.errors import TfmError, printable
 from tfm_blocks.launch.check import check_resumed_run, check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import rows_until
-from tfm_blocks.launch.resume import read_saved_run
+from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.runs.checkpoints import newest_intact
 from tfm_blocks.sweep.job import result_of
 from tfm_blocks.sweep.progress import Progress

@@ -40,7 +40,7 @@ ONLY_IN = {
     "ray": {"sweep"},
     "pydantic": {"config", "data", "tracking", "training", "launch", "sweep"},
 }
-WITHOUT_TORCH = {"errors", "metric_schema", "config", "registry", "language", "compose"}
+WITHOUT_TORCH = {"errors", "metric_schema", "config", "registry", "language", "compose", "figures"}
 
 
 def imported(source: str) -> list[str]:

@@ -16,8 +16,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from tfm_blocks.blocks import delta, retention
-from tfm_blocks.layers.decay import CHUNK, by_chunks
+from tfm_blocks.blocks import linear_attention
+from tfm_blocks.blocks.linear_attention import CHUNK, by_chunks
 
 
 def in_autocast(read, memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ def keep_of(x_BTD: Tensor) -> Tensor:
 
 def measure(block: torch.nn.Module, x_BTD: Tensor, side) -> tuple[Tensor, float]:
     """Return the output, and the milliseconds of one forward and backward pass."""
-    with mock.patch.object(retention, "by_chunks", side), mock.patch.object(delta, "by_chunks", side):
+    with mock.patch.object(linear_attention, "by_chunks", side):
         begin = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16):
             y_BTD = block(x_BTD, keep_BT=keep_of(x_BTD))
@@ -71,5 +71,5 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     torch.manual_seed(1)
     for rows, length in ((60, 25), (2, 512), (1, 2000)):
-        compare("retention", retention.Retention(512, heads=8), rows, length, arguments.rounds)
-        compare("gated_delta_rule", delta.GatedDeltaRule(512, heads=8), rows, length, arguments.rounds)
+        compare("retention", linear_attention.Retention(512, heads=8), rows, length, arguments.rounds)
+        compare("gated_delta_rule", linear_attention.GatedDeltaRule(512, heads=8), rows, length, arguments.rounds)

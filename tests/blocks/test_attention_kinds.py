@@ -27,13 +27,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 import tfm_blocks.blocks  # noqa: F401
 from tests.blocks.naive import NaiveAttention
 from tests.blocks.test_attention import keep, started
-from tfm_blocks.blocks.attention import Attention
+from tfm_blocks.blocks.attention import Attention, DifferentialAttention, RelativeAttention, TalkingHeadsAttention
 from tfm_blocks.blocks.latent import LatentAttention, LatentQueryAttention
-from tfm_blocks.blocks.mixed_heads import DifferentialAttention, TalkingHeadsAttention
 from tfm_blocks.blocks.prefix import PrefixAttention
-from tfm_blocks.blocks.relative import RelativeAttention
-from tfm_blocks.blocks.restricted import DilatedAttention, RestrictedAttention
-from tfm_blocks.blocks.restricted_global import RestrictedGlobalAttention
+from tfm_blocks.blocks.restricted import DilatedAttention, RestrictedAttention, RestrictedGlobalAttention
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import check_model
 from tfm_blocks.network.contract import rules

@@ -7,8 +7,7 @@ from transformers.models.qwen3_next import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from tests.decoding import check_long_prefix
-from tfm_blocks.blocks.delta import GatedDeltaRule, delta_rule
-from tfm_blocks.layers.decay import by_chunks
+from tfm_blocks.blocks.linear_attention import GatedDeltaRule, by_chunks, delta_rule
 
 B, D, H = 2, 24, 3
 K = D // H

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.depthwise import DepthwiseConvolution
+from tfm_blocks.blocks.convolution import DepthwiseConvolution
 
 B, T, D = 3, 7, 5
 INPUTS = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1))

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.decoding import check_long_prefix
-from tfm_blocks.blocks.retention import Retention
+from tfm_blocks.blocks.linear_attention import Retention
 
 B, D, H = 2, 24, 3
 K = D // H

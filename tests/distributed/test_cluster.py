@@ -14,7 +14,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info, refuse_launched_sweep
 from tfm_blocks.distributed.rendezvous import cluster_environment
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.launch.resume import find_restarted_run
+from tfm_blocks.launch.run_spec import find_restarted_run
 from tfm_blocks.training.settings import DeviceSettings
 
 TORCHRUN = {

@@ -11,8 +11,8 @@ from torch.distributed import HashStore
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.rendezvous import Rendezvous, _agree_on_start_id
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.launch.resume import SavedRun
-from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.launch.run_spec import RunSpec, SavedRun
+from tfm_blocks.runs.run_file import RunFile
 
 
 def test_processes_that_are_started_anew_do_not_believe_what_others_have_said_before() -> None:
@@ -46,7 +46,7 @@ def two_meetings(store: HashStore) -> list[Rendezvous]:
 JOB = RunSpec(
     {"model": {"graph": None}}, Path("runs/ü"), 300, "tfm train", "x", Path("a.ckpt"), 5, 7, True, {"fp32": 0.1}
 )
-LEFT = SavedRun(Path("runs/ü"), {"name": "ü"}, "name: ü", {"vocab": 300}, "failed", "")
+LEFT = SavedRun(Path("runs/ü"), {"name": "ü"}, "name: ü", RunFile(300), "failed", "")
 
 
 @pytest.mark.parametrize("sent", [JOB, RunSpec({}, Path("runs/run"), 300, "tfm train", "x"), LEFT])

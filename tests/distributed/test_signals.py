@@ -13,7 +13,7 @@ import pytest
 
 from tests.launch.test_job import wandb_exit_code
 from tests.launch.test_resume import ROOT, expect_same, rows
-from tfm_blocks.launch.devices import available_cores
+from tfm_blocks.launch.check import available_cores
 
 LIMIT = 10.0  # seconds on a machine that does nothing else
 RUN = [

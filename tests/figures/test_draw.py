@@ -5,14 +5,13 @@ from collections import Counter
 import pytest
 
 from tests.figures.test_layout import EMB, LAYER, LOGITS, encoder, shipped_spec, spec_of
-from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.comments import describe_models
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.figures.draw import Content, Cost, draw_model
 from tfm_blocks.figures.drawing import boxes
-from tfm_blocks.language.chain import list_models
 from tfm_blocks.registry.blocks import REGISTRY
 
-SHIPPED = list_models([CONF / "model"])
+SHIPPED = [entry.name for entry in describe_models(None)]
 PAPER = {  # figure 1 of Vaswani et al. 2017, from below to above
     "encoder": ["Inputs", "Input Embedding", "Positional Encoding", "Multi-Head Attention", "Add & Norm", "Feed Forward", "Add & Norm"],
     "decoder": [

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.figures.test_layout import shipped_spec
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
-from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.comments import describe_models
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
@@ -23,7 +23,6 @@ from tfm_blocks.figures.svg import to_svg
 from tfm_blocks.figures.text import WIDTHS, text_width
 from tfm_blocks.figures.themes import THEMES
 from tfm_blocks.figures.tikz import to_tikz
-from tfm_blocks.language.chain import list_models
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.model import write_model
 
@@ -37,7 +36,7 @@ def groups(svg):
 
 
 def test_all_shipped_figures_are_drawn_without_torch_and_are_those_of_the_docs(tmp_path):
-    names = list_models([CONF / "model"])
+    names = [entry.name for entry in describe_models(None)]
     code = (
         "import sys\nfrom tfm_blocks.cli import main\n"
         f"for name in {names}:\n    main(['figure', name, '-o', f'{tmp_path}/{{name}}.svg'])\n"
@@ -188,4 +187,4 @@ def test_wrong_input_is_one_error_with_a_fix_and_status_2(arguments, sentence, t
 def test_every_shipped_model_has_its_figure_on_the_page_of_models():
     page = (ROOT / "docs" / "models.md").read_text("utf-8")
     shown = re.findall(r"!\[(\w+)\]\(figures/(\w+)\.svg\)", page)
-    assert sorted(shown) == [(name, name) for name in list_models([CONF / "model"])]
+    assert sorted(shown) == [(entry.name, entry.name) for entry in describe_models(None)]

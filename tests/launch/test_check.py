@@ -19,8 +19,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch import check as launch_check
 from tfm_blocks.launch import rank as launch_rank
-from tfm_blocks.launch.check import check_remote_run, check_resumed_run, check_run, warn_about_warmup
-from tfm_blocks.launch.devices import available_cores
+from tfm_blocks.launch.check import available_cores, check_remote_run, check_resumed_run, check_run, warn_about_warmup
 from tfm_blocks.launch.job import train as train_run
 from tfm_blocks.network import build
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo

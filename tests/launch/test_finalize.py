@@ -18,7 +18,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import resume, train
-from tfm_blocks.launch.resume import read_saved_run
+from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.runs.record import find_runs, read_record
 from tfm_blocks.runs.row_results import read_losses, read_translations
 from tfm_blocks.training.checkpoints import PreemptedError

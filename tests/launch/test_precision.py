@@ -14,8 +14,15 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
-from tfm_blocks.launch.precision import BF16_PROCESSORS, choose_precision
-from tfm_blocks.launch.product_timings import PRECISIONS, TOKENS, Product, products_of, time_products
+from tfm_blocks.launch.precision import (
+    BF16_PROCESSORS,
+    PRECISIONS,
+    TOKENS,
+    Product,
+    choose_precision,
+    products_of,
+    time_products,
+)
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.runs.files import read_json, write_json
 from tfm_blocks.training.checkpoints import PreemptedError
@@ -52,7 +59,7 @@ def test_what_is_asked_for_is_taken_and_said() -> None:
 def multiply_adds(product: Product) -> float:
     """Of the linear layers that the product stands for."""
     x, weight = product.arguments[0][:2]
-    return product.count * x.size[0] * x.size[1] * weight.size[0] * weight.size[1]
+    return product.count * x.shape[0] * x.shape[1] * weight.numel()
 
 
 def test_the_measured_products_are_all_linear_layers_of_a_micro_batch(small: Small) -> None:

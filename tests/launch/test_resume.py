@@ -32,7 +32,7 @@ from tfm_blocks.distributed.signals import STOPS, exit_on_signals
 from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import resume, train
-from tfm_blocks.launch.resume import read_saved_run
+from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs import lock
 from tfm_blocks.runs.checkpoints import list_checkpoints, newest_intact

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tfm_blocks.blocks.scores import Softmax
+from tfm_blocks.blocks.attention_parts import Softmax
 from tfm_blocks.layers.dot_product import AttentionMask, weighed_attention
 
 B, H, T, K, S = 2, 3, 4, 8, 5

@@ -27,7 +27,7 @@ def test_every_shipped_block_is_declared():
     assert declared.reserved == REGISTRY.reserved
     for block, info in declared.blocks.items():
         known = REGISTRY.blocks[block]
-        assert (info.arguments, info.stepped, info.shipped) == (known.arguments, known.stepped, True), block
+        assert (info.arguments, info.positionwise, info.shipped) == (known.arguments, known.positionwise, True), block
 
 
 @pytest.mark.parametrize("override", ["heads=7", "model.add_norm=past", "model.graph.encoder.layer.ffn.block=fnn"])

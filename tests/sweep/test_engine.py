@@ -22,7 +22,7 @@ from tests.preloaded import run_python
 from tests.run_folders import leave_run
 from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.launch.devices import available_cores
+from tfm_blocks.launch.check import available_cores
 from tfm_blocks.sweep.command import _print_results
 from tfm_blocks.sweep.engine import JobSource, Sweep
 from tfm_blocks.sweep.job import SweepJob

@@ -20,8 +20,8 @@ from tfm_blocks.network.build import build_network, check_model, network_without
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.data import StepBatches
+from tfm_blocks.training.loss import Objective, backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
-from tfm_blocks.training.objective import Objective, backward_scale
 
 SHIPPED = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
 OWN = sorted(str(path) for path in (Path(__file__).parents[1] / "models").glob("*.yaml"))

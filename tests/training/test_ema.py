@@ -13,8 +13,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.runs.folder import step_files
 from tfm_blocks.runs.model import read_tensors, weights_of
-from tfm_blocks.training.callbacks import BestWeights
-from tfm_blocks.training.ema import MovingAverage
+from tfm_blocks.training.callbacks import BestWeights, MovingAverage
 from tfm_blocks.training.settings import read_run
 
 DECAY = 0.4

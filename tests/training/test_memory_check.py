@@ -24,7 +24,7 @@ from tests.training.test_module import feed_of, make, trainer
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import RunError
-from tfm_blocks.training.ema import MovingAverage
+from tfm_blocks.training.callbacks import MovingAverage
 from tfm_blocks.training.memory_check import Copies, MemoryCheck, worst
 
 ROOT = Path(__file__).parents[2]

@@ -241,7 +241,7 @@ def test_a_search_that_a_signal_breaks_off_translates_no_further_and_nothing_is_
     run = trainer(2)
     run.limit_val_batches, run.val_check_interval = 1.0, 2
     run.fit(module, datamodule=data)
-    assert module.abandoned and module.outputs == [""] * 4
+    assert module.abandoned and module.scorer.outputs == [""] * 4
     assert not any(name.startswith("val/") for name in module.latest)
 
 
@@ -259,7 +259,7 @@ def test_validation_scores_are_those_of_all_pairs_one_by_one(small: Callable[...
         tokens += len(labels_T)
     assert module.latest["val/loss"] == pytest.approx(losses / tokens, rel=1e-5)
     assert module.latest["val/token_accuracy"] == right / tokens
-    assert len(module.outputs) == 4
+    assert len(module.scorer.outputs) == 4
 
 
 def test_dropout_of_a_step_does_not_depend_on_what_was_drawn_before(small: Callable[..., Composed]) -> None:

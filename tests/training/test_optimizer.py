@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tfm_blocks.training.optimizer import build_optimizer
+from tfm_blocks.training.module import build_optimizer
 from tfm_blocks.training.settings import AdamSettings, AdamWSettings, OptimizerSettings
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.training.test_module import make, trainer
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.training.schedule import InverseSqrtSettings, LinearSettings, NoamSettings
+from tfm_blocks.training.settings import InverseSqrtSettings, LinearSettings, NoamSettings
 
 
 @pytest.mark.parametrize(

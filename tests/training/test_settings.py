@@ -13,8 +13,7 @@ import yaml
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.training.schedule import InverseSqrtSettings, LinearSettings, NoamSettings
-from tfm_blocks.training.settings import RunSettings, read_run
+from tfm_blocks.training.settings import InverseSqrtSettings, LinearSettings, NoamSettings, RunSettings, read_run
 
 
 def test_the_default_config_reads_and_noam_takes_the_models_width(small: Callable[..., Composed]) -> None:

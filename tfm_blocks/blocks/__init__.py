@@ -1,61 +1,7 @@
-"""The registered blocks, one kind per file. Importing this package registers them."""
+"""The registered blocks. Importing this package imports all of its modules, which register them."""
 
-from tfm_blocks.blocks import (
-    activation,
-    aliases,
-    attention,
-    convolution,
-    delta,
-    depthwise,
-    embedding,
-    experts,
-    feedforward,
-    gates,
-    halting,
-    latent,
-    mixed_heads,
-    mixing,
-    norm,
-    position,
-    prefix,
-    recurrent,
-    relative,
-    restricted,
-    restricted_global,
-    retention,
-    rotary,
-    routing,
-    score_bias,
-    scores,
-    unembed,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "activation",
-    "aliases",
-    "attention",
-    "convolution",
-    "delta",
-    "depthwise",
-    "embedding",
-    "experts",
-    "feedforward",
-    "gates",
-    "halting",
-    "latent",
-    "mixed_heads",
-    "mixing",
-    "norm",
-    "position",
-    "prefix",
-    "recurrent",
-    "relative",
-    "restricted",
-    "restricted_global",
-    "retention",
-    "rotary",
-    "routing",
-    "score_bias",
-    "scores",
-    "unembed",
-]
+for module in iter_modules(__path__):
+    import_module(f"{__name__}.{module.name}")

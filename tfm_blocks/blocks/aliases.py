@@ -21,34 +21,24 @@ def _naive() -> dict[str, Any]:
     return {}
 
 
-@alias("normed_attention", of="attention", takes=WITH_BIAS)
-def _normed(*, qk_norm: Norm = RMSNORM) -> dict[str, Any]:
-    return {"qk_norm": qk_norm}
+def _normed(name: str, norm: Part, **fixed: Any) -> None:
+    """Register attention with a norm of queries and keys, by default `norm`, and with the arguments `fixed`."""
+
+    @alias(name, of="attention", takes=WITH_BIAS)
+    def translate(*, qk_norm: Norm = norm) -> dict[str, Any]:
+        return {"qk_norm": qk_norm, **fixed}
 
 
-@alias("wide_normed_attention", of="attention", takes=WITH_BIAS)
-def _wide_normed(*, qk_norm: Norm = RMSNORM) -> dict[str, Any]:
-    return {"qk_norm": qk_norm, "qk_norm_kind": "joint"}
-
-
-@alias("head_normed_attention", of="attention", takes=WITH_BIAS)
-def _head_normed(*, qk_norm: Norm = PLAIN_LAYERNORM) -> dict[str, Any]:
-    return {"qk_norm": qk_norm, "qk_norm_kind": "head_gains"}
-
-
-@alias("late_normed_attention", of="attention", takes=WITH_BIAS)
-def _late_normed(*, qk_norm: Norm = RMSNORM) -> dict[str, Any]:
-    return {"qk_norm": qk_norm, "qk_norm_kind": "post_position"}
+_normed("normed_attention", RMSNORM)
+_normed("wide_normed_attention", RMSNORM, qk_norm_kind="joint")
+_normed("head_normed_attention", PLAIN_LAYERNORM, qk_norm_kind="head_gains")
+_normed("late_normed_attention", RMSNORM, qk_norm_kind="post_position")
+_normed("gated_normed_attention", RMSNORM, gate=GATE)
 
 
 @alias("gated_attention", of="attention", takes=WITH_SCORES)
 def _gated() -> dict[str, Any]:
     return {"gate": GATE}
-
-
-@alias("gated_normed_attention", of="attention", takes=WITH_BIAS)
-def _gated_normed(*, qk_norm: Norm = RMSNORM) -> dict[str, Any]:
-    return {"qk_norm": qk_norm, "gate": GATE}
 
 
 @alias("clamped_attention", of="attention", takes=WITH_SCORES)

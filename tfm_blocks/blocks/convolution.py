@@ -1,15 +1,16 @@
-"""Convolution over positions, an alternative to self-attention."""
+"""Convolutions over positions, alternatives to self-attention."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import apply_order, reading_order, restore_order
-from tfm_blocks.layers.sliding import SlidingKernel
+from tfm_blocks.layers.recurrence import SlidingKernel, apply_order, reading_order, restore_order
 from tfm_blocks.registry.blocks import block
 
 
@@ -56,3 +57,50 @@ class Convolution(SlidingKernel):
         """Return the N - dilation · (kernel_size - 1) outputs where the whole kernel fits: x_BND -> y_BTD."""
         weight_EDJ = self.map.weight.view(-1, x_BND.shape[2], self.kernel_size)
         return F.conv1d(x_BND.mT, weight_EDJ, self.map.bias, dilation=self.dilation).mT
+
+
+@block(
+    "depthwise_conv",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "mask"},
+    where={"kernel_size >= 1": "a position sees at least itself"},
+    source="Wu et al. 2019, section 2, depthwise convolution",
+)
+class DepthwiseConvolution(SlidingKernel):
+    """y_t = Σ_w weight_w ⊙ x_(t - before + w) + bias, separately in each channel: x_BTD -> x_BTD.
+
+    A position reads `kernel_size` neighbours, itself included: kernel_size // 2 before and the rest after, or with
+    `mask: causal` all of them before. Padding and positions beyond the ends count as 0. Cost O(n·kernel_size·d).
+
+    Also known as: short convolution, depthwise separable convolution.
+    Use: local order beside attention or a recurrence.
+    Example: kernel_size: 3
+    """
+
+    def __init__(self, D: int, *, kernel_size: int, mask: Literal["causal"] | None = None, bias: bool = True) -> None:
+        super().__init__()
+        self.channels = D
+        self.before = kernel_size - 1 if mask == "causal" else kernel_size // 2
+        self.after = kernel_size - 1 - self.before
+        self.weight = nn.Parameter(torch.empty(D, 1, kernel_size))
+        self.bias = nn.Parameter(torch.empty(D)) if bias else None
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        """Initialise weights Xavier-uniform with the fan of one channel, `kernel_size`, and biases with 0."""
+        if name == "bias":
+            nn.init.zeros_(self.get_parameter(name))
+        else:
+            bound = math.sqrt(3 / self.weight.shape[2])
+            nn.init.uniform_(self.weight, -bound, bound, generator=generator)
+
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
+        x_BTD = x_BTD.masked_fill(~keep_BT[:, :, None], 0)
+        if self.before == self.after:  # padding inside conv1d avoids a copy
+            return self.slide(x_BTD, padding=self.before)
+        return self.slide(F.pad(x_BTD, (0, 0, self.before, self.after)))
+
+    def slide(self, x_BLD: Tensor, padding: int = 0) -> Tensor:
+        """Return the outputs where the whole kernel fits, with `padding` zeros added at both ends: x_BLD -> x_BTD."""
+        x_BDL = x_BLD.transpose(1, 2)
+        return F.conv1d(x_BDL, self.weight, self.bias, padding=padding, groups=len(self.weight)).transpose(1, 2)

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.feedforward import RELU, SILU, WIDTH, FeedForward, GatedFeedForward
-from tfm_blocks.layers.dropout import Dropout
-from tfm_blocks.layers.expert_choice import TINY, Routing
+from tfm_blocks.blocks.routing import TINY, Routing
 from tfm_blocks.layers.expert_linear import BiasedExpertLinear, ExpertLinear
-from tfm_blocks.layers.linear import Linear
+from tfm_blocks.layers.linear import Dropout, Linear
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Activation, Part, Rate, Router
 
@@ -117,7 +116,6 @@ class Experts(nn.Module):
         return y_RD
 
     def between(self, x_RF: Tensor) -> Tensor:
-        """Apply the activation between the two maps."""
         return self.activation(x_RF[None])[0]  # type: ignore[no-any-return]
 
 

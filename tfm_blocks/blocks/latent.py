@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tfm_blocks.blocks.norm import RMSNorm
 from tfm_blocks.layers.attention_position import RotatesHeads, Span
-from tfm_blocks.layers.dot_product import AttentionMask, causal_mask, few_queries, weighed_attention
-from tfm_blocks.layers.heads import merge_heads, one_hot_values
+from tfm_blocks.layers.dot_product import AttentionMask, few_queries, merge_heads, sequence_mask
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.multi_head import SOFTMAX, make_part
-from tfm_blocks.layers.score_normalizer import ScoreNormalizer
+from tfm_blocks.layers.multi_head import SOFTMAX, DotProduct, Heads, make_part
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Part, Position, Rate, Scores
@@ -38,7 +36,7 @@ WHERE = {
     where=WHERE,
     source="DeepSeek-AI 2024 (DeepSeek-V2), section 2.1",
 )
-class LatentAttention(nn.Module):
+class LatentAttention(DotProduct):
     """Attention whose keys and values are projected from a latent vector of each position: x_BTD -> x_BTD.
 
     The latent vector c = norm(W x) has width `d_latent`. A head's key is [U c; p]: a part of width `d_head`, and a part
@@ -79,27 +77,15 @@ class LatentAttention(nn.Module):
         self.position: Any = REGISTRY.make(position, d_turned)
         if not isinstance(self.position, RotatesHeads):
             raise ValueError(f"position must rotate queries and keys, as rotary does, but is {position}")
-        self.scores: ScoreNormalizer = make_part(scores, d_head + d_turned, heads=heads)
+        self.scores = make_part(scores, d_head + d_turned, heads=heads)
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
-        q_BHTK, c_B1TL, p_B1TR = self._project(x_BTD, Span(0, x_BTD.shape[1]))
-        k_BHTK, v_BHTV = self._keys_and_values(c_B1TL, p_B1TR)
-        dropout = self.dropout if self.training else 0.0
-        masks = self._mask(keep_BT, right_padded_T)
-        return self._finish(weighed_attention(q_BHTK, k_BHTK, v_BHTV, masks, self.scores, dropout=dropout))
+        return self._finish(self.attend(*self.prepare(x_BTD, keep_BT=keep_BT, right_padded_T=right_padded_T)))
 
-    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
-        """Return the attention weights w_BHTT; each row sums to 1."""
+    def prepare(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Heads:
         q_BHTK, c_B1TL, p_B1TR = self._project(x_BTD, Span(0, x_BTD.shape[1]))
-        k_BHTK, _ = self._keys_and_values(c_B1TL, p_B1TR)
-        masks = self._mask(keep_BT, right_padded_T)
-        w_BHTT = weighed_attention(q_BHTK, k_BHTK, one_hot_values(k_BHTK), masks, self.scores)
-        return w_BHTT if self.scores.sums_to_one else w_BHTT / w_BHTT.sum(3, keepdim=True)
-
-    def _mask(self, keep_BT: Tensor, right_padded: bool) -> AttentionMask:
-        if not self.causal:
-            return AttentionMask(keep_BT[:, None, None, :])
-        return AttentionMask(causal=True) if right_padded else AttentionMask(causal_mask(keep_BT))
+        masks = sequence_mask(keep_BT, causal=self.causal, right_padded=right_padded_T)
+        return q_BHTK, *self._keys_and_values(c_B1TL, p_B1TR), masks
 
     def _project(self, x_BTD: Tensor, span_T: Span) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries q_BHTK, latent vectors c_B1TL, and the shared part of the keys p_B1TR."""
@@ -112,7 +98,6 @@ class LatentAttention(nn.Module):
         return q_BHTK, self.norm(c_BTL)[:, None], self.position.rotate(p_BTR[:, None], positions_T)
 
     def queries(self, x_BTD: Tensor) -> Tensor:
-        """Return the queries of all heads, concatenated."""
         q_BTX: Tensor = self.q(x_BTD)
         return q_BTX
 
@@ -127,19 +112,17 @@ class LatentAttention(nn.Module):
         return out_BTD
 
     def start(self, *, room: CacheShape) -> State:
-        """Allocate caches for the latent vectors and the shared part of the keys."""
         latent, rotary = self.down.parts
         return State(caches={"c": room.cache(1, latent), "p": room.cache(1, rotary)})
 
     def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read the first P target positions: x_BPD -> x_BPD."""
         q_BHPK, c_B1PL, p_B1PR = self._project(x_BPD, Span(0, x_BPD.shape[1]))
         state.fill(c=c_B1PL, p=p_B1PR)
-        k_BHPK, v_BHPV = self._keys_and_values(c_B1PL, p_B1PR)
-        return self._finish(weighed_attention(q_BHPK, k_BHPK, v_BHPV, AttentionMask(causal=True), self.scores)), state
+        masks = AttentionMask(causal=True)
+        return self._finish(self.attend(q_BHPK, *self._keys_and_values(c_B1PL, p_B1PR), masks)), state
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read the next target position: x_R1D -> x_R1D, without expanding the cached latent vectors."""
+        """Read the next target position, without expanding the cached latent vectors."""
         d_head, d_turned, d_value = self.sizes
         q_BHMK, c_B1ML, p_B1MR = self._project(state.fold_beams(x_R1D), Span(state.position, 1))
         c_B1NL, p_B1NR = state.append("c", c_B1ML), state.append("p", p_B1MR)
@@ -152,7 +135,7 @@ class LatentAttention(nn.Module):
         if self.scores.fused:
             y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, state.beam_mask(), self.scores.beta)
         else:
-            y_BHML = weighed_attention(q_BHMX, k_BHNX, c_BHNL, AttentionMask(state.beam_mask()), self.scores)
+            y_BHML = self.attend(q_BHMX, k_BHNX, c_BHNL, AttentionMask(state.beam_mask()))
         return self._finish(y_BHML @ values_HVL.mT).view_as(x_R1D), state
 
 

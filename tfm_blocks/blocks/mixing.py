@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.dropout import Dropout
-from tfm_blocks.layers.linear import Linear
+from tfm_blocks.layers.linear import Dropout, Linear
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 
@@ -124,9 +123,6 @@ class LinearBlock(Linear):
     def __init__(self, D: int, *, d_out: int, bias: bool = True) -> None:
         super().__init__(D, d_out, bias=bias)
 
-    def forward(self, x_BND: Tensor) -> Tensor:
-        return super().forward(x_BND)
-
 
 @block("dropout", "x: B N D -> B N D", source="Srivastava et al. 2014, section 4")
 class DropoutBlock(Dropout):
@@ -137,6 +133,3 @@ class DropoutBlock(Dropout):
 
     def __init__(self, *, dropout: Rate = 0.0) -> None:
         super().__init__(dropout)
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        return super().forward(x_BND)

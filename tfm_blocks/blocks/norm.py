@@ -60,13 +60,7 @@ class PlainLayerNorm(nn.Module):
         return F.layer_norm(x_BTD, x_BTD.shape[-1:], eps=self.eps)
 
 
-@block(
-    "rmsnorm",
-    "x: B T D -> B T D",
-    category="norm",
-    where=SQUARES,
-    source="Zhang and Sennrich 2019, equation 4",
-)
+@block("rmsnorm", "x: B T D -> B T D", category="norm", where=SQUARES, source="Zhang and Sennrich 2019, equation 4")
 class RMSNorm(nn.RMSNorm):
     """x / √(mean of x² + eps) · gain, over the width: x_BTD -> x_BTD. Gains start at 1.
 
@@ -155,13 +149,7 @@ class CentredL2Norm(L2Norm):
         return super().forward(x_BTD - x_BTD.mean(-1, keepdim=True))
 
 
-@block(
-    "scalenorm",
-    "x: B T D -> B T D",
-    category="norm",
-    where=LENGTH,
-    source="Nguyen and Salazar 2019, ScaleNorm",
-)
+@block("scalenorm", "x: B T D -> B T D", category="norm", where=LENGTH, source="Nguyen and Salazar 2019, ScaleNorm")
 class ScaleNorm(nn.Module):
     """gain · x / max(‖x‖₂, eps), over the width: x_BTD -> x_BTD, with a scalar gain, initially √D.
 

@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.dropout import Dropout
-from tfm_blocks.layers.linear import normal_
-from tfm_blocks.layers.state import CacheShape, State
+from tfm_blocks.blocks.mixing import DropoutBlock
+from tfm_blocks.layers.linear import Dropout, normal_
+from tfm_blocks.layers.state import Positional, State
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 
 
-class AddedPosition(nn.Module, ABC):
+class AddedPosition(Positional, ABC):
     """Add a vector for each position, then apply dropout: x_BND -> x_BND. Positions count from 0."""
 
     def __init__(self, dropout: float) -> None:
@@ -31,16 +31,7 @@ class AddedPosition(nn.Module, ABC):
         out_BND: Tensor = self.dropout(x_BND + self.table(0, x_BND))
         return out_BND
 
-    def start(self, *, room: CacheShape) -> State:
-        """Return an empty state; only its position is used."""
-        return State()
-
-    def prefill(self, x_BND: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read the first positions."""
-        return self.forward(x_BND), state
-
     def step(self, x_BND: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read the next positions."""
         return self.dropout(x_BND + self.table(state.position, x_BND)), state
 
 
@@ -170,17 +161,9 @@ class LearnedPosition(AddedPosition):
 
 
 @block("none", "x: B N D -> B N D", source="Haviv et al. 2022: a causal decoder learns the order by itself")
-class NoPosition(nn.Module):
+class NoPosition(DropoutBlock):
     """Return x, with the dropout of position blocks: x_BND -> x_BND.
 
     Also known as: identity.
     Use: a child file that removes the position block of its parent.
     """
-
-    def __init__(self, *, dropout: Rate = 0.0) -> None:
-        super().__init__()
-        self.dropout = Dropout(dropout)
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        out_BND: Tensor = self.dropout(x_BND)
-        return out_BND

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from tfm_blocks.blocks.attention import WHERE
 from tfm_blocks.layers.attention_position import Span
-from tfm_blocks.layers.dot_product import AttentionMask, causal_mask
-from tfm_blocks.layers.heads import one_hot_values, widths
-from tfm_blocks.layers.multi_head import MultiHead
+from tfm_blocks.layers.dot_product import AttentionMask, causal_mask, widths
+from tfm_blocks.layers.multi_head import Heads, MultiHead
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
 
@@ -50,37 +49,27 @@ class PrefixAttention(MultiHead):
     def forward(  # type: ignore[override]
         self, x_BTD: Tensor, prefix_BSD: Tensor, *, keep_BT: Tensor, keep_BS: Tensor
     ) -> Tensor:
-        k_BGNK, v_BGNK = self._keys_and_values(torch.cat((prefix_BSD, x_BTD), 1))
-        masks = _prefix_mask(keep_BS, causal_mask(keep_BT))
-        return self.finish(self.attend(self._queries(x_BTD, Span(0, x_BTD.shape[1])), k_BGNK, v_BGNK, masks), x_BTD)
+        return self.finish(self.attend(*self.prepare(x_BTD, prefix_BSD, keep_BT=keep_BT, keep_BS=keep_BS)), x_BTD)
 
-    def weights(  # type: ignore[override]
+    def prepare(  # type: ignore[override]
         self, x_BTD: Tensor, prefix_BSD: Tensor, *, keep_BT: Tensor, keep_BS: Tensor
-    ) -> Tensor:
-        """Return the attention weights w_BHT(S+T), the prefix first; each row sums to 1."""
-        k_BGNK, _ = self._keys_and_values(torch.cat((prefix_BSD, x_BTD), 1))
+    ) -> Heads:
+        """Return the queries of x, and the keys, values and mask of the prefix and then of x."""
+        k_BGNK, v_BGNK = self._keys_and_values(torch.cat((prefix_BSD, x_BTD), 1))
         q_BHTK = self._queries(x_BTD, Span(0, x_BTD.shape[1]))
-        w_BHTN = self.attend(q_BHTK, k_BGNK, one_hot_values(k_BGNK), _prefix_mask(keep_BS, causal_mask(keep_BT)))
-        return w_BHTN if self.scores.sums_to_one else w_BHTN / w_BHTN.sum(3, keepdim=True)
+        return q_BHTK, k_BGNK, v_BGNK, _prefix_mask(keep_BS, causal_mask(keep_BT))
 
     def start(self, prefix_BSD: Tensor, *, keep_BS: Tensor, room: CacheShape) -> State:  # type: ignore[override]
-        """Compute the keys and values of the prefix, and allocate caches for those of the target."""
-        w = self.widths
         k_BGSK, v_BGSK = self._keys_and_values(prefix_BSD)
-        return State(
-            fixed={"k_BGSK": k_BGSK, "v_BGSK": v_BGSK, "keep_BS": keep_BS},
-            caches={"k": room.cache(w.kv_heads, w.key), "v": room.cache(w.kv_heads, w.value)},
-        )
+        return State({"k_BGSK": k_BGSK, "v_BGSK": v_BGSK, "keep_BS": keep_BS}, self.caches(room))
 
     def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:  # type: ignore[override]
-        """Read the first P target positions: x_BPD -> x_BPD."""
         k_BGPK, v_BGPK = self._keys_and_values(x_BPD)
         state.fill(k=k_BGPK, v=v_BGPK)
         past_B1PP = causal_mask(torch.ones(x_BPD.shape[:2], dtype=torch.bool, device=x_BPD.device))
         return self._continue(x_BPD, Span(0, x_BPD.shape[1]), k_BGPK, v_BGPK, past_B1PP, state), state
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:  # type: ignore[override]
-        """Read the next target position: x_R1D -> x_R1D. The M hypotheses of a sentence are M queries."""
         x_BMD = state.fold_beams(x_R1D)
         k_BGMK, v_BGMK = self._keys_and_values(x_BMD)
         k_BGNK, v_BGNK = state.append("k", k_BGMK), state.append("v", v_BGMK)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -36,6 +36,7 @@ class Recurrent(Recurrence):
     """
 
     gates: ClassVar[int]
+    kernel: ClassVar[Callable[..., tuple[Tensor, ...]]]
     states: ClassVar[tuple[str, ...]] = ("h_RD",)
 
     def __init__(self, D: int, *, mask: Literal["causal"] | None = None, bias: bool = True) -> None:
@@ -46,10 +47,6 @@ class Recurrent(Recurrence):
         self.width = D if mask else D // 2
         self.forwards = Direction(D, self.width, self.gates, bias)
         self.backwards = None if mask else Direction(D, self.width, self.gates, bias)
-
-    @abstractmethod
-    def run(self, x_BTD: Tensor, before: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, ...]:
-        """Run torch's layer from the states `before`, each 1BF; return the outputs h_BTF, then the states after."""
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
         return {name: like.new_zeros(rows, self.width) for name in self.states}
@@ -67,7 +64,9 @@ class Recurrent(Recurrence):
 
     def _run(self, direction: Direction, x_BTD: Tensor, memory: RecurrentState) -> tuple[Tensor, RecurrentState]:
         before = [memory[name][None].to(x_BTD.dtype) for name in self.states]
-        h_BTF, *after = self.run(x_BTD, before, direction.weights)
+        initial = before if len(before) > 1 else before[0]
+        options = self.bias, 1, 0.0, self.training, False, True  # torch's layer returns h_BTF, then the states after
+        h_BTF, *after = self.kernel(x_BTD, initial, direction.weights, *options)
         return h_BTF, {name: state_1BF[0] for name, state_1BF in zip(self.states, after, strict=True)}
 
 
@@ -82,9 +81,7 @@ class RNN(Recurrent):
     """
 
     gates = 1
-
-    def run(self, x_BTD: Tensor, before: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, ...]:
-        return torch.rnn_tanh(x_BTD, before[0], weights, self.bias, 1, 0.0, self.training, False, True)
+    kernel = staticmethod(torch.rnn_tanh)
 
 
 @block("gru", "x: B T D -> B T D", branch=True, sees={"x": "mask"}, source="Cho et al. 2014, equations 5 to 8")
@@ -99,9 +96,7 @@ class GRU(Recurrent):
     """
 
     gates = 3
-
-    def run(self, x_BTD: Tensor, before: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, ...]:
-        return torch.gru(x_BTD, before[0], weights, self.bias, 1, 0.0, self.training, False, True)
+    kernel = staticmethod(torch.gru)
 
 
 @block(
@@ -123,6 +118,4 @@ class LSTM(Recurrent):
 
     gates = 4
     states = ("h_RD", "c_RD")
-
-    def run(self, x_BTD: Tensor, before: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, ...]:
-        return torch.lstm(x_BTD, before, weights, self.bias, 1, 0.0, self.training, False, True)
+    kernel = staticmethod(torch.lstm)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +12,9 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.attention import WHERE as ATTENTION
 from tfm_blocks.blocks.attention import SelfAttention
-from tfm_blocks.layers.attention_position import Span
-from tfm_blocks.layers.banded import banded_attention
-from tfm_blocks.layers.heads import one_hot_values
+from tfm_blocks.layers.attention_position import Span, distance
+from tfm_blocks.layers.banded import banded_attention, global_banded_attention
+from tfm_blocks.layers.dot_product import AttentionMask, one_hot_values
 from tfm_blocks.layers.state import State
 from tfm_blocks.registry.blocks import block
 
@@ -41,39 +43,29 @@ class RestrictedAttention(SelfAttention):
     def __init__(self, D: int, *, r: int, **options: Any) -> None:
         super().__init__(D, **options)
         self.window = r
+        self.banded: Callable[..., Tensor] = banded_attention
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
         q_BHTK, k_BGTK, v_BGTK = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
         return self.finish(self.attend_near(q_BHTK, k_BGTK, v_BGTK, keep_BT), x_BTD)
 
-    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
-        """Return the attention weights w_BHTT, 0 outside the band; each row sums to 1."""
+    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
         q_BHTK, k_BGTK, _ = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
         w_BHTT = self.attend_near(q_BHTK, k_BGTK, one_hot_values(k_BGTK), keep_BT)
         return w_BHTT if self.scores.sums_to_one else w_BHTT / w_BHTT.sum(3, keepdim=True)
 
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
         """Attend from each position to its neighbours: y_BHTK."""
-        assert self.window is not None
-        return banded_attention(
-            q_BHTK,
-            k_BGTK,
-            v_BGTK,
-            keep_BT,
-            r=self.window,
-            causal=self.causal,
-            dropout=self.dropout if self.training else 0.0,
-            scores=self.scores,
-            bias=self.of_distance if self.biases else None,
-        )
+        dropout, bias = self.dropout if self.training else 0.0, self.of_distance if self.biases else None
+        options = {"r": self.window, "causal": self.causal, "dropout": dropout, "scores": self.scores, "bias": bias}
+        return self.banded(q_BHTK, k_BGTK, v_BGTK, keep_BT, **options)
 
     def of_distance(self, distance_TS: Tensor) -> Tensor:
-        """Return the bias of the scores of neighbours by their distance: bias_HTS."""
+        """Return the bias of the scores of neighbours at these distances, in steps of the band: bias_HTS."""
         bias_HTS: Tensor = self.position.of_distance(distance_TS)
         return bias_HTS
 
     def prefill(self, x_BPD: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
-        """Read the first P target positions: x_BPD -> x_BPD."""
         q_BHPK, k_BGPK, v_BGPK = self.self_heads(x_BPD, Span(0, x_BPD.shape[1]))
         state.fill(k=k_BGPK, v=v_BGPK)
         keep_BP = torch.ones(x_BPD.shape[:2], dtype=torch.bool, device=x_BPD.device)
@@ -121,3 +113,48 @@ def _split_by_dilation(x_BHTK: Tensor, apart: int) -> Tensor:
     missing = -x_BHTK.shape[2] % apart
     padded = F.pad(x_BHTK, (0, 0, 0, missing))
     return torch.unflatten(padded, 2, (-1, apart)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+
+
+@block(
+    "restricted_global_attention",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "mask"},
+    where={**WHERE, "first >= 1": "at least one position is seen by all"},
+    source="Beltagy et al. 2020 (Longformer), section 3.1, global attention; with mask: causal, Xiao et al. 2023",
+)
+class RestrictedGlobalAttention(RestrictedAttention):
+    """`restricted_attention` with `first` global positions, which attend to all and all to them: x_BTD -> x_BTD.
+
+    Cost O(n·(r + first)·d). With `mask: causal` every position, global or not, attends only to itself and to earlier
+    positions.
+
+    Also known as: Longformer attention, global tokens.
+    Use: long sequences whose first positions summarise the rest.
+    Example: r: 64
+    """
+
+    def __init__(self, D: int, *, first: int = 1, **options: Any) -> None:
+        super().__init__(D, **options)
+        self.first = first
+        self.banded = partial(global_banded_attention, first=first)
+
+    def step(self, x_R1D: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
+        """Read the next target position, which attends to the last r positions and the first ones."""
+        x_BMD = state.fold_beams(x_R1D)
+        q_BHMK, k_BGMK, v_BGMK = self.self_heads(x_BMD, Span(state.position, 1))
+        near = state.append("k", k_BGMK, self.window), state.append("v", v_BGMK, self.window)
+        first = slice(0, min(self.first, state.past(self.window).start))
+        early = (state.caches[name][:, :, first].flatten(2, 3) for name in ("k", "v"))
+        k_BGSK, v_BGSK = (torch.cat(both, 2) for both in zip(early, near, strict=True))
+        mask = state.beam_mask(self.window)
+        if mask is not None and state.path_BMTM is not None:
+            mask = torch.cat((state.path_BMTM[:, :, first].flatten(2)[:, None], mask), 3)
+        masks = AttentionMask(mask, bias=self._bias_of_step(state, first) if self.biases else None)
+        return self.finish(self.attend(q_BHMK, k_BGSK, v_BGSK, masks), x_BMD).view_as(x_R1D), state
+
+    def _bias_of_step(self, state: State, first: slice) -> Tensor:
+        """Return the bias from the current position to those it attends to, for all hypotheses: bias_H1S."""
+        past_N = torch.arange(state.position + 1, device=self.out.weight.device)
+        seen_S = torch.cat((past_N[first], past_N[state.past(self.window)]))
+        return self.of_distance(distance(past_N[-1:], seen_S)).repeat_interleave(state.hypotheses, -1)

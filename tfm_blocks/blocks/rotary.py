@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tfm_blocks.layers.state import CacheShape, State
+from tfm_blocks.layers.state import Positional, State
 from tfm_blocks.registry.blocks import block
 
 PairLayout = Literal["halves", "pairs"]
@@ -27,7 +27,7 @@ WHERE = {
     where=WHERE,
     source="Su et al. 2021, section 3.2.2; Chen et al. 2023 (factor)",
 )
-class Rotary(nn.Module):
+class Rotary(Positional):
     """Rotate pairs of elements by the angle pos / factor · base^(-2i/R), so that q·k depends only on the distance.
 
     As the `position` of an attention it rotates the first R = `share` · K elements of each head of queries and keys. As
@@ -75,16 +75,7 @@ class Rotary(nn.Module):
     def forward(self, x_BND: Tensor) -> Tensor:
         return self.rotate(x_BND, torch.arange(x_BND.shape[1], device=x_BND.device))
 
-    def start(self, *, room: CacheShape) -> State:
-        """Return an empty state; only its position is used."""
-        return State()
-
-    def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read the first positions."""
-        return self.forward(x_BPD), state
-
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read the next position."""
         return self.rotate(x_R1D, torch.arange(state.position, state.position + 1, device=x_R1D.device)), state
 
 
@@ -121,15 +112,13 @@ class Yarn(Rotary):
         *,
         trained_length: int,
         factor: float = 4.0,
-        base: float = 10000.0,
-        share: float = 1.0,
-        layout: PairLayout = "halves",
         fast: float = 32.0,
         slow: float = 1.0,
         truncate: bool = True,
         attention_factor: float | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(D, base=base, share=share, layout=layout, factor=factor)
+        super().__init__(D, factor=factor, **options)
         self.gain = 0.1 * math.log(factor) + 1.0 if attention_factor is None else attention_factor
         first, last = self._pair(fast, trained_length), self._pair(slow, trained_length)
         if truncate:
@@ -177,12 +166,11 @@ class Llama3Rotary(Rotary):
         factor: float = 8.0,
         trained_length: int = 8192,
         base: float = 500000.0,
-        share: float = 1.0,
-        layout: PairLayout = "halves",
         fast: float = 4.0,
         slow: float = 1.0,
+        **options: Any,
     ) -> None:
-        super().__init__(D, base=base, share=share, layout=layout, factor=factor)
+        super().__init__(D, base=base, factor=factor, **options)
         self.trained_length, self.fast, self.slow = trained_length, fast, slow
 
     def frequencies(self, device: torch.device) -> Tensor:
@@ -222,20 +210,17 @@ class LongRotary(Rotary):
         *,
         factors: list[float],
         trained_length: int,
-        factor: float = 1.0,
-        base: float = 10000.0,
-        share: float = 1.0,
-        layout: PairLayout = "halves",
         attention_factor: float | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(D, base=base, share=share, layout=layout, factor=factor)
+        super().__init__(D, **options)
         pairs = self.rotated // 2
         if len(factors) not in (1, pairs):
             raise ValueError(f"factors must be one number or one for each of {pairs} pairs, but are {len(factors)}")
         if min(factors) <= 0:
             raise ValueError(f"factors must be above 0, but one is {min(factors)}")
         self.factors = factors
-        gain = math.sqrt(1 + math.log(factor) / math.log(trained_length))
+        gain = math.sqrt(1 + math.log(self.factor) / math.log(trained_length))
         self.gain = gain if attention_factor is None else attention_factor
 
     def frequencies(self, device: torch.device) -> Tensor:

@@ -68,12 +68,7 @@ class RelativeBias(ScoreBias):
     """
 
     def __init__(
-        self,
-        *,
-        heads: int,
-        buckets: int = 32,
-        max_distance: int = 128,
-        direction: Literal["both", "past"] = "both",
+        self, *, heads: int, buckets: int = 32, max_distance: int = 128, direction: Literal["both", "past"] = "both"
     ) -> None:
         super().__init__()
         self.both = direction == "both"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_model, read_model_or_run
 from tfm_blocks.errors import ConfigError, print_warnings, printable
-from tfm_blocks.figures.draw import Fold
+from tfm_blocks.figures.drawing import Fold
 from tfm_blocks.figures.themes import THEMES
 
 if TYPE_CHECKING:

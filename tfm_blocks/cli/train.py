@@ -106,7 +106,7 @@ def _train_here(prepared: Sequence[str], typed: Sequence[str]) -> int:
         from tfm_blocks.launch.verify import verify_resume
 
         return verify_resume(run)
-    from tfm_blocks.launch.resume import read_saved_run
+    from tfm_blocks.launch.run_spec import read_saved_run
 
     left = read_saved_run(folder)
     run = check_resumed_run(compose_resumed(config, left.config, str(left.folder / "config.yaml"), left.text))

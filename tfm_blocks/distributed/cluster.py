@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import ConfigError, Problem
@@ -12,6 +12,11 @@ from tfm_blocks.training.settings import DeviceSettings
 
 FOREIGN = {"WORLD_SIZE": "a launcher", "OMPI_COMM_WORLD_SIZE": "mpirun"}
 SRUN = "srun --nodes={nodes} --ntasks-per-node={devices} python train.py …"
+COUNTS = ("rank", "world", "local_rank", "devices", "nodes")  # fields of RankInfo, and where a launcher sets them
+VARIABLES = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES"),
+}
 TORCHRUN = "torchrun --nnodes={nodes} --nproc-per-node={devices} train.py …"
 
 
@@ -61,8 +66,10 @@ def find_rank_info(settings: DeviceSettings, environment: Mapping[str, str]) -> 
     if cluster == "local":
         _expect_alone(environment)
         rank_info = RankInfo(devices=settings.devices, **_slurm_job(environment))
+    elif cluster == "slurm":
+        rank_info = RankInfo(cluster="slurm", **_counts(environment, "slurm"), **_slurm_job(environment))
     else:
-        rank_info = torchrun_rank_info(environment) if cluster == "torchrun" else _slurm_rank_info(environment)
+        rank_info = torchrun_rank_info(environment)
     _expect_world(settings, rank_info)
     return rank_info
 
@@ -103,31 +110,9 @@ def _expect_alone(environment: Mapping[str, str]) -> None:
 
 def torchrun_rank_info(environment: Mapping[str, str], cluster: Literal["local", "torchrun"] = "torchrun") -> RankInfo:
     """Return the rank of a process of torch's elastic agent. Raises ConfigError if its variables are missing."""
-    _expect(environment, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "torchrun")
-    return RankInfo(
-        cluster=cluster,
-        rank=int(environment["RANK"]),
-        world=int(environment["WORLD_SIZE"]),
-        local_rank=int(environment["LOCAL_RANK"]),
-        devices=int(environment["LOCAL_WORLD_SIZE"]),
-        nodes=int(environment["GROUP_WORLD_SIZE"]),
-        launch=f"torchrun {environment.get('TORCHELASTIC_RUN_ID', '')}",
-        restarts=_count(environment, "TORCHELASTIC_RESTART_COUNT"),
-    )
-
-
-def _slurm_rank_info(environment: Mapping[str, str]) -> RankInfo:
-    names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE")
-    _expect(environment, names, "slurm")
-    return RankInfo(
-        cluster="slurm",
-        rank=int(environment["SLURM_PROCID"]),
-        world=int(environment["SLURM_NTASKS"]),
-        local_rank=int(environment["SLURM_LOCALID"]),
-        devices=int(environment["SLURM_NTASKS_PER_NODE"]),
-        nodes=int(environment["SLURM_NNODES"]),
-        **_slurm_job(environment),
-    )
+    launch, restarts = environment.get("TORCHELASTIC_RUN_ID", ""), _count(environment, "TORCHELASTIC_RESTART_COUNT")
+    counts = _counts(environment, "torchrun")
+    return RankInfo(cluster=cluster, launch=f"torchrun {launch}", restarts=restarts, **counts)
 
 
 def _slurm_job(environment: Mapping[str, str]) -> _Launch:
@@ -135,22 +120,21 @@ def _slurm_job(environment: Mapping[str, str]) -> _Launch:
     return {"launch": f"slurm {job}", "restarts": _count(environment, "SLURM_RESTART_COUNT")} if job else {}
 
 
-def _expect(environment: Mapping[str, str], names: tuple[str, ...], cluster: str) -> None:
-    """Raise ConfigError if a variable that the launcher sets for each process is missing."""
+def _counts(environment: Mapping[str, str], cluster: Literal["torchrun", "slurm"]) -> dict[str, Any]:
+    """Return the fields of RankInfo that the launcher sets. Raises ConfigError if one of its variables is missing."""
+    names = [*VARIABLES[cluster], *(["SLURM_NODEID"] if cluster == "slurm" else [])]  # Lightning reads the node's ID
     missing = [name for name in names if not environment.get(name, "").isdecimal()]
     if missing:
         command = _command(TORCHRUN if cluster == "torchrun" else SRUN, 2, 1)
         rule = f"is {cluster}, but the environment of this process has no {', '.join(missing)}"
         raise ConfigError(Problem("trainer.cluster", rule, help=f"start the run with {command}"))
+    return {field: int(environment[name]) for field, name in zip(COUNTS, VARIABLES[cluster], strict=True)}
 
 
 def _command(text: str, devices: int, nodes: int) -> str:
-    command = text.format(devices=devices, nodes=nodes)
-    overrides = [
-        f" trainer.devices={devices}" if devices > 1 else "",
-        f" trainer.num_nodes={nodes}" if nodes > 1 else "",
-    ]
-    return command.removesuffix(" …") + "".join(overrides)
+    overrides = {" trainer.devices": devices, " trainer.num_nodes": nodes}
+    written = "".join(f"{key}={count}" for key, count in overrides.items() if count > 1)
+    return text.format(devices=devices, nodes=nodes).removesuffix(" …") + written
 
 
 def _expect_world(settings: DeviceSettings, rank_info: RankInfo) -> None:

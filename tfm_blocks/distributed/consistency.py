@@ -53,11 +53,6 @@ def expect_same(fingerprints: Sequence[Fingerprint]) -> None:
                 raise RunError(Problem("trainer.devices", rule, help=help))
 
 
-def compare_ranks(fingerprint: Fingerprint) -> None:
-    """Raise RunError on every rank if the fingerprints of the ranks differ."""
-    expect_same(gather_json(fingerprint))
-
-
 class ExpectSameRun(Callback):
     """Compare the fingerprints of all ranks before the first step."""
 
@@ -66,4 +61,4 @@ class ExpectSameRun(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.world_size > 1:
-            compare_ranks(self.fingerprint)
+            expect_same(gather_json(self.fingerprint))

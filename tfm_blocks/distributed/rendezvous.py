@@ -38,11 +38,6 @@ def cluster_environment(rank_info: RankInfo) -> ClusterEnvironment:
     return LightningEnvironment() if rank_info.world == 1 else TorchElasticEnvironment()
 
 
-def describe_backend(rank_info: RankInfo, device: str) -> str:
-    """Return the backend of the collectives and the device, such as `gloo on cpu`; only the device for one process."""
-    return f"{torch.distributed.get_default_backend_for_device(device)} on {device}" if rank_info.world > 1 else device
-
-
 def _agree_on_start_id(store: Store, rank_info: RankInfo) -> str:
     """Return a random ID of this start of the launcher, the same on all ranks.
 

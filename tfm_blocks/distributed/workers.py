@@ -1,21 +1,60 @@
-"""Loader workers are started by a fork server.
-
-A fork of a training process would copy its CUDA context, and locks that threads of NCCL and W&B hold at that moment.
-"""
+"""Start loader workers by a fork server, and end a spawned process with its parent."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, parent_process, resource_tracker
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from types import ModuleType
 from typing import Any
 
-from tfm_blocks.distributed.main_module import main_hidden
-from tfm_blocks.distributed.parent import end_with_parent
 from tfm_blocks.distributed.signals import STOPS, block_signals
+
+
+@contextmanager
+def main_hidden() -> Iterator[None]:
+    """Hide the main module from processes that are started inside.
+
+    A new process imports the script of its parent, which would train again unless all of it stood below
+    `if __name__ == "__main__"`. Nothing in the processes of a run is defined there.
+    """
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+GRACE = 8.0  # seconds for the end of a step and its checkpoint
+
+
+def end_with_parent(grace: float = GRACE) -> None:
+    """Stop this process when its parent dies, and kill it `grace` seconds later. Raises SystemExit if it is dead.
+
+    torch requests SIGINT for the death of the parent (PR_SET_PDEATHSIG). That is not enough: a parent that died while
+    this process imported modules sends nothing, and a process that has done its work ignores SIGINT. It would wait
+    for the dead parent forever. A pipe from the parent, which the system closes at its death, reports every death.
+    """
+    parent = parent_process()
+    assert parent is not None
+    if not parent.is_alive():
+        raise SystemExit(1)
+    threading.Thread(target=_follow, args=(parent.sentinel, grace), daemon=True).start()
+
+
+def _follow(sentinel: int, grace: float) -> None:
+    wait([sentinel])
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(grace)
+    os.kill(os.getpid(), signal.SIGKILL)
+
 
 PRELOADED = ["tfm_blocks.training.data", "tfm_blocks.distributed.workers"]
 

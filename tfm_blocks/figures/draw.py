@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
 
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.figures import labels
-from tfm_blocks.figures.drawing import Arrow, Box, Chain, Drawing, Frame, item_within
+from tfm_blocks.figures.drawing import Arrow, Box, Chain, Drawing, Fold, Frame, item_within
 from tfm_blocks.figures.layer_groups import LayerGroup, find_groups
 from tfm_blocks.figures.node_boxes import NodeBoxes, node_boxes
 from tfm_blocks.figures.scopes import Graph, Leaf, Parallel, Part, Stack, entry_of, exit_of, nodes_of, read_graph
@@ -18,7 +17,6 @@ from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Node, Spec, format_shape
 from tfm_blocks.registry.blocks import Registry
 
-Fold = Literal["none", "layers", "stacks"]
 Item = Box | Frame
 Strand = tuple[Box, list[Item]]  # items above each other, and the box that the lowest one reads
 

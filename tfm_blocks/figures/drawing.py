@@ -9,6 +9,7 @@ from typing import Literal
 Kind = Literal["attention", "ffn", "norm", "embedding", "linear", "softmax", "other", "stack", "text"]
 Glyph = Literal["box", "plus", "wave", "text"]
 Side = Literal["left", "right"]
+Fold = Literal["none", "layers", "stacks"]  # what is drawn once: nothing, alike layers, or stacks as one box
 
 
 @dataclass(eq=False)

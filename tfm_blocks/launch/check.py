@@ -9,21 +9,45 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import LmSettings, columns_in
-from tfm_blocks.distributed.cluster import find_rank_info
+from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import TARGET, Spec, names
-from tfm_blocks.launch.devices import expect_devices
-from tfm_blocks.network.build import check_model, read_model
+from tfm_blocks.network.build import check_model, choose_device, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
+
+
+def expect_devices(settings: DeviceSettings, rank_info: RankInfo) -> None:
+    """Raise ConfigError if there are fewer CUDA devices or CPU cores than requested.
+
+    Cores are not checked under an external launcher, which may bind each process to separate cores.
+    """
+    available = torch.cuda.device_count()
+    if settings.accelerator == "cuda" and not available:
+        rule = "is cuda, but there is no CUDA device"
+        raise ConfigError(Problem("trainer.accelerator", rule, help="write cpu or auto"))
+    if choose_device(settings.accelerator) == "cuda":
+        if settings.devices > available:
+            rule = f"is {settings.devices}, but there are {available} CUDA devices"
+            help = f"write trainer.devices={available} or less, or trainer.accelerator=cpu"
+            raise ConfigError(Problem("trainer.devices", rule, help=help))
+    elif not rank_info.is_external and settings.devices > (cores := available_cores()):
+        rule = f"is {settings.devices}, but this process may use {cores} CPU cores, and each device needs one"
+        raise ConfigError(Problem("trainer.devices", rule, help=f"write trainer.devices={cores} or less"))
+
+
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

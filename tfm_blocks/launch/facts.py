@@ -15,9 +15,10 @@ import torch
 from tfm_blocks import __version__
 from tfm_blocks.compose.run import RESUMABLE_KEYS
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.launch.devices import available_cores, device_of
+from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.network.build import choose_device
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.record import NO_EXPERIMENT
 from tfm_blocks.runs.run_file import RunFile
@@ -29,17 +30,8 @@ LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "token
 def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_info: RankInfo) -> dict[str, Any]:
     """Write the facts of this start of the run to run.json, and return them for the loggers."""
     start = RunFile.read(job.folder)
-    facts = _facts(job, trainer, start, network, rank_info)
-    start.with_facts(facts).write(job.folder)
-    return facts
-
-
-def _facts(
-    job: RunSpec, trainer: TrainerSettings, start: RunFile, network: Network, rank_info: RankInfo
-) -> dict[str, Any]:
-    """Return the facts by name; FACTS in tfm_blocks/metric_schema.py describes each."""
     commands = start.commands or ("",)
-    return {
+    facts = {  # FACTS in tfm_blocks/metric_schema.py describes each
         "model": start.choices.get("model", ""),
         "parameters": sum(one.numel() for one in network.parameters()),
         "parameters_asked": job.asked_parameters,
@@ -50,9 +42,11 @@ def _facts(
         "resumed": len(commands) - 1,
         "command": commands[-1],
         "hardware": _hardware(trainer, rank_info),
-        "precision": choose_precision(trainer.precision, device_of(trainer), job.timings).fact,
+        "precision": choose_precision(trainer.precision, choose_device(trainer.accelerator), job.timings).fact,
         "versions": _versions(),
     }
+    start.with_facts(facts).write(job.folder)
+    return facts
 
 
 def parameters_by_node(network: Network) -> dict[str, int]:
@@ -91,15 +85,10 @@ def git_commit() -> str | None:
 
 
 def _hardware(trainer: TrainerSettings, rank_info: RankInfo) -> dict[str, Any]:
-    kind = device_of(trainer)
+    kind = choose_device(trainer.accelerator)
     name = torch.cuda.get_device_name() if kind == "cuda" else platform.machine()
-    return {
-        "device": kind,
-        "name": name,
-        "devices": rank_info.world,
-        "nodes": rank_info.nodes,
-        "cores": available_cores(),
-    }
+    counts = {"devices": rank_info.world, "nodes": rank_info.nodes, "cores": available_cores()}
+    return {"device": kind, "name": name, **counts}
 
 
 def _versions() -> dict[str, str]:

@@ -13,15 +13,7 @@ from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import LENGTH, axis_lengths, multiply_adds
 from tfm_blocks.runs.average import mean_weights
-from tfm_blocks.runs.folder import (
-    BEST,
-    CHECKPOINTS,
-    LOSSES,
-    METRICS,
-    STATUS,
-    TRANSLATIONS,
-    step_files,
-)
+from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_files
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
@@ -54,12 +46,12 @@ def finish(
     split, corpus = module.prepared.last_scored
     corpus_metrics = metrics(module.settings.trainer.bleu, tokenised=False)
     references = corpus.text[TARGET]
-    translations = score(module.outputs, references, corpus_metrics) if module.outputs else ()
+    translations = score(module.scorer.outputs, references, corpus_metrics) if module.scorer.outputs else ()
     status = Status(
         "done",
         f"stopped early: {stopped}" if stopped else "",
         steps=module.global_step,
-        seconds=round(module.clock.seconds, 1),
+        seconds=round(module.seconds, 1),
         scores=module.latest,
         scored_on=split,
         exact_match_by_group=_by_group(module.latest, split, corpus.groups),
@@ -69,7 +61,7 @@ def finish(
         **vars(summarise(read_rows(job.folder / METRICS))),
     )
     write_weights(job.folder, weights)
-    if module.outputs:
+    if module.scorer.outputs:
         write_translations(job.folder, [TranslatedLine(*one) for one in module.scorer.samples])
     write_losses(job.folder, module.row_losses)
     status.write(job.folder)

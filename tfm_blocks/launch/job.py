@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,15 +20,14 @@ from tfm_blocks.distributed.consistency import config_fingerprint, expect_same, 
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Json, Rendezvous
 from tfm_blocks.distributed.signals import StoppedError, exit_on_signals
-from tfm_blocks.errors import TfmError, file_error, print_warnings
+from tfm_blocks.errors import file_error, print_warnings
 from tfm_blocks.launch.check import CheckedRun, check_lengths, warn_about_warmup, with_locations
-from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.init_from import find_weights
+from tfm_blocks.launch.loggers import reason_of
 from tfm_blocks.launch.precision import measure_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
-from tfm_blocks.launch.resume import SavedRun, expect_same_text, find_restarted_run
-from tfm_blocks.launch.run_spec import RunSpec
-from tfm_blocks.network.build import count_parameters, network_without_values
+from tfm_blocks.launch.run_spec import RunSpec, SavedRun, expect_same_text, find_restarted_run
+from tfm_blocks.network.build import choose_device, count_parameters, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.checkpoints import newest_intact
 from tfm_blocks.runs.files import write_bytes
@@ -39,7 +37,7 @@ from tfm_blocks.runs.model import write_model
 from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.runs.status import Status
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
-from tfm_blocks.training.data import plan_corpus
+from tfm_blocks.training.data import PlannedCorpus, plan_corpus
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError
 from tfm_blocks.training.settings import RunSettings
 
@@ -68,59 +66,11 @@ def train(
 
     fields = rendezvous.decide("restarted run", find)
     if fields is None:
-        return _begin(rendezvous, run, root, typed, until, callbacks)
+        return _Start(rendezvous, typed, until, callbacks).begin(run, root)
     saved = SavedRun.from_json(fields)
     if saved.state == "done":
         return saved.folder
-    return _resume(rendezvous, run.with_config(saved.config), saved, typed, None, callbacks)
-
-
-def _begin(
-    rendezvous: Rendezvous,
-    requested: CheckedRun,
-    root: Path,
-    typed: Sequence[str],
-    until: int | None,
-    callbacks: Sequence[Callback],
-) -> Path:
-    settings, mapping = requested.settings, requested.composed.mapping
-    if rendezvous.rank_info.rank == 0:
-        warn_about_warmup(settings)
-        print_warnings(requested.spec.warnings)
-    with with_locations(requested.composed):
-        prepared = rendezvous.prepare(settings.data, mapping["vocab"])
-        if settings.init_from:
-            find_weights(Path(settings.init_from))  # raises before anything starts
-    run = requested.with_vocab(prepared.tokenizer.size)
-    name = str(mapping["name"])
-    config = run.composed.mapping | {"name": name, "plugins": settings.plugins}
-    config = {key: value for key, value in config.items() if key not in ("resume", "verify")}
-    network = network_without_values(run.spec)
-    check_lengths(network, prepared, run)
-
-    def claim() -> Json:
-        timings = _measure_precision(rendezvous, network, prepared, settings)
-        folder = claim_folder(root, name)
-        command = resume_command(typed, folder, settings)
-        fields = config, folder, mapping["vocab"], command, _wandb_id()
-        return RunSpec(
-            *fields, until=until, asked_parameters=count_parameters(requested.spec), timings=timings
-        ).to_json()
-
-    job = RunSpec.from_json(rendezvous.decide("job", claim))
-    with _lock(rendezvous, job.folder), _record_end(rendezvous, job):
-        if rendezvous.rank_info.rank == 0:
-            text = fingerprint(settings.seed, prepared, plan_corpus(network.spec, prepared, settings.data))
-            origin = (shlex.join(typed),), rendezvous.rank_info.launch, dict(run.composed.choices)
-            start_folder(job, prepared, RunFile(job.asked_vocab, job.wandb_id, *origin, text))
-        _run(rendezvous, job, run, prepared, callbacks)
-    return job.folder
-
-
-def _wandb_id() -> str:
-    """Return the ID that a W&B sweep agent assigned to the run, or a new ID."""
-    agent = os.environ.get("WANDB_RUN_ID") if "WANDB_SWEEP_ID" in os.environ else None
-    return agent or uuid4().hex[:8]
+    return _Start(rendezvous, typed, None, callbacks).resume(run.with_config(saved.config), saved)
 
 
 def resume(
@@ -134,7 +84,7 @@ def resume(
 
     Raises the errors of `train`, and RunError if the text changed since the run began.
     """
-    return _resume(_connect(run), run, saved, typed, until, callbacks)
+    return _Start(_connect(run), typed, until, callbacks).resume(run, saved)
 
 
 def _connect(run: CheckedRun) -> Rendezvous:
@@ -148,66 +98,108 @@ def _connect(run: CheckedRun) -> Rendezvous:
     return rendezvous
 
 
-def _resume(
-    rendezvous: Rendezvous,
-    run: CheckedRun,
-    saved: SavedRun,
-    typed: Sequence[str],
-    until: int | None,
-    callbacks: Sequence[Callback],
-) -> Path:
-    settings, config = run.settings, run.composed.mapping
-    with _lock(rendezvous, saved.folder):
-        with with_locations(run.composed):
-            prepared = rendezvous.prepare(settings.data, saved.start.vocab)
+@dataclass(frozen=True)
+class _Start:
+    """One start of a run: its processes, command line, the step to stop after, and the caller's callbacks."""
 
-        def build_spec() -> Json:
-            newest = newest_intact(saved.folder / CHECKPOINTS)
-            step = newest.step if newest else 0
-            saved.expect_resumable(settings, step)
-            path = saved.folder / CHECKPOINTS / newest.file if newest else None
-            command = resume_command(typed, saved.folder, settings)
-            fields = saved.start.vocab, command, saved.start.wandb_id, path, until, saved.asked_parameters
-            network = network_without_values(run.spec)
-            planned_corpus = plan_corpus(network.spec, prepared, settings.data)
-            expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
-            print(f"resume: {saved.folder} after {step} steps")
-            timings = saved.timings or _measure_precision(rendezvous, network, prepared, settings)
-            prolonged = saved.is_prolonged(settings, step)
-            return RunSpec(config, saved.folder, *fields, prolonged=prolonged, timings=timings).to_json()
+    rendezvous: Rendezvous
+    typed: Sequence[str]
+    until: int | None
+    callbacks: Sequence[Callback]
 
-        job = RunSpec.from_json(rendezvous.decide("job", build_spec))
-        with _record_end(rendezvous, job):
-            if rendezvous.rank_info.rank == 0:
-                _update_folder(job, saved, typed)
-            _run(rendezvous, job, run, prepared, callbacks)
-    return saved.folder
+    @property
+    def leads(self) -> bool:
+        return self.rendezvous.rank_info.rank == 0
+
+    def begin(self, requested: CheckedRun, root: Path) -> Path:
+        """Train a new run in a new folder."""
+        settings, mapping = requested.settings, requested.composed.mapping
+        if self.leads:
+            warn_about_warmup(settings)
+            print_warnings(requested.spec.warnings)
+        with with_locations(requested.composed):
+            prepared = self.rendezvous.prepare(settings.data, mapping["vocab"])
+            if settings.init_from:
+                find_weights(Path(settings.init_from))  # raises before anything starts
+        run = requested.with_vocab(prepared.tokenizer.size)
+        config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
+        config = {key: value for key, value in config.items() if key not in ("resume", "verify")}
+        network = network_without_values(run.spec)
+        planned_corpus = plan_corpus(network.spec, prepared, settings.data)
+        check_lengths(network, prepared, run)
+
+        def claim() -> Json:
+            timings = self.measure_precision(network, planned_corpus, settings)
+            folder = claim_folder(root, config["name"])
+            fields = config, folder, mapping["vocab"], resume_command(self.typed, folder, settings), _wandb_id()
+            count = count_parameters(requested.spec)
+            return RunSpec(*fields, until=self.until, asked_parameters=count, timings=timings).to_json()
+
+        job = RunSpec.from_json(self.rendezvous.decide("job", claim))
+        with _lock(self.rendezvous, job.folder), _record_end(self.rendezvous, job):
+            if self.leads:
+                text = fingerprint(settings.seed, prepared, planned_corpus)
+                origin = (shlex.join(self.typed),), self.rendezvous.rank_info.launch, dict(run.composed.choices)
+                start_folder(job, prepared, RunFile(job.asked_vocab, job.wandb_id, *origin, text))
+            self.train(job, run, prepared)
+        return job.folder
+
+    def resume(self, run: CheckedRun, saved: SavedRun) -> Path:
+        """Resume a run from its newest intact checkpoint."""
+        settings = run.settings
+        with _lock(self.rendezvous, saved.folder):
+            with with_locations(run.composed):
+                prepared = self.rendezvous.prepare(settings.data, saved.start.vocab)
+
+            def build_spec() -> Json:
+                newest = newest_intact(saved.folder / CHECKPOINTS)
+                step = newest.step if newest else 0
+                saved.expect_resumable(settings, step)
+                path = saved.folder / CHECKPOINTS / newest.file if newest else None
+                command = resume_command(self.typed, saved.folder, settings)
+                fields = saved.start.vocab, command, saved.start.wandb_id, path, self.until, saved.asked_parameters
+                network = network_without_values(run.spec)
+                planned_corpus = plan_corpus(network.spec, prepared, settings.data)
+                expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
+                print(f"resume: {saved.folder} after {step} steps")
+                timings = saved.timings or self.measure_precision(network, planned_corpus, settings)
+                last = saved.is_prolonged(settings, step), timings
+                return RunSpec(run.composed.mapping, saved.folder, *fields, *last).to_json()
+
+            job = RunSpec.from_json(self.rendezvous.decide("job", build_spec))
+            with _record_end(self.rendezvous, job):
+                if self.leads:
+                    _update_folder(job, saved, self.typed)
+                self.train(job, run, prepared)
+        return saved.folder
+
+    def measure_precision(
+        self, network: Network, planned_corpus: PlannedCorpus, settings: RunSettings
+    ) -> dict[str, float]:
+        """Return the timings that `trainer.precision=auto` compares, taken with as many threads as a rank will have."""
+        ranks = 1 if self.rendezvous.rank_info.is_external else settings.trainer.devices
+        return dict(measure_precision(network, planned_corpus, settings, ranks))
+
+    def train(self, job: RunSpec, run: CheckedRun, prepared: Prepared) -> None:
+        rendezvous, trainer = self.rendezvous, run.settings.trainer
+        if not rendezvous.rank_info.is_external and trainer.devices > 1:
+            spawn_ranks(spawned_main, trainer.devices, job, self.callbacks)
+            return
+        rendezvous.join(choose_device(trainer.accelerator))
+        rendezvous.expect_shared_folder(job.folder)
+        train_rank(rendezvous.rank_info, job, run.settings, run.spec, prepared, self.callbacks)
+        rendezvous.leave()
 
 
-def _measure_precision(
-    rendezvous: Rendezvous, network: Network, prepared: Prepared, settings: RunSettings
-) -> dict[str, float]:
-    """Return the timings that `trainer.precision=auto` compares, taken with as many threads as a rank will have."""
-    ranks = 1 if rendezvous.rank_info.is_external else settings.trainer.devices
-    planned_corpus = plan_corpus(network.spec, prepared, settings.data)
-    return dict(measure_precision(network, planned_corpus, settings, ranks))
+def _wandb_id() -> str:
+    """Return the ID that a W&B sweep agent assigned to the run, or a new ID."""
+    agent = os.environ.get("WANDB_RUN_ID") if "WANDB_SWEEP_ID" in os.environ else None
+    return agent or uuid4().hex[:8]
 
 
 def _lock(rendezvous: Rendezvous, folder: Path) -> AbstractContextManager[None]:
     """Lock the folder on rank 0. After a restart by a launcher, wait until the earlier process releases it."""
     return hold(folder, wait=rendezvous.rank_info.restarts > 0) if rendezvous.rank_info.rank == 0 else nullcontext()
-
-
-def _run(
-    rendezvous: Rendezvous, job: RunSpec, run: CheckedRun, prepared: Prepared, callbacks: Sequence[Callback]
-) -> None:
-    if not rendezvous.rank_info.is_external and run.settings.trainer.devices > 1:
-        spawn_ranks(spawned_main, run.settings.trainer.devices, job, callbacks)
-        return
-    rendezvous.join(device_of(run.settings.trainer))
-    rendezvous.expect_shared_folder(job.folder)
-    train_rank(rendezvous.rank_info, job, run.settings, run.spec, prepared, callbacks)
-    rendezvous.leave()
 
 
 def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) -> str:
@@ -247,27 +239,12 @@ def _record_end(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
 
 
 def _write_end(job: RunSpec, error: BaseException) -> None:
+    states = {PreemptedError: "preempted", StoppedError: "stopped", DivergedError: "diverged"}
+    state = next((states[kind] for kind in states if isinstance(error, kind)), "failed")
     with suppress(OSError):  # the disk may not be writable
-        Status(_state(error), _reason(error), job.command).write_end(job.folder)
+        Status(state, reason_of(error), job.command).write_end(job.folder)
     if not isinstance(error, (PreemptedError, DivergedError)):
         print(f"resume: {job.command}", file=sys.stderr)
-
-
-def _state(error: BaseException) -> str:
-    for kind, state in ((PreemptedError, "preempted"), (StoppedError, "stopped"), (DivergedError, "diverged")):
-        if isinstance(error, kind):
-            return state
-    return "failed"
-
-
-def _reason(error: BaseException) -> str:
-    """Return the error in one line: the name of a signal, the rule of a TfmError, or the type and last line."""
-    if isinstance(error, StoppedError):
-        return signal.Signals(error.number).name
-    if isinstance(error, TfmError):
-        return error.problems[0].rule
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
 def start_folder(job: RunSpec, prepared: Prepared, start: RunFile) -> None:

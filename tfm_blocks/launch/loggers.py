@@ -53,17 +53,24 @@ def open_loggers(
 
 
 def rows_until(path: Path, last: int) -> list[Row]:
-    """Return the rows of the steps up to `last`."""
     return [row for row in read_rows(path) if row["step"] <= last]
 
 
 def _end(error: BaseException) -> tuple[int, str]:
     """Return the exit status and a short reason."""
-    if isinstance(error, TfmError):
-        return error.exit_status, error.problems[0].rule
     if isinstance(error, StoppedError):
-        return 128 + error.number if error.again else PreemptedError.exit_status, signal.Signals(error.number).name
-    return 1, f"{type(error).__name__}: {error}"
+        return 128 + error.number if error.again else PreemptedError.exit_status, reason_of(error)
+    return error.exit_status if isinstance(error, TfmError) else 1, reason_of(error)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the error in one line: the name of a signal, the rule of a TfmError, or the type and last line."""
+    if isinstance(error, StoppedError):
+        return signal.Signals(error.number).name
+    if isinstance(error, TfmError):
+        return error.problems[0].rule
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
 def _configured(job: RunSpec, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[LightningLogger]:

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # malloc.h and mallopt(3) of the GNU C Library
 NEVER, NONE = -1, 0
-LARGE, PIECES = (
-    32 * 2**20,
-    65_536,
-)  # glibc's mmap threshold in bytes, after a block of this size was freed; its maximum number of mapped blocks
+# glibc's mmap threshold in bytes, after a block of this size was freed, and its maximum number of mapped blocks
+LARGE, PIECES = 32 * 2**20, 65_536
 PRIMITIVES = "128"  # a larger cache hardly saves time: docs/decisions/11-few-primitives-are-kept.md
 CACHES = (
     ("LRU_CACHE_CAPACITY",),  # torch's

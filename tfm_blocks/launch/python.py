@@ -2,28 +2,72 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
 from tfm_blocks.compose.run import compose_request, compose_resumed, compose_run, read_resume_folder
-from tfm_blocks.distributed.signals import StoppedError
+from tfm_blocks.distributed.signals import StoppedError, temporary_handlers
+from tfm_blocks.distributed.workers import fork_server_restored, main_hidden
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import check_resumed_run, check_run
-from tfm_blocks.launch.isolation import prepare_spawn, restore_caller
 from tfm_blocks.launch.job import resume as resume_run
 from tfm_blocks.launch.job import train as train_run
-from tfm_blocks.launch.resume import read_saved_run
+from tfm_blocks.launch.memory import limit_primitive_caches, return_freed_memory
+from tfm_blocks.launch.rank import LIGHTNING
+from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import STATUS
 from tfm_blocks.translation.translator import Translator
+
+LOGGERS = (*LIGHTNING, "torch.distributed.elastic", "torch.multiprocessing.spawn")
+
+
+@contextmanager
+def restore_caller() -> Iterator[None]:
+    """Restore what a run sets for its whole process.
+
+    These are handlers of signals, the environment, logging levels, warning filters, random generators, the fork server
+    of multiprocessing, and how the C library treats freed memory.
+    """
+    with ExitStack() as stack:
+        stack.callback(return_freed_memory)
+        levels = {name: logging.getLogger(name).level for name in LOGGERS}
+        stack.callback(_restore_environment, dict(os.environ), levels)
+        stack.enter_context(warnings.catch_warnings())
+        cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        stack.enter_context(torch.random.fork_rng(devices=cuda))
+        stack.enter_context(fork_server_restored())
+        stack.enter_context(temporary_handlers())
+        yield
+
+
+def _restore_environment(environment: Mapping[str, str], levels: Mapping[str, int]) -> None:
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def prepare_spawn() -> Iterator[None]:
+    """Limit the caches of new processes, and keep them from importing the caller's script."""
+    limit_primitive_caches()
+    with main_hidden():
+        yield
+
 
 PROGRAM = ("tfm", "train")  # what resumes the run from a shell
 Callbacks = Sequence[Callback]

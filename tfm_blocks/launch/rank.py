@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from rich.console import Console
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.distributed.cluster import RankInfo, torchrun_rank_info
 from tfm_blocks.distributed.consistency import ExpectSameRun, fingerprint
-from tfm_blocks.distributed.rendezvous import describe_backend
-from tfm_blocks.distributed.signals import StoppedError, defer_signals, pending_signal
+from tfm_blocks.distributed.rendezvous import cluster_environment
+from tfm_blocks.distributed.signals import StoppedError, defer_signals, install_handlers, pending_signal
 from tfm_blocks.distributed.workers import worker_options
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
-from tfm_blocks.launch.devices import device_of
 from tfm_blocks.launch.facts import record_facts
 from tfm_blocks.launch.finalize import final_weights, finish
 from tfm_blocks.launch.init_from import load_matching_weights
@@ -28,8 +33,7 @@ from tfm_blocks.launch.loggers import open_loggers
 from tfm_blocks.launch.memory import freeze_loaded_objects, keep_freed_memory
 from tfm_blocks.launch.precision import Precision, choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
-from tfm_blocks.launch.trainer import RestoreSignalHandlers, build_trainer, quiet_lightning
-from tfm_blocks.network.build import build_network, read_model
+from tfm_blocks.network.build import build_network, choose_device, read_model
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
@@ -37,17 +41,53 @@ from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
-from tfm_blocks.training.checkpoints import Checkpoints, PreemptedError, preempted
+from tfm_blocks.training.callbacks import BestWeights, LogAttention, MovingAverage, ShowProgress
+from tfm_blocks.training.checkpoints import CheckpointFiles, Checkpoints, PreemptedError, preempted
 from tfm_blocks.training.data import PlannedCorpus, plan_corpus
 from tfm_blocks.training.data_module import RunData
-from tfm_blocks.training.early_stopping import EarlyStopping
-from tfm_blocks.training.fsdp2 import fill_shares, full_tensors
+from tfm_blocks.training.early_stopping import EarlyStopping, StoppedEarly
+from tfm_blocks.training.fsdp2 import FSDP2Strategy, WholeWhileScored, fill_shares, full_tensors
 from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.memory_check import MemoryCheck, copies_of
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.non_finite import SKIPPED, NonFiniteSteps
-from tfm_blocks.training.settings import CallbackSettings, RunSettings, read_run
-from tfm_blocks.training.stopped_early import StoppedEarly
+from tfm_blocks.training.settings import CallbackSettings, RunSettings, TrainerSettings, read_run
+
+LIGHTNING = ("lightning", "lightning.fabric", "lightning.pytorch")  # its loggers
+
+
+class RestoreSignalHandlers(Callback):
+    """Replace the signal handlers that Lightning installs at each stage of the trainer.
+
+    This also disables Lightning's exchange of SIGTERM in each step, which would wait for the device.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        install_handlers()
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        install_handlers()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        install_handlers()
+
+
+def _strategy(settings: TrainerSettings, world: int) -> Strategy | str:
+    """Return the strategy for `world` ranks.
+
+    DDP does not broadcast buffers, which are constants: that would hang if ranks validate unequal numbers of batches.
+    """
+    if world == 1:
+        return "auto"
+    return FSDP2Strategy(world) if settings.strategy == "fsdp2" else DDPStrategy(broadcast_buffers=False)
+
+
+def quiet_lightning() -> None:
+    """Silence Lightning's advice about workers, devices and loggers, which this package chooses."""
+    for name in LIGHTNING:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning.*")
 
 
 def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ()) -> None:
@@ -65,6 +105,99 @@ def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ())
             raise
 
 
+@dataclass(frozen=True)
+class _Rank:
+    """One rank of a run, the network that it trains, and what it prints; `leads` is True for rank 0."""
+
+    info: RankInfo
+    job: RunSpec
+    settings: RunSettings
+    prepared: Prepared
+    network: Network
+    heartbeat: Heartbeat
+
+    @property
+    def leads(self) -> bool:
+        return self.info.rank == 0
+
+    def fit_and_test(self, loggers: list[LightningLogger], callbacks: Sequence[Callback]) -> None:
+        """Train, load the final weights, and score them; rank 0 writes the results."""
+        settings, prepared, ranks, folder = self.settings, self.prepared, self.info.ranks, self.job.folder
+        precision = self.print_run()
+        planned_corpus = plan_corpus(self.network.spec, prepared, settings.data)
+        skipped = folder / SKIPPED
+        non_finite = NonFiniteSteps(skipped if self.leads else None, prepared.train, settings.trainer.patience_nan)
+        module = TrainingModule(self.network, prepared, settings, ranks, non_finite, pending_signal)
+        data = _data(ranks, planned_corpus, prepared, settings)  # its fork server starts during the memory check
+        self.heartbeat.doing("checking the memory")
+        self.report(build_memory_check(self.info, module, planned_corpus, precision).run(settings.seed))
+        stop, logs = _stop_signal(self.job, module), (folder / METRICS, skipped)
+        checkpoints = Checkpoints(folder / CHECKPOINTS, logs, settings.trainer, stop, self.job.command, self.job.until)
+        same_run = ExpectSameRun(fingerprint(settings.seed, prepared, planned_corpus))
+        early = StoppedEarly(callbacks, prolonged=self.job.prolonged)
+        trainer = self.build_trainer(precision, loggers, [checkpoints, same_run, early, *callbacks])
+        _fit(trainer, module, data, checkpoints, self.job)
+        trainer.strategy.barrier()  # so that all ranks see the files of rank 0
+        fill_shares(self.network, final_weights(settings.trainer, folder / CHECKPOINTS))
+        trainer.test(module, datamodule=data, verbose=False)
+        weights = full_tensors(weights_of(self.network))
+        self.heartbeat.doing("scoring the translations")
+        if self.leads:
+            finish(self.job, module, weights, loggers, early.reason)
+
+    def report(self, text: object) -> None:
+        if self.leads:
+            print(text)
+
+    def print_run(self) -> Precision:
+        """Print the run's devices, size, precision and folder, and load the weights of `init_from`."""
+        settings, device = self.settings, choose_device(self.settings.trainer.accelerator)
+        if self.info.local_rank == 0:
+            backend = f"{torch.distributed.get_default_backend_for_device(device)} on " if self.info.world > 1 else ""
+            print(f"cluster: {self.info}, {backend}{device}")
+        precision = choose_precision(settings.trainer.precision, device, self.job.timings)
+        self.report(f"model: {sum(parameter.numel() for parameter in self.network.parameters()):,} parameters")
+        if settings.init_from and not self.job.checkpoint:
+            self.report(load_matching_weights(self.network, self.prepared.tokenizer, Path(settings.init_from)))
+        self.report(precision)
+        self.report(f"folder: {self.job.folder}")
+        return precision
+
+    def build_trainer(self, precision: Precision, loggers: list[LightningLogger], callbacks: list[Callback]) -> Trainer:
+        """Return Lightning's Trainer with all callbacks of the run."""
+        info, settings = self.info, self.settings.trainer
+        image_loggers = [logger for logger in loggers if logger.shows_pictures]
+        return Trainer(
+            accelerator="gpu" if choose_device(settings.accelerator) == "cuda" else "cpu",
+            devices=info.devices,
+            num_nodes=info.nodes,
+            strategy=_strategy(settings, info.world),
+            plugins=[cluster_environment(info), CheckpointFiles(settings.checkpoint_keep)],
+            precision=precision.lightning,
+            logger=loggers or False,
+            callbacks=[
+                RestoreSignalHandlers(),
+                *callbacks,
+                *([LogAttention(image_loggers)] if image_loggers else []),
+                BestWeights(self.job.folder / CHECKPOINTS, settings.keep_last),
+                WholeWhileScored(),
+                *([ShowProgress(Console(), self.heartbeat)] if self.leads else []),
+                *([MovingAverage(settings.ema)] if settings.ema else []),
+            ],
+            max_steps=settings.steps,
+            max_epochs=-1,
+            val_check_interval=settings.validate_every,
+            check_val_every_n_epoch=None,
+            num_sanity_val_steps=0,
+            log_every_n_steps=settings.log_every,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            default_root_dir=self.job.folder,
+        )
+
+
 def train_rank(
     rank_info: RankInfo,
     job: RunSpec,
@@ -77,87 +210,39 @@ def train_rank(
 
     `callbacks` come from a caller in Python.
     """
-    ranks = rank_info.ranks
     quiet_lightning()
     keep_freed_memory()
     with (
-        hold(job.folder / CHECKPOINTS, wait=True) if ranks.rank == 0 else nullcontext(),
-        Heartbeat("building the model", enabled=ranks.rank == 0) as heartbeat,
+        hold(job.folder / CHECKPOINTS, wait=True) if rank_info.rank == 0 else nullcontext(),
+        Heartbeat("building the model", enabled=rank_info.rank == 0) as heartbeat,
     ):
         network = build_network(spec, seed=settings.seed)
+        rank = _Rank(rank_info, job, settings, prepared, network, heartbeat)
         callbacks = [*_configured(settings.callbacks), *callbacks]
-        if ranks.rank:
-            _fit_and_test(rank_info, job, prepared, settings, network, [], callbacks, heartbeat)
+        if not rank.leads:
+            rank.fit_and_test([], callbacks)
             return
         heartbeat.doing("opening the loggers")
         facts = record_facts(job, settings.trainer, network, rank_info)
         with open_loggers(job, settings, prepared, facts, losses_of(network.spec)) as loggers:
-            _fit_and_test(rank_info, job, prepared, settings, network, loggers, callbacks, heartbeat)
+            rank.fit_and_test(loggers, callbacks)
             heartbeat.doing("closing the loggers")
 
 
-def _fit_and_test(
-    rank_info: RankInfo,
-    job: RunSpec,
-    prepared: Prepared,
-    settings: RunSettings,
-    network: Network,
-    loggers: list[LightningLogger],
-    callbacks: Sequence[Callback],
-    heartbeat: Heartbeat,
-) -> None:
-    ranks = rank_info.ranks
-    precision = _print_run(rank_info, job, prepared, settings, network)
-    planned_corpus = plan_corpus(network.spec, prepared, settings.data)
-    skipped = job.folder / SKIPPED
-    non_finite = NonFiniteSteps(None if ranks.rank else skipped, prepared.train, settings.trainer.patience_nan)
-    module = TrainingModule(network, prepared, settings, ranks, non_finite, pending_signal)
-    data = _data(ranks, planned_corpus, prepared, settings)  # its fork server starts during the memory check
-    heartbeat.doing("checking the memory")
-    peak = build_memory_check(rank_info, module, planned_corpus, precision).run(settings.seed)
-    if ranks.rank == 0:
-        print(peak)
-    logs = (job.folder / METRICS, skipped)
-    stop = _stop_signal(job, module)
-    checkpoints = Checkpoints(job.folder / CHECKPOINTS, logs, settings.trainer, stop, job.command, job.until)
-    same_run = ExpectSameRun(fingerprint(settings.seed, prepared, planned_corpus))
-    early = StoppedEarly(callbacks, prolonged=job.prolonged)
-    callbacks = [RestoreSignalHandlers(), checkpoints, same_run, early, *callbacks]
-    trainer = build_trainer(rank_info, job, settings.trainer, precision, loggers, callbacks, heartbeat)
+def _fit(trainer: Trainer, module: TrainingModule, data: RunData, checkpoints: Checkpoints, job: RunSpec) -> None:
+    """Train, and validate the last step unless training did."""
     with freeze_loaded_objects():
         with defer_signals():
             trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
-        unvalidated = trainer.global_step % settings.trainer.validate_every and module.validated != trainer.global_step
-        if checkpoints.owed or unvalidated:
+        every, step = module.settings.trainer.validate_every, trainer.global_step
+        if checkpoints.owed or (step % every and module.validated != step):
             trainer.validate(module, datamodule=data, verbose=False)
-    _test(module, data, trainer)
-    weights = full_tensors(weights_of(network))
-    heartbeat.doing("scoring the translations")
-    if ranks.rank == 0:
-        finish(job, module, weights, loggers, early.reason)
 
 
 def _configured(settings: CallbackSettings) -> list[Callback]:
     """Return the callbacks that the config enables."""
     stop = settings.early_stopping
     return [EarlyStopping(stop.monitor, stop.patience, stop.min_delta)] if stop.patience else []
-
-
-def _print_run(
-    rank_info: RankInfo, job: RunSpec, prepared: Prepared, settings: RunSettings, network: Network
-) -> Precision:
-    """Print the run's devices, size, precision and folder, and load the weights of `init_from`."""
-    report: Callable[[object], None] = print if rank_info.rank == 0 else lambda text: None
-    device = device_of(settings.trainer)
-    if rank_info.local_rank == 0:
-        print(f"cluster: {rank_info}, {describe_backend(rank_info, device)}")
-    precision = choose_precision(settings.trainer.precision, device, job.timings)
-    report(f"model: {sum(parameter.numel() for parameter in network.parameters()):,} parameters")
-    if settings.init_from and not job.checkpoint:
-        report(load_matching_weights(network, prepared.tokenizer, Path(settings.init_from)))
-    report(precision)
-    report(f"folder: {job.folder}")
-    return precision
 
 
 def _stop_signal(job: RunSpec, module: TrainingModule) -> Callable[[], int]:
@@ -173,9 +258,9 @@ def build_memory_check(
 ) -> MemoryCheck:
     """Return the memory check of a run whose settings the module has already applied to its network."""
     settings = module.settings
-    kind = device_of(settings.trainer)
+    kind = choose_device(settings.trainer.accelerator)
     device = torch.device(kind, rank_info.local_rank) if kind == "cuda" else torch.device(kind)
-    autocast = torch.autocast(kind, torch.bfloat16, enabled=precision.lightning == "bf16-mixed")
+    autocast = torch.autocast(kind, torch.bfloat16, enabled=precision.name == "bf16")
     copies = copies_of(settings.trainer, rank_info.world)
     return MemoryCheck(
         module.network, planned_corpus, settings.label_smoothing, rank_info.ranks, device, autocast, copies
@@ -183,21 +268,9 @@ def build_memory_check(
 
 
 def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSettings) -> RunData:
-    accelerated = device_of(settings.trainer) == "cuda"
+    accelerated = choose_device(settings.trainer.accelerator) == "cuda"
     workers = settings.trainer.workers if settings.trainer.workers is not None else 2 * accelerated
-    return RunData(
-        prepared,
-        feed.layout,
-        settings.data,
-        seed=settings.seed,
-        ranks=ranks,
-        loading={"pin_memory": accelerated, **worker_options(workers)},
-        even=settings.trainer.strategy == "fsdp2",
-    )
-
-
-def _test(module: TrainingModule, data: RunData, trainer: Trainer) -> None:
-    """Load the final weights into the network and score them."""
-    trainer.strategy.barrier()  # so that all ranks see the files of rank 0
-    fill_shares(module.network, final_weights(module.settings.trainer, Path(trainer.default_root_dir) / CHECKPOINTS))
-    trainer.test(module, datamodule=data, verbose=False)
+    loading = {"pin_memory": accelerated, **worker_options(workers)}
+    even = settings.trainer.strategy == "fsdp2"
+    options: dict[str, Any] = {"seed": settings.seed, "ranks": ranks, "loading": loading, "even": even}
+    return RunData(prepared, feed.layout, settings.data, **options)

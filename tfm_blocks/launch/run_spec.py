@@ -1,15 +1,44 @@
-"""The plain data from which each rank of a run starts."""
+"""The plain data from which each rank of a run starts, and the saved run from which a resume makes it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from tfm_blocks.distributed.cluster import RankInfo
+from tfm_blocks.distributed.consistency import Fingerprint
+from tfm_blocks.errors import ConfigError, Problem, RunError, shown
+from tfm_blocks.launch.precision import PRECISIONS
+from tfm_blocks.runs.config import read_config
+from tfm_blocks.runs.files import damaged
+from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, expect_folder
+from tfm_blocks.runs.formats import upgrade_model
+from tfm_blocks.runs.metrics import read_metric_names
+from tfm_blocks.runs.model_file import SavedModel
+from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.status import Status
+from tfm_blocks.training.settings import LinearSettings, RunSettings, read_run
+
+
+class JsonFields:
+    """A dataclass as JSON values; its fields of type Path become texts."""
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)  # type: ignore[call-overload]
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        paths = {field.name for field in fields(cls) if "Path" in str(field.type)}  # type: ignore[arg-type]
+        return cls(**{name: Path(value) if value and name in paths else value for name, value in values.items()})
 
 
 @dataclass(frozen=True)
-class RunSpec:
+class RunSpec(JsonFields):
     """A run whose folder exists, as plain data that can be sent to any process.
 
     `checkpoint` is the file to resume from, or None. `command` resumes the run after a stop. After `until` steps the
@@ -30,13 +59,129 @@ class RunSpec:
     prolonged: bool = False
     timings: Mapping[str, float] = field(default_factory=dict)
 
+
+KINDS = {"name": str, "vocab": int, "seed": int, "plugins": list, "model": dict, "data": dict, "trainer": dict}
+
+
+@dataclass(frozen=True)
+class SavedRun(JsonFields):
+    """The folder of an earlier run: its config, the text of config.yaml, run.json, and the status."""
+
+    folder: Path
+    config: dict[str, Any]
+    text: str
+    start: RunFile
+    state: str
+    reason: str
+
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        checkpoint = str(self.checkpoint) if self.checkpoint else None
-        return asdict(self) | {"folder": str(self.folder), "checkpoint": checkpoint}
+        return super().to_json() | {"start": self.start.to_json()}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> RunSpec:
-        """Return the job whose `to_json` gave these fields."""
-        checkpoint = Path(fields["checkpoint"]) if fields["checkpoint"] else None
-        return cls(**{**fields, "folder": Path(fields["folder"]), "checkpoint": checkpoint})
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        return super().from_json({**values, "start": RunFile.from_json(values["start"])})
+
+    @property
+    def asked_parameters(self) -> int | None:
+        """Return the number of parameters with the requested vocabulary; None if an older version began the run."""
+        count = self.start.facts.get("parameters_asked")
+        return count if isinstance(count, int) else None
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Return the milliseconds that `trainer.precision=auto` measured; empty if the run measured none."""
+        precision = self.start.newest_facts.get("precision")
+        timings = precision.get("milliseconds") if isinstance(precision, dict) else None
+        valid = isinstance(timings, dict) and all(isinstance(timings.get(name), float) for name in PRECISIONS)
+        return timings if isinstance(timings, dict) and valid else {}
+
+    @property
+    def stopped_early(self) -> bool:
+        """Return True if the run is done, but a callback ended it before its last step."""
+        return self.state == "done" and bool(self.reason)
+
+    def is_prolonged(self, settings: RunSettings, step: int) -> bool:
+        """Return True if the run trains on after `step`, at which a callback may have stopped it.
+
+        It does if it was scored, if its callbacks changed, or if an earlier resume began with it after this step.
+        """
+        changed = settings.callbacks != read_run(self.config).callbacks
+        return self.stopped_early or changed or self.start.prolonged == step
+
+    def expect_resumable(self, settings: RunSettings, step: int) -> None:
+        """Raise ConfigError if there is nothing left to train after `step`, or if the run would fail again."""
+        steps, schedule = settings.trainer.steps, settings.schedule
+        if self.state == "diverged":
+            rule = f"diverged ({self.reason}), and would do so again: a resumed run repeats its steps"
+            raise ConfigError(Problem("resume", rule, help="start a new run with a lower learning rate"))
+        before = read_run(self.config)
+        unchanged = (settings.callbacks, settings.trainer.steps) == (before.callbacks, before.trainer.steps)
+        if self.stopped_early and settings.callbacks.early_stopping.patience and unchanged:
+            help = "write a higher callbacks.early_stopping.patience, or null"
+            raise ConfigError(Problem("resume", self.reason, help=help))
+        if steps < step or (steps == step and self.state == "done"):
+            rule = f"is {steps}, but the run already has {step} steps"
+            help = f"train longer: trainer.steps={2 * max(step, steps)}"
+            raise ConfigError(Problem("trainer.steps", rule, help=help))
+        if isinstance(schedule, LinearSettings) and steps > schedule.steps:
+            rule = f"is {steps}, but the learning rate of this run is 0 after step {schedule.steps}"
+            raise ConfigError(Problem("trainer.steps", rule, help="start a new run with a longer schedule"))
+
+
+def read_saved_run(run: Path) -> SavedRun:
+    """Read the folder of a run. Raises RunError if it is damaged or not the folder of a training run."""
+    expect_folder(run)
+    start, status, saved_model = RunFile.read(run), Status.read(run), SavedModel.read(run)
+    if not (start.vocab and start.text and start.wandb_id):
+        raise damaged(run / RUN, "it must have vocab, wandb_id and text")
+    text, config = _read_trained_config(run)
+    config["model"] = upgrade_model(config["model"], saved_model.format)
+    if _with_text_keys(config["model"]) != saved_model.upgraded:
+        rule = f"has another model than {MODEL}, which the weights belong to"
+        raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
+    if (run / METRICS).exists():
+        read_metric_names(run / METRICS)
+    return SavedRun(run, config, text, start, status.state, status.reason)
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return the value with its keys as JSON has them: the key of `at: {0: …}` is 0 in YAML and "0" in model.json."""
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(inner) for key, inner in value.items()}
+    return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
+
+
+def find_restarted_run(root: Path, name: str, rank_info: RankInfo, command: str) -> SavedRun | None:
+    """Return the run that this command began before its launcher restarted it, or None.
+
+    The command must match too, because a batch script may start several runs with the same name.
+    """
+    if not rank_info.restarts:
+        return None
+    number = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
+    folders = {int(match[1] or 1): path for path in root.glob(f"{name}*") if (match := number.fullmatch(path.name))}
+    for _, folder in sorted(folders.items(), reverse=True):
+        with suppress(RunError):
+            start = RunFile.read(folder)
+            if start.launch == rank_info.launch and start.commands[:1] == (command,):
+                return read_saved_run(folder)
+    return None
+
+
+def _read_trained_config(run: Path) -> tuple[str, dict[str, Any]]:
+    text, config = read_config(run)
+    if "${" in text:
+        raise damaged(run / CONFIG, "it must be a mapping without ${…}")
+    for key, kind in KINDS.items():
+        if not isinstance(config.get(key), kind):
+            raise damaged(run / CONFIG, f"{key} must be a {kind.__name__}, but is {shown(config.get(key))}")
+    read_run(config)
+    return text, config
+
+
+def expect_same_text(saved: SavedRun, current: Fingerprint) -> None:
+    """Raise RunError if the vocabulary or the training text changed since the run began."""
+    for name in ("vocabulary", "training text"):
+        if saved.start.text.get(name) != current[name]:
+            rule = f"the {name} changed since the run began: {shown(saved.config.get('data', {}).get('dir'))}"
+            raise RunError(Problem("data", rule, help="restore the text, or start a new run"))

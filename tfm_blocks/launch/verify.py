@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from tfm_blocks.distributed.cluster import find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import CheckedRun
 from tfm_blocks.launch.job import resume, train
-from tfm_blocks.launch.resume import read_saved_run
+from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.runs.checkpoints import newest_intact, read_checkpoint
 from tfm_blocks.runs.folder import CHECKPOINTS
 from tfm_blocks.training.checkpoints import PreemptedError
@@ -92,15 +93,5 @@ def _tensors(run: Path) -> dict[str, Tensor]:
     newest = newest_intact(run / CHECKPOINTS)
     assert newest is not None
     state = read_checkpoint(run / CHECKPOINTS / newest.file)
-    return {name: tensor for part in PARTS for name, tensor in _leaves(part, state[part])}
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(f"{name}.{key}", inner)
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _leaves(f"{name}.{number}", inner)
+    leaves, _ = tree_flatten_with_path({part: state[part] for part in PARTS})
+    return {keystr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tfm_blocks.layers.state import CacheShape, State
+from tfm_blocks.layers.state import Positional, State
 
 
 class Span(NamedTuple):
@@ -35,6 +35,7 @@ class RotatesHeads(Protocol):
 class BiasesScores(Protocol):
     """Adds to the scores of each head a bias that depends on the distance from query to key."""
 
+    @abstractmethod
     def of_distance(self, distance_TS: Tensor) -> Tensor:
         """Return bias_HTS; a distance is negative if the key precedes the query."""
 
@@ -53,24 +54,12 @@ def bias_between(biases: BiasesScores, queries: Span, keys: Span, device: torch.
     return bias_HL.unfold(1, keys.length, 1).flip(1)
 
 
-class ScoreBias(nn.Module, ABC):
+class ScoreBias(Positional, BiasesScores):
     """A bias of the attention scores. As a node: x_BND -> bias_HNN for all pairs of positions; only N matters."""
-
-    @abstractmethod
-    def of_distance(self, distance_TS: Tensor) -> Tensor:
-        """Return bias_HTS; a distance is negative if the key precedes the query."""
 
     def forward(self, x_BND: Tensor) -> Tensor:
         all_N = Span(0, x_BND.shape[1])
         return bias_between(self, all_N, all_N, x_BND.device).to(x_BND.dtype)
-
-    def start(self, *, room: CacheShape) -> State:
-        """Return an empty state; only its position is used."""
-        return State()
-
-    def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the bias of the first P positions: bias_HPP."""
-        return self.forward(x_BPD), state
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the bias from the current position to itself and each past position: bias_H1N."""

@@ -2,14 +2,90 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.layers.heads import repeat_kv
-from tfm_blocks.layers.score_normalizer import ScoreNormalizer
+
+class Widths(NamedTuple):
+    """The numbers of query heads and key-value heads, and the widths per head of queries and keys, and of values."""
+
+    heads: int
+    kv_heads: int
+    key: int
+    value: int
+
+    @property
+    def maps(self) -> tuple[int, int, int]:
+        """Return the total widths of queries, keys and values of a position."""
+        return self.heads * self.key, self.kv_heads * self.key, self.kv_heads * self.value
+
+
+def widths(
+    D: int, heads: int, kv_heads: int | None = None, d_head: int | None = None, d_value: int | None = None
+) -> Widths:
+    """Return the widths; by default there are as many key-value heads as heads, all of width D / heads."""
+    width = D // heads if d_head is None else d_head
+    return Widths(heads, heads if kv_heads is None else kv_heads, width, width if d_value is None else d_value)
+
+
+def split_heads(x_BTD: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
+    """Split `parts` tensors that are concatenated along the width into heads: x_BT(D·parts) -> x_BHTK."""
+    B, T, width = x_BTD.shape
+    return x_BTD.view(B, T, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def split_widths(x_BTD: Tensor, heads: tuple[int, ...], width: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Split tensors that are concatenated along the width, each with its number and width of heads: x_BTD -> x_BHTK."""
+    if len(set(heads)) == len(set(width)) == 1:
+        return split_heads(x_BTD, heads[0], len(heads))
+    sizes = [count * size for count, size in zip(heads, width, strict=True)]
+    parts = torch.split(x_BTD, sizes, 2)
+    return tuple(
+        torch.unflatten(part, 2, (count, -1)).transpose(1, 2) for part, count in zip(parts, heads, strict=True)
+    )
+
+
+def merge_heads(x_BHTK: Tensor) -> Tensor:
+    """Concatenate the heads: x_BHTK -> x_BT(H·K)."""
+    return x_BHTK.transpose(1, 2).flatten(2)
+
+
+def repeat_kv(x_BGSK: Tensor, heads: int) -> Tensor:
+    """Repeat each of G key-value heads for consecutive query heads: x_BGSK -> x_BHSK."""
+    groups = x_BGSK.shape[1]
+    return x_BGSK if groups == heads else x_BGSK.repeat_interleave(heads // groups, 1)
+
+
+def one_hot_values(k_BHSK: Tensor) -> Tensor:
+    """Return one-hot values v_BHSS, with which attention outputs its weights."""
+    B, H, S, _ = k_BHSK.shape
+    return torch.eye(S, dtype=k_BHSK.dtype, device=k_BHSK.device).expand(B, H, S, S)
+
+
+class ScoreNormalizer(nn.Module):
+    """softmax(β s) of the products s along the last axis; β defaults to 1/√D, where D is the width of the keys.
+
+    `fused`: torch's own kernel computes all of it. `sums_to_one`: the weights of a row sum to 1.
+    """
+
+    fused = True
+    sums_to_one = True
+
+    def __init__(self, D: int, beta: float | None = None) -> None:
+        super().__init__()
+        self.beta = 1 / math.sqrt(D) if beta is None else beta
+
+    def transform(self, scores_BHTS: Tensor) -> Tensor:
+        """Transform β s before biases and masks are added."""
+        return scores_BHTS
+
+    def normalize(self, scores_BHTS: Tensor) -> Tensor:
+        """Return the weights w_BHTS."""
+        return torch.softmax(scores_BHTS, -1)
 
 
 class AttentionMask(NamedTuple):
@@ -52,6 +128,13 @@ def causal_mask(keep_BT: Tensor) -> Tensor:
     past_TT = torch.ones(N, N, dtype=torch.bool, device=keep_BT.device).tril()
     itself_TT = torch.eye(N, dtype=torch.bool, device=keep_BT.device)
     return ((keep_BT[:, None, :] & past_TT) | itself_TT)[:, None]
+
+
+def sequence_mask(keep_BS: Tensor, *, causal: bool, right_padded: bool) -> AttentionMask:
+    """Return the mask of padding and, if `causal`, of later positions, which already excludes right padding."""
+    if not causal:
+        return AttentionMask(keep_BS[:, None, None, :])
+    return AttentionMask(causal=True) if right_padded else AttentionMask(causal_mask(keep_BS))
 
 
 def dot_product_attention(

@@ -50,10 +50,8 @@ class BiasedExpertLinear(ExpertLinear):
     The biases of all experts form one vector, because the optimizer does not decay parameters with one axis.
     """
 
-    def __init__(
-        self, experts: int, inputs: int, outputs: int, *, parts: int = 1, depth_scaled: Sequence[int] = ()
-    ) -> None:
-        super().__init__(experts, inputs, outputs, parts=parts, depth_scaled=depth_scaled)
+    def __init__(self, experts: int, inputs: int, outputs: int, **options: Any) -> None:
+        super().__init__(experts, inputs, outputs, **options)
         self.bias = nn.Parameter(torch.empty(experts * outputs))
 
     def initialise(self, name: str, generator: Generator) -> None:
@@ -131,11 +129,7 @@ def _keep_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 
 def _gradients(ctx: Any, grad_RO: Tensor) -> tuple[Tensor, Tensor, None]:
     x_RI, weight_EOI, ends_E = ctx.saved_tensors
-    return (
-        grouped_product(grad_RO, weight_EOI.transpose(1, 2), ends_E),
-        grouped_outer(grad_RO, x_RI, ends_E),
-        None,
-    )
+    return (grouped_product(grad_RO, weight_EOI.transpose(1, 2), ends_E), grouped_outer(grad_RO, x_RI, ends_E), None)
 
 
 grouped_product.register_autograd(_gradients, setup_context=_keep_inputs)

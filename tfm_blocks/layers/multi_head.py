@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -9,17 +10,42 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tfm_blocks.layers.attention_position import BiasesScores, RotatesHeads, Span, bias_between, distance
-from tfm_blocks.layers.dot_product import AttentionMask, causal_mask, few_queries, weighed_attention
-from tfm_blocks.layers.heads import Widths, merge_heads, one_hot_values, repeat_kv, split_heads, split_widths
+from tfm_blocks.layers.dot_product import (
+    AttentionMask,
+    ScoreNormalizer,
+    Widths,
+    few_queries,
+    merge_heads,
+    one_hot_values,
+    repeat_kv,
+    sequence_mask,
+    split_heads,
+    split_widths,
+    weighed_attention,
+)
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.qk_norm import QKNormKind, normalise
-from tfm_blocks.layers.score_normalizer import ScoreNormalizer
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Gate, Norm, Part, Position, Rate, Scores
 
+QKNormKind = Literal["head", "head_gains", "joint", "post_position"]
+
+
+def normalise(x_BHNK: Tensor, norm: nn.Module, gain_HK: Tensor | None, kind: QKNormKind) -> Tensor:
+    """Normalise queries or keys: x_BHNK -> x_BHNK.
+
+    `joint` normalises the vectors of all heads together; the other kinds normalise each head separately. `gain_HK` are
+    the gains of `head_gains`.
+    """
+    if kind == "joint":
+        return torch.unflatten(norm(merge_heads(x_BHNK)), 2, (x_BHNK.shape[1], -1)).transpose(1, 2)
+    y_BHNK: Tensor = norm(x_BHNK)
+    return y_BHNK if gain_HK is None else y_BHNK * gain_HK[:, None]
+
+
 SOFTMAX = Part("softmax")
 Bias = Literal[True, False, "qkv", "out"]
+Heads = tuple[Tensor, Tensor, Tensor, AttentionMask]
 
 
 def make_part(part: Part, *sizes: int, **shared: Any) -> Any:
@@ -29,7 +55,36 @@ def make_part(part: Part, *sizes: int, **shared: Any) -> Any:
     return REGISTRY.make(replace(part, arguments={**part.arguments, **known}), *sizes)
 
 
-class MultiHead(nn.Module):
+class DotProduct(nn.Module, ABC):
+    """Attention to the queries, keys, values and mask that `prepare` computes from the inputs of `forward`."""
+
+    scores: ScoreNormalizer
+    dropout: float
+
+    @abstractmethod
+    def prepare(self, *inputs: Any, **masks: Any) -> Heads:
+        """Return q_BHTK, k_BGSK, v_BGSK and their mask."""
+
+    def weights(self, *inputs: Any, **masks: Any) -> Tensor:
+        """Return the attention weights w_BHTS; each row sums to 1.
+
+        The weight of an attention sink is dropped and the row renormalised.
+        """
+        q_BHTK, k_BGSK, _, mask = self.prepare(*inputs, **masks)
+        w_BHTS = self.attention_weights(q_BHTK, k_BGSK, mask)
+        return w_BHTS if self.scores.sums_to_one else w_BHTS / w_BHTS.sum(3, keepdim=True)
+
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, masks: AttentionMask) -> Tensor:
+        """Return the weights w_BHTS that `attend` applies, computed by attending to one-hot values."""
+        return self.attend(q_BHTK, k_BGSK, one_hot_values(k_BGSK), masks)
+
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
+        """Compute the attention output y_BHTK."""
+        dropout = self.dropout if self.training else 0.0
+        return weighed_attention(q_BHTK, k_BGSK, v_BGSK, masks, self.scores, dropout=dropout)
+
+
+class MultiHead(DotProduct):
     """Self-attention, or cross-attention if the width `E` of the other sequence is given.
 
     Self-attention has one projection `qkv`; cross-attention has two, `q` and `kv`. In decoding, a step attends to the
@@ -73,7 +128,7 @@ class MultiHead(nn.Module):
         shared = {"heads": widths.heads, "bias": bias in (True, "qkv")}
         self.gate = make_part(gate, D, widths.heads * widths.value, **shared) if gate else None
         self.position: Any = make_part(position, widths.key, heads=widths.heads) if position else None
-        self.scores: ScoreNormalizer = make_part(scores, widths.key, heads=widths.heads)
+        self.scores = make_part(scores, widths.key, heads=widths.heads)
         self.rotates = isinstance(self.position, RotatesHeads)
         self.biases = isinstance(self.position, BiasesScores)
 
@@ -97,7 +152,6 @@ class MultiHead(nn.Module):
     def _make_norm(
         self, norm: Part | None, kind: QKNormKind, heads: int
     ) -> tuple[nn.Module | None, nn.Parameter | None]:
-        """Return the norm of queries or keys, and the gains of `heads` heads if `kind` is `head_gains`."""
         K = self.widths.key
         gain_HK = nn.Parameter(torch.empty(heads, K)) if kind == "head_gains" else None
         return REGISTRY.make(norm, heads * K if kind == "joint" else K) if norm else None, gain_HK
@@ -116,12 +170,10 @@ class MultiHead(nn.Module):
         keep_BS: Tensor | None = None,
         right_padded_T: bool = True,
     ) -> Tensor:
-        q_BHTK, k_BGSK, v_BGSK = self._heads(x_BTD, kv_BSE)
-        keep = keep_BT if kv_BSE is None or keep_BS is None else keep_BS
-        masks = self._mask(q_BHTK, k_BGSK, score_bias_HTS, keep, right_padded_T)
-        return self.finish(self.attend(q_BHTK, k_BGSK, v_BGSK, masks), x_BTD)
+        masks: dict[str, Any] = {"keep_BT": keep_BT, "keep_BS": keep_BS, "right_padded_T": right_padded_T}
+        return self.finish(self.attend(*self.prepare(x_BTD, kv_BSE, score_bias_HTS, **masks)), x_BTD)
 
-    def weights(
+    def prepare(
         self,
         x_BTD: Tensor,
         kv_BSE: Tensor | None = None,
@@ -130,21 +182,16 @@ class MultiHead(nn.Module):
         keep_BT: Tensor,
         keep_BS: Tensor | None = None,
         right_padded_T: bool = True,
-    ) -> Tensor:
-        """Return the attention weights w_BHTS; each row sums to 1.
-
-        The weight of an attention sink is dropped and the row renormalised.
-        """
-        q_BHTK, k_BGSK, _ = self._heads(x_BTD, kv_BSE)
+    ) -> Heads:
+        span_T = Span(0, x_BTD.shape[1])
+        if kv_BSE is None:
+            q_BHTK, k_BGSK, v_BGSK = self.self_heads(x_BTD, span_T)
+        else:
+            q_BHTK, (k_BGSK, v_BGSK) = self._queries(x_BTD, span_T), self._keys_and_values(kv_BSE)
         keep = keep_BT if kv_BSE is None or keep_BS is None else keep_BS
-        w_BHTS = self.attention_weights(
-            q_BHTK, k_BGSK, self._mask(q_BHTK, k_BGSK, score_bias_HTS, keep, right_padded_T)
-        )
-        return w_BHTS if self.scores.sums_to_one else w_BHTS / w_BHTS.sum(3, keepdim=True)
-
-    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, masks: AttentionMask) -> Tensor:
-        """Return the weights w_BHTS that `attend` applies, computed by attending to one-hot values."""
-        return self.attend(q_BHTK, k_BGSK, one_hot_values(k_BGSK), masks)
+        masks = sequence_mask(keep, causal=self.causal, right_padded=right_padded_T)
+        masks = self._with_positions(span_T, Span(0, k_BGSK.shape[2]), score_bias_HTS, masks)
+        return q_BHTK, k_BGSK, v_BGSK, masks
 
     def project(self, map: Linear, x_BND: Tensor) -> Tensor:
         """Project to queries, keys or values, and clamp them to `clip_qkv`."""
@@ -171,11 +218,6 @@ class MultiHead(nn.Module):
             x_BHNK = normalise(x_BHNK, norm, gain_HK, kind)
         return x_BHNK
 
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
-        """Compute the attention output y_BHTK."""
-        dropout = self.dropout if self.training else 0.0
-        return weighed_attention(q_BHTK, k_BGSK, v_BGSK, masks, self.scores, dropout=dropout)
-
     def finish(self, y_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
         """Merge the outputs of the heads, apply the gate and project to the width of the model."""
         y_BTX = merge_heads(y_BHTK)
@@ -198,31 +240,8 @@ class MultiHead(nn.Module):
         k_BGSK, v_BGSK = split_widths(self.project(self.kv, kv_BSE), (w.kv_heads, w.kv_heads), (w.key, w.value))
         return self.keys(k_BGSK, Span(0, kv_BSE.shape[1])), v_BGSK
 
-    def _heads(self, x_BTD: Tensor, kv_BSE: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        span_T = Span(0, x_BTD.shape[1])
-        if kv_BSE is None:
-            return self.self_heads(x_BTD, span_T)
-        return self._queries(x_BTD, span_T), *self._keys_and_values(kv_BSE)
-
-    def _mask(
-        self, q_BHTK: Tensor, k_BGSK: Tensor, score_bias_HTS: Tensor | None, keep_BS: Tensor, right_padded: bool
-    ) -> AttentionMask:
-        """Return the mask of padding and future positions. A causal mask already excludes right padding."""
-        spans = (Span(0, q_BHTK.shape[2]), Span(0, k_BGSK.shape[2]))
-        if not self.causal:
-            return self._with_positions(*spans, score_bias_HTS, keep_BS[:, None, None, :])
-        return self._with_positions(
-            *spans, score_bias_HTS, None if right_padded else causal_mask(keep_BS), causal=right_padded
-        )
-
     def _with_positions(
-        self,
-        span_T: Span,
-        span_S: Span,
-        score_bias_HTS: Tensor | None,
-        mask: Tensor | None = None,
-        *,
-        causal: bool = False,
+        self, span_T: Span, span_S: Span, score_bias_HTS: Tensor | None, masks: AttentionMask
     ) -> AttentionMask:
         """Return the mask with the biases and distances that depend on positions, if they are needed."""
         device = self.out.weight.device
@@ -231,36 +250,43 @@ class MultiHead(nn.Module):
         if self.biases:
             position_HTS = bias_between(self.position, span_T, span_S, device)
             bias_HTS = position_HTS if score_bias_HTS is None else position_HTS + score_bias_HTS
-        return AttentionMask(mask, causal, bias_HTS, distance_TS)
+        return masks._replace(bias=bias_HTS, distance_TS=distance_TS)
 
     def start(self, kv_BSE: Tensor | None = None, *, keep_BS: Tensor | None = None, room: CacheShape) -> State:
         """Allocate caches for keys and values of the target, or compute the fixed ones of `kv_BSE`."""
-        w = self.widths
         if kv_BSE is None:
-            return State(caches={"k": room.cache(w.kv_heads, w.key), "v": room.cache(w.kv_heads, w.value)})
+            return State(caches=self.caches(room))
         assert keep_BS is not None
         k_BGSK, v_BGSK = self._keys_and_values(kv_BSE)
         return State(fixed={"k_BGSK": k_BGSK.contiguous(), "v_BGSK": v_BGSK.contiguous(), "keep_BS": keep_BS})
 
+    def caches(self, room: CacheShape) -> dict[str, Tensor]:
+        """Allocate the caches for keys and values of the target."""
+        w = self.widths
+        return {"k": room.cache(w.kv_heads, w.key), "v": room.cache(w.kv_heads, w.value)}
+
     def prefill(self, x_BPD: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
-        """Process the first P target positions: x_BPD -> x_BPD."""
         span_P = Span(0, x_BPD.shape[1])
         if state.fixed:
-            k_BGSK, v_BGSK, keep_BS = (state.fixed[name] for name in ("k_BGSK", "v_BGSK", "keep_BS"))
-            masks = self._with_positions(span_P, Span(0, k_BGSK.shape[2]), score_bias_HTS, keep_BS[:, None, None])
-            return self.finish(self.attend(self._queries(x_BPD, span_P), k_BGSK, v_BGSK, masks), x_BPD), state
-        q_BHPK, k_BGPK, v_BGPK = self.self_heads(x_BPD, span_P)
-        state.fill(k=k_BGPK, v=v_BGPK)
-        masks = self._with_positions(span_P, span_P, score_bias_HTS, causal=True)
-        return self.finish(self.attend(q_BHPK, k_BGPK, v_BGPK, masks), x_BPD), state
+            q_BHPK, k_BGSK, v_BGSK, masks = self._fixed(x_BPD, span_P, state, score_bias_HTS)
+        else:
+            q_BHPK, k_BGSK, v_BGSK = self.self_heads(x_BPD, span_P)
+            state.fill(k=k_BGSK, v=v_BGSK)
+            masks = self._with_positions(span_P, span_P, score_bias_HTS, AttentionMask(causal=True))
+        return self.finish(self.attend(q_BHPK, k_BGSK, v_BGSK, masks), x_BPD), state
+
+    def _fixed(self, x_BTD: Tensor, span_T: Span, state: State, score_bias_HTS: Tensor | None) -> Heads:
+        """Return the queries of the target, and the keys, values and mask that `start` computed from `kv_BSE`."""
+        k_BGSK, v_BGSK, keep_BS = (state.fixed[name] for name in ("k_BGSK", "v_BGSK", "keep_BS"))
+        masks = AttentionMask(keep_BS[:, None, None])
+        masks = self._with_positions(span_T, Span(0, k_BGSK.shape[2]), score_bias_HTS, masks)
+        return self._queries(x_BTD, span_T), k_BGSK, v_BGSK, masks
 
     def step(self, x_R1D: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
-        """Process the next target position: x_R1D -> x_R1D. The M hypotheses of a sentence become M queries: x_BMD."""
+        """Process the next position of each hypothesis. The M hypotheses of a sentence become M queries: x_BMD."""
         x_BMD, current = state.fold_beams(x_R1D), Span(state.position, 1)
         if state.fixed:
-            q_BHMK = self._queries(x_BMD, current)
-            k_BGSK, v_BGSK, keep_BS = (state.fixed[name] for name in ("k_BGSK", "v_BGSK", "keep_BS"))
-            masks = self._with_positions(current, Span(0, k_BGSK.shape[2]), score_bias_HTS, keep_BS[:, None, None])
+            q_BHMK, k_BGSK, v_BGSK, masks = self._fixed(x_BMD, current, state, score_bias_HTS)
         else:
             q_BHMK, k_BGMK, v_BGMK = self.self_heads(x_BMD, current)
             band = (self.window, self.dilation)
@@ -275,14 +301,14 @@ class MultiHead(nn.Module):
             return AttentionMask(mask)
         past = state.past(self.window, self.dilation)
         length = (past.stop - past.start - 1) // past.step + 1
-        masks = self._with_positions(current, Span(past.start, length, past.step), score_bias_HTS)
+        masks = self._with_positions(current, Span(past.start, length, past.step), score_bias_HTS, AttentionMask(mask))
         per_position = (masks.bias, masks.distance_TS)
         bias, distance_1S = (x if x is None else x.repeat_interleave(state.hypotheses, -1) for x in per_position)
-        return AttentionMask(mask, False, bias, distance_1S)
+        return masks._replace(bias=bias, distance_TS=distance_1S)
 
     def _attend_few(self, q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
         """Compute `attend` for one step, with a kernel for few queries if neither a bias nor a subclass prevents it."""
-        if not self.scores.fused or masks.bias is not None or type(self).attend is not MultiHead.attend:
+        if not self.scores.fused or masks.bias is not None or type(self).attend is not DotProduct.attend:
             return self.attend(q_BHMK, k_BGSK, v_BGSK, masks)
         k_BHSK, v_BHSK = (repeat_kv(x, self.widths.heads) for x in (k_BGSK, v_BGSK))
         return few_queries(q_BHMK, k_BHSK, v_BHSK, masks.mask, self.scores.beta)

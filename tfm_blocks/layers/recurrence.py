@@ -1,4 +1,4 @@
-"""Base class of recurrent blocks, which carry a memory of fixed size from position to position."""
+"""Base classes of blocks that carry a state of fixed size: recurrences, and convolutions over the last positions."""
 
 from __future__ import annotations
 
@@ -36,17 +36,13 @@ class Recurrence(nn.Module, ABC):
         return self.read(x_BTD, self.empty(x_BTD.shape[0], x_BTD), 0)[0]
 
     def start(self, *, room: CacheShape) -> State:
-        """Return an empty memory for each sentence."""
         return State(moving=self.empty(room.rows, room.like))
 
-    def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read the first P target positions: x_BPD -> x_BPD."""
-        return self.step(x_BPD, state)
+    def step(self, x_RND: Tensor, state: State) -> tuple[Tensor, State]:
+        y_RND, state.moving = self.read(x_RND, state.moving, state.position)
+        return y_RND, state
 
-    def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read the next target position: x_R1D -> x_R1D."""
-        y_R1D, state.moving = self.read(x_R1D, state.moving, state.position)
-        return y_R1D, state
+    prefill = step
 
 
 def reading_order(keep_BT: Tensor, *, backward: bool = False) -> Tensor:
@@ -62,5 +58,28 @@ def apply_order(x_BTD: Tensor, order_BT: Tensor) -> Tensor:
 
 
 def restore_order(y_BTD: Tensor, order_BT: Tensor) -> Tensor:
-    """Undo `apply_order`."""
     return apply_order(y_BTD, order_BT.argsort(1))
+
+
+def continue_from(past_RLD: Tensor, x_RND: Tensor) -> tuple[Tensor, Tensor]:
+    """Concatenate the last L inputs and the next N: x_R(L+N)D. The second output is the new last L inputs."""
+    x_RMD = torch.cat((past_RLD.to(x_RND.dtype), x_RND), 1)
+    return x_RMD, x_RMD[:, x_RND.shape[1] :]
+
+
+class SlidingKernel(Recurrence):
+    """A convolution that decodes from the last `before` inputs of the width `channels`, initially 0."""
+
+    before: int
+    channels: int
+
+    @abstractmethod
+    def slide(self, x_BLD: Tensor) -> Tensor:
+        """Return the outputs at positions where the whole kernel fits: x_BLD -> x_BTD."""
+
+    def empty(self, rows: int, like: Tensor) -> RecurrentState:
+        return {"past_RLD": like.new_zeros(rows, self.before, self.channels)}
+
+    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
+        x_BMD, past_BLD = continue_from(memory["past_RLD"], x_BTD)
+        return self.slide(x_BMD), {"past_RLD": past_BLD}

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tfm_blocks.language.spec import Node, Spec, Step
 from tfm_blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
-from tfm_blocks.layers.dropout import Dropout
-from tfm_blocks.layers.protocols import Stepping
+from tfm_blocks.layers.linear import Dropout
+from tfm_blocks.layers.state import Stepping
 from tfm_blocks.registry.blocks import KEEP, REGISTRY, RIGHT_PADDED
 from tfm_blocks.registry.values import Part
 

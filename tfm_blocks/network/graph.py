@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tfm_blocks.language.spec import TARGET, Axis, Input, Node, Spec, names
 from tfm_blocks.layers.add_norm import Branch
-from tfm_blocks.layers.protocols import Bounded
+from tfm_blocks.layers.state import Bounded
 from tfm_blocks.network.call import Call, Keeps, Values
 from tfm_blocks.network.recompute import Container, LayerCalls, calls_by_layer
 from tfm_blocks.registry.blocks import REGISTRY

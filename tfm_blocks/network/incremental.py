@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.language.spec import TARGET, names
-from tfm_blocks.layers.protocols import Prefilling
-from tfm_blocks.layers.state import CacheShape, State
+from tfm_blocks.layers.state import CacheShape, Prefilling, State
 from tfm_blocks.network.call import Call, Keeps, Values
 from tfm_blocks.network.graph import Network
 

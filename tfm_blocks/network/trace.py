@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec
-from tfm_blocks.layers.protocols import Bounded
+from tfm_blocks.layers.state import Bounded
 from tfm_blocks.network.call import Call, Keeps, module_of
 
 LENGTHS = ((2, 5), (3, 7))  # batch size and length of the first sequence; each further sequence is longer by 2

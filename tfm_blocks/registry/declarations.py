@@ -34,7 +34,7 @@ def read_declarations() -> Registry:
 def _declaration(info: BlockInfo) -> dict[str, Any]:
     declaration = {name: getattr(info, name) for name in (*PLAIN, *TUPLES)}
     arguments = {argument.name: _argument_record(argument) for argument in info.arguments.values()}
-    own = {"module": info.cls.__module__, "signature": info.signature.text, "stepped": info.stepped}
+    own = {"module": info.cls.__module__, "signature": info.signature.text, "stepped": hasattr(info.cls, "step")}
     return {**own, **declaration, "arguments": arguments}
 
 

@@ -80,13 +80,13 @@ def _entry(info: BlockInfo) -> str:
 
 
 def _base(info: BlockInfo) -> BlockInfo | None:
-    """Return a registered base class, or the first block of the module, with at least FEWEST equal arguments."""
+    """Return a registered base class, or an earlier block of the module, with at least FEWEST equal arguments."""
     blocks = {one.cls: one for one in REGISTRY.blocks.values() if not one.alias_of}
     if info.alias_of:
         return REGISTRY.blocks[info.alias_of]
     bases = [blocks[cls] for cls in info.cls.__mro__[1:] if cls in blocks]
-    first = next(one for one in blocks.values() if one.cls.__module__ == info.cls.__module__)
-    bases += [first] if first is not info else []
+    peers = [one for one in blocks.values() if one.cls.__module__ == info.cls.__module__]
+    bases += peers[: peers.index(info)]
     return next((base for base in bases if len(_shared(info, base)) >= FEWEST), None)
 
 

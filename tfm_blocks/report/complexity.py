@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tfm_blocks.blocks.linear_attention import CHUNK
 from tfm_blocks.language.spec import Node
-from tfm_blocks.layers.decay import CHUNK
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.table import Table, texts
 

@@ -28,18 +28,11 @@ class PlannedCorpus:
     settings: DataSettings
 
     def plan(self, *, seed: int, epoch: int) -> EpochPlan:
-        """Return the plan of one epoch."""
-        return epoch_plan(
-            self.layout.widths_NC(self.corpus),
-            self.layout.labels_N(self.corpus),
-            seed=seed,
-            epoch=epoch,
-            step_tokens=self.settings.step_tokens,
-            batch_tokens=self.settings.batch_tokens,
-        )
+        caps = {"step_tokens": self.settings.step_tokens, "batch_tokens": self.settings.batch_tokens}
+        widths_NC, labels_N = self.layout.widths_NC(self.corpus), self.layout.labels_N(self.corpus)
+        return epoch_plan(widths_NC, labels_N, seed=seed, epoch=epoch, **caps)
 
     def batches(self, step: PlanStep, ranks: Ranks) -> list[Batch]:
-        """Return the micro-batches of a step for a rank."""
         return [self.batch(step, rows_B, ranks) for rows_B in step.share(ranks.rank, ranks.world)]
 
     def batch(self, step: PlanStep, rows_B: Rows, ranks: Ranks) -> Batch:
@@ -75,7 +68,6 @@ class StepBatches:
 
     @property
     def own_tokens(self) -> int:
-        """Return the number of target tokens of this rank."""
         return sum(len(batch.kept_N) for batch in self.batches)
 
     @property
@@ -89,6 +81,7 @@ class StepBatches:
         return replace(self, batches=[batch.pin_memory() for batch in self.batches])
 
 
+@dataclass(eq=False)
 class TrainStream(IterableDataset[StepBatches]):
     """The steps of a run from `start` on, without end.
 
@@ -97,24 +90,12 @@ class TrainStream(IterableDataset[StepBatches]):
     a step, and some of these predict nothing.
     """
 
-    def __init__(
-        self,
-        planned_corpus: PlannedCorpus,
-        *,
-        seed: int,
-        start: int,
-        ranks: Ranks,
-        cursor: Cursor = Cursor(),
-        even: bool = False,
-    ) -> None:
-        self.planned_corpus, self.seed, self.start, self.ranks, self.cursor, self.even = (
-            planned_corpus,
-            seed,
-            start,
-            ranks,
-            cursor,
-            even,
-        )
+    planned_corpus: PlannedCorpus
+    seed: int
+    start: int
+    ranks: Ranks
+    cursor: Cursor = Cursor()
+    even: bool = False
 
     def __iter__(self) -> Iterator[StepBatches]:
         worker, workers = _worker()
@@ -132,17 +113,17 @@ class TrainStream(IterableDataset[StepBatches]):
         if self.even:
             world = self.ranks.world
             missing = max(len(step.share(rank, world)) for rank in range(world)) - len(batches)
-            batches += missing * [
-                self.planned_corpus.layout.batch(self.planned_corpus.corpus, step.rows_N[:1], empty=True)
-            ]
+            corpus = self.planned_corpus.corpus
+            batches += missing * [self.planned_corpus.layout.batch(corpus, step.rows_N[:1], empty=True)]
         return StepBatches(step.tokens, batches, cursor, step.rows_N.tolist())
 
 
+@dataclass(eq=False)
 class EvalStream(IterableDataset[Batch]):
     """The micro-batches of a rank in one pass over a corpus."""
 
-    def __init__(self, planned_corpus: PlannedCorpus, ranks: Ranks) -> None:
-        self.planned_corpus, self.ranks = planned_corpus, ranks
+    planned_corpus: PlannedCorpus
+    ranks: Ranks
 
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = _worker()

@@ -61,7 +61,6 @@ class RunData(LightningDataModule):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data, for a checkpoint."""
         return asdict(self.cursor)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -69,22 +68,16 @@ class RunData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[StepBatches]:
         start = self.trainer.global_step if self.trainer else 0
-        stream = TrainStream(
-            self._feed(self.prepared.train),
-            seed=self.seed,
-            start=start,
-            ranks=self.ranks,
-            cursor=self.cursor,
-            even=self.even,
-        )
+        planned_corpus = self._planned(self.prepared.train)
+        stream = TrainStream(planned_corpus, self.seed, start, self.ranks, self.cursor, self.even)
         return TimedLoader(stream, **self._options)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(EvalStream(self._feed(self.prepared.val), self.ranks), **self._options)
+        return DataLoader(EvalStream(self._planned(self.prepared.val), self.ranks), **self._options)
 
     def test_dataloader(self) -> DataLoader[Batch]:
         _, corpus = self.prepared.last_scored
-        return DataLoader(EvalStream(self._feed(corpus), self.ranks), **self._options)
+        return DataLoader(EvalStream(self._planned(corpus), self.ranks), **self._options)
 
-    def _feed(self, corpus: Corpus) -> PlannedCorpus:
+    def _planned(self, corpus: Corpus) -> PlannedCorpus:
         return PlannedCorpus(corpus, self.layout, self.settings)

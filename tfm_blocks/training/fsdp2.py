@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -12,13 +12,46 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.model import fill, weights_of
-from tfm_blocks.training.replicated import replicate_scalars
+
+
+def replicate_scalars(network: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
+    """Replace each scalar parameter by a replicated DTensor and return these parameters, which FSDP has to ignore.
+
+    Modules read their scalars as plain tensors. A backward pass averages the gradients of a scalar over the processes.
+    """
+    replicas: dict[nn.Parameter, nn.Parameter] = {}
+    for module in network.modules():
+        scalars = {name: one for name, one in module._parameters.items() if one is not None and not one.ndim}
+        for name, scalar in scalars.items():
+            if scalar not in replicas:
+                replicas[scalar] = _replica(scalar, mesh)
+            module._parameters[name] = replicas[scalar]
+        if scalars:
+            kind = type(module)
+            module.__class__ = type(kind.__name__, (kind,), {name: property(_reader(name)) for name in scalars})
+    return set(replicas.values())
+
+
+def _replica(scalar: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
+    return nn.Parameter(distribute_tensor(scalar.detach(), mesh, [Replicate()]), requires_grad=scalar.requires_grad)
+
+
+def _reader(name: str) -> Callable[[nn.Module], Tensor]:
+    """Return the getter of a property that gives the local tensor of a replica."""
+
+    def read(module: nn.Module) -> Tensor:
+        replica = cast(DTensor, module._parameters[name])
+        same = replica.redistribute(placements=replica.placements)  # its backward pass exchanges the gradients
+        return same.to_local(grad_placements=[Partial("avg")])
+
+    return read
+
 
 Tree = TypeVar("Tree")
 

@@ -21,7 +21,7 @@ from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.fsdp2 import units_of
-from tfm_blocks.training.objective import Objective
+from tfm_blocks.training.loss import Objective
 from tfm_blocks.training.settings import TrainerSettings
 
 STATUS = Path("/proc/self/status")

@@ -200,7 +200,4 @@ class LengthRatio(_Sums):
 def text_scores(outputs: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float]:
     """Return sacreBLEU's BLEU and chrF of the corpus, from 0 to 100. torchmetrics computes chrF differently."""
     corpus_metrics = metrics(tokenizer, tokenised=False)
-    return {
-        "bleu": corpus_metrics["BLEU"].corpus_score(outputs, [references]).score,
-        "chrf": corpus_metrics["chrF"].corpus_score(outputs, [references]).score,
-    }
+    return {name.lower(): corpus_metrics[name].corpus_score(outputs, [references]).score for name in ("BLEU", "chrF")}

@@ -1,8 +1,9 @@
-"""The LightningModule: an optimizer step, validation and test."""
+"""The LightningModule: the optimizer and its steps, validation and test."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -13,7 +14,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch
@@ -23,17 +25,29 @@ from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.tracking.logger import RunLogger
-from tfm_blocks.training.clock import Clock
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.evaluation import Scorer
 from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors, shard
+from tfm_blocks.training.loss import Objective, backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
-from tfm_blocks.training.objective import Objective, backward_scale
-from tfm_blocks.training.optimizer import build_optimizer
-from tfm_blocks.training.settings import RunSettings
+from tfm_blocks.training.settings import AdamWSettings, OptimizerSettings, RunSettings
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
+
+
+def build_optimizer(settings: OptimizerSettings, network: nn.Module) -> Adam:
+    """Return the optimizer with a learning rate of 1, which the schedule sets in each step.
+
+    Weight decay applies to matrices, and not to biases and gains, which have one axis.
+    """
+    matrices = [parameter for parameter in network.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in network.parameters() if parameter.ndim <= 1]
+    pairs = ((matrices, settings.weight_decay), (vectors, 0.0))
+    groups = [{"params": parameters, "weight_decay": decay} for parameters, decay in pairs if parameters]
+    beta1, beta2 = settings.betas
+    kind = AdamW if isinstance(settings, AdamWSettings) else Adam
+    return kind(groups, 1.0, (beta1, beta2), settings.eps, fused=True)
 
 
 class TrainingModule(LightningModule):
@@ -67,8 +81,13 @@ class TrainingModule(LightningModule):
         self.steps, self.throughput = StepSums(self.losses), Throughput()
         self.tokens = 0  # target tokens that all ranks have read
         self.validated = -1  # the step of the newest complete validation
-        self.clock = Clock()
+        self.seconds_before, self.begun = 0.0, time.monotonic()  # the time before a resume
         self.scorer = Scorer(self.translator, prepared, ranks, bleu=settings.trainer.bleu)
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of training up to now."""
+        return self.seconds_before + time.monotonic() - self.begun
 
     def configure_model(self) -> None:
         """Shard the network for FSDP2; called before the optimizer exists, and at each stage of the trainer."""
@@ -85,18 +104,18 @@ class TrainingModule(LightningModule):
         return batch
 
     def on_train_start(self) -> None:
-        self.clock = Clock(self.clock.before)
+        self.begun = time.monotonic()
         self.throughput.restart()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the counters, and the sums over all ranks since metrics were last logged."""
         self.skipped.flush()
-        checkpoint["tokens"], checkpoint["seconds"] = self.tokens, self.clock.seconds
+        checkpoint["tokens"], checkpoint["seconds"] = self.tokens, self.seconds
         checkpoint["validated"] = self.validated
         checkpoint["counted"] = self.steps.kept() | {"in_row": self.skipped.in_row}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.clock = Clock(checkpoint["seconds"])
+        self.seconds_before, self.begun = checkpoint["seconds"], time.monotonic()
         self.validated = checkpoint.get("validated", -1)  # checkpoints of older versions do not have it
         self.tokens, counted = checkpoint["tokens"], checkpoint["counted"]
         self.skipped.in_row = counted["in_row"]
@@ -241,13 +260,8 @@ class TrainingModule(LightningModule):
         return scores
 
     @property
-    def outputs(self) -> list[str]:
-        """Return the translations of the split that was scored last."""
-        return self.scorer.outputs
-
-    @property
     def samples(self) -> list[tuple[str, str, str]]:
-        """Return the first `trainer.samples` of `outputs`, as (source, output, reference)."""
+        """Return the first `trainer.samples` of the scored translations, as (source, output, reference)."""
         return self.scorer.samples[: self.settings.trainer.samples]
 
     def _search_precision(self) -> AbstractContextManager[None]:
@@ -257,7 +271,7 @@ class TrainingModule(LightningModule):
 
     def _log(self, scores: dict[str, float], split: str) -> None:
         """Log the scores with the tokens and seconds so far, which make runs with different batches comparable."""
-        named = _with_prefix(scores, split) | {TOKENS: self.tokens, SECONDS: self.clock.seconds}
+        named = _with_prefix(scores, split) | {TOKENS: self.tokens, SECONDS: self.seconds}
         assert all(map(find_key, named)), "every metric is in the table of metrics"
         self.latest |= named
         for logger in self.trainer.loggers:
@@ -266,11 +280,9 @@ class TrainingModule(LightningModule):
         self.trainer.callback_metrics.update(callback_metrics)  # for callbacks that monitor a metric; self.log is slow
 
     def _log_samples(self, split: str) -> None:
-        for logger in self._run_loggers() if self.samples else ():
-            logger.log_samples(split, self.samples, self.global_step)
-
-    def _run_loggers(self) -> list[RunLogger]:
-        return [logger for logger in self.trainer.loggers if isinstance(logger, RunLogger)]
+        for logger in self.trainer.loggers if self.samples else ():
+            if isinstance(logger, RunLogger):
+                logger.log_samples(split, self.samples, self.global_step)
 
 
 def _with_prefix(scores: dict[str, float], split: str) -> dict[str, float]:

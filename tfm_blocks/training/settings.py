@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Literal
@@ -13,8 +14,55 @@ from tfm_blocks.data.settings import DataSettings, LmSettings
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.metric_schema import IMPROVABLE, OBJECTIVE, find_key
 from tfm_blocks.tracking.settings import LoggerSettings
-from tfm_blocks.training.schedule import ScheduleSettings
 from tfm_blocks.translation.settings import BleuTokenizer, Search
+
+
+class NoamSettings(Settings):
+    """scale · d_model^-0.5 · min(step^-0.5, step · warmup^-1.5): Vaswani et al. 2017, equation 3."""
+
+    name: Literal["noam"]
+    d_model: Count
+    warmup: Count
+    scale: Above0
+
+    def rate(self, step: int) -> float:
+        return self.scale / math.sqrt(self.d_model) * min(1 / math.sqrt(step), step / math.sqrt(self.warmup) ** 3)
+
+
+class InverseSqrtSettings(Settings):
+    """Linear from 0 to `peak` in `warmup` steps, then peak · (warmup / step)^0.5."""
+
+    name: Literal["inverse_sqrt"]
+    peak: Above0
+    warmup: Count
+
+    def rate(self, step: int) -> float:
+        return self.peak * min(step / self.warmup, math.sqrt(self.warmup / step))
+
+
+class LinearSettings(Settings):
+    """Linear from 0 to `peak` in `warmup` steps, then linear to 0, reached one step after the last of `steps`."""
+
+    name: Literal["linear"]
+    peak: Above0
+    steps: Count
+    warmup: Count
+
+    @field_validator("warmup")
+    @classmethod
+    def _ends_with_the_run(cls, warmup: int, info: ValidationInfo) -> int:
+        steps = info.data.get("steps", warmup)
+        if warmup > steps:
+            rule = f"must be at most the {steps} steps of the schedule, but is {warmup}"
+            raise RuleError(rule, f"write schedule.warmup={max(1, steps // 10)}, or trainer.steps={4 * warmup} or more")
+        return warmup
+
+    def rate(self, step: int) -> float:
+        return self.peak * min(step / self.warmup, max(0, self.steps + 1 - step) / (self.steps + 1 - self.warmup))
+
+
+ScheduleSettings = Annotated[NoamSettings | InverseSqrtSettings | LinearSettings, Field(discriminator="name")]
+
 
 AtLeast0 = Annotated[float, Field(ge=0)]
 
@@ -112,18 +160,16 @@ class TrainerSettings(DeviceSettings):
             kept = min(keep_last, -(-steps // validate_every))
             if average > kept:
                 rule = f"must be at most the {kept} validations whose weights are kept, but is {average}"
-                raise RuleError(
-                    rule, f"write trainer.average={kept}{_or_keep(average, steps, validate_every, keep_last)}"
-                )
+                other = _or_keep(average, steps, validate_every, keep_last)
+                raise RuleError(rule, f"write trainer.average={kept}{other}")
         return average
 
     @field_validator("ema")
     @classmethod
     def _is_the_only_mean(cls, ema: float | None, info: ValidationInfo) -> float | None:
         if ema is not None and info.data.get("average"):
-            rule = (
-                f"is {ema}, but trainer.average is {info.data['average']}: only one of them can make the final weights"
-            )
+            average = info.data["average"]
+            rule = f"is {ema}, but trainer.average is {average}: only one of them can make the final weights"
             raise RuleError(rule, "write trainer.average=0 or trainer.ema=null")
         return ema
 
@@ -154,7 +200,6 @@ class TrainerSettings(DeviceSettings):
 
     @property
     def test_search(self) -> Search:
-        """Return the search that translates the test set."""
         return Search(beam=self.test_beam, patient=self.test_patient, alpha=self.test_alpha)
 
 

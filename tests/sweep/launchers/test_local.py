@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.sweep.test_supervisor import LIMIT
-from tfm_blocks.launch.devices import available_cores
+from tfm_blocks.launch.check import available_cores
 from tfm_blocks.sweep.launcher import Worker
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.training.settings import TrainerSettings

@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 import torch
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.launch.check import CheckedRun, check_run
-from tfm_blocks.launch.devices import available_cores, device_of
+from tfm_blocks.launch.check import CheckedRun, available_cores, check_run
+from tfm_blocks.network.build import choose_device
 from tfm_blocks.sweep.job_file import VISIBLE, clean, supervised
 from tfm_blocks.sweep.launcher import Launcher, LauncherSettings, Worker
 from tfm_blocks.sweep.remote_runner import Supervised
@@ -59,7 +59,7 @@ class LocalLauncher(Launcher):
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """Start the command in a separate session, under a supervisor that ends it with the sweep."""
-        devices = self.pool.take(trainer.devices) if device_of(trainer) == "cuda" else []
+        devices = self.pool.take(trainer.devices) if choose_device(trainer.accelerator) == "cuda" else []
         return _LocalWorker(command, log, self.pool, devices)
 
 

@@ -1,23 +1,18 @@
-"""Category `scores`: how attention computes weights from the products of queries and keys."""
+"""Categories `scores`, from products of queries and keys to weights, and `gate`, factors for the output of heads."""
 
 from __future__ import annotations
 
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.score_normalizer import ScoreNormalizer
+from tfm_blocks.layers.dot_product import ScoreNormalizer
+from tfm_blocks.layers.linear import Linear
 from tfm_blocks.registry.blocks import block
 
 BETA = {"beta > 0": "the more alike, the more attention"}
 
 
-@block(
-    "softmax",
-    "x: B T D -> B T D",
-    category="scores",
-    where=BETA,
-    source="Vaswani et al. 2017, equation 1",
-)
+@block("softmax", "x: B T D -> B T D", category="scores", where=BETA, source="Vaswani et al. 2017, equation 1")
 class Softmax(ScoreNormalizer):
     """softmax(β s); `beta` defaults to 1/√(width of a head).
 
@@ -98,3 +93,45 @@ class Sink(ScoreNormalizer):
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BHTK = torch.unflatten(x_BTD, 2, (len(self.weight), -1)).transpose(1, 2)
         return self.normalize(x_BHTK * self.beta).transpose(1, 2).flatten(2)
+
+
+SIGNATURE = "x: B T D, y: B T E -> B T E"
+
+
+@block("sigmoid_gate", SIGNATURE, category="gate", source="Qiu et al. 2025, section 2.2, elementwise gate (G1)")
+class SigmoidGate(Linear):
+    """y ⊙ σ(W x + b): x_BTD, y_BTE -> y_BTE.
+
+    As the `gate` of an attention, y is the output of all heads and x the input of the attention. Attention sets `bias`:
+    the gate has a bias if the projections to queries, keys and values have one.
+
+    Also known as: gated attention.
+    Use: attention with `gate: sigmoid_gate`, as in Qwen3-Next.
+    """
+
+    def __init__(self, D: int, E: int, *, bias: bool = True) -> None:
+        super().__init__(D, E, bias=bias)
+
+    def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:  # type: ignore[override]
+        return y_BTE * torch.sigmoid(super().forward(x_BTD))
+
+
+@block(
+    "headwise_gate",
+    SIGNATURE,
+    category="gate",
+    where={"heads >= 1": "there is at least one head", "E % heads == 0": "the width must split evenly into heads"},
+    source="Qiu et al. 2025, section 2.2, headwise gate (G1)",
+)
+class HeadwiseGate(Linear):
+    """`sigmoid_gate` with one factor for each head: x_BTD, y_BTE -> y_BTE.
+
+    Each of `heads` equal parts of y is multiplied by its factor σ(w x + b). Attention sets `heads` and `bias`.
+    """
+
+    def __init__(self, D: int, *, heads: int, bias: bool = True) -> None:
+        super().__init__(D, heads, bias=bias)
+
+    def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:  # type: ignore[override]
+        y_BTHK = torch.unflatten(y_BTE, 2, (self.out_features, -1))
+        return (y_BTHK * torch.sigmoid(super().forward(x_BTD))[..., None]).flatten(2)

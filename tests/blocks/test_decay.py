@@ -1,6 +1,6 @@
 import torch
 
-from tfm_blocks.layers.decay import CHUNK, by_chunks
+from tfm_blocks.blocks.linear_attention import CHUNK, by_chunks
 
 
 def test_products_with_a_float32_memory_are_float32_under_autocast():

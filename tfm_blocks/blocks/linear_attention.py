@@ -1,19 +1,123 @@
-"""The gated delta rule: linear attention whose memory is corrected instead of only added to."""
+"""Linear attention: retention decays its memory, and the gated delta rule also corrects it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.layers.decay import by_chunks, decay
-from tfm_blocks.layers.heads import merge_heads, split_heads
+from tfm_blocks.layers.dot_product import merge_heads, split_heads
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import Recurrence, RecurrentState
-from tfm_blocks.layers.sliding import continue_from
+from tfm_blocks.layers.recurrence import Recurrence, RecurrentState, continue_from
 from tfm_blocks.registry.blocks import block
+
+CHUNK = 64  # positions computed in parallel; the memory is carried from chunk to chunk
+
+
+class Decay(NamedTuple):
+    """Fractions of the memory that remain, for C positions of a chunk; leading axes are those of the rates.
+
+    `between`_CC: from a position (column) to itself or a later one (row), else 0; `since_start`_C1: from before the
+    chunk to each position; `until_end`_C1: from each position to the last; `whole`_11: from before the chunk to the
+    last.
+    """
+
+    between: Tensor
+    since_start: Tensor
+    until_end: Tensor
+    whole: Tensor
+
+
+def decay(log_rate_C: Tensor) -> Decay:
+    """Return the decay of a memory that position c multiplies by exp(log_rate_C[c]) before it adds its own term."""
+    passed_C = log_rate_C.cumsum(-1)
+    earlier_CC = torch.ones_like(passed_C[..., None] * passed_C[..., None, :], dtype=torch.bool).tril()
+    between_CC = (passed_C[..., :, None] - passed_C[..., None, :]).masked_fill(~earlier_CC, -torch.inf).exp()
+    whole_11 = passed_C[..., -1:, None]
+    return Decay(between_CC, passed_C.exp()[..., None], (whole_11 - passed_C[..., None]).exp(), whole_11.exp())
+
+
+def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply `read(memory_BHKV, *chunk)` to each chunk in turn; return the outputs of all positions and the last memory.
+
+    The tensors have their positions on the third axis, such as q_BHTK. Autocast is off: products with a float32 memory
+    are float32.
+    """
+    outputs = []
+    device = "cpu" if memory_BHKV.is_meta else memory_BHKV.device.type  # the meta device has no autocast
+    with torch.autocast(device, enabled=False):
+        for chunk in zip(*(torch.split(x, CHUNK, 2) for x in x_BHT), strict=True):
+            y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
+            outputs.append(y_BHCV)
+    return torch.cat(outputs, 2), memory_BHKV
+
+
+@block(
+    "retention",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "past"},
+    where={
+        "heads >= 1": "there is at least one head",
+        "D % (2 * heads) == 0": "the width must split evenly into heads of an even width, whose numbers turn in pairs",
+        "eps > 0": "a variance may be 0",
+    },
+    source="Sun et al. 2023, equations 5 to 8",
+)
+class Retention(Recurrence):
+    """(silu(x W_g) ⊙ norm(y)) W_o with y_t = q_t S_t, S_t = γ S_{t-1} + k_t^T v_t / √K in each head: x_BTD -> x_BTD.
+
+    q and k are rotated by their position as in rotary embeddings. Head h decays at its own rate, γ = 1 - 2^(-5-h), and
+    its outputs are normalised to mean 0 and variance 1. Training computes chunks of 64 positions in parallel,
+    y = (q k^T ⊙ γ^distance) v, and carries S between them: linear cost in the length. Decoding carries only S.
+
+    Also known as: RetNet, multi-scale retention.
+    Use: long sequences at linear cost; decoding keeps a state of fixed size.
+    """
+
+    def __init__(self, D: int, *, heads: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.heads = heads
+        self.eps = eps
+        self.qkv = Linear(D, 3 * D, parts=3, bias=False, depth_scaled=(2,))
+        self.gate = Linear(D, D, bias=False)
+        self.out = Linear(D, D, bias=False, depth_scaled=(0,))
+
+    def empty(self, rows: int, like: Tensor) -> RecurrentState:
+        K = self.out.in_features // self.heads
+        wide = torch.promote_types(like.dtype, torch.float32)
+        return {"memory_RHKK": like.new_zeros(rows, self.heads, K, K, dtype=wide)}
+
+    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
+        wide = memory["memory_RHKK"].dtype
+        q_BHTK, k_BHTK, v_BHTK = (x.to(wide) for x in split_heads(self.qkv(x_BTD), self.heads, 3))
+        q_k_v = rotated(q_BHTK, first), rotated(k_BHTK, first) / math.sqrt(k_BHTK.shape[3]), v_BHTK
+        y_BHTK, after_BHKK = by_chunks(self._retain, memory["memory_RHKK"], *q_k_v)
+        y_BTD = merge_heads(F.layer_norm(y_BHTK, y_BHTK.shape[3:], eps=self.eps)).to(x_BTD.dtype)
+        return self.out(F.silu(self.gate(x_BTD)) * y_BTD), {"memory_RHKK": after_BHKK}
+
+    def _retain(self, memory_BHKK: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCK: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute one chunk: the outputs from its positions and the memory, and the memory after them."""
+        head_H = torch.arange(self.heads, dtype=q_BHCK.dtype, device=q_BHCK.device)
+        fade = decay(torch.log1p(-torch.exp2(-5 - head_H))[:, None].expand(-1, q_BHCK.shape[2]))
+        y_BHCK = (q_BHCK @ k_BHCK.mT * fade.between) @ v_BHCK + (q_BHCK @ memory_BHKK) * fade.since_start
+        return y_BHCK, memory_BHKK * fade.whole + (k_BHCK * fade.until_end).mT @ v_BHCK
+
+
+def rotated(x_BHTK: Tensor, first: int) -> Tensor:
+    """Rotate the elements 2i and 2i+1 of each position t by the angle (first + t) / 10000^(2i/K)."""
+    T, K = x_BHTK.shape[2:]
+    position_T = torch.arange(first, first + T, dtype=x_BHTK.dtype, device=x_BHTK.device)
+    even_I = torch.arange(0, K, 2, dtype=x_BHTK.dtype, device=x_BHTK.device)
+    angle_TI = position_T[:, None] * torch.exp(even_I * (-math.log(10000.0) / K))
+    cos_TI, sin_TI = angle_TI.cos(), angle_TI.sin()
+    a_BHTI, b_BHTI = x_BHTK[..., 0::2], x_BHTK[..., 1::2]
+    return torch.stack((a_BHTI * cos_TI - b_BHTI * sin_TI, b_BHTI * cos_TI + a_BHTI * sin_TI), 4).flatten(3)
+
 
 SLOWEST, FASTEST = 0.001, 0.1  # range of the initial step sizes
 STRONGEST = 16.0  # maximum of the initial rates, which multiply the step sizes
