@@ -2,6 +2,7 @@
 
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -98,3 +99,18 @@ def test_overrides_belong_to_the_model_before_them():
         ("base", ["heads=8"]),
         ("base", ["heads=4", "layers=2"]),
     ]
+
+
+def test_a_figure_marks_what_was_added_and_changed(tmp_path, capsys):
+    main(["diff", "tiny", "two_sources", "d_model=128", "-o", str(tmp_path / "figure.svg")])
+    root = ElementTree.parse(tmp_path / "figure.svg").getroot()
+    signs = {
+        group.get("data-node"): text.text
+        for group in root.iter("{http://www.w3.org/2000/svg}g")
+        for text in group.iter("{http://www.w3.org/2000/svg}text")
+        if text.text in ("+", "~", "−")
+    }
+    added = {"doc_emb", "doc_pos", "doc_encoder.0.attn", "doc_encoder.0.ffn", "decoder.0.second"}
+    assert {node for node, sign in signs.items() if sign == "+"} == added
+    changed = {"src_emb", "tgt_emb", "encoder.0.attn", "encoder.0.ffn", "decoder.0.self", "decoder.0.cross", "decoder.0.ffn", "logits"}  # fmt: skip
+    assert {node for node, sign in signs.items() if sign == "~"} == changed
