@@ -21,7 +21,7 @@ def add_commands(commands: options.Commands) -> None:
     what = "show how two models differ, what that costs, and which weights of the first load into the second"
     command = options.add_command(commands, "diff", _diff, "show how two models differ", what)
     what = "two models or run folders, each followed by its overrides: base heads=8 base heads=4"
-    command.add_argument("words", nargs="+", metavar="MODEL|RUN|KEY=VALUE", help=what)
+    command.add_argument("words", nargs="+", metavar="MODEL|RUN", help=what)
     options.add_file(command, "draw the second model with its changes marked: .svg, .pdf, .png or .tex")
     options.add_config_dir(command)
     options.add_plugins(command)

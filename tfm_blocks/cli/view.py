@@ -20,7 +20,7 @@ def add_commands(commands: options.Commands) -> None:
     what = "write one self-contained page about a model, or about two models and their difference"
     command = options.add_command(commands, "view", _view, "write a page about a model", what)
     what = "one or two models or run folders, each followed by its overrides"
-    command.add_argument("words", nargs="+", metavar="MODEL|RUN|KEY=VALUE", help=what)
+    command.add_argument("words", nargs="+", metavar="MODEL|RUN", help=what)
     output = command.add_mutually_exclusive_group(required=True)
     output.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write the page to this file, page.html")
     what = "serve the page on 127.0.0.1, and reload it when a model file changes"
