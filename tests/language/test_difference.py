@@ -10,8 +10,8 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.check import check
 from tfm_blocks.language.difference import find_changes
-from tfm_blocks.language.layer_overrides import merge
 from tfm_blocks.language.outline import Outline
+from tfm_blocks.language.read import merge
 from tfm_blocks.registry.blocks import REGISTRY
 
 MODELS = ["base", "big", "tiny", "prenorm", "sandwich", "deepnorm", "rezero", "gqa", "alibi", "swiglu"]
