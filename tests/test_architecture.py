@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "tfm_blocks"
 LEVELS = [
     {"errors", "terminal", "metric_schema"},
-    {"config"},
+    {"config", "probes"},
     {"registry"},
     {"language"},
     {"compose", "layers"},
@@ -40,7 +40,7 @@ ONLY_IN = {
     "ray": {"sweep"},
     "pydantic": {"config", "data", "tracking", "training", "launch", "sweep"},
 }
-WITHOUT_TORCH = {"errors", "metric_schema", "config", "registry", "language", "compose", "figures"}
+WITHOUT_TORCH = {"errors", "metric_schema", "config", "probes", "registry", "language", "compose", "figures"}
 
 
 def imported(source: str) -> list[str]:

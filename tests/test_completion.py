@@ -91,17 +91,18 @@ def test_bash_completes_groups_options_and_keys_of_a_run(folder: Path, start: st
     assert set(keys[8]) == {"fast", "overfit", "null"}
 
 
-def test_bash_completes_names_of_blocks_where_they_are_expected(folder: Path) -> None:
+def test_bash_completes_names_of_blocks_and_tasks_where_they_are_expected(folder: Path) -> None:
     position = "model.graph.encoder.layer.attn.position"
     found = ask(
         folder, "tfm blocks restr", f"python train.py {position}=r", "tfm show prenorm model.args.norm=rms",
-        "tfm check tiny model.graph.encoder.layer.attn.blo", "python train.py model.gr",
+        "tfm check tiny model.graph.encoder.layer.attn.blo", "python train.py model.gr", "tfm probes pa",
     )  # fmt: skip
     words = [[word.rpartition("=")[2] if "=" in word[:-1] else word for word in words] for words in found]
     assert words[0] == ["restricted_attention", "restricted_global_attention"]
     assert words[1] == ["rotary", "relative_bias"] or set(words[1]) == {"rotary", "relative_bias"}
     assert words[2:4] == [["rmsnorm"], ["model.graph.encoder.layer.attn.block="]]
     assert words[4] == ["model.graph."] or all(word.startswith("model.graph.") for word in words[4])
+    assert words[5] == ["parity"]
 
 
 def test_python_with_another_script_is_left_to_the_shell(folder: Path) -> None:

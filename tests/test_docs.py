@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.is_file()]
 COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
 LONG = {  # pages that train for more than a minute
-    "architecture", "comparing", "dates", "language-model", "own-blocks", "running", "runs", "sweep", "sweeps", "tracking", "translating",
+    "architecture", "comparing", "dates", "language-model", "own-blocks", "probes", "running", "runs", "sweep", "sweeps", "tracking", "translating",
 }  # fmt: skip
 EXACT = {"README"}  # whose `text` fences are the whole output
 DEFAULT = {"README", "contributing", "models"}  # the other pages run in CI: pytest -m grid
@@ -123,6 +123,8 @@ class Folder:
                 path for path in sorted((conf / (group or "model")).glob("*.yaml")) if set_default(path, name, value)
             ]
             assert files, f"{where}: no file of conf/{group or 'model'} sets {name}"
+            for path in (conf / "experiment").rglob("*.yaml") if group else ():
+                set_default(path, f"  {name}", value)
         yield
         shutil.rmtree(conf)
         kept.rename(conf)

@@ -27,9 +27,10 @@ class Key:
     form: format in tables with fixed digits. progress: format on progress lines, or "".
     best: `tfm compare` and `tfm show` have a column for the best validation. chart: `tfm report` plots it.
     headline: `tfm runs` shows the measured metric with the lowest number. translated: it requires translations.
+    answered: it requires a probe task.
 
-    A name that ends in {node} or {group} stands for several keys: one for each block with an auxiliary loss, or for
-    each group of the text.
+    A name that ends in {node}, {group} or {length} stands for several keys: one for each block with an auxiliary loss,
+    each group of the text, or each test length of a probe task.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Key:
     chart: bool = False
     headline: int | None = None
     translated: bool = False
+    answered: bool = False
 
     @property
     def summarised(self) -> str:
@@ -124,15 +126,59 @@ SPLIT_KEYS = (  # of val/ and test/
 )
 
 
+ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
+    Key(
+        "accuracy",
+        "fraction of the tokens of an answer that are correct, mean over answers, 0 to 1",
+        "max",
+        progress="accuracy {:.1%}",
+        best=True,
+        chart=True,
+        headline=5,
+        answered=True,
+    ),
+    Key(
+        "exact",
+        "fraction of answers that are correct as a whole, 0 to 1",
+        "max",
+        progress="exact {:.1%}",
+        answered=True,
+    ),
+    Key(
+        "scaled_accuracy",
+        "(accuracy - chance) / (1 - chance), with the accuracy of guesses as chance",
+        "max",
+        answered=True,
+    ),
+    Key(
+        "teacher_forced_accuracy",
+        "accuracy of the tokens of generated answers if all earlier tokens are the correct ones, 0 to 1",
+        "max",
+        progress="teacher-forced {:.1%}",
+        answered=True,
+    ),
+)
+
+
 def _of_split(split: str, texts: str) -> list[Key]:
-    return [replace(key, name=f"{split}/{key.name}", unit=key.unit.replace("TEXTS", texts)) for key in SPLIT_KEYS]
+    keys = (*SPLIT_KEYS, *ANSWER_KEYS)
+    return [replace(key, name=f"{split}/{key.name}", unit=key.unit.replace("TEXTS", texts)) for key in keys]
+
+
+def _of_length(key: Key) -> Key:
+    return replace(
+        key, name=f"{key.name}@{{length}}", unit="the same for answers of a length", progress="", headline=None
+    )
 
 
 VAL_KEYS = _of_split("val", "the first translations")
 TEST_KEYS = [replace(key, summary="last", best=False, chart=False) for key in _of_split("test", "all translations")]
+TEST_KEYS += [_of_length(key) for key in TEST_KEYS if key.answered]
 METRIC_KEYS = (*TRAIN_KEYS, *VAL_KEYS, *TEST_KEYS)
 IMPROVABLE = {key.name: key for key in VAL_KEYS if key.summary != "last"}  # a search or early stopping can follow these
 FINAL_SCORES = (
+    FinalScore("accuracy", "fraction", "higher", key="accuracy"),
+    FinalScore("exact", "fraction", "higher", key="exact"),
     FinalScore("exact match", "fraction", "higher", key="exact_match"),
     FinalScore("BLEU", "corpus", "higher"),
     FinalScore("chrF", "corpus", "higher"),
@@ -163,9 +209,13 @@ FACTS = {  # known at the start of a run, besides its config: `facts.NAME`
 }
 
 
-def columns(nodes: Sequence[str], groups: Sequence[str]) -> list[str]:
-    """Return the keys of a run with auxiliary losses at `nodes`, and with these groups in its text."""
-    return [name for key in METRIC_KEYS for name in _expand(key.name, nodes, groups)]
+def columns(nodes: Sequence[str], groups: Sequence[str], *, answered: bool = False) -> list[str]:
+    """Return the keys of a run with auxiliary losses at `nodes`, and with these groups in its text.
+
+    In a run of a probe task, which is `answered`, the groups are test lengths.
+    """
+    keys = (key for key in METRIC_KEYS if not (key.translated if answered else key.answered))
+    return [name for key in keys for name in _expand(key.name, nodes, groups)]
 
 
 def _expand(name: str, nodes: Sequence[str], groups: Sequence[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import torch
 
 from tests.blocks.test_attention import started
 from tfm_blocks.blocks.attention import Attention
-from tfm_blocks.blocks.position import LearnedPosition, Sinusoidal
+from tfm_blocks.blocks.position import LearnedPosition, RandomPosition, Sinusoidal
 from tfm_blocks.layers.state import State
 from tfm_blocks.registry.values import Part
 
@@ -63,3 +63,26 @@ def test_sines_on_queries_and_keys_leave_values_alone():
     ]
     expected = own.out(torch.cat(heads, 2))
     torch.testing.assert_close(own(x_BTD, keep_BT=torch.ones(2, 5, dtype=torch.bool)), expected)
+
+
+def test_random_positions_are_ascending_sines_of_another_draw_in_each_training_batch():
+    block, x_BND = RandomPosition(8, range=100, max_length=20).train(), torch.zeros(1, 12, 8)
+    table_ND = Sinusoidal(8)(torch.zeros(1, 100, 8))[0]
+    drawn = []
+    for _ in range(20):
+        distance_NM = torch.cdist(block(x_BND)[0], table_ND, compute_mode="donot_use_mm_for_euclid_dist")
+        positions_N = distance_NM.argmin(1)
+        assert distance_NM.amin(1).max() < 1e-6
+        assert (positions_N.diff() > 0).all()
+        drawn.append(tuple(positions_N.tolist()))
+    assert len(set(drawn)) == 20 and max(map(max, drawn)) > 90
+
+
+def test_random_positions_of_an_evaluation_do_not_depend_on_the_length_of_the_sequence():
+    block = RandomPosition(8, range=100, max_length=20).eval()
+    long_BND = block(torch.zeros(1, 20, 8))
+    assert torch.equal(block(torch.zeros(1, 7, 8)), long_BND[:, :7])
+    stepped, _ = block.step(torch.zeros(1, 1, 8), State(position=5))
+    assert torch.equal(stepped, long_BND[:, 5:6])
+    with pytest.raises(ValueError, match="has 20 positions, but the sequence has 21"):
+        block(torch.zeros(1, 21, 8))

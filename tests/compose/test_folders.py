@@ -3,6 +3,7 @@
 import pytest
 
 from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.folders import CONF, group_files, list_options
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 
@@ -14,6 +15,13 @@ def test_a_file_that_one_of_ours_would_hide_is_refused_by_train_and_by_tfm(tmp_p
         prepare_arguments(["--config-dir", str(tmp_path), "model=base"])
     with pytest.raises(ConfigError, match=r"conf/model/base\.yaml would be read instead"):
         compose_model("base", conf=tmp_path)
+
+
+def test_a_file_of_a_subfolder_is_an_option_and_its_parents_come_before_it():
+    folder = CONF / "experiment" / "probe"
+    assert list_options("experiment", [CONF])["probe/mqar"] == folder / "mqar.yaml"
+    files = [folder / f"{name}.yaml" for name in ("lite", "mqar", "mqar_paper")]
+    assert group_files("experiment", "probe/mqar_paper", [CONF]) == files
 
 
 @pytest.mark.parametrize(

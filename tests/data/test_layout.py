@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from tfm_blocks.data.corpus import Corpus, write_corpus, write_packed
-from tfm_blocks.data.layout import OneSequence, PlainText, Sides, layout_of
+from tfm_blocks.data.corpus import Corpus, write_corpus, write_examples, write_packed
+from tfm_blocks.data.layout import Appended, AtPositions, OneSequence, PlainText, Sides, layout_of
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.probes.example import Example
 
 PAD, BOS, EOS = 0, 1, 2
 ROWS = [("a red house", "a page", "ein rotes Haus"), ("dogs", "two pages", "hunde"), ("a", "b", "c d e")]
@@ -76,8 +77,56 @@ def test_an_empty_batch_has_labels_of_padding_alone(corpus, layout):
     assert all(torch.equal(batch.inputs[name], empty.inputs[name]) for name in batch.inputs)
 
 
-def test_the_model_and_the_columns_decide_how_a_corpus_is_read():
-    assert isinstance(layout_of(("src", "tgt"), ["src"]), Sides)
-    assert isinstance(layout_of(("src", "tgt"), []), OneSequence)
-    assert isinstance(layout_of(("tgt",), []), PlainText)
-    assert np.array_equal(layout_of(("src", "doc", "tgt"), ["doc"]).inputs, ("doc", "tgt"))
+EXAMPLES = {
+    True: [Example((3, 1, 2, 0), (2, 1), (1, 3)), Example((5, 4), (0,), (0,))],
+    False: [Example((3, 1, 2, 0), (2, 1), None), Example((5, 4), (0,), None)],
+}  # by whether the answers are due at positions
+
+
+@pytest.fixture
+def answers(tmp_path):
+    """Corpora of examples."""
+
+    def corpus_of(positional):
+        folder = tmp_path / str(positional)
+        folder.mkdir(exist_ok=True)
+        tokenizer = Tokenizer.of_words("abcdef")
+        write_examples(folder, EXAMPLES[positional], tokenizer)
+        return Corpus(folder, tokenizer)
+
+    return corpus_of
+
+
+@pytest.mark.parametrize("input", ["src", "tgt"])
+def test_answers_at_positions_are_labels_there(answers, input):
+    layout, corpus = AtPositions(input), answers(True)
+    batch = layout.batch(corpus, [0, 1])
+    assert batch.inputs[input].tolist() == [[7, 5, 6, 4], [9, 8, 0, 0]]
+    assert batch.labels_BT.tolist() == [[0, 6, 0, 5], [4, 0, 0, 0]]
+    assert batch.kept_N.tolist() == [1, 3, 4]
+    assert layout.widths_NC(corpus).tolist() == [[4], [2]] and layout.labels_N(corpus).tolist() == [2, 1]
+
+
+def test_an_encoder_answers_at_empty_positions_after_the_question(answers):
+    layout, corpus = Appended("src"), answers(False)
+    batch = layout.batch(corpus, [0, 1])
+    assert batch.inputs["src"].tolist() == [[7, 5, 6, 4, EOS, BOS, BOS], [9, 8, EOS, BOS, 0, 0, 0]]
+    assert batch.labels_BT.tolist() == [[0, 0, 0, 0, 0, 6, 5], [0, 0, 0, 4, 0, 0, 0]]
+    assert layout.widths_NC(corpus).tolist() == [[7], [4]] and layout.labels_N(corpus).tolist() == [2, 1]
+
+
+def test_some_positions_among_examples_without_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="all examples of a task have positions, or none"):
+        write_examples(tmp_path, [EXAMPLES[True][0], EXAMPLES[False][1]], Tokenizer.of_words("abcdef"))
+
+
+def test_the_model_and_the_corpus_decide_how_a_corpus_is_read(corpus, answers, tmp_path):
+    assert isinstance(layout_of(corpus, ["src", "tgt"]), Sides)
+    assert isinstance(layout_of(corpus, ["tgt"]), OneSequence)
+    assert np.array_equal(layout_of(corpus, ["doc", "tgt"]).inputs, ("doc", "tgt"))
+    for positional, kinds in ((True, (Sides, AtPositions, AtPositions)), (False, (Sides, OneSequence, Appended))):
+        shapes = (["src", "tgt"], ["tgt"], ["src"])
+        assert [type(layout_of(answers(positional), inputs)) for inputs in shapes] == list(kinds)
+    (tmp_path / "packed").mkdir()
+    write_packed(tmp_path / "packed", "tgt", ["a b"], tokenizer, context=4)
+    assert isinstance(layout_of(Corpus(tmp_path / "packed", tokenizer), ["tgt"]), PlainText)

@@ -142,3 +142,14 @@ def test_another_kind_of_tokenizer_is_refused(tmp_path):
         Pieces(model).save(str(tmp_path / "other.json"))
         with pytest.raises(RunError, match="another kind"):
             Tokenizer.load(tmp_path / "other.json")
+
+
+def test_a_fixed_alphabet_has_a_token_for_each_word_and_comes_back_from_its_file(tmp_path):
+    words = ["k1", "v1", "+", "_", "jump"]
+    Tokenizer.of_words(words).save(tmp_path / "t.json")
+    for tokenizer in (Tokenizer.of_words(words), Tokenizer.load(tmp_path / "t.json")):
+        assert tokenizer.size == len(SPECIAL) + len(words)
+        assert tokenizer.encode("jump + k1 unheard") == [8, 6, 4, Tokenizer.UNK]
+        assert tokenizer.encode_batch(["v1 _", ""]) == [[5, 7], []]
+        assert tokenizer.decode([1, 8, 6, 4, 2, 0]) == "jump + k1"
+        assert tokenizer.piece(8) == "jump"

@@ -111,3 +111,44 @@ def test_a_node_cannot_be_called_like_an_input():
 
 def test_axes_that_are_no_axes_are_refused():
     assert "upper-case letters" in only(["model.inputs.src=b 7"]).rule
+
+
+MIXERS = ["attention", "retention", "gated_delta_rule", "lstm", "rnn", "convolution"]
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_knob_chooses_the_block_which_takes_the_args_of_its_node_that_it_has(mixer):
+    composed = compose_model(
+        "probe_decoder",
+        [
+            f"mixer={mixer}",
+            "layers=1",
+            *(["model.graph.decoder.layer.self.args.kernel_size=4"] * (mixer == "convolution")),
+        ],
+    )
+    spec = check_model(composed.model, composed.sources)
+    (node,) = (node for node in spec.nodes if node.address == "decoder.0.self")
+    assert node.block == mixer
+    expected = {"mask": "causal", "heads": 4, "beta_max": 1.0}
+    taken = {name: value for name, value in node.arguments.items() if name in expected}
+    assert taken == {name: value for name, value in expected.items() if name in node.arguments}
+
+
+def test_an_arg_of_a_node_that_no_block_takes_is_refused_with_its_place():
+    problem = only(["model.graph.decoder.layer.self.args.haeds=4"], "probe_decoder")
+    assert problem.address == "model.graph.decoder.layer.self.args.haeds"
+    assert problem.help.startswith("did you mean heads?")
+
+
+def test_a_key_of_the_node_itself_takes_precedence_over_its_args():
+    composed = compose_model("probe_decoder", ["layers=1", "model.graph.decoder.layer.self.heads=8"])
+    (node,) = (node for node in check_model(composed.model).nodes if node.address == "decoder.0.self")
+    assert node.arguments["heads"] == 8
+
+
+def test_a_typed_knob_that_the_chosen_block_does_not_take_is_warned_of():
+    composed = compose_model("probe_decoder", ["mixer=lstm", "heads=8"])
+    (warning,) = check_model(composed.model, composed.sources).warnings
+    assert "lstm does not take heads" in warning.rule and "heads=8" in warning.origin
+    composed = compose_model("probe_decoder", ["mixer=attention", "heads=8"])
+    assert not check_model(composed.model, composed.sources).warnings

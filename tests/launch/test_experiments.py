@@ -13,7 +13,8 @@ from tfm_blocks.launch.check import check_run
 @pytest.mark.parametrize("name", list_options("experiment", [CONF]))
 @pytest.mark.parametrize("debug", ["null", pytest.param("fast", marks=pytest.mark.grid)])
 def test_an_experiment_is_right_and_debug_shortens_it(name: str, debug: str) -> None:
-    asked = [f"experiment={name}", "data.dir=x", f"debug={debug}", "trainer.accelerator=cpu"]
+    text = [] if name.startswith("probe/") else ["data.dir=x"]
+    asked = [f"experiment={name}", *text, f"debug={debug}", "trainer.accelerator=cpu"]
     settings = check_run(compose_job(prepare_arguments(asked), None)).settings
     assert (settings.trainer.steps == 5) == (debug == "fast")
     assert settings.logger.wandb is None or debug == "null"
@@ -26,3 +27,16 @@ def test_large_is_the_recipe_of_the_paper() -> None:
     peak = max(settings.schedule.rate(step) for step in (3999, 4000, 4001))
     assert peak == settings.schedule.rate(4000) == pytest.approx(512**-0.5 * 4000**-0.5)
     assert settings.optimizer.betas == [0.9, 0.98] and settings.optimizer.eps == 1e-9
+
+
+PROBES = [name for name in list_options("experiment", [CONF]) if name.startswith("probe/")]
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_probe_experiment_says_its_size(name: str) -> None:
+    settings = check_run(
+        compose_job(prepare_arguments([f"experiment={name}", "trainer.accelerator=cpu"]), None)
+    ).settings
+    assert settings.data.kind == "probe" and settings.label_smoothing == 0
+    assert settings.data.size == ("paper" if name.endswith("_paper") else "lite")
+    assert name.endswith("_paper") or f"{name}_paper" in PROBES or name == "probe/lite"

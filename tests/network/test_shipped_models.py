@@ -39,7 +39,7 @@ def test_at_its_own_size_every_parameter_gets_a_gradient_and_nothing_is_allocate
         x_BTD, losses = network.trunk_with_losses(inputs)
         sum(one.sum() for one in (network.head(x_BTD), *losses.values())).backward()
     parameters = dict(network.named_parameters())
-    assert sum(one.numel() for one in parameters.values()) > 1e6
+    assert sum(one.numel() for one in parameters.values()) > 5e5
     assert all(one.is_meta and one.grad is not None for one in parameters.values())
 
 

@@ -43,6 +43,14 @@ def test_a_sweep_whose_jobs_can_all_start_is_fine(capsys):
     assert capsys.readouterr().out.count("fine") == 2
 
 
+def test_a_sweep_over_the_mixer_of_one_model_file_has_models_of_different_blocks(capsys):
+    main(["check", "probe_decoder", "-m", "mixer=attention,retention,gated_delta_rule,lstm,rnn", "layers=1"])
+    assert capsys.readouterr().out.count("fine") == 5
+    with pytest.raises(SystemExit):
+        main(["check", "probe_decoder", "-m", "mixer=attention,embedding", "layers=1"])
+    assert "1 of 2 jobs cannot start" in capsys.readouterr().err
+
+
 def test_no_job_of_a_sweep_starts_where_one_cannot(tmp_path):
     command = [ROOT / "train.py", "-m", "heads=4,7", "trainer.steps=1", "logger=csv"]
     done = run_python(command, tmp_path, timeout=120)

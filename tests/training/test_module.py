@@ -44,7 +44,7 @@ def make(composed: Composed, ranks: Ranks = Ranks()) -> Made:  # noqa: B008
         Path(os.environ["TFM_BLOCKS_CACHE"]) / SKIPPED, prepared.train, settings.trainer.patience_nan
     )
     module = TrainingModule(network, prepared, settings, ranks, skipped)
-    layout = layout_of(prepared.train.columns, names(network.spec.sources))
+    layout = layout_of(prepared.train, names(network.spec.inputs))
     return module, RunData(prepared, layout, settings.data, seed=1, ranks=Ranks())
 
 

@@ -161,7 +161,10 @@ def test_commands_that_translate_refuse_a_run_of_plain_text(command, tmp_path, m
     with pytest.raises(SystemExit) as left:
         main([command[0], str(tmp_path), *command[1:]])
     assert left.value.code == 1
-    assert "was trained on plain text, so it continues text and cannot translate" in capsys.readouterr().err
+    assert (
+        "was trained on plain text, or to answer at positions of its input, so it cannot translate"
+        in capsys.readouterr().err
+    )
 
 
 @torch.no_grad()

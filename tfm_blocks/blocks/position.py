@@ -160,6 +160,43 @@ class LearnedPosition(AddedPosition):
         return self.weight[first : first + N]
 
 
+@block(
+    "random_position",
+    "x: B N D -> B N D",
+    source="Ruoss et al. 2023, section 3",
+    where={
+        "D % 2 == 0": "sines and cosines come in pairs",
+        "max_length >= 1": "there is at least one position",
+        "range >= max_length": "positions are drawn without replacement",
+    },
+)
+class RandomPosition(Sinusoidal):
+    """`sinusoidal` at N positions drawn from 0 to `range` - 1 without replacement, in ascending order: x_BND -> x_BND.
+
+    In training each batch has its own draw, so that short sequences meet the positions of long ones. In evaluation a
+    sequence has the first N of `max_length` positions of a fixed draw, so that padding and decoding step by step do
+    not change them. A longer sequence raises ValueError.
+
+    Also known as: randomised positional encodings.
+    Use: sequences that are longer than those of training.
+    Example: max_length: 512
+    """
+
+    def __init__(self, D: int, *, range: int = 2048, max_length: int = 512, dropout: Rate = 0.0) -> None:
+        super().__init__(D, dropout=dropout)
+        self.range = range
+        self.max_length = max_length
+
+    def table(self, first: int, x_BND: Tensor) -> Tensor:
+        N, most = x_BND.shape[1], self.max_length
+        if first + N > most:
+            raise ValueError(f"random_position has {most} positions, but the sequence has {first + N}")
+        fixed = None if self.training else torch.Generator().manual_seed(0)
+        drawn_N = torch.randperm(self.range, generator=fixed)[: N if self.training else most].sort().values
+        positions_N = drawn_N[first : first + N].to(x_BND.device, torch.float32)
+        return self._sines(positions_N, x_BND.shape[2]).to(x_BND.dtype)
+
+
 @block("none", "x: B N D -> B N D", source="Haviv et al. 2022: a causal decoder learns the order by itself")
 class NoPosition(DropoutBlock):
     """Return x, with the dropout of position blocks: x_BND -> x_BND.

@@ -8,7 +8,19 @@ import sys
 from collections.abc import Sequence
 
 from tfm_blocks import __version__
-from tfm_blocks.cli import compare, completion, dashboard, diff, evaluate, figure, models, runs, translate, view
+from tfm_blocks.cli import (
+    compare,
+    completion,
+    dashboard,
+    diff,
+    evaluate,
+    figure,
+    models,
+    probes,
+    runs,
+    translate,
+    view,
+)
 from tfm_blocks.cli.exit_status import run_command
 from tfm_blocks.cli.train import train
 from tfm_blocks.launch.memory import limit_primitive_caches
@@ -56,6 +68,6 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a run, or a sweep with -m; see tfm train --help")
-    for room in (models, figure, diff, view, translate, evaluate, runs, compare, dashboard, completion):
+    for room in (models, figure, diff, view, probes, translate, evaluate, runs, compare, dashboard, completion):
         room.add_commands(commands)
     return parser

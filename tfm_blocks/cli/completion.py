@@ -124,6 +124,12 @@ def _blocks(prefix: str, **_: Any) -> list[str]:
     return [name for name in list_blocks() if name.startswith(prefix)]
 
 
+def _probes(prefix: str, **_: Any) -> list[str]:
+    from tfm_blocks.probes.catalogue import TASKS
+
+    return [name for name in TASKS if name.startswith(prefix)]
+
+
 COMPLETERS = {
     "KEY=VALUE": _overrides,
     "MODEL": _models,
@@ -132,4 +138,5 @@ COMPLETERS = {
     "RUN2": _runs,
     "RUNS": _runs_and_sweeps,
     "BLOCK": _blocks,
+    "TASK": _probes,
 }

@@ -39,7 +39,9 @@ def root_keys() -> set[str]:
 
 
 def list_options(group: str, folders: list[Path]) -> dict[str, Path]:
-    return {path.stem: path for folder in folders for path in sorted((folder / group).glob("*.yaml"))}
+    """Return the files by name; a file of a subfolder is named such as `probe/mqar`."""
+    paths = ((folder / group, path) for folder in folders for path in sorted((folder / group).rglob("*.yaml")))
+    return {path.relative_to(root).with_suffix("").as_posix(): path for root, path in paths}
 
 
 def list_groups(folders: list[Path]) -> list[str]:
@@ -77,7 +79,10 @@ def group_files(group: str, choice: str | None, folders: list[Path]) -> list[Pat
 
 def _inherited(group: str, path: Path, folders: list[Path]) -> list[Path]:
     parents = [entry for entry in read_yaml(path).get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    return [*(file for parent in parents for file in group_files(group, parent, folders)), path]
+    return [
+        *(file for parent in parents for file in group_files(group, parent.removeprefix(f"/{group}/"), folders)),
+        path,
+    ]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -11,26 +11,32 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
+from tfm_blocks.language.spec import TARGET
+from tfm_blocks.probes.example import Example
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 CHUNK = 8192  # rows that are encoded together
+POSITIONS = "positions"  # hidden column: where the target tokens are due in the source
 LONGEST = 4096  # maximum tokens of a held-out column; time and memory of a network can grow quadratically
 
 
 class Corpus:
     """Rows of id sequences without bos and eos, one sequence per column, read from `folder`.
 
-    `lengths_NC` is int32. `text` is the original text by column. `groups` names a group for each row, or is empty.
+    Each row of a corpus of answers at positions also has the `positions` of its source at which its target tokens are
+    due. `lengths_NC` is int32. `text` is the original text by column. `groups` names a group for each row, or is empty.
     `skipped` counts skipped rows by reason, `cut` the truncated rows.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = ()) -> None:
         about = json.loads((folder / "about.json").read_text())
         self._opened_with = folder, tokenizer, groups
-        self.columns: tuple[str, ...] = tuple(about["columns"])
-        self.lengths_NC = np.fromfile(folder / "lengths.bin", dtype=np.int32).reshape(-1, len(self.columns))
-        self._bounds = np.concatenate(([0], np.cumsum(self.lengths_NC, dtype=np.int64)))
+        self._stored: list[str] = about["columns"]
+        self.columns: tuple[str, ...] = tuple(name for name in self._stored if name != POSITIONS)
+        lengths_NC = np.fromfile(folder / "lengths.bin", dtype=np.int32).reshape(-1, len(self._stored))
+        self.lengths_NC = lengths_NC[:, : len(self.columns)]
+        self._bounds = np.concatenate(([0], np.cumsum(lengths_NC, dtype=np.int64)))
         mapped = np.memmap(folder / "ids.bin", dtype=about["dtype"], mode="r")
         self._ids = mapped.view(np.ndarray)  # slicing a plain array is faster than a memmap
         self.skipped: dict[str, int] = about["skipped"]
@@ -52,8 +58,17 @@ class Corpus:
 
     def ids(self, column: str, row: int) -> Ids:
         """Return the ids of a row, as a view of the file."""
-        place = row * len(self.columns) + self.columns.index(column)
+        place = row * len(self._stored) + self._stored.index(column)
         return self._ids[self._bounds[place] : self._bounds[place + 1]]
+
+    @property
+    def positional(self) -> bool:
+        """Return True if the target tokens are due at positions of the source."""
+        return POSITIONS in self._stored
+
+    def positions(self, row: int) -> Ids:
+        """Return the index of the source token at which each target token of a row is due."""
+        return self.ids(POSITIONS, row)
 
     def rows(self, rows: slice) -> list[dict[str, str]]:
         """Return the text of a slice of rows, by column."""
@@ -137,6 +152,27 @@ def write_packed(folder: Path, column: str, lines: Iterable[str], tokenizer: Tok
             yield buffer
 
     _write(folder, [column], packed(), tokenizer, counts)
+
+
+def write_examples(folder: Path, examples: Iterable[Example], tokenizer: Tokenizer) -> None:
+    """Write questions as sources and answers as targets, with positions if the examples have them.
+
+    Raises ValueError if only some examples have positions.
+    """
+    remaining = iter(examples)
+    first = next(remaining)
+
+    def sequences() -> Iterator[list[int]]:
+        for example in chain([first], remaining):
+            yield [len(SPECIAL) + token for token in example.question]
+            yield [len(SPECIAL) + token for token in example.answer]
+            if (example.positions is None) != (first.positions is None):
+                raise ValueError("either all examples of a task have positions, or none")
+            if example.positions is not None:
+                yield list(example.positions)
+
+    columns = ["src", TARGET, *([] if first.positions is None else [POSITIONS])]
+    _write(folder, columns, sequences(), tokenizer, {"blank": 0, "long": 0, "cut": 0})
 
 
 def _write(

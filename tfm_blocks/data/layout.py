@@ -17,6 +17,7 @@ from tfm_blocks.language.spec import TARGET
 
 PAD, BOS, EOS = Tokenizer.PAD, Tokenizer.BOS, Tokenizer.EOS
 Lengths = npt.NDArray[np.int32]
+SOURCE = "src"  # the column of questions
 Rows = Sequence[int] | npt.NDArray[np.int64]
 
 
@@ -53,9 +54,13 @@ def batch_of(inputs: dict[str, Tensor], labels_BT: Tensor, *, empty: bool = Fals
 
 
 class Layout(ABC):
-    """Maps the columns of a corpus to the inputs of a model. `inputs` names them, the target last."""
+    """Maps the columns of a corpus to the inputs of a model. `inputs` names them, the target last.
+
+    With `at_positions` the model predicts the target at positions of its input, in place of generating it.
+    """
 
     inputs: tuple[str, ...]
+    at_positions = False
 
     @abstractmethod
     def widths_NC(self, corpus: Corpus) -> Lengths:
@@ -133,11 +138,61 @@ class PlainText(Layout):
         return batch_of(inputs, labels_BT, empty=empty)
 
 
-def layout_of(columns: Sequence[str], sources: Sequence[str]) -> Layout:
-    """Return the layout for a model with these sources and a corpus with these columns."""
-    if sources:
+class AtPositions(Layout):
+    """Layout of a model with one input, in which the answer is due at positions of the question: x, without bos."""
+
+    at_positions = True
+
+    def __init__(self, input: str) -> None:
+        self.inputs = (input,)
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        return corpus.lengths_N(SOURCE)[:, None]
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        return corpus.lengths_N(TARGET)
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        ids_BT = _padded([corpus.ids(SOURCE, int(row)) for row in rows])
+        labels_BT = torch.zeros_like(ids_BT)
+        for labels_T, row in zip(labels_BT.numpy(), rows, strict=True):
+            labels_T[corpus.positions(int(row))] = corpus.ids(TARGET, int(row))
+        return batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty)
+
+
+class Appended(Layout):
+    """Encoder-only layout: x + eos, then an empty position for each token of y, at which it is predicted."""
+
+    at_positions = True
+    EMPTY = BOS  # the decoder of other layouts also begins to predict at bos
+
+    def __init__(self, input: str) -> None:
+        self.inputs = (input,)
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        widths_NC: Lengths = corpus.lengths_NC.sum(1, dtype=np.int32, keepdims=True) + 1
+        return widths_NC
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        return corpus.lengths_N(TARGET)
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        pairs = [(corpus.ids(SOURCE, int(row)), corpus.ids(TARGET, int(row))) for row in rows]
+        questions = [np.concatenate([source, [EOS], np.full(len(target), self.EMPTY)]) for source, target in pairs]
+        labels = [np.concatenate([np.zeros(len(source) + 1, np.int64), target]) for source, target in pairs]
+        return batch_of({self.inputs[0]: _padded(questions)}, _padded(labels), empty=empty)
+
+
+def layout_of(corpus: Corpus, inputs: Sequence[str]) -> Layout:
+    """Return the layout for a model with these inputs and a corpus."""
+    sources = [name for name in inputs if name != TARGET]
+    if sources and TARGET in inputs:
         return Sides(sources)
-    return OneSequence() if len(columns) > 1 else PlainText()
+    if corpus.positional:
+        return AtPositions(*inputs)
+    if sources:
+        return Appended(*sources)
+    return OneSequence() if len(corpus.columns) > 1 else PlainText()
 
 
 def prompt(sources: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> npt.NDArray[np.int64]:

@@ -11,13 +11,16 @@ from pathlib import Path
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
 from tfm_blocks.data.dates import date_splits
-from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings
+from tfm_blocks.data.probe_corpora import probe_corpora
+from tfm_blocks.data.probe_settings import ProbeSettings
+from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings, TextSettings
 from tfm_blocks.data.text import Split, find_splits
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Problem
 
 FORMAT = 2  # version of the cache format
 SAMPLE = 1_000_000  # maximum rows for training the tokenizer: more cost memory and change little
+LinesSettings = DatesSettings | TextSettings | LmSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,9 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
     cover all of them, but lines are truncated to LONGEST tokens. Plain text is packed without its blank lines. Raises
     ConfigError and DataError.
     """
+    if isinstance(settings, ProbeSettings):
+        tokenizer, probes = probe_corpora(settings, tell)
+        return Prepared(tokenizer=tokenizer, **probes)
     splits = date_splits(settings) if isinstance(settings, DatesSettings) else find_splits(settings)
     if settings.first:
         splits = {name: split.first(settings.first) for name, split in splits.items()}
@@ -72,7 +78,7 @@ def _tokenizer(cache: Path, splits: Mapping[str, Split], vocab: int) -> Tokenize
     return Tokenizer.load(find_or_build(cache / key, build) / "tokenizer.json")
 
 
-def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: DataSettings, *, training: bool) -> Corpus:
+def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: LinesSettings, *, training: bool) -> Corpus:
     context = settings.context if isinstance(settings, LmSettings) else None
     max_length = None if isinstance(settings, LmSettings) or not training else settings.max_length
 
@@ -89,7 +95,7 @@ def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: DataSetti
     return Corpus(find_or_build(cache / key, build), tokenizer, split.groups)
 
 
-def _report(name: str, corpus: Corpus, settings: DataSettings) -> str:
+def _report(name: str, corpus: Corpus, settings: LinesSettings) -> str:
     """Format a line such as `data: 28,990 train pairs (skipped: 3 with a blank side, 7 longer than 128 tokens)`."""
     if isinstance(settings, LmSettings):
         label, reasons = f"{name} rows of {settings.context} tokens", {"blank": "blank lines"}

@@ -11,6 +11,8 @@ from babel.dates import tokenize_pattern
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings
+from tfm_blocks.data.probe_settings import ProbeSettings
+from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.spec import TARGET
 
 CASES = {"upper": str.upper, "lower": str.lower}
@@ -194,15 +196,19 @@ class LmSettings(Settings):
         return tokens
 
 
-DataSettings = Annotated[DatesSettings | TextSettings | LmSettings, Field(discriminator="kind")]
+DataSettings = Annotated[DatesSettings | TextSettings | LmSettings | ProbeSettings, Field(discriminator="kind")]
 
 
-def columns_in(data: Any) -> tuple[str, ...]:
-    """Return the column names of the config's key `data`, or none if it is invalid."""
+def read_data(data: Any) -> DataSettings | None:
+    """Return the settings of the config's key `data`, or None if it is invalid."""
     try:
-        settings = TypeAdapter(DataSettings).validate_python(data)
-    except ValidationError:
-        return ()
+        return TypeAdapter(DataSettings).validate_python(data)
+    except (ValidationError, ConfigError):
+        return None
+
+
+def columns_of(settings: DataSettings) -> tuple[str, ...]:
+    """Return the column names of the data."""
     if isinstance(settings, TextSettings):
         return tuple(settings.train)
-    return ("src", TARGET) if isinstance(settings, DatesSettings) else (TARGET,)
+    return (TARGET,) if isinstance(settings, LmSettings) else ("src", TARGET)

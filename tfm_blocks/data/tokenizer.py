@@ -17,14 +17,16 @@ SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 SMALLEST = len(SPECIAL) + 256  # one subword for each byte
 LONGEST = 1024  # maximum bytes of a word in training; longer words are split
 
-PARTS = {"normalizer": None, "pre_tokenizer": "ByteLevel", "post_processor": None, "decoder": "ByteLevel"}
-UNSET = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+KNOWN_PARTS = {"BPE": [None, "ByteLevel", None, "ByteLevel"], "WordLevel": [None, "WhitespaceSplit", None, None]}
+UNSET = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
 
 
 class Tokenizer:
     """Byte-level BPE (Sennrich et al. 2016 over bytes, as GPT-2): decode(encode(text)) == text for any text.
 
-    All bytes are in the vocabulary, so `encode` never returns UNK; it exists because other tools expect it.
+    All bytes are in the vocabulary, so `encode` never returns UNK; it exists because other tools expect it. The
+    tokenizer of a probe task has a fixed alphabet instead, whose words are separated by spaces; others become UNK.
     """
 
     PAD, BOS, EOS, UNK = range(4)
@@ -62,6 +64,15 @@ class Tokenizer:
         pieces.pre_tokenizer = words
         del trainer
         _return_freed_memory()
+        return cls(pieces)
+
+    @classmethod
+    def of_words(cls, words: Sequence[str]) -> Tokenizer:
+        """Return the tokenizer of a fixed alphabet: the special tokens, then `words`."""
+        ids = {name: id for id, name in enumerate([*SPECIAL, *words])}
+        pieces = Pieces(models.WordLevel(ids, unk_token=SPECIAL[cls.UNK]))
+        pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        pieces.add_special_tokens(list(SPECIAL))
         return cls(pieces)
 
     @property
@@ -104,9 +115,11 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Read a file of `save`. Raises RunError if it is missing, damaged or another kind of tokenizer."""
         pieces = _read_pieces(path)
-        if not isinstance(pieces.model, models.BPE) or [pieces.token_to_id(name) for name in SPECIAL] != [0, 1, 2, 3]:
+        if not isinstance(pieces.model, (models.BPE, models.WordLevel)) or [
+            pieces.token_to_id(name) for name in SPECIAL
+        ] != [0, 1, 2, 3]:
             raise RunError(
-                Problem(str(path), f"is another kind of tokenizer: not a BPE with {' '.join(SPECIAL)} as ids 0 to 3")
+                Problem(str(path), f"is another kind of tokenizer: it lacks {' '.join(SPECIAL)} as ids 0 to 3")
             )
         if sorted(pieces.get_vocab().values()) != list(range(pieces.get_vocab_size())):
             raise RunError(Problem(str(path), "is damaged: its ids are not 0, 1, 2, …", help="restore it"))
@@ -132,7 +145,9 @@ def _has_known_settings(record: object) -> bool:
     if not isinstance(record, dict) or not isinstance(model := record.get("model"), dict):
         return False
     kinds = [part.get("type") if isinstance(part, dict) else part for part in map(record.get, PARTS)]
-    return kinds == list(PARTS.values()) and all(model.get(name) in (None, False) for name in UNSET)
+    unknown = SPECIAL[Tokenizer.UNK] if model.get("type") == "WordLevel" else None
+    unset = all(model.get(name) in (None, False) for name in UNSET)
+    return kinds == KNOWN_PARTS.get(str(model.get("type"))) and unset and model.get("unk_token") == unknown
 
 
 def _return_freed_memory() -> None:

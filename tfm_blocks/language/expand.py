@@ -14,7 +14,7 @@ from tfm_blocks.language.repeat import ExpandedLayer, expand_layers, expand_para
 from tfm_blocks.language.sources import Pass, Sources
 from tfm_blocks.language.spec import Node, Path
 from tfm_blocks.language.tree import MODEL, BlockTree, LayerTree, ModelTree, ParallelTree, SameTree, Tree
-from tfm_blocks.language.wiring import find_mixed_reach, find_unread, find_unused
+from tfm_blocks.language.wiring import find_mixed_reach, find_unread, find_unused, find_without_effect
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.signature import Port
 
@@ -77,6 +77,7 @@ class Expander(Pass):
             self.problems += find_unread(tree, self.nodes, sink, self.sources)
         if not self.problems:
             self.problems += find_unused(tree, args.used, self.nodes, self.sources)
+        self.warnings += find_without_effect(tree, args.used, self.sources)
         self.warnings += find_mixed_reach(args.changed, self.registry, self.sources)
 
     def expand_graph(self, graph: Sequence[Tree], outer: Context) -> str:
@@ -160,6 +161,7 @@ class Expander(Pass):
         info = tree.info
         if info.weightless:  # its arguments may use `i` even in shared layers
             context = replace(context, owner=context.address, args=replace(context.args, index=context.index or {}))
+        context = replace(context, args=context.args.inner(tree.args, tree.path))
         reads = self.resolve_ports(tree, info, context)
         add_norm = self.resolve_add_norm(tree.add_norm, tree.path, context.add_norm if info.branch else AddNorm())
         return Node(

@@ -103,13 +103,20 @@ class Reader(Pass):
         info = self._info(keys["block"], (*path, "block"), "")
         if info is None:
             return None
-        grammar = ("block", "in", "add_norm", *PLACEMENT) + (("tie",) if info.tieable else ())
+        grammar = ("block", "in", "args", "add_norm", *PLACEMENT) + (("tie",) if info.tieable else ())
         ports = {("in" if place == 0 else port.name): port for place, port in enumerate(info.signature.ports)}
         self._unknown(keys, path, (*grammar, *ports, *info.arguments), others=self.registry.blocks.values())
         arguments = {key: value for key, value in keys.items() if key in info.arguments}
         tie = self._reference(keys["tie"], (*path, "tie")) if "tie" in keys and info.tieable else None
         reads = {key: self._read(keys[key], (*path, key), port) for key, port in ports.items() if key in keys}
-        return BlockTree(name, path, reads, info, arguments, tie, keys.get("add_norm"))
+        return BlockTree(name, path, reads, info, arguments, tie, keys.get("add_norm"), self._block_args(keys, path))
+
+    def _block_args(self, keys: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+        """Return the args of a block's node. A knob may choose the block, so other blocks may take some of them."""
+        args = self._args(keys, path)
+        known = {name: None for info in self.registry.blocks.values() for name in info.arguments}
+        self._unknown(args, (*path, "args"), ("dropout", "norm", *known))
+        return args
 
     def _info(self, name: Any, path: Path, category: str) -> BlockInfo | None:
         known = self.registry.members(category) if category else list(self.registry.blocks)

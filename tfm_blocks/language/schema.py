@@ -130,7 +130,7 @@ def _block(info: BlockInfo) -> Schema:
     arguments = {name: _argument(argument) for name, argument in info.arguments.items()}
     return {
         "description": f"{info.signature.text}\n\n{info.description}\n\n{info.source}",
-        "properties": {**keys, **arguments, **tie, "add_norm": _ref("add_norm"), **PLACED},
+        "properties": {**keys, **arguments, **tie, "args": _ref("args"), "add_norm": _ref("add_norm"), **PLACED},
         "additionalProperties": NULL,
     }
 

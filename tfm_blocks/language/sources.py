@@ -97,12 +97,12 @@ class Sources:
 
     def is_set_by_user(self, path: Path) -> bool:
         """Return True if the chosen file or the command line sets `path`, directly or by a knob; False if inherited."""
-        if path in self.overrides:
-            return True
         written = self.written.get(path)
-        knob = self.knob(path)
-        chosen = written is not None and written.place.file in self.chosen
-        return chosen or (knob is not None and (knob,) in self.overrides)
+        return self.is_typed(path) or (written is not None and written.place.file in self.chosen)
+
+    def is_typed(self, path: Path) -> bool:
+        """Return True if the command line sets `path`, directly or by a knob."""
+        return path in self.overrides or (self.knob(path),) in self.overrides
 
     def problem(self, path: Path, rule: str, *, blame: Path | None = None, help: str = "") -> Problem:
         """Build a problem at `path`; `blame` is the path of the value that causes it, if different."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfm_blocks.language.references import Reference
@@ -24,12 +24,13 @@ class Tree:
 
 @dataclass(frozen=True)
 class BlockTree(Tree):
-    """A registered block with its raw arguments."""
+    """A registered block with its raw arguments, and `args`, of which it takes those that it has."""
 
     info: BlockInfo
     arguments: Mapping[str, Any]
     tie: Reference | None = None
     add_norm: Any = None
+    args: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

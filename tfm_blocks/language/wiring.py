@@ -8,7 +8,7 @@ from dataclasses import replace
 from tfm_blocks.errors import Problem, suggest
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path
-from tfm_blocks.language.tree import MODEL, LayerTree, ModelTree, ParallelTree, Tree
+from tfm_blocks.language.tree import MODEL, BlockTree, LayerTree, ModelTree, ParallelTree, Tree
 from tfm_blocks.registry.blocks import Registry
 
 
@@ -41,18 +41,33 @@ def find_unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sou
     ]
 
 
+def find_without_effect(tree: ModelTree, used: set[Path], sources: Sources) -> Iterator[Problem]:
+    """Yield a warning for each arg of a block's node that the block does not take, if the command line sets it."""
+    for node in _trees(tree.graph):
+        if not isinstance(node, BlockTree):
+            continue
+        for name in node.args:
+            path = (*node.path, "args", name)
+            if path not in used and sources.is_typed(path):
+                rule = f"{node.info.name} does not take {name}, so its value has no effect"
+                yield replace(sources.problem(path, rule, help=f"leave {name} out"), severity="warning")
+
+
 def _args(tree: ModelTree) -> Iterator[Path]:
     yield from ((*MODEL, "args", name) for name in tree.args)
-    yield from _inner_args(tree.graph)
+    for inner in _trees(tree.graph):
+        if isinstance(inner, LayerTree | ParallelTree):
+            yield from ((*inner.path, "args", name) for name in inner.args)
 
 
-def _inner_args(graph: Sequence[Tree]) -> Iterator[Path]:
+def _trees(graph: Sequence[Tree]) -> Iterator[Tree]:
+    """Yield the nodes of a graph, and those inside them."""
     for tree in graph:
+        yield tree
         if isinstance(tree, LayerTree | ParallelTree):
-            yield from ((*tree.path, "args", name) for name in tree.args)
             graphs = [tree.graph, *tree.changed.values()] if isinstance(tree, LayerTree) else [tree.graph]
             for inner in graphs:
-                yield from _inner_args(inner)
+                yield from _trees(inner)
 
 
 def find_mixed_reach(

@@ -15,15 +15,18 @@ from pydantic import ValidationError
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.prepare import Prepared
-from tfm_blocks.data.settings import LmSettings, columns_in
+from tfm_blocks.data.probe_settings import ProbeSettings
+from tfm_blocks.data.settings import DataSettings, columns_of, read_data
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
-from tfm_blocks.language.spec import TARGET, Spec, names
+from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
 from tfm_blocks.network.build import check_model, choose_device, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
+
+LENGTH_SETTINGS = {"lm": "data.context", "probe": "data.test_lengths"}
 
 
 def expect_devices(settings: DeviceSettings, rank_info: RankInfo) -> None:
@@ -114,7 +117,8 @@ def warn_about_warmup(settings: RunSettings) -> None:
 def _check(
     composed: Composed, check_devices: Callable[[Mapping[str, Any]], object], make_spec: Callable[..., Spec]
 ) -> CheckedRun:
-    config, settings, specs = composed.mapping, list[RunSettings](), list[Spec]()
+    composed, settings, specs = _with_alphabet(composed), list[RunSettings](), list[Spec]()
+    config = composed.mapping
     with with_locations(composed):
         problems = _problems(lambda: settings.append(read_run(config)))
         problems += _problems(lambda: check_devices(config))
@@ -124,6 +128,15 @@ def _check(
             raise ConfigError(problems)
     (run,), (spec,) = settings, specs
     return CheckedRun(composed, spec, run.model_copy(update={"plugins": plugins_in_use(run.plugins, spec.blocks)}))
+
+
+def _with_alphabet(composed: Composed) -> Composed:
+    """Return the config with the vocabulary of its probe task, which a run needs no text to know."""
+    data, config = read_data(composed.mapping["data"]), composed.mapping
+    if not isinstance(data, ProbeSettings) or config.get("vocab") in (None, data.vocab):
+        return composed
+    known = composed.with_vocab(data.vocab)
+    return replace(known, mapping=known.mapping | {"name": config["name"]})
 
 
 def _problems(check: Callable[[], object]) -> list[Problem]:
@@ -148,7 +161,7 @@ def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
     load_plugins(composed.mapping["plugins"])
     composed.expect_vocab()
     spec = make_spec(composed.model, composed.sources)
-    problems = [*_input_problems(spec, composed.mapping["data"]), *_output_problems(spec, composed)]
+    problems = [*_input_problems(spec, read_data(composed.mapping["data"])), *_output_problems(spec, composed)]
     if problems:
         raise ConfigError(problems)
     return spec
@@ -161,21 +174,44 @@ def _with_plugins_tested(run: CheckedRun) -> CheckedRun:
     return run
 
 
-def _input_problems(spec: Spec, data: Any) -> Iterator[Problem]:
-    """Yield a problem unless the model has the input tgt and each other input is a column of the data."""
-    if TARGET not in names(spec.inputs):
+def _input_problems(spec: Spec, data: DataSettings | None) -> Iterator[Problem]:
+    """Yield a problem unless each input is a column of the data, and the data can train such a model."""
+    if TARGET not in names(spec.inputs) and not isinstance(data, ProbeSettings):
         rule = f"training predicts {TARGET}, but the inputs are {', '.join(names(spec.inputs))}"
-        yield Problem("model.inputs", rule, help="such a model can be checked, shown and built, but not trained")
-    columns = columns_in(data)
+        help = "only probe tasks, such as data=parity, train a model without tgt; any model can be shown and built"
+        yield Problem("model.inputs", rule, help=help)
+    if isinstance(data, ProbeSettings):
+        yield from _probe_problems(spec, data)
+    columns = columns_of(data) if data else ()
     for source in spec.sources:
         address = f"model.inputs.{source.name}"
         if not source.tokens:
             rule = "is an input of vectors, but training reads text"
             yield Problem(address, rule, help="such a model can be checked, shown and built, but not trained")
-        elif columns and source.name not in columns:
+        elif data and source.name not in columns:
             rule = f"is not a column of the data, which has {', '.join(columns)}"
             files = " ".join(f"data.{split}.{source.name}=FILE" for split in ("train", "val", "test"))
-            yield Problem(address, rule, help=f"data=text reads a file for each input: add {files}")
+            help = (
+                "name the input src" if data.kind == "probe" else f"data=text reads a file for each input: add {files}"
+            )
+            yield Problem(address, rule, help=help)
+
+
+def _probe_problems(spec: Spec, data: ProbeSettings) -> Iterator[Problem]:
+    """Yield a problem if the task does not suit the shape of the model."""
+    sources = names(spec.sources)
+    if sources and data.probe.shows_answers:
+        rule = f"reads all of {sources[0]}, in which {data.task} shows each answer after it is due, so it would copy"
+        yield Problem("model.inputs", rule, help="use a decoder-only model: model=probe_decoder")
+    if TARGET in names(spec.inputs):
+        return
+    if len(sources) != 1:
+        rule = f"a model without {TARGET} answers at the positions of one input, but has {', '.join(sources)}"
+        yield Problem("model.inputs", rule, help="leave the other inputs out, or add tgt")
+    elif spec.sink.shape[:2] != spec.sources[0].shape:
+        rule = f"the output has the axes {format_shape(spec.sink.shape)}, but {sources[0]} has"
+        rule += f" {format_shape(spec.sources[0].shape)}"
+        yield Problem("model.graph", rule, help=f"end the graph with an unembed at each position of {sources[0]}")
 
 
 @contextmanager
@@ -196,7 +232,7 @@ def _output_problems(spec: Spec, composed: Composed) -> Iterator[Problem]:
 
 def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None:
     """Raise ConfigError if a sequence of the corpora has more tokens than the network has positions."""
-    layout = layout_of(prepared.train.columns, names(network.spec.sources))
+    layout = layout_of(prepared.train, names(network.spec.inputs))
     for name, corpus in (("train", prepared.train), ("val", prepared.val), ("test", prepared.test)):
         if corpus is None:
             continue
@@ -204,7 +240,7 @@ def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None
             bound = network.longest(input)
             if bound.node and width > bound.tokens:
                 rule = f"has {bound.tokens} positions, but {input} of {name} has up to {width} tokens with eos"
-                setting = "data.context" if isinstance(run.settings.data, LmSettings) else "data.max_length"
+                setting = LENGTH_SETTINGS.get(run.settings.data.kind, "data.max_length")
                 help = f"raise its max_length, or lower {setting} or shorten the text"
                 raise ConfigError(run.composed.sources.problem(bound.node.path, rule, help=help))
 

@@ -17,7 +17,7 @@ from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, T
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
-from tfm_blocks.runs.status import ScoredSet, Status
+from tfm_blocks.runs.status import Score, ScoredSet, Status
 from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news
@@ -44,9 +44,7 @@ def finish(
     `stopped` is the reason why a callback ended the run before its last step.
     """
     split, corpus = module.prepared.last_scored
-    corpus_metrics = metrics(module.settings.trainer.bleu, tokenised=False)
-    references = corpus.text[TARGET]
-    translations = score(module.scorer.outputs, references, corpus_metrics) if module.scorer.outputs else ()
+    translations = _corpus_scores(module, corpus.text[TARGET])
     status = Status(
         "done",
         f"stopped early: {stopped}" if stopped else "",
@@ -71,6 +69,13 @@ def finish(
         print(line)
 
 
+def _corpus_scores(module: TrainingModule, references: Sequence[str]) -> Sequence[Score]:
+    """Return sacreBLEU's scores of the translations; answers to a probe task have none."""
+    if not module.scorer.outputs or module.settings.data.kind == "probe":
+        return ()
+    return score(module.scorer.outputs, references, metrics(module.settings.trainer.bleu, tokenised=False))
+
+
 def _size(spec: Spec) -> dict[str, Any]:
     """Return the parameters, and the multiply-adds of a row with the returned sequence lengths, as in `tfm show`."""
     network = network_without_values(spec)
@@ -87,6 +92,11 @@ def _by_group(latest: Mapping[str, float], split: str, groups: Sequence[str]) ->
     return {group: latest[name] for group, name in names.items() if name in latest}
 
 
+def _by_length(scores: Mapping[str, float], split: str) -> dict[str, float]:
+    prefix = f"{split}/accuracy@"
+    return {name.removeprefix(prefix): value for name, value in scores.items() if name.startswith(prefix)}
+
+
 def _summary(job: RunSpec, status: Status) -> Iterator[str]:
     yield f"done: {status.steps} steps in {status.seconds:.0f} s"
     if status.reason:
@@ -95,10 +105,16 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
     if status.exact_match_by_group:
         groups = status.exact_match_by_group.items()
         yield "exact: " + ", ".join(f"{group} {fraction:.1%}" for group, fraction in groups)
+    if by_length := _by_length(status.scores, status.scored_on):
+        yield "accuracy by length: " + ", ".join(f"{length} {one:.1%}" for length, one in by_length.items())
     for metric in status.translation:
         yield f"{metric.name}: {metric.value:.2f} ± {metric.interval:.2f}   {metric.signature}"
     plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])
-    files = [METRICS, STATUS, *([TRANSLATIONS] if status.translation else []), LOSSES, f"{CHECKPOINTS}/"]
+    probe = job.config["data"]["kind"] == "probe"
+    files = [METRICS, STATUS, *([TRANSLATIONS] if status.translation or probe else []), LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"
+    if probe:
+        yield f"next: tfm show {job.folder}"
+        return
     command = "translate" if status.translation else "generate"
     yield f"next: echo 'your text' | tfm {command} {job.folder}{plugins}"

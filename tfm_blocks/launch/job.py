@@ -21,6 +21,7 @@ from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Json, Rendezvous
 from tfm_blocks.distributed.signals import StoppedError, exit_on_signals
 from tfm_blocks.errors import file_error, print_warnings
+from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.check import CheckedRun, check_lengths, warn_about_warmup, with_locations
 from tfm_blocks.launch.init_from import find_weights
 from tfm_blocks.launch.loggers import reason_of
@@ -250,7 +251,8 @@ def _write_end(job: RunSpec, error: BaseException) -> None:
 def start_folder(job: RunSpec, prepared: Prepared, start: RunFile) -> None:
     """Write the files of a run folder that are known before the first step."""
     write_config(job)
-    write_model(job.folder, job.config["model"], job.config["plugins"], prepared.train.columns)
+    columns = (TARGET,) if prepared.train.positional else prepared.train.columns
+    write_model(job.folder, job.config["model"], job.config["plugins"], columns)
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
     start.write(job.folder)

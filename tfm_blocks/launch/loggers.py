@@ -43,7 +43,7 @@ def open_loggers(
             loggers.append(logger)
             for row in rows:
                 logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
-        yield [CsvLogger(path, columns(losses, list(groups))), *loggers]
+        yield [CsvLogger(path, columns(losses, list(groups), answered=settings.data.kind == "probe")), *loggers]
     except BaseException as error:
         end = _end(error)
         raise

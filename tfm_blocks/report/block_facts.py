@@ -9,6 +9,7 @@ import yaml
 from tfm_blocks.network.contract.case import HOSTS, guess
 from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
 from tfm_blocks.report.complexity import COMPLEXITY, shortened
+from tfm_blocks.report.docstring import split_fields
 
 FIELDS = ("Also known as", "Use", "Cost", "Example")  # lines of the last paragraph of a docstring
 FROM_MODEL = ("d_model", "d_ff", "heads", "vocab")  # arguments that `model.args` sets in most models
@@ -16,27 +17,12 @@ FROM_MODEL = ("d_model", "d_ff", "heads", "vocab")  # arguments that `model.args
 
 def description(info: BlockInfo) -> str:
     """Return the docstring without its fields."""
-    return _split(info)[0]
+    return split_fields(info.description, FIELDS)[0]
 
 
 def fields(info: BlockInfo) -> Mapping[str, str]:
     """Return the fields of the docstring, such as the other names of the block."""
-    return _split(info)[1]
-
-
-def _split(info: BlockInfo) -> tuple[str, dict[str, str]]:
-    text = info.description
-    body, _, last = text.rpartition("\n\n")
-    if not last.startswith(tuple(f"{name}:" for name in FIELDS)):
-        return text, {}
-    found: dict[str, str] = {}
-    for line in last.splitlines():
-        name, colon, rest = line.partition(": ")
-        if colon and name in FIELDS:
-            found[name] = rest
-        else:
-            found[next(reversed(found))] += f" {line}"
-    return body, found
+    return split_fields(info.description, FIELDS)[1]
 
 
 def facts(info: BlockInfo) -> Iterator[tuple[str, str]]:

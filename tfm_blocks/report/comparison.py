@@ -70,6 +70,9 @@ def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
         yield from _unlike(runs, f"way to compute {name}", _signature_of(name), f"{name} cannot be compared")
     yield from _unlike_tokens(runs)
     yield from _unlike_torch(runs)
+    for size, those in _by(runs, lambda run: str(run.settings.get("data.size", ""))).items():
+        if size:
+            yield f"probe tasks in the size {size}: {_names(those)}"
     for ended, those in _by(runs, _end).items():
         if ended:
             yield f"not done: {_names(those)}: {ended}"

@@ -16,6 +16,7 @@ from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.curves import AXES, MOST_POINTS, RunLine, charts_of, line_style
 from tfm_blocks.report.differences import Group
+from tfm_blocks.report.length_chart import length_charts
 from tfm_blocks.report.samples import choose_samples, common_test_set
 from tfm_blocks.report.selection import choose_drawn, left_out
 from tfm_blocks.report.show import nodes_table
@@ -39,7 +40,7 @@ def render_report(
     groups = choose_drawn(comparison.groups)
     runs = [run for group in groups for run in group.runs]
     lines = _lines(groups)
-    charts = charts_of(lines)
+    charts = [*charts_of(lines), *length_charts(groups)]
     lines_of_runs = common_test_set(runs)
     scripts = {"bokeh": Resources(mode="inline", components=["bokeh"]).js_raw[0], "own": asset("page.js")}
     return page_template("page.html").render(

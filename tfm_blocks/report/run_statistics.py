@@ -14,7 +14,7 @@ from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.runs.folder import TRANSLATIONS
 from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.row_results import read_losses, read_translations
-from tfm_blocks.scoring.measures import Floats, line_statistics
+from tfm_blocks.scoring.measures import Floats, answer_statistics, line_statistics
 
 FORMAT = 1  # version of the cached file; increase it when the statistics change
 FILE = "statistics.npz"
@@ -24,7 +24,10 @@ def run_statistics(run: RunRecord, tokenizer: str, notes: list[str]) -> dict[str
     """Return the statistics by measure. A missing or damaged file adds a note and yields no statistics."""
     found: dict[str, Floats] = {}
     try:
-        if run.scores:
+        if "accuracy" in run.scores:
+            lines = read_translations(run.folder)
+            found |= answer_statistics([one.output for one in lines], [one.reference for one in lines])
+        elif run.scores:
             found |= _of_translations(run.folder, tokenizer)
         losses_N3 = read_losses(run.folder)
     except RunError as error:

@@ -69,6 +69,8 @@ def mean(sums_RK: Floats) -> Floats:
 MEASURES = {
     measure.name: measure
     for measure in (
+        Measure("accuracy", lambda sums_RK: 100 * mean(sums_RK)),  # of (fraction of correct tokens, answers)
+        Measure("exact", lambda sums_RK: 100 * mean(sums_RK)),  # of (correct answers, answers)
         Measure("exact match", lambda sums_RK: 100 * mean(sums_RK)),  # of (matches, lines)
         Measure("BLEU", bleu),
         Measure("chrF", chrf),
@@ -86,6 +88,18 @@ def line_statistics(outputs: Sequence[str], references: Sequence[str], tokenizer
     for name, metric in _metrics(tokenizer, tuple(references)).items():
         statistics[name] = np.array(metric._extract_corpus_statistics(outputs, None), np.float64)
     return statistics
+
+
+def answer_statistics(answers: Sequence[str], correct: Sequence[str]) -> dict[str, Floats]:
+    """Return the statistics of the answers to a probe task, whose tokens are separated by spaces."""
+    fractions = np.array([_fraction(one.split(), right.split()) for one, right in zip(answers, correct, strict=True)])
+    ones = np.ones_like(fractions)
+    return {"accuracy": np.stack([fractions, ones], 1), "exact": np.stack([(fractions == 1).astype(float), ones], 1)}
+
+
+def _fraction(answer: Sequence[str], correct: Sequence[str]) -> float:
+    equal = sum(token == right for token, right in zip(answer, correct, strict=False))
+    return equal / max(len(answer), len(correct))
 
 
 @lru_cache(maxsize=1)

@@ -77,7 +77,8 @@ class LogAttention(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
-        if pl_module.abandoned or not attention_nodes(pl_module.network):
+        translator = pl_module.translator
+        if pl_module.abandoned or translator is None or not attention_nodes(pl_module.network):
             return
         corpus = pl_module.prepared.val
         short = (corpus.lengths_NC.max(1) <= SHORT).nonzero()[0][:2]
@@ -85,8 +86,8 @@ class LogAttention(Callback):
         for number, index in enumerate(short.tolist(), 1):
             (row,) = corpus.rows(slice(index, index + 1))
             target = row.pop(TARGET)
-            sources = {name: row[name] for name in pl_module.translator.sources}
-            attention = attention_of(pl_module.translator, sources, target)
+            sources = {name: row[name] for name in translator.sources}
+            attention = attention_of(translator, sources, target)
             pictures[f"attention/{number}"] = png(attention)
         for logger in self.loggers:
             logger.log_pictures(pictures, trainer.global_step)

@@ -12,7 +12,7 @@ from itertools import count, islice
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.layout import PAD, Batch, Layout, Rows, layout_of
+from tfm_blocks.data.layout import PAD, Batch, Layout, Lengths, Rows, layout_of
 from tfm_blocks.data.plan import EpochPlan, PlanStep, Ranks, epoch_plan
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import DataSettings
@@ -28,9 +28,15 @@ class PlannedCorpus:
     settings: DataSettings
 
     def plan(self, *, seed: int, epoch: int) -> EpochPlan:
-        caps = {"step_tokens": self.settings.step_tokens, "batch_tokens": self.settings.batch_tokens}
         widths_NC, labels_N = self.layout.widths_NC(self.corpus), self.layout.labels_N(self.corpus)
-        return epoch_plan(widths_NC, labels_N, seed=seed, epoch=epoch, **caps)
+        return epoch_plan(
+            widths_NC,
+            labels_N,
+            seed=seed,
+            epoch=epoch,
+            step_tokens=_step_tokens(self.settings, labels_N),
+            batch_tokens=self.settings.batch_tokens,
+        )
 
     def batches(self, step: PlanStep, ranks: Ranks) -> list[Batch]:
         return [self.batch(step, rows_B, ranks) for rows_B in step.share(ranks.rank, ranks.world)]
@@ -40,9 +46,16 @@ class PlannedCorpus:
         return self.layout.batch(self.corpus, rows_B, empty=step.idle(ranks.rank, ranks.world))
 
 
+def _step_tokens(settings: DataSettings, labels_N: Lengths) -> int:
+    """Return the target tokens of a step: for a probe task, those of `batch` average rows, and of the longest row."""
+    if settings.kind == "probe":
+        return max(round(settings.batch * float(labels_N.mean())), int(labels_N.max()))
+    return settings.step_tokens
+
+
 def plan_corpus(spec: Spec, prepared: Prepared, settings: DataSettings) -> PlannedCorpus:
     """Return the planned training corpus of a model."""
-    return PlannedCorpus(prepared.train, layout_of(prepared.train.columns, names(spec.sources)), settings)
+    return PlannedCorpus(prepared.train, layout_of(prepared.train, names(spec.inputs)), settings)
 
 
 @dataclass(frozen=True)

@@ -6,40 +6,34 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from torch import nn
-
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.training.gather import gather_json
-from tfm_blocks.training.metrics import ExactMatch, LengthRatio, RowLosses, TokenScores, text_scores
+from tfm_blocks.training.metrics import ExactMatch, LengthRatio, text_scores
+from tfm_blocks.training.split_scorer import SplitScorer
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
 Samples = Sequence[Mapping[str, str]]
 
 
-class Scorer(nn.Module):
-    """Compute the metrics of one split at a time.
-
-    `outputs` are the newest translations, and `samples` the same with their texts as (source, output, reference).
-    """
+class Scorer(SplitScorer):
+    """Compute the metrics of one split of text at a time; the outputs are translations."""
 
     def __init__(self, translator: Translator, prepared: Prepared, ranks: Ranks, *, bleu: str) -> None:
-        super().__init__()
-        self.translator, self.ranks, self.bleu = translator, ranks, bleu
+        super().__init__(ranks, len(prepared.last_scored[1]))
+        self.translator, self.bleu = translator, bleu
         test = prepared.test.groups if prepared.test is not None else ()
-        self.tokens, self.rows = TokenScores(), RowLosses(len(prepared.last_scored[1]))
         self.exact = ExactMatch([*prepared.val.groups, *test])
         self.lengths = LengthRatio()
-        self.outputs: list[str] = []
-        self.samples: list[tuple[str, str, str]] = []
 
     def restart(self) -> None:
         """Reset the metrics before another split."""
-        for metric in (self.tokens, self.rows, self.exact, self.lengths):
-            metric.reset()
+        super().restart()
+        self.exact.reset()
+        self.lengths.reset()
 
     def score(
         self,
@@ -49,11 +43,7 @@ class Scorer(nn.Module):
         precision: AbstractContextManager[None],
         stop: Callable[[], object] = lambda: False,
     ) -> dict[str, float]:
-        """Return the scores of all counted tokens, and of the translations of the first `sentences` rows.
-
-        If the loss is not finite, nothing is translated. When `stop` returns a true value, this rank stops translating,
-        but still takes part in the collectives. The scores are then meaningless.
-        """
+        """Return the scores of all counted tokens, and of the translations of the first `sentences` rows."""
         scores: dict[str, float] = self.tokens.compute()
         rows = corpus.rows(slice(sentences)) if self.translator.sources else []  # plain text is not translated
         if not rows or not math.isfinite(scores["loss"]):

@@ -37,18 +37,18 @@ def smoothed_loss(
 
 
 def position_losses(head: Head, x_ND: Tensor, labels_N: Tensor, *, smoothing: float, chunk: int) -> Sums:
-    """Return the values of each position that `smoothed_loss` sums, without gradients."""
+    """Return the smoothed loss, -log p(label) and the most probable token of each position, without gradients."""
     chunks = _chunks(max(1, len(labels_N)), chunk)  # an idle rank has no labels
     parts = [_position_losses(head(x_ND[rows]), labels_N[rows], smoothing) for rows in chunks]
-    loss_N, nll_N, correct_N = (torch.cat(one) for one in zip(*parts, strict=True))
-    return loss_N, nll_N, correct_N
+    loss_N, nll_N, best_N = (torch.cat(one) for one in zip(*parts, strict=True))
+    return loss_N, nll_N, best_N
 
 
 def _position_losses(logits_NV: Tensor, labels_N: Tensor, smoothing: float) -> Sums:
     log_p_NV = torch.log_softmax(logits_NV, 1, dtype=torch.promote_types(logits_NV.dtype, torch.float32))
     label_N = log_p_NV.gather(1, labels_N[:, None])[:, 0]
     loss_N = -(1 - smoothing) * label_N - smoothing * log_p_NV.mean(1)
-    return loss_N, -label_N, label_N >= log_p_NV.amax(1)
+    return loss_N, -label_N, log_p_NV.argmax(1)
 
 
 class _Fused(torch.autograd.Function):
@@ -165,7 +165,7 @@ class Objective:
             return self._sums(x_ND.float(), labels_N)
 
     def position_scores(self, batch: Batch) -> Sums:
-        """Return the values of `scores` for each predicted position, in the order of `batch.kept_N`."""
+        """Return the smoothed loss, -log p and the most probable token of each position of `batch.kept_N`."""
         x_ND, labels_N, _ = self._predicted(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
             x_ND = x_ND.float()

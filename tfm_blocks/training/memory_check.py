@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import EpochPlan, Ranks
-from tfm_blocks.data.settings import LmSettings
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.data import PlannedCorpus
@@ -75,8 +74,7 @@ class MemoryCheck:
         return f"memory: {_peak(self.device)} for micro-batches of up to {cap:,} tokens"
 
     def _too_large(self, cap: int, seed: int) -> Problem:
-        settings = self.planned_corpus.settings
-        least = settings.context if isinstance(settings, LmSettings) else 2 * (settings.max_length + 1)
+        least = _smallest_cap(self.planned_corpus)
         rule = f"is {cap}: the largest micro-batch of the plan does not fit in memory"
         if cap == least or not self._fits(least, seed):
             help = f"lower the sizes of the model, or the longest row: not even {least} tokens fit"
@@ -112,6 +110,14 @@ class MemoryCheck:
                 loss.backward()  # type: ignore[no-untyped-call]
         exchanged = _copies(kept, self.copies.by_layer)
         del held, exchanged
+
+
+def _smallest_cap(planned_corpus: PlannedCorpus) -> int:
+    """Return the least `batch_tokens` that the settings allow: the tokens of the longest row."""
+    settings = planned_corpus.settings
+    if settings.kind == "probe":
+        return int(planned_corpus.layout.widths_NC(planned_corpus.corpus).sum(1).max())
+    return settings.context if settings.kind == "lm" else 2 * (settings.max_length + 1)
 
 
 def _copies(parameters: Iterable[Tensor], count: float) -> list[Tensor]:

@@ -156,6 +156,21 @@ class RowLosses(_Sums):
         return self.sums.view(-1, 3)
 
 
+class RowAnswers(_Sums):
+    """Sums over the answer tokens of each row of a split: correct tokens, and all tokens."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(2 * rows)
+
+    def update(self, correct_N: Tensor, tokens_N: Tensor, row_N: Tensor) -> None:
+        """Add numbers of tokens, each of which belongs to a row."""
+        self.sums.view(-1, 2).index_add_(0, row_N, torch.stack([correct_N, tokens_N], 1))
+
+    def compute(self) -> Tensor:
+        """Return counts_R2."""
+        return self.sums.view(-1, 2)
+
+
 class ExactMatch(_Sums):
     """The fraction of translations that equal their references, in total and in each of `groups`."""
 

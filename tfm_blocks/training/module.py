@@ -18,13 +18,16 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.layout import Batch
+from tfm_blocks.data.layout import Batch, layout_of
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.data.probe_settings import ProbeSettings
+from tfm_blocks.language.spec import names
 from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.tracking.logger import RunLogger
+from tfm_blocks.training.answers import AnswerScorer
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.evaluation import Scorer
 from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors, shard
@@ -32,6 +35,7 @@ from tfm_blocks.training.loss import Objective, backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.settings import AdamWSettings, OptimizerSettings, RunSettings
+from tfm_blocks.training.split_scorer import SplitScorer
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -70,7 +74,7 @@ class TrainingModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.network, self.prepared, self.settings, self.ranks = network, prepared, settings, ranks
-        self.translator = Translator(network, prepared.tokenizer, prepared.train.columns)
+        self.translator = _translator(network, prepared)
         network.recomputes = settings.trainer.activation_checkpointing
         compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
         self.objective = Objective(network, settings.label_smoothing, compiled)
@@ -82,7 +86,14 @@ class TrainingModule(LightningModule):
         self.tokens = 0  # target tokens that all ranks have read
         self.validated = -1  # the step of the newest complete validation
         self.seconds_before, self.begun = 0.0, time.monotonic()  # the time before a resume
-        self.scorer = Scorer(self.translator, prepared, ranks, bleu=settings.trainer.bleu)
+        self.scorer = self._make_scorer()
+
+    def _make_scorer(self) -> SplitScorer:
+        data, prepared = self.settings.data, self.prepared
+        if isinstance(data, ProbeSettings):
+            return AnswerScorer(self.translator, prepared, self.ranks, data.probe.chance)
+        assert self.translator, "a model of text reads tgt"
+        return Scorer(self.translator, prepared, self.ranks, bleu=self.settings.trainer.bleu)
 
     @property
     def seconds(self) -> float:
@@ -197,7 +208,7 @@ class TrainingModule(LightningModule):
         """Count the batch, unless a stop was requested."""
         if self._is_stopping():
             return
-        self.scorer.tokens.update(*self.objective.scores(batch.to(self.device)), len(batch.kept_N))
+        self.scorer.count(self.objective, batch.to(self.device))
 
     def on_validation_epoch_end(self) -> None:
         """Score and log the validation set. All ranks decide together, before and after the search, to abandon it."""
@@ -231,12 +242,7 @@ class TrainingModule(LightningModule):
 
     def test_step(self, batch: Batch) -> None:
         """Add the batch to the sums of the split and of each row."""
-        batch = batch.to(self.device)
-        loss_N, nll_N, correct_N = self.objective.position_scores(batch)
-        loss, nll, correct = (values_N.sum(dtype=torch.float64) for values_N in (loss_N, nll_N, correct_N))
-        self.scorer.tokens.update(loss, nll, correct, len(batch.kept_N))
-        rows_B = torch.tensor(batch.rows, device=self.device)
-        self.scorer.rows.update(loss_N, nll_N, rows_B[batch.kept_N // batch.labels_BT.shape[1]])
+        self.scorer.count_rows(self.objective, batch.to(self.device))
 
     def on_test_epoch_end(self) -> None:
         """Score the test set and log it.
@@ -244,7 +250,7 @@ class TrainingModule(LightningModule):
         Without a test set, score the validation set with the search settings of the test, and do not log it.
         """
         split, corpus = self.prepared.last_scored
-        self.row_losses = self.scorer.rows.compute().cpu().numpy()
+        self.row_losses = self.scorer.rows.compute()[: len(corpus)].cpu().numpy()
         scores = self._score(split, corpus, len(corpus), self.settings.trainer.test_search)
         if split == "test":
             self._log(scores, split)
@@ -283,6 +289,12 @@ class TrainingModule(LightningModule):
         for logger in self.trainer.loggers if self.samples else ():
             if isinstance(logger, RunLogger):
                 logger.log_samples(split, self.samples, self.global_step)
+
+
+def _translator(network: Network, prepared: Prepared) -> Translator | None:
+    """Return the translator, or None if the model answers at positions of its input."""
+    layout = layout_of(prepared.train, names(network.spec.inputs))
+    return None if layout.at_positions else Translator(network, prepared.tokenizer, prepared.train.columns)
 
 
 def _with_prefix(scores: dict[str, float], split: str) -> dict[str, float]:

@@ -251,10 +251,16 @@ class RunSettings(Settings):
     @classmethod
     def _monitor_what_is_measured(cls, callbacks: CallbackSettings, info: ValidationInfo) -> CallbackSettings:
         stop, trainer = callbacks.early_stopping, info.data.get("trainer")
-        if stop.patience is None or not find_key(stop.monitor).translated or trainer is None:
+        if stop.patience is None or trainer is None:
+            return callbacks
+        key, data = find_key(stop.monitor), info.data.get("data")
+        if data and (key.answered if data.kind != "probe" else key.translated):
+            rule = f"early_stopping monitors {stop.monitor}, which this data does not measure"
+            raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")
+        if not key.translated:
             return callbacks
         reason = "trainer.validate_sentences is 0" if not trainer.validate_sentences else ""
-        reason = "plain text is not translated" if isinstance(info.data.get("data"), LmSettings) else reason
+        reason = "plain text is not translated" if isinstance(data, LmSettings) else reason
         if reason:
             rule = f"early_stopping monitors {stop.monitor}, which is a score of translations, but {reason}"
             raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")

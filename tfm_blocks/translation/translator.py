@@ -102,7 +102,7 @@ class Translator:
     def expect_sources(self) -> None:
         """Raise RunError if the model has no sources to translate from."""
         if not self.sources:
-            rule = "was trained on plain text, so it continues text and cannot translate"
+            rule = "was trained on plain text, or to answer at positions of its input, so it cannot translate"
             help = "tfm generate RUN, or generate(prompts) in Python; tfm evaluate RUN --text FILE scores it"
             raise RunError(Problem("model", rule, help=help))
 

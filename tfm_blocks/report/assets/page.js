@@ -15,7 +15,9 @@ function paint() {
 }
 
 function drawOver(name) {
-  for (const renderer of models("GlyphRenderer")) renderer.glyph.x = {field: name};
+  for (const renderer of models("GlyphRenderer")) {
+    if (name in renderer.data_source.data) renderer.glyph.x = {field: name};  // charts over rates have no such axis
+  }
   for (const axis of models("LinearAxis").filter((one) => one.name === "x")) axis.axis_label = name;
 }
 

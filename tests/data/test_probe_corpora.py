@@ -1,0 +1,57 @@
+"""Generated examples as corpora."""
+
+import pytest
+
+from tests.data.test_probe_settings import probe
+from tfm_blocks.data.prepare import prepare
+from tfm_blocks.data.tokenizer import SPECIAL
+
+SMALL = {"train": 30, "val": 5, "test": 4}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path))
+
+
+def made(conf, name, **changes):
+    told = []
+    return prepare(probe(conf, name, **{**SMALL, **changes}), 300, told.append), told
+
+
+@pytest.mark.parametrize("name", ["mqar", "reverse"])
+def test_a_corpus_has_the_examples_of_its_task(conf, name):
+    prepared, _ = made(conf, name)
+    settings = probe(conf, name, **SMALL)
+    expected = list(settings.probe.examples(settings.seed, "train", settings.lengths["train"], 30))
+    assert len(prepared.train) == 30 and prepared.train.columns == ("src", "tgt")
+    assert prepared.train.positional == (name == "mqar")
+    for row, example in enumerate(expected):
+        assert prepared.train.ids("src", row).tolist() == [len(SPECIAL) + token for token in example.question]
+        assert prepared.train.ids("tgt", row).tolist() == [len(SPECIAL) + token for token in example.answer]
+        names = settings.probe.alphabet
+        assert prepared.train.text["src"][row] == " ".join(names[token] for token in example.question)
+        if example.positions is not None:
+            assert prepared.train.positions(row).tolist() == list(example.positions)
+
+
+def test_every_test_length_has_its_examples_and_is_the_group_of_its_rows(conf):
+    prepared, told = made(conf, "parity", test_lengths=[8, 20])
+    assert list(prepared.test.groups) == 4 * ["8"] + 4 * ["20"]
+    assert prepared.test.lengths_N("src").tolist() == 4 * [9] + 4 * [21]  # a blank follows the bits
+    assert "data: parity, lite: 8 test examples of length 8, 20" in told
+    assert "data: vocabulary of 7 tokens" in told
+    assert not prepared.val.groups
+
+
+def test_a_task_without_lengths_has_all_its_test_examples(conf):
+    prepared, _ = made(conf, "scan", test=50_000)
+    assert len(prepared.test) == 4182 and not prepared.test.groups and not prepared.test.positional
+
+
+def test_another_seed_gives_other_examples_and_the_same_seed_the_same(conf, tmp_path, monkeypatch):
+    first, again, other = made(conf, "parity")[0], made(conf, "parity")[0], made(conf, "parity", seed=2)[0]
+    monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "other"))
+    elsewhere, _ = made(conf, "parity")
+    texts = [list(one.train.text["src"][:]) for one in (first, again, elsewhere, other)]
+    assert texts[0] == texts[1] == texts[2] != texts[3]

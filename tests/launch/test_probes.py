@@ -1,0 +1,102 @@
+"""Probe tasks train models of every shape, and a model that a task does not suit is refused before training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.sweep import compose_job
+from tfm_blocks.errors import ConfigError, RunError
+from tfm_blocks.launch.check import CheckedRun, check_run
+from tfm_blocks.launch.job import train
+from tfm_blocks.runs.record import read_records
+from tfm_blocks.runs.row_results import read_translations
+from tfm_blocks.translation.translator import Translator
+
+SHORT = ["data.train=2000", "data.val=64", "data.test=64", "trainer.accelerator=cpu"]
+
+
+@pytest.fixture
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CheckedRun]:
+    monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "cache"))
+
+    def check(*overrides: str) -> CheckedRun:
+        composed: Composed = compose_job(prepare_arguments(["experiment=probe/lite", *SHORT, *overrides]), None)
+        return check_run(composed)
+
+    return check
+
+
+def scores(folder: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((folder / "status.json").read_text())["scores"]
+    return found
+
+
+def test_an_encoder_learns_answers_at_empty_positions_after_the_question(
+    checked: Callable[..., CheckedRun], tmp_path: Path
+) -> None:
+    lengths = ["data.train_lengths=[3,3]", "data.test_lengths=[3]"]
+    run = checked("model=probe_encoder", "data=reverse", "data.symbols=3", "position=sinusoidal", *lengths,
+                  "trainer.steps=150", "trainer.validate_every=150", "layers=1", "schedule.peak=1e-2", "schedule.warmup=20")  # fmt: skip
+    assert run.composed.mapping["vocab"] == run.spec.sink.shape[-1] == 7
+    folder = train(run, tmp_path)
+    final = scores(folder)
+    assert final["test/accuracy@3"] > 0.9  # chance: a third
+    assert "test/teacher_forced_accuracy" not in final and "test/bleu" not in final
+    header = (folder / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert "test/exact@3" in header and "val/bleu" not in header
+    lines = read_translations(folder)
+    assert len(lines) == 64 and all(len(line.output.split()) == len(line.reference.split()) for line in lines)
+    (record,) = read_records([folder])
+    assert record.scores["accuracy"].value == pytest.approx(100 * final["test/accuracy"])
+    with pytest.raises(RunError, match="not autoregressive"):
+        Translator.load(folder)
+
+
+@pytest.mark.parametrize("mixer", ["lstm", pytest.param("attention", marks=pytest.mark.grid)])
+@pytest.mark.parametrize(
+    ("shape", "generated"),
+    [("model=probe_decoder data=parity", False), ("model=probe_decoder data=copy", True),
+     ("model=probe_seq2seq data=copy", True), ("model=probe_seq2seq data=parity", True)],
+)  # fmt: skip
+def test_a_task_trains_every_shape_with_any_mixer(
+    checked: Callable[..., CheckedRun], tmp_path: Path, mixer: str, shape: str, generated: bool
+) -> None:
+    run = checked(*shape.split(), f"mixer={mixer}", "debug=fast", "data.test_lengths=[5,9]", "data.train_lengths=[2,6]")
+    final = scores(train(run, tmp_path))
+    assert {"test/accuracy", "test/exact@5", "test/scaled_accuracy@9", "val/exact"} <= set(final)
+    assert ("test/teacher_forced_accuracy@9" in final) == generated
+
+
+def test_a_model_that_answers_at_positions_is_not_translated_with(
+    checked: Callable[..., CheckedRun], tmp_path: Path
+) -> None:
+    folder = train(checked("data=parity", "debug=fast", "data.test_lengths=[5]"), tmp_path)
+    with pytest.raises(RunError, match="to answer at positions of its input, so it cannot translate"):
+        Translator.load(folder).translate(["0 1 ="])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "address", "rule"),
+    [
+        ("model=probe_encoder data=in_context_recall", "model.inputs", "shows each answer after it is due"),
+        ("model=probe_seq2seq data=noisy_recall", "model.inputs", "shows each answer after it is due"),
+        ("model=encoder_only data=dates", "model.inputs", "training predicts tgt, but the inputs are src"),
+        ("model=two_sources data=parity", "model.inputs.doc", "is not a column of the data"),
+        ("data=mqar mixer=atention", "model.graph.decoder.layer.self.block", "no block is called 'atention'"),
+        ("data=mqar data.pairs=40", "data.train_lengths", "to hold 40 pairs"),
+        ("data=mqar callbacks.early_stopping.monitor=val/bleu callbacks.early_stopping.patience=2",
+         "callbacks", "this data does not measure"),
+    ],
+)  # fmt: skip
+def test_what_does_not_suit_the_task_is_refused_before_training(
+    checked: Callable[..., CheckedRun], overrides: str, address: str, rule: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        checked(*overrides.split())
+    assert any(problem.address.startswith(address) and rule in problem.rule for problem in caught.value.problems)

@@ -1,0 +1,107 @@
+"""The settings of probe tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import Any, Literal, get_type_hints
+
+from pydantic import ConfigDict, create_model, model_validator
+
+from tfm_blocks.config.settings import Count, CountOrZero, Settings, read_settings
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.probes.catalogue import TASKS
+from tfm_blocks.probes.task import Preset, ProbeTask, check_length, fitting_lengths
+
+SPECIAL_TOKENS = 4  # pad, bos, eos and unk, which come before the alphabet of the task
+
+
+class ProbeSettings(Settings):
+    """Settings of a probe task. Other keys are settings of the task, such as data.pairs; null takes the preset's value.
+
+    size: the preset, which sets every key that is null. lite: for two CPU cores; paper: as published.
+    seed: selects the examples; it is independent of the seed of the run.
+    train, val: numbers of examples; test: the number of examples of each test length.
+    train_lengths: the shortest and the longest length in training and validation. test_lengths: all test lengths.
+    batch: examples of an optimizer step. batch_tokens: maximum padded tokens of a micro-batch.
+    first: number of examples to keep of each split; null: all. cache: as in PairSettings.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Literal["probe"]
+    task: str
+    size: Literal["lite", "paper"]
+    seed: CountOrZero
+    train: Count | None = None
+    val: Count | None = None
+    test: Count | None = None
+    train_lengths: list[int] | None = None
+    test_lengths: list[int] | None = None
+    batch: Count
+    batch_tokens: Count
+    first: Count | None = None
+    cache: str | None = None
+
+    @model_validator(mode="after")
+    def _is_a_valid_task(self) -> ProbeSettings:
+        task = self.probe
+        for length in self.lengths["test"]:
+            check_length(task, "data.test_lengths", length)
+        return self
+
+    @cached_property
+    def probe(self) -> ProbeTask:
+        """Return the task with its settings. Raises ConfigError."""
+        written = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        settings = _task_settings(self._kind, {**self._preset.settings, **written})
+        return self._kind(**settings)
+
+    @property
+    def vocab(self) -> int:
+        """Return the size of the vocabulary."""
+        return SPECIAL_TOKENS + len(self.probe.alphabet)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return the number of examples of each split, and for the test of each length."""
+        preset = self._preset
+        counts = {name: getattr(self, name) or getattr(preset, name) for name in ("train", "val", "test")}
+        return {name: min(count, self.first or count) for name, count in counts.items()}
+
+    @property
+    def lengths(self) -> dict[str, tuple[int, ...]]:
+        """Return the lengths of each split; none if the task has no lengths. Raises ConfigError."""
+        preset = self._preset
+        train = tuple(self.train_lengths or preset.train_lengths or ())
+        if not train:
+            if self.train_lengths or self.test_lengths:
+                raise ConfigError(Problem("data.test_lengths", f"{self.task} has no lengths", help="leave it out"))
+            return {"train": (), "val": (), "test": ()}
+        if len(train) != 2 or train[0] > train[1]:
+            rule = f"must hold the shortest and the longest length, but is {list(train)}"
+            raise ConfigError(Problem("data.train_lengths", rule, help="write data.train_lengths=[3,40]"))
+        fitting = fitting_lengths(self.probe, *train)
+        return {"train": fitting, "val": fitting, "test": tuple(self.test_lengths or preset.test_lengths)}
+
+    @property
+    def _kind(self) -> type[ProbeTask]:
+        if self.task not in TASKS:
+            rule = f"no task is called {shown(self.task)}"
+            raise ConfigError(Problem("data.task", rule, help=suggest(self.task, TASKS)))
+        return TASKS[self.task]
+
+    @property
+    def _preset(self) -> Preset:
+        return self._kind.presets[self.size]
+
+
+def _task_settings(task: type[ProbeTask], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the types and names of a task's settings. Raises ConfigError with all problems."""
+    hints = get_type_hints(task)
+    kinds: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields(task)}
+    try:
+        return read_settings(create_model(task.__name__, __base__=Settings, **kinds), written).model_dump()
+    except ConfigError as error:
+        raise ConfigError([replace(problem, address=f"data.{problem.address}") for problem in error.problems]) from None

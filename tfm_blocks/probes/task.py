@@ -1,0 +1,138 @@
+"""The interface of a probe task, and its sizes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count as count_up
+from itertools import islice
+from typing import ClassVar
+
+import numpy as np
+
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.probes.example import Example
+from tfm_blocks.probes.streams import integers, random_stream
+
+BLOCK = 1000  # examples of one random stream: block 7 of a split can be generated without blocks 0 to 6
+LONGEST = 10_000  # tokens of a string: a block of them must fit into memory
+MOST = 1_000_000  # symbols of an alphabet
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A size of a task: settings that differ from the defaults, and numbers of examples.
+
+    The length of a training or validation example is drawn uniformly from the lengths between `train_lengths`, both
+    included, that fit the task. `test` counts the examples of each of `test_lengths`. A task without lengths has
+    neither. A paper that draws new examples for each step has 2,000,000 training examples, which repeat.
+    """
+
+    train: int
+    val: int
+    test: int
+    train_lengths: tuple[int, int] | None = None
+    test_lengths: tuple[int, ...] = ()
+    settings: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProbeTask(ABC):
+    """A probe task. The fields of a subclass are its settings; their defaults are those of the paper.
+
+    Subclasses document their settings and refuse invalid ones with a ConfigError whose address is `data.SETTING`.
+    """
+
+    source: ClassVar[str]  # the paper and its section or table
+    presets: ClassVar[Mapping[str, Preset]]  # paper and lite; lite fits two CPU cores
+    shows_answers: ClassVar[bool] = False  # the question repeats each answer after it is due: for causal models only
+
+    @property
+    @abstractmethod
+    def alphabet(self) -> tuple[str, ...]:
+        """The printable name of each token id."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """The token accuracy of uniform guesses among the symbols that an answer can contain."""
+
+    def misfit(self, length: int) -> str:
+        """Return the rule that the length breaks, such as 'must be even', or '' if it fits."""
+        return "" if length >= 1 else "must be at least 1"
+
+    @abstractmethod
+    def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:
+        """Generate the first `count` examples of the split train, val or test, each of one of the lengths.
+
+        The arguments alone determine them, on every machine. A task without lengths ignores `lengths`, and generates
+        fewer examples if it has fewer.
+        """
+
+
+@dataclass(frozen=True)
+class SampledTask(ProbeTask):
+    """A task that draws its examples at random, without end.
+
+    Each split has other random streams. Splits share questions only if the task has few: there are eight bit strings
+    of length 3.
+    """
+
+    @abstractmethod
+    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+        """Draw `count` examples of a length that fits."""
+
+    def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:
+        """Generate examples whose lengths are drawn uniformly from `lengths`."""
+        blocks = (self._block(seed, split, lengths, block) for block in count_up())
+        return islice((example for block in blocks for example in block), count)
+
+    def _block(self, seed: int, split: str, lengths: Sequence[int], block: int) -> list[Example]:
+        drawn = integers(random_stream(seed, split, "lengths", block), 0, len(lengths), (BLOCK,))
+        examples: list[Example | None] = [None] * BLOCK
+        for number, length in enumerate(lengths):
+            rows = np.flatnonzero(drawn == number).tolist()
+            batch = self.batch(random_stream(seed, split, length, block), length, len(rows))
+            for row, example in zip(rows, batch, strict=True):
+                examples[row] = example
+        return [example for example in examples if example is not None]
+
+
+def fitting_lengths(task: ProbeTask, low: int, high: int) -> tuple[int, ...]:
+    """Return the lengths from low to high, both included, that fit the task. Raises ConfigError if none fits."""
+    if high > LONGEST:
+        raise setting_error("train_lengths", f"must be at most {LONGEST:,}, but is {high}", "use shorter strings")
+    lengths = tuple(length for length in range(max(low, 1), high + 1) if not task.misfit(length))
+    if not lengths:
+        rule = f"no length from {low} to {high} fits the task: it {task.misfit(high)}"
+        raise setting_error("train_lengths", rule, _nearest_fit(task, high))
+    return lengths
+
+
+def check_length(task: ProbeTask, address: str, length: int) -> None:
+    """Raise ConfigError if the length does not fit the task."""
+    if rule := f"must be at most {LONGEST:,}" if length > LONGEST else task.misfit(length):
+        raise ConfigError(Problem(address, f"{rule}, but is {length}", help=_nearest_fit(task, length)))
+
+
+def _nearest_fit(task: ProbeTask, length: int) -> str:
+    near = sorted(range(1, LONGEST + 1), key=lambda other: abs(other - length))
+    fits = next((other for other in near if not task.misfit(other)), None)
+    return f"the nearest length that fits is {fits}" if fits else "change the settings of the task"
+
+
+def setting_error(setting: str, rule: str, help: str) -> ConfigError:
+    """Return the error for a setting of a task whose value breaks the rule."""
+    return ConfigError(Problem(f"data.{setting}", rule, help=help))
+
+
+def require_at_least(task: ProbeTask, **least: int) -> None:
+    """Raise ConfigError for the first of these settings whose value is below its minimum, or above a million."""
+    for setting, minimum in least.items():
+        value = getattr(task, setting)
+        if value < minimum:
+            rule = f"must be at least {minimum}, but is {value}"
+            raise setting_error(setting, rule, f"write data.{setting}={minimum} or more")
+        if value > MOST:
+            raise setting_error(setting, f"must be at most {MOST:,}, but is {value}", f"write data.{setting}={MOST}")

@@ -1,0 +1,106 @@
+"""`tfm probes`: the probe tasks, their settings and examples."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import count
+
+from rich.console import Console
+
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.probes.catalogue import TASKS
+from tfm_blocks.probes.example import Example
+from tfm_blocks.probes.task import Preset, ProbeTask
+from tfm_blocks.report.docstring import split_fields
+from tfm_blocks.report.screen import print_table, screen
+from tfm_blocks.report.table import Table, texts
+
+EXAMPLES = 3
+SHORT = 8  # tokens of an example, if the task can be that short
+
+
+def show_probes() -> None:
+    """Print a row for each task."""
+    rows = [[name, _question(task), task.source] for name, task in TASKS.items()]
+    print_table(Table("probe tasks", texts("task", "question", "source"), rows))
+
+
+def show_probe(name: str) -> None:
+    """Print a task: its explanation, settings, sizes and examples. Raises ConfigError for an unknown name."""
+    if name not in TASKS:
+        raise ConfigError(Problem("probes", f"no task is called {shown(name)}", help=suggest(name, TASKS)))
+    console, cls = screen(), TASKS[name]
+    task = cls(**cls.presets["lite"].settings)
+    examples = _examples(task, cls.presets["lite"])
+    explanation, meanings = _split(cls)
+    console.print(f"{name}   {cls.source}\n\n{explanation}\n\n{_due(task, examples[0])}\n")
+    if meanings:
+        settings = [[key, *_values(cls, key), text] for key, text in meanings.items()]
+        print_table(Table("settings", texts("setting", *cls.presets, "meaning"), settings))
+    sizes = list(_sizes(list(cls.presets.values())))
+    print_table(Table("numbers of examples", texts("", *cls.presets), sizes))
+    console.print()
+    _show_examples(console, task, examples)
+    console.print()
+
+
+def _split(task: type[ProbeTask]) -> tuple[str, dict[str, str]]:
+    """Return the docstring of a task without the meanings of its settings, and the meanings."""
+    return split_fields(inspect.getdoc(task) or "", [field.name for field in fields(task)])
+
+
+def _question(task: type[ProbeTask]) -> str:
+    """Return the first paragraph of the explanation as a line."""
+    return " ".join(_split(task)[0].split("\n\n")[0].split())
+
+
+def _values(task: type[ProbeTask], setting: str) -> Iterator[str]:
+    default = next(field.default for field in fields(task) if field.name == setting)
+    for preset in task.presets.values():
+        yield str(preset.settings.get(setting, default))
+
+
+def _sizes(presets: Sequence[Preset]) -> Iterator[tuple[str, ...]]:
+    yield "training", *(f"{preset.train:,}" for preset in presets)
+    yield "validation", *(f"{preset.val:,}" for preset in presets)
+    yield "test, of each length", *(f"{preset.test:,}" for preset in presets)
+    if any(preset.train_lengths for preset in presets):
+        yield "training lengths", *("–".join(map(str, sorted({*(preset.train_lengths or ())}))) for preset in presets)
+        yield "test lengths", *(", ".join(map(str, preset.test_lengths)) for preset in presets)
+
+
+def _show_examples(console: Console, task: ProbeTask, examples: Sequence[Example]) -> None:
+    """Print each question, and each token of its answer below the position where it is due."""
+    for example in examples:
+        question, answer = ([task.alphabet[token] for token in tokens] for tokens in (example.question, example.answer))
+        if example.positions is None:
+            console.print(f"{' '.join(question)} → {' '.join(answer)}", soft_wrap=True)
+            continue
+        due = dict(zip(example.positions, answer, strict=True))
+        below = [due.get(place, "·") for place in range(len(question))]
+        widths = [max(map(len, column)) for column in zip(question, below, strict=True)]
+        for words in (question, below):
+            line = " ".join(word.ljust(width) for word, width in zip(words, widths, strict=True))
+            console.print(line.rstrip(), soft_wrap=True)
+
+
+def _examples(task: ProbeTask, preset: Preset) -> list[Example]:
+    """Draw examples of a short length; a task that needs more than `SHORT` tokens gets half as many again."""
+    if not preset.train_lengths:
+        return list(task.examples(1, "train", (), EXAMPLES))
+    shortest = _first_fit(task, SHORT)
+    length = _first_fit(task, shortest if shortest <= SHORT + 1 else shortest * 3 // 2)
+    return list(task.examples(1, "train", [length], EXAMPLES))
+
+
+def _first_fit(task: ProbeTask, least: int) -> int:
+    return next(length for length in count(least) if not task.misfit(length))
+
+
+def _due(task: ProbeTask, example: Example) -> str:
+    if example.positions is None:
+        return "The answer is generated after the question, token by token."
+    shows = "The question shows it one position later, so the task suits only causal models."
+    return f"Each token of the answer is due at a position of the question.{f' {shows}' if task.shows_answers else ''}"

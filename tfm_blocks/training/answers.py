@@ -1,0 +1,134 @@
+"""Score the answers of a model to a probe task, for each test length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.layout import EOS, SOURCE, Batch
+from tfm_blocks.data.plan import Ranks
+from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.language.spec import TARGET
+from tfm_blocks.training.gather import gather_json
+from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.metrics import RowAnswers
+from tfm_blocks.training.split_scorer import Predictions, SplitScorer
+from tfm_blocks.translation.settings import Search
+from tfm_blocks.translation.translator import Translator
+
+Floats = npt.NDArray[np.float64]
+
+
+class AnswerScorer(SplitScorer):
+    """Compute the metrics of one split of a probe task at a time; `chance` is the accuracy of guesses.
+
+    With a `translator` the model generates each answer token by token from its own output; the accuracy of single
+    tokens after the correct ones is a second score. Without one, each answer token is due at a position of the input.
+    """
+
+    def __init__(self, translator: Translator | None, prepared: Prepared, ranks: Ranks, chance: float) -> None:
+        rows = max(len(prepared.val), len(prepared.last_scored[1]))
+        super().__init__(ranks, rows)
+        self.translator, self.tokenizer, self.chance = translator, prepared.tokenizer, chance
+        self.forced, self.generated = RowAnswers(rows), RowAnswers(rows)
+        self.answers: dict[int, list[int]] = {}
+
+    def restart(self) -> None:
+        """Reset the metrics before another split."""
+        super().restart()
+        self.forced.reset()
+        self.generated.reset()
+        self.answers = {}
+
+    def count(self, objective: Objective, batch: Batch) -> None:
+        """Add a batch of a validation, of which each answer is counted too."""
+        self.count_rows(objective, batch)
+
+    def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
+        """Add the losses of a batch, and its answer tokens given the correct ones before."""
+        predictions = super().count_rows(objective, batch)
+        answer_N = predictions.labels_N != EOS
+        correct_N = (predictions.best_N == predictions.labels_N).double()[answer_N]
+        self.forced.update(correct_N, torch.ones_like(correct_N), predictions.row_N[answer_N])
+        if self.translator is None:
+            for row, token in zip(predictions.row_N.tolist(), predictions.best_N.tolist(), strict=True):
+                self.answers.setdefault(row, []).append(token)
+        return predictions
+
+    def score(
+        self,
+        corpus: Corpus,
+        sentences: int,
+        search: Search,
+        precision: AbstractContextManager[None],
+        stop: Callable[[], object] = lambda: False,
+    ) -> dict[str, float]:
+        """Return the loss and the scores of the answers. Only the first `sentences` answers are generated."""
+        scores = {name: value for name, value in self.tokens.compute().items() if name != "token_accuracy"}
+        self.outputs, self.samples = [], []
+        if not math.isfinite(scores["loss"]):
+            return scores
+        forced = answer_scores(self.forced.compute().cpu().numpy(), corpus.groups, self.chance)
+        if self.translator is None:
+            self._keep_samples(corpus)
+            return scores | forced
+        with precision:
+            self._generate(self.translator, corpus, min(sentences, len(corpus)), search, stop)
+        self._keep_samples(corpus)
+        generated = answer_scores(self.generated.compute().cpu().numpy(), corpus.groups, self.chance)
+        accuracies = {name: value for name, value in forced.items() if name.partition("@")[0] == "accuracy"}
+        return scores | generated | {f"teacher_forced_{name}": value for name, value in accuracies.items()}
+
+    def _generate(
+        self, translator: Translator, corpus: Corpus, sentences: int, search: Search, stop: Callable[[], object]
+    ) -> None:
+        """Generate the answers of this rank's rows, and count their tokens; an extra token is a wrong one."""
+        rows = range(sentences)[self.ranks.rank :: self.ranks.world]
+        longest = int(corpus.lengths_N(TARGET).max()) + 1
+        search = replace(search, longest=(0.0, longest), max_tokens=longest)
+        counts: list[list[int]] = []
+        questions = [corpus.text[SOURCE][row] for row in rows]
+        for row, (best, *_) in zip(rows, translator.search(questions, search, stop=stop), strict=True):
+            answer = corpus.ids(TARGET, row).tolist()
+            self.answers[row] = list(best.ids)
+            correct = sum(token == right for token, right in zip(best.ids, answer, strict=False))
+            counts.append([correct, max(len(best.ids), len(answer))])
+        counts_R2 = torch.tensor(counts, dtype=torch.float64, device=self.generated.sums.device).view(-1, 2)
+        self.generated.update(counts_R2[:, 0], counts_R2[:, 1], torch.tensor(rows, device=counts_R2.device))
+
+    def _keep_samples(self, corpus: Corpus) -> None:
+        answers = list(self.answers.items())
+        if self.ranks.world > 1:
+            answers = list(chain.from_iterable(gather_json(answers)))
+        by_row = sorted((int(row), ids) for row, ids in answers)
+        self.outputs = [" ".join(map(self.tokenizer.piece, ids)) for _, ids in by_row]
+        texts = [(corpus.text[SOURCE][row], corpus.text[TARGET][row]) for row, _ in by_row]
+        self.samples = [(question, one, right) for one, (question, right) in zip(self.outputs, texts, strict=True)]
+
+
+def answer_scores(counts_R2: Floats, groups: Sequence[str], chance: float) -> dict[str, float]:
+    """Return the accuracy, the same scaled by chance, and the fraction of exact answers, of all rows and of each group.
+
+    `counts_R2` has the correct tokens and all tokens of each row; a row without tokens was not scored. The accuracy is
+    the mean over rows of the fraction of correct tokens.
+    """
+    parts: dict[str, list[int]] = {}
+    for row in np.flatnonzero(counts_R2[:, 1]).tolist():
+        for suffix in ("", f"@{groups[row]}") if groups else ("",):
+            parts.setdefault(suffix, []).append(row)
+    scores = {}
+    for suffix, rows in parts.items():
+        accuracy_N = counts_R2[rows, 0] / counts_R2[rows, 1]
+        accuracy = float(accuracy_N.mean())
+        scores[f"accuracy{suffix}"] = accuracy
+        scores[f"exact{suffix}"] = float((accuracy_N == 1).mean())
+        scores[f"scaled_accuracy{suffix}"] = (accuracy - chance) / (1 - chance)
+    return scores

@@ -1,0 +1,74 @@
+"""The part that all scorers of a split share: the losses of its tokens and rows, and the newest outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.layout import Batch
+from tfm_blocks.data.plan import Ranks
+from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.metrics import RowLosses, TokenScores
+from tfm_blocks.translation.settings import Search
+
+
+class Predictions(NamedTuple):
+    """The row, the label and the most probable token of each predicted position of a batch."""
+
+    row_N: Tensor
+    labels_N: Tensor
+    best_N: Tensor
+
+
+class SplitScorer(nn.Module, ABC):
+    """Compute the metrics of one split at a time.
+
+    `outputs` are the newest outputs, and `samples` the same with their texts as (source, output, reference).
+    """
+
+    def __init__(self, ranks: Ranks, rows: int) -> None:
+        super().__init__()
+        self.ranks = ranks
+        self.tokens, self.rows = TokenScores(), RowLosses(rows)
+        self.outputs: list[str] = []
+        self.samples: list[tuple[str, str, str]] = []
+
+    def restart(self) -> None:
+        """Reset the metrics before another split."""
+        self.tokens.reset()
+        self.rows.reset()
+
+    def count(self, objective: Objective, batch: Batch) -> None:
+        """Add the losses of a batch of a validation."""
+        self.tokens.update(*objective.scores(batch), len(batch.kept_N))
+
+    def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
+        """Add the losses of a batch and of each of its rows, and return its predictions."""
+        loss_N, nll_N, best_N = objective.position_scores(batch)
+        labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
+        row_N = torch.tensor(batch.rows, device=labels_N.device)[batch.kept_N // batch.labels_BT.shape[1]]
+        loss, nll, correct = (x_N.sum(dtype=torch.float64) for x_N in (loss_N, nll_N, best_N == labels_N))
+        self.tokens.update(loss, nll, correct, len(batch.kept_N))
+        self.rows.update(loss_N, nll_N, row_N)
+        return Predictions(row_N, labels_N, best_N)
+
+    @abstractmethod
+    def score(
+        self,
+        corpus: Corpus,
+        sentences: int,
+        search: Search,
+        precision: AbstractContextManager[None],
+        stop: Callable[[], object] = lambda: False,
+    ) -> dict[str, float]:
+        """Return the scores of all counted tokens, and of the outputs of the first `sentences` rows.
+
+        If the loss is not finite, nothing is generated. When `stop` returns a true value, this rank stops generating,
+        but still takes part in the collectives. The scores are then meaningless.
+        """
