@@ -26,6 +26,7 @@ from tfm_blocks.report.show import measure
 
 MOST_CLOSED = 3  # stacks and parallels of which every combination has a figure
 UNFOLDED = "*"  # the key of the figure with every layer
+MOST_NODES = 100  # of a model whose layers are all drawn
 COLOURS = Theme(
     background="var(--paper)",
     ink="var(--ink)",
@@ -52,7 +53,7 @@ def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
     """
     difference = _difference(models)
     records = map(_model_record, models, _marks(models, difference))
-    data = {"models": list(records), "watch": watch, "problems": []}
+    data = {"models": list(records), "blocks": _blocks(models), "watch": watch, "problems": []}
     script = asset("view.js")
     return page_template("view.html").render(
         title=" and ".join(model.name for model in models),
@@ -64,6 +65,13 @@ def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
         table=changes_table(difference) if difference and difference.changes else None,
         summary=summary_lines(difference, models[0].spec, models[-1].spec) if difference else [],
     )
+
+
+def _blocks(models: Sequence[ViewedModel]) -> dict[str, dict[str, str]]:
+    """Return the description and the source of each block."""
+    names = sorted({node.block for model in models for node in model.spec.nodes if node.block})
+    blocks = {name: REGISTRY.blocks[name] for name in names}
+    return {name: {"formula": info.description, "source": info.source} for name, info in blocks.items()}
 
 
 def _difference(models: Sequence[ViewedModel]) -> ModelDifference | None:
@@ -112,7 +120,8 @@ def _figures(spec: Spec, foldable: Sequence[str], marks: Mapping[str, Mark], tit
     for closed in (choice for size in sizes for choice in combinations(foldable, size)):
         content = Content(closed=frozenset(closed))
         yield " ".join(closed), svg_of(picture_of(spec, REGISTRY, content), style)
-    yield UNFOLDED, svg_of(picture_of(spec, REGISTRY, Content("none")), style)
+    if len(spec.nodes) <= MOST_NODES:
+        yield UNFOLDED, svg_of(picture_of(spec, REGISTRY, Content("none")), style)
 
 
 def problem_record(problem: Problem) -> dict[str, str]:

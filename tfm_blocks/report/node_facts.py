@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tfm_blocks.language.notation import write_add_norm, write_references, write_steps, write_value
 from tfm_blocks.language.outline import Outline
+from tfm_blocks.language.references import ENTRY
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path, Spec, format_shape
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
@@ -23,8 +24,6 @@ class NodeFacts:
     """
 
     block: str
-    formula: str
-    source: str
     path: str
     shape: str
     add_norm: str
@@ -56,8 +55,6 @@ def _facts(
     info = REGISTRY.blocks[node.block] if node.block else None
     return NodeFacts(
         block=node.block or "",
-        formula=info.description if info else "",
-        source=info.source if info else "",
         path=".".join(node.path),
         shape=shapes[node.address],
         add_norm=_add_norm(node, outline),
@@ -107,10 +104,17 @@ def _setting(path: Path, sources: Sources) -> str:
     return f"{place.file}:{place.line}"
 
 
+def _previous_layer(layer: str) -> str:
+    """Return the reference to the layer before a layer; "" for the first layer and for other graphs."""
+    stack, _, index = layer.rpartition(".")
+    return f"{stack}.{int(index) - 1}" if index.isdigit() and int(index) else ""
+
+
 def _reads(node: Node, outline: Outline, shapes: Mapping[str, str]) -> Iterator[Row]:
     written = outline.nodes[node.address].reads if node.address in outline.nodes else {}
     for port, addresses in node.reads.items():
         first = port == next(iter(node.reads))
         references = written.get("in" if first else port, addresses)
-        text = write_references(references, node.address, outline)
+        layer = node.address.rpartition(".")[0]
+        text = ENTRY if references == (_previous_layer(layer),) else write_references(references, node.address, outline)
         yield "in" if first else port, text, shapes[addresses[0]]

@@ -87,17 +87,18 @@ function select(view, address) {
 
 function describe(view, address) {
   const record = recordOf(view, address);
+  const block = data.blocks[record.block] || {formula: "", source: ""};
   details.replaceChildren();
   make("h2", views.length > 1 ? `${view.model.name}: ${address}` : address, details);
   if (record.block) make("p", record.block, details).className = "block";
-  const [formula, ...paragraphs] = record.formula.split("\n\n").map((text) => text.replaceAll("\n", " "));
+  const [formula, ...paragraphs] = block.formula.split("\n\n").map((text) => text.replaceAll("\n", " "));
   if (formula) make("p", formula, details).className = "formula";
   if (paragraphs.length) {
     const more = make("details", "", details);
     make("summary", "more on this block", more);
     paragraphs.forEach((text) => make("p", text, more));
   }
-  if (record.source) make("p", record.source, details).className = "hint";
+  if (block.source) make("p", block.source, details).className = "hint";
   const facts = {shape: record.shape, "add & norm": record.add_norm, weights: record.weights, parameters: record.parameters.toLocaleString("en"), "multiply-adds": record.multiply_adds.toLocaleString("en")};
   const list = make("dl", "", details);
   for (const [name, text] of Object.entries(facts)) {
@@ -172,6 +173,7 @@ async function poll() {
 for (const view of views) {
   const {section, model} = view;
   section.querySelector(".totals").textContent = `${model.parameters.toLocaleString("en")} parameters, ${model.multiply_adds.toLocaleString("en")} multiply-adds with ${model.condition}`;
+  section.querySelector(".all").hidden = !(UNFOLDED in model.figures);
   section.querySelector(".all").addEventListener("click", () => { view.every = true; draw(view); });
   section.querySelector(".open").addEventListener("click", () => { view.every = false; view.closed.clear(); draw(view); });
   section.querySelector(".close").addEventListener("click", () => { view.every = false; view.closed = new Set(model.foldable); draw(view); });
