@@ -110,6 +110,12 @@ def test_layers_that_differ_are_drawn_as_groups():
     assert plate_labels({"times": 6, "share": True}, LAYER) == ["6× shared weights"]
 
 
+def test_the_argument_in_which_layers_differ_is_shown():
+    deep = {"repeat": 3, "layer": LAYER, "at": {0: {"ffn": {"d_ff": 7}}}}
+    drawing = drawing_of(spec_of({**EMB, "deep": deep, **LOGITS}, inputs={"tgt": "B T"}))
+    assert [box_at(drawing, f"deep.{index}.ffn").notes for index in (0, 1)] == [("d_ff 7",), ("d_ff 12",)]
+
+
 def test_layers_that_alternate_are_drawn_as_one_group_of_two():
     layer = {"attn": {"block": "restricted_attention", "mask": "causal", "r": "1 + i%2*7"}, "ffn": {"block": "ffn"}}
     assert plate_labels(6, layer) == ["3×"]

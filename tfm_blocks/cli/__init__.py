@@ -18,6 +18,7 @@ from tfm_blocks.cli import (
     models,
     probes,
     runs,
+    solve,
     translate,
     view,
 )
@@ -68,6 +69,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a run, or a sweep with -m; see tfm train --help")
-    for room in (models, figure, diff, view, probes, translate, evaluate, runs, compare, dashboard, completion):
+    rooms = (models, solve, figure, diff, view, probes, translate, evaluate, runs, compare, dashboard, completion)
+    for room in rooms:
         room.add_commands(commands)
     return parser

@@ -30,13 +30,15 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="run folders, or the folder of a sweep")
     what = "run against which, with all its seeds, the others are tested"
     command.add_argument("--baseline", metavar="RUN", help=what)
+    what = "scores that tfm evaluate --test wrote, such as beam4 (default: those of the training)"
+    command.add_argument("--scores", metavar="NAME", help=what)
 
 
 def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report import compare
     from tfm_blocks.report.comparison import compare_runs
 
-    comparison = compare_runs(arguments.folders, arguments.baseline)
+    comparison = compare_runs(arguments.folders, arguments.baseline, arguments.scores)
     shapes = {
         "csv": compare.print_csv,
         "markdown": compare.print_markdown,
@@ -56,7 +58,7 @@ def _report(arguments: argparse.Namespace) -> None:
     if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
         rule = f"must be an .html file in an existing folder, but is {path}"
         raise ConfigError(Problem("-o", rule, help="-o report.html"))
-    comparison = compare_runs(arguments.folders, arguments.baseline)
+    comparison = compare_runs(arguments.folders, arguments.baseline, arguments.scores)
     title = ", ".join(str(folder) for folder in arguments.folders)
     text = render_report(comparison, title, sentence=arguments.sentence, plugins=arguments.plugins)
     data = text.encode("utf-8", "replace")  # a run's text may hold an incomplete character

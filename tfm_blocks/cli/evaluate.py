@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from tfm_blocks.cli import options
+from tfm_blocks.cli.saved_scores import evaluate_and_save
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
@@ -16,11 +17,14 @@ def add_commands(commands: options.Commands) -> None:
     """Add the parser of `tfm evaluate`."""
     what = "compute BLEU, chrF and TER of translations, or the perplexity of a text"
     command = options.add_command(commands, "evaluate", _evaluate, "score a run", what)
-    options.add_run(command)
+    what = "a run folder, such as runs/NAME; with --test also the folder of a sweep"
+    command.add_argument("folder", type=Path, metavar="RUN", help=what)
     options.add_checkpoint(command)
     what = "text to translate, plain or .gz; one file for each source of the model"
     command.add_argument("--src", type=Path, nargs="+", metavar="FILE", help=what)
     command.add_argument("--ref", type=Path, metavar="FILE", help="its translation, line by line")
+    what = "score the run's own test set, or tab-separated sources and references, and keep the scores in the run"
+    command.add_argument("--test", type=Path, nargs="?", const=Path(), metavar="FILE", help=what)
     command.add_argument("--text", type=Path, metavar="FILE", help="text whose perplexity is computed, plain or .gz")
     what = "with --text: context length in tokens (as in training, else 512)"
     command.add_argument("--context", type=options.count, metavar="N", help=what)
@@ -35,8 +39,11 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from tfm_blocks.launch.memory import keep_freed_memory
 
     keep_freed_memory()
+    if arguments.test is not None:
+        evaluate_and_save(arguments)
+        return
     if (arguments.text is None) == (arguments.src is None and arguments.ref is None):
-        rule = "needs --src and --ref, or --text alone"
+        rule = "needs --src and --ref, or --text or --test alone"
         raise ConfigError(Problem("evaluate", rule, help="--src FILE --ref FILE scores translations"))
     if arguments.text:
         _evaluate_text(arguments)

@@ -13,7 +13,7 @@ from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.files import HEADER, ModelFile, display_path, suggest_yaml_fix
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
-OF_A_SWEEP = frozenset({"sweep", "launcher"})  # groups that define how and where jobs run, and do not affect a run
+OF_A_SWEEP = frozenset({"sweep", "launcher", "match"})  # keys that define which jobs run, how and where
 PACKAGE = Path(__file__).parent.parent
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 

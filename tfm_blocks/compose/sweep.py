@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,15 +12,17 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
 from tfm_blocks.compose.command_line import add_plus, compose_config, override_key, split_arguments
-from tfm_blocks.compose.folders import config_folders, list_options
+from tfm_blocks.compose.folders import OF_A_SWEEP, config_folders, list_options, root_keys
 from tfm_blocks.compose.overrides import first_of_sweep, list_texts, parse_overrides, refuse_sweeps, written
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_run, expect_name
 from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.sources import Sources
 
 SWEEP = "sweep"
 LAUNCHER = "launcher"
+MATCH = "match"
 # keys that do not change which jobs a sweep has
 ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials"})
 OF_ONE_RUN = {
@@ -54,21 +56,30 @@ class Interval:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
+@dataclass(frozen=True)
+class Together:
+    """Keys whose values move together: each row has an override of every key."""
+
+    rows: tuple[tuple[str, ...], ...]
+
+
 OpenKey = Choices | Interval
+Part = OpenKey | Together
 
 
 @dataclass(frozen=True)
 class SweepRequest:
     """A requested sweep.
 
-    `parts` are the overrides of the jobs, in the order of the command line. `settings` and `launcher` are the keys
-    `sweep` and `launcher` of the config. `texts` are the overrides as typed, without those that only control how,
-    where and how long the sweep runs.
+    `parts` are the overrides of the jobs, in the order of the command line. `settings`, `launcher` and `match` are the
+    keys `sweep`, `launcher` and `match` of the config. `texts` are the overrides as typed, without those that only
+    control how, where and how long the sweep runs.
     """
 
     parts: tuple[OpenKey, ...]
     settings: Mapping[str, Any]
     launcher: Mapping[str, Any]
+    match: Mapping[str, Any]
     texts: tuple[str, ...]
     config_dir: Path | None
 
@@ -83,13 +94,13 @@ def read_sweep(arguments: Sequence[str]) -> SweepRequest:
     line = split_arguments(arguments)
     overrides = [item for item in parse_overrides(line.texts) if item.key_or_group.split(".")[0] != "hydra"]
     _refuse_single_run_keys(overrides)
-    of_sweep = [item for item in overrides if item.key_or_group.split(".")[0] in (SWEEP, LAUNCHER)]
+    of_sweep = [item for item in overrides if item.key_or_group.split(".")[0] in OF_A_SWEEP]
     refuse_sweeps(of_sweep, help="the settings of a sweep take a single value")
     folders = config_folders(line.config_dir)
     first = [first_of_sweep(item, list(list_options(item.key_or_group, folders))) for item in overrides]
     config = compose_config([add_plus(text) for text in first], line.config_dir)
-    settings, launcher = (
-        cast(dict[str, Any], OmegaConf.to_container(config[key], resolve=True)) for key in (SWEEP, LAUNCHER)
+    settings, launcher, match = (
+        cast(dict[str, Any], OmegaConf.to_container(config[key], resolve=True)) for key in (SWEEP, LAUNCHER, MATCH)
     )
     if settings.get("name") is not None:
         expect_name("sweep.name", settings["name"], Sources())
@@ -97,7 +108,8 @@ def read_sweep(arguments: Sequence[str]) -> SweepRequest:
     kept = (
         item for item in overrides if item.key_or_group not in ASIDE and item.key_or_group.split(".")[0] != LAUNCHER
     )
-    return SweepRequest(parts, settings, launcher, tuple(item.input_line or "" for item in kept), line.config_dir)
+    texts = tuple(item.input_line or "" for item in kept)
+    return SweepRequest(parts, settings, launcher, match, texts, line.config_dir)
 
 
 def _refuse_single_run_keys(overrides: Sequence[Override]) -> None:
@@ -119,14 +131,44 @@ def _part(override: Override, folders: list[Path]) -> OpenKey:
     return Choices(override.key_or_group, tuple(list_texts(override, options)), isinstance(value, RangeSweep))
 
 
-def combinations(parts: Sequence[OpenKey]) -> list[list[str]]:
+def combinations(parts: Sequence[Part]) -> list[list[str]]:
     """Return all combinations of the values in Hydra's order: the last key varies fastest. Raises ConfigError."""
-    return [list(job) for job in product(*(_texts(part) for part in parts))]
+    return [list(chain(*job)) for job in product(*(_rows(part) for part in parts))]
 
 
-def _texts(part: OpenKey) -> Sequence[str]:
+def join_parts(parts: Sequence[OpenKey], groups: Sequence[Sequence[str]]) -> list[Part]:
+    """Replace the keys of each group by one part, in the place of its first key. Raises ConfigError."""
+    by_key = {part.key: part for part in parts}
+    joined: dict[str, Together] = {}
+    for group in groups:
+        together = _together(group, by_key)
+        if again := [key for key in group if key in joined]:
+            rule = f"names {again[0]} twice, but a key has one list of values"
+            raise ConfigError(Problem("sweep.together", rule, help="write each key once"))
+        joined |= dict.fromkeys(group, together)
+    return list(dict.fromkeys(joined.get(key, part) for key, part in by_key.items()))
+
+
+def _together(keys: Sequence[str], by_key: Mapping[str, OpenKey]) -> Together:
+    texts = []
+    for key in keys:
+        part = by_key.get(key)
+        if not isinstance(part, Choices) or len(part.texts) < 2:
+            rule = f"names {key}, which has no list of values on the command line"
+            raise ConfigError(Problem("sweep.together", rule, help=f"write {key}=a,b, or leave {key} out"))
+        texts.append(part.texts)
+    if len(set(map(len, texts))) > 1:
+        counts = ", ".join(f"{key} has {len(values)}" for key, values in zip(keys, texts, strict=True))
+        rule = f"keys that move together need equally many values, but {counts}"
+        raise ConfigError(Problem("sweep.together", rule, help="give each of them one value for each job"))
+    return Together(tuple(zip(*texts, strict=True)))
+
+
+def _rows(part: Part) -> Sequence[tuple[str, ...]]:
+    if isinstance(part, Together):
+        return part.rows
     if isinstance(part, Choices):
-        return part.texts
+        return [(text,) for text in part.texts]
     rule = f"is an interval from {part.low:g} to {part.high:g}, which a grid cannot enumerate"
     help = f"write {part.key}=a,b,c or range(…), or sample it with sweep=random or sweep=optuna"
     raise ConfigError(Problem(part.key, rule, help=help))
@@ -154,6 +196,18 @@ def parse_parts(texts: Sequence[str], config_dir: Path | None) -> list[OpenKey]:
 def compose_job(overrides: Sequence[str], config_dir: Path | None) -> Composed:
     """Compose the config of a job. Raises ConfigError and Hydra's errors."""
     return compose_run(compose_config([add_plus(text) for text in overrides], config_dir, hydra=True))
+
+
+def overrides_of_reference(overrides: Sequence[str], like: Mapping[str, Any], config_dir: Path | None) -> list[str]:
+    """Return a job's overrides with those of its reference, without knobs that the model of the reference lacks."""
+    typed = {override_key(text): text for text in overrides}
+    typed |= {key: f"{key}={value}" for key, value in like.items()}
+    if "model" not in like:
+        return list(typed.values())
+    folders, ours = config_folders(config_dir), root_keys()
+    chain = read_model_chain(str(like["model"]), [folder / "model" for folder in folders], ours)
+    known = ours | {"model"} | {key for file in chain for key in file.mapping}
+    return [text for key, text in typed.items() if key.partition(".")[0].partition("/")[0] in known]
 
 
 def list_values(texts: Sequence[str], keys: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from tfm_blocks.figures.scopes import Graph, Leaf, Parallel, Part, Stack, entry_
 from tfm_blocks.figures.text import wrap
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Node, Spec, format_shape
-from tfm_blocks.registry.blocks import Registry
+from tfm_blocks.registry.blocks import BlockInfo, Registry
 
 Item = Box | Frame
 Strand = tuple[Box, list[Item]]  # items above each other, and the box that the lowest one reads
@@ -68,6 +68,7 @@ class _Drawer:
         self.outlets: dict[str, Box] = {}
         self.exits: dict[str, LayerExit] = {}
         self.lasts: dict[str, str] = {}
+        self.varied: dict[str, set[str]] = {}
         self.arrows: list[Arrow] = []
         self.spine = {node.entry for node in spec.nodes} | {node.residual for node in spec.nodes} | {spec.sink.address}
         self.root = Frame((content.of,) if content.of else ())
@@ -160,7 +161,8 @@ class _Drawer:
     def _node(self, alike: Sequence[Node]) -> tuple[Box, ...]:
         """Return the boxes of alike nodes, and add the arrows to them."""
         node, addresses = alike[0], tuple(node.address for node in alike)
-        drawn = node_boxes(node, self.registry.blocks[node.block] if node.block else None, self._notes(alike))
+        info = self.registry.blocks[node.block] if node.block else None
+        drawn = node_boxes(node, info, [*self._argument_notes(node, info), *self._notes(alike)])
         for box in drawn.boxes:
             box.addresses, box.about = addresses, _about(alike)
         for place, (port, reads) in enumerate(node.reads.items()):
@@ -189,6 +191,9 @@ class _Drawer:
         """Return the layers whose outputs these sources are, unless the reader is in the same stack."""
         known = [self.exits.get(address) for address in sources]
         return [layer if layer and not reader.startswith(f"{layer.stack}.") else None for layer in known]
+
+    def _argument_notes(self, node: Node, info: BlockInfo | None) -> tuple[str, ...]:
+        return labels.argument_notes(node, info, self.varied.get(node.address, ())) if info else ()
 
     def _notes(self, alike: Sequence[Node]) -> list[str]:
         """Return notes on the layers that a node reads, on weights of other nodes, and on its cost."""
@@ -232,6 +237,7 @@ class _Drawer:
         groups = self._groups(part)
         for other in alike:
             self._note_exits(other, groups)
+            self._note_varied(other)
         if self.content.fold == "stacks" or pattern(part.address) in self.content.closed:
             stacks = [other.address for other in alike]
             return [(entry, [self._closed(stacks, [*nodes_of(alike)], entry, len(part.layers))])]
@@ -287,6 +293,17 @@ class _Drawer:
         if part.last:
             self.exits[part.last.address] = LayerExit(part.address, count - 1, count, False)
             self.lasts[part.last.address] = f"{part.address}.{count - 1}.last"
+
+    def _note_varied(self, part: Stack) -> None:
+        """Record which arguments of a node differ from layer to layer, so that the figure shows why layers differ."""
+        places: dict[str, list[Node]] = {}
+        for index, layer in enumerate(part.layers):
+            for node in nodes_of(layer):
+                places.setdefault(node.address[len(f"{part.address}.{index}.") :], []).append(node)
+        for nodes in places.values():
+            values = {name: {repr(node.arguments.get(name)) for node in nodes} for name in nodes[0].arguments}
+            varied = {name for name, texts in values.items() if len(texts) > 1}
+            self.varied |= {node.address: varied for node in nodes}
 
 
 def _nodes_at(spec: Spec, address: str) -> tuple[list[Node], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from tfm_blocks.figures.drawing import Kind
@@ -86,17 +86,20 @@ def step_label(steps: Sequence[Step]) -> tuple[str, str]:
     return " & ".join(words), ", ".join(notes)
 
 
-def argument_notes(node: Node, info: BlockInfo) -> tuple[str, ...]:
-    """Return lines with the arguments that differ from their defaults, without those that most blocks have."""
-    notes = list(_arguments(node, info))
+def argument_notes(node: Node, info: BlockInfo, varied: Collection[str]) -> tuple[str, ...]:
+    """Return lines with the arguments that differ from their defaults, or that are `varied` from layer to layer.
+
+    Other arguments that most blocks have are left out.
+    """
+    notes = list(_arguments(node, info, COMMON.difference(varied)))
     lines = wrap(notes, NOTE_LETTERS, ", ")
     return (*lines[:3], "…") if len(lines) > 4 else lines
 
 
-def _arguments(node: Node, info: BlockInfo) -> Iterator[str]:
+def _arguments(node: Node, info: BlockInfo, hidden: Collection[str]) -> Iterator[str]:
     for name, argument in info.arguments.items():
         value = node.arguments.get(name)
-        if name in COMMON or value == argument.default or value is None:
+        if name in hidden or value == argument.default or value is None:
             continue
         yield f"{name} {_text(value)}" if argument.kind.category == "" else _text(value)
 

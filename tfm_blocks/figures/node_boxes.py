@@ -21,7 +21,7 @@ class NodeBoxes:
 
 
 def node_boxes(node: Node, info: BlockInfo | None, notes: Sequence[str]) -> NodeBoxes:
-    """Draw a node. `notes` are further lines of small text in the box of its block."""
+    """Draw a node. `notes` are the lines of small text in the box of its block."""
     before = [_operation(steps) for steps in _grouped(node.pre)]
     groups = _grouped(node.post)
     after = [_operation(steps) for steps in groups]
@@ -55,7 +55,6 @@ def _block(node: Node, info: BlockInfo, notes: Sequence[str]) -> Box:
     if node.block == "sum" and not notes:
         return Box((), "other", (), glyph="plus")
     kind = labels.box_kind(info)
-    lines = (*labels.argument_notes(node, info), *notes)
     forked = kind == "attention" and len(node.reads) == 1 and any(port.name == "kv" for port in info.signature.ports)
     glyph = "wave" if node.block in labels.SIGNALS else "box"
-    return Box((), kind, labels.title_of(node), lines, "wave" if glyph == "wave" else "box", forked=forked)
+    return Box((), kind, labels.title_of(node), tuple(notes), "wave" if glyph == "wave" else "box", forked=forked)

@@ -124,7 +124,7 @@ class _Start:
                 find_weights(Path(settings.init_from))  # raises before anything starts
         run = requested.with_vocab(prepared.tokenizer.size)
         config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
-        config = {key: value for key, value in config.items() if key not in ("resume", "verify")}
+        config = {key: value for key, value in config.items() if key not in ("resume", "verify", "match")}
         network = network_without_values(run.spec)
         planned_corpus = plan_corpus(network.spec, prepared, settings.data)
         check_lengths(network, prepared, run)
@@ -141,7 +141,8 @@ class _Start:
             if self.leads:
                 text = fingerprint(settings.seed, prepared, planned_corpus)
                 origin = (shlex.join(self.typed),), self.rendezvous.rank_info.launch, dict(run.composed.choices)
-                start_folder(job, prepared, RunFile(job.asked_vocab, job.wandb_id, *origin, text))
+                match = mapping.get("match", {})
+                start_folder(job, prepared, RunFile(job.asked_vocab, job.wandb_id, *origin, text, match=match))
             self.train(job, run, prepared)
         return job.folder
 

@@ -158,7 +158,8 @@ def _cache_template(network: Network, values: Values) -> Tensor:
         return computed[-1]
     weight = next(network.parameters())
     device = weight.device.type
-    return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
+    casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on the meta device
+    return weight.to(torch.get_autocast_dtype(device)) if casts else weight
 
 
 def _start(call: Call, values: Values, keeps: Keeps, shape: CacheShape) -> State:

@@ -30,7 +30,7 @@ def trace(spec: Spec, sources: Sources) -> list[Problem]:
     seen = set()
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         for node in spec.nodes:
-            kind = _kind(node, shapes, ids)
+            kind = node_kind(node, shapes, ids)
             if not node.shares and kind not in seen:
                 seen.add(kind)
                 rules = _Trace(node, shapes, ids, axes).rules()
@@ -39,7 +39,7 @@ def trace(spec: Spec, sources: Sources) -> list[Problem]:
     return list({(problem.address, problem.rule): problem for problem in problems}.values())
 
 
-def _kind(node: Node, shapes: Mapping[str, Shape], ids: set[str]) -> str:
+def node_kind(node: Node, shapes: Mapping[str, Shape], ids: set[str]) -> str:
     """Return a key that is equal for nodes with equal traces; `node.axes` follow from the inputs."""
     read = {
         port: [(shapes[address], address in ids) for address in addresses] for port, addresses in node.reads.items()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from statistics import fmean
-from typing import Any
 
 from tfm_blocks.metric_schema import FINAL_SCORES
+from tfm_blocks.report.counterparts import find_counterpart
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.run_statistics import run_statistics
 from tfm_blocks.runs.record import RunRecord
@@ -30,7 +29,7 @@ class Against:
     """The difference of a group's score from the baseline's. A value is None if it cannot be computed.
 
     `sentences` and `seeds` are p-values over test sentences and over seeds, each with the 95 % interval of the
-    difference. The corrected p-values account for the number of groups. `sacrebleu` is the p-value of sacreBLEU's
+    difference. The corrected p-values account for all rows. `sacrebleu` is the p-value of sacreBLEU's
     paired bootstrap, for one run on each side.
     """
 
@@ -47,17 +46,23 @@ class Against:
 
 
 def compare_groups(groups: Sequence[Group], baseline: Group) -> tuple[list[Against], list[str]]:
-    """Test every other group that has scores against the baseline. Return also why some groups are not tested."""
+    """Test every group that has scores against the runs of the baseline's model on its test set.
+
+    Return also why some groups are not tested.
+    """
     notes: list[str] = []
-    before = _system(baseline, notes)
+    systems: dict[int, System] = {}
     found: list[Against] = []
     for group in groups:
-        if group is baseline:
+        counterpart = find_counterpart(group, baseline, groups)
+        if group is counterpart:
             continue
-        if why := _why_untested(group, baseline):
+        if why := _why_untested(group, counterpart):
             notes.append(f"{why}, so they are not tested")
             continue
-        found += _rows(group, baseline, before, _system(group, notes))
+        if id(counterpart) not in systems:
+            systems[id(counterpart)] = _system(counterpart, notes)
+        found += _rows(group, counterpart, systems[id(counterpart)], _system(group, notes))
     return _corrected(found), notes
 
 
@@ -98,15 +103,14 @@ def _with_sentences(row: Against, p: float, before: System, after: System) -> Ag
     return replace(row, sentences=p, sentences_interval=interval, sacrebleu=sacrebleu)
 
 
-def _corrected(found: list[Against]) -> list[Against]:
-    """Add the corrected p-values, each for the number of groups that have the same score."""
-    for name, kind in product(MEASURES, ("sentences", "seeds")):
-        rows = {place: getattr(one, kind) for place, one in enumerate(found) if one.score == name}
-        corrected = correct({place: p for place, p in rows.items() if p is not None})
-        for place, p in corrected.items():
-            change: dict[str, Any] = {f"{kind}_corrected": p}
-            found[place] = replace(found[place], **change)
-    return found
+def _corrected(found: Sequence[Against]) -> list[Against]:
+    """Correct the p-values of all rows together, separately for sentences and for seeds."""
+    sentences = correct({place: one.sentences for place, one in enumerate(found) if one.sentences is not None})
+    seeds = correct({place: one.seeds for place, one in enumerate(found) if one.seeds is not None})
+    return [
+        replace(one, sentences_corrected=sentences.get(place), seeds_corrected=seeds.get(place))
+        for place, one in enumerate(found)
+    ]
 
 
 def _system(group: Group, notes: list[str]) -> list[Statistics]:

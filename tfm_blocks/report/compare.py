@@ -9,6 +9,7 @@ from tfm_blocks.errors import printable
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.differences import Group
+from tfm_blocks.report.rates import RateCurve
 from tfm_blocks.report.screen import print_json, print_table, screen
 from tfm_blocks.report.table import Table, csv_text, latex, markdown, markdown_text, texts
 from tfm_blocks.runs.record import RunRecord, describe
@@ -16,7 +17,7 @@ from tfm_blocks.runs.record import RunRecord, describe
 TESTS = (
     "p, sentences: two-sided paired approximate randomization over test sentences (Riezler and Maxwell 2005), about "
     "twice the p of sacreBLEU's paired bootstrap, which --json has; p, seeds: Welch's t-test over runs; corrected: for "
-    "the number of models in the table (Holm 1979); 95 %: intervals of the difference"
+    "all rows of the table (Holm 1979); 95 %: intervals of the difference"
 )
 
 
@@ -81,11 +82,17 @@ def print_comparison_json(comparison: Comparison) -> None:
             {"group": group.label, "runs": [_run_record(run, comparison) for run in group.runs]}
             for group in comparison.groups
         ],
+        "learning_rates": [_curve_record(curve) for curve in comparison.curves],
         "baseline": comparison.baseline.label if comparison.baseline else None,
         "against": [{**asdict(one), "group": one.group.label} for one in comparison.against],
         "notes": comparison.notes,
     }
     print_json(record)
+
+
+def _curve_record(curve: RateCurve) -> dict[str, Any]:
+    values = [{"value": rate.value, "losses": list(rate.losses), "diverged": rate.diverged} for rate in curve.rates]
+    return {"model": curve.label, "key": curve.key, "best": curve.best.value, "edge": curve.edge, "values": values}
 
 
 def _run_record(run: RunRecord, comparison: Comparison) -> dict[str, Any]:

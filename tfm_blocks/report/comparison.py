@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfm_blocks.errors import ConfigError, Problem, suggest
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import Factor, Group, find_factors, group_seeds
-from tfm_blocks.runs.record import RunRecord, read_records
+from tfm_blocks.report.rates import RateCurve, best_groups, curve_of, rate_curves, rate_notes
+from tfm_blocks.runs.record import RunRecord, read_records, with_saved_scores
+from tfm_blocks.runs.saved_scores import saved_names
 
 if TYPE_CHECKING:
     from tfm_blocks.report.baseline_tests import Against
@@ -21,33 +23,64 @@ SAME_TOKENS = 0.01  # relative difference below which numbers of tokens count as
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs. `notes` name what is missing or not comparable."""
+    """A comparison of runs. `notes` name what is missing or not comparable.
+
+    `curves` have the validation losses over learning rates. `compared` are the groups with the best rate of each curve,
+    and those without a curve.
+    """
 
     runs: Sequence[RunRecord]
     factors: Sequence[Factor]
     groups: Sequence[Group]
+    curves: Sequence[RateCurve]
+    compared: Sequence[Group]
     baseline: Group | None
     against: Sequence[Against]
     notes: Sequence[str]
 
 
-def compare_runs(paths: Sequence[Path], baseline: str | None = None) -> Comparison:
+def compare_runs(paths: Sequence[Path], baseline: str | None = None, scores: str | None = None) -> Comparison:
     """Compare runs, given by their folders or by folders that contain them.
 
-    Raises RunError, and ConfigError if the baseline is not one of the runs.
+    `scores` names scores that `tfm evaluate --test` kept, in place of those of the training. Raises RunError, and
+    ConfigError if the baseline is not one of the runs, or if no run has such scores.
     """
     runs = read_records(paths)
+    runs = _with_saved(runs, scores) if scores else runs
     factors = find_factors(runs)
     groups = group_seeds(runs, factors)
-    notes = [*find_notes(runs), *_repeats(groups)]
-    chosen = _find_group(groups, baseline) if baseline else None
+    curves = rate_curves(groups, factors)
+    compared = best_groups(groups, curves)
+    notes = [*find_notes(runs), *_repeats(groups), *rate_notes(curves), *_without_scores(runs, scores)]
+    chosen = _at_best_rate(_find_group(groups, baseline), curves) if baseline else None
     against: Sequence[Against] = []
     if chosen:
         from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
 
-        against, untested = compare_groups(groups, chosen)
+        against, untested = compare_groups(compared, chosen)
         notes += untested
-    return Comparison(runs, factors, groups, chosen, against, notes)
+    return Comparison(runs, factors, groups, curves, compared, chosen, against, notes)
+
+
+def _with_saved(runs: Sequence[RunRecord], name: str) -> list[RunRecord]:
+    """Return the runs with the scores of this name. Raises ConfigError if no run has them."""
+    known = sorted({name for run in runs for name in saved_names(run.folder)})
+    if name not in known:
+        help = suggest(name, known) if known else "tfm evaluate RUNS --beam 4 --test writes scores"
+        raise ConfigError(Problem("--scores", f"no run has scores called {shown(name)}", help=help))
+    return [with_saved_scores(run, name) for run in runs]
+
+
+def _without_scores(runs: Sequence[RunRecord], name: str | None) -> Iterator[str]:
+    missing = [run for run in runs if name and run.state == "done" and not run.scored_on]
+    if missing:
+        yield f"without scores {name} of their final weights: {_names(missing)}; tfm evaluate writes them with --test"
+
+
+def _at_best_rate(group: Group, curves: Sequence[RateCurve]) -> Group:
+    """Return the group of the same model with the best learning rate."""
+    curve = curve_of(group, curves)
+    return curve.best.group if curve else group
 
 
 def _find_group(groups: Sequence[Group], baseline: str) -> Group:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, FinalScore, find_key
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
+from tfm_blocks.report.rates import Rate, RateCurve
 from tfm_blocks.report.screen import clock
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
 from tfm_blocks.runs.record import Measured, RunRecord
@@ -29,7 +30,9 @@ def tables_of(comparison: Comparison) -> list[Table]:
     tables = [runs_table(comparison)]
     if any(run.scored_on for run in comparison.runs):
         tables.append(scores_table(comparison))
-    if any(len(group.counted) > 1 for group in comparison.groups):
+    if comparison.curves:
+        tables.append(rates_table(comparison.curves))
+    if any(len(group.counted) > 1 for group in comparison.compared):
         tables.append(seeds_table(comparison))
     if comparison.baseline:
         tables.append(against_table(comparison, comparison.baseline))
@@ -89,6 +92,24 @@ def _scores(comparison: Comparison) -> list[str]:
     return [name for name in WITH_INTERVAL if any(name in run.scores for run in comparison.runs)]
 
 
+def rates_table(curves: Sequence[RateCurve]) -> Table:
+    """Return a row for each learning rate of each model; a column marks the best rate."""
+    form = find_key(OBJECTIVE).form
+    columns = [*texts("model", "setting", ""), Column("value", "{:g}"), Column("seeds", COUNT), Column(OBJECTIVE, form)]
+    rows = [
+        [curve.label, curve.key, _mark(curve, rate), rate.value, len(rate.losses), _spread(rate.losses, form)]
+        for curve in curves
+        for rate in curve.rates
+    ]
+    return Table(f"learning rates by the best {OBJECTIVE}: mean ± standard deviation", columns, rows)
+
+
+def _mark(curve: RateCurve, rate: Rate) -> str:
+    if rate is curve.best:
+        return f"best, {curve.edge} of the grid" if curve.edge else "best"
+    return f"{rate.diverged} diverged" if rate.diverged else ""
+
+
 def seeds_table(comparison: Comparison) -> Table:
     """Return a row for each group: means and standard deviations over its counted runs."""
     scores = [SCORES[name] for name in (*_scores(comparison), *WITHOUT_INTERVAL) if SCORES[name].mean]
@@ -100,7 +121,7 @@ def seeds_table(comparison: Comparison) -> Table:
         *(Column(score.name, score.mean, score.better) for score in scores),
     ]
     rows = []
-    for group in comparison.groups:
+    for group in comparison.compared:
         best = [run.best[OBJECTIVE].value for run in group.counted if OBJECTIVE in run.best]
         means = [_spread(best, loss), *(_spread(_over_seeds(group, score), score.mean) for score in scores)]
         done = sum(bool(run.scored_on) for run in group.counted)

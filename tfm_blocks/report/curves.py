@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -56,12 +56,19 @@ def charts_of(lines: Sequence[RunLine]) -> list[Chart]:
     return [_chart(key.name, lines) for key in CHARTS if key.name in measured]
 
 
-def _chart(name: str, lines: Sequence[RunLine]) -> Chart:
-    drawn = figure(height=300, sizing_mode="stretch_width", tools="box_zoom,reset", active_drag=None, name=name)
+def plain_figure(name: str, x_axis_type: Literal["linear", "log"] = "linear") -> figure:
+    """Return an empty figure of the width of the page, in the page's colours, light or dark."""
+    options: dict[str, Any] = {"height": 300, "sizing_mode": "stretch_width", "active_drag": None}
+    drawn = figure(tools="box_zoom,reset", name=name, x_axis_type=x_axis_type, **options)
     drawn.toolbar.logo = None
     drawn.toolbar.autohide = True
-    drawn.background_fill_color = drawn.border_fill_color = None  # inherits the page's colour, light or dark
+    drawn.background_fill_color = drawn.border_fill_color = None
     drawn.outline_line_color = None
+    return drawn
+
+
+def _chart(name: str, lines: Sequence[RunLine]) -> Chart:
+    drawn = plain_figure(name)
     drawn.xaxis.axis_label = "steps"
     drawn.xaxis.name = "x"
     tips = [

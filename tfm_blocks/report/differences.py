@@ -90,6 +90,11 @@ def settings_of(run: RunRecord) -> dict[str, Setting]:
     return {MODEL: run.model or ABSENT, **run.settings}
 
 
+def without_seed(run: RunRecord) -> dict[str, Hashable]:
+    """Return the settings that make another experiment, as keys that distinguish 1, 1.0 and true."""
+    return {key: _hashable(value) for key, value in settings_of(run).items() if _makes_another(key)}
+
+
 def show_setting(value: Setting) -> str:
     """Return the value as YAML writes it."""
     if value is None or isinstance(value, bool):
@@ -101,8 +106,7 @@ def group_seeds(runs: Iterable[RunRecord], factors: Sequence[Factor]) -> list[Gr
     """Group runs that differ only by their seed, in the order of their first runs; keep runs without settings apart."""
     groups: dict[Hashable, list[RunRecord]] = {}
     for run in runs:
-        settings = settings_of(run)
-        rest = frozenset((key, _hashable(value)) for key, value in settings.items() if _makes_another(key))
+        rest = frozenset(without_seed(run).items())
         groups.setdefault(rest if run.settings else run.folder, []).append(run)
     return [Group(_label(group, factors), group) for group in groups.values()]
 

@@ -17,6 +17,7 @@ from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.curves import AXES, MOST_POINTS, RunLine, charts_of, line_style
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.length_chart import length_charts
+from tfm_blocks.report.rate_chart import rate_charts
 from tfm_blocks.report.samples import choose_samples, common_test_set
 from tfm_blocks.report.selection import choose_drawn, left_out
 from tfm_blocks.report.show import nodes_table
@@ -41,6 +42,7 @@ def render_report(
     runs = [run for group in groups for run in group.runs]
     lines = _lines(groups)
     charts = [*charts_of(lines), *length_charts(groups)]
+    over_rates = rate_charts(comparison.curves)
     lines_of_runs = common_test_set(runs)
     scripts = {"bokeh": Resources(mode="inline", components=["bokeh"]).js_raw[0], "own": asset("page.js")}
     return page_template("page.html").render(
@@ -55,8 +57,9 @@ def render_report(
         lines=lines,
         axes=list(AXES),
         charts=charts,
+        rate_charts=over_rates,
         most_points=MOST_POINTS,
-        chart_data=_data([chart.item for chart in charts]),
+        chart_data=_data([chart.item for chart in (*charts, *over_rates)]),
         samples=choose_samples(lines_of_runs),
         pictures=pictures_of(groups, lines_of_runs, sentence, plugins),
         models=_models(groups, plugins),

@@ -34,7 +34,8 @@ def _lines(entry: RunEntry, run: RunRecord) -> Iterator[str]:
     reason = f" ({run.reason})" if run.reason else ""
     yield f"{entry.folder}: {entry.state or 'of no known state'}{reason}, {entry.step:,} steps{score}"
     yield from entry.commands
-    alone = Comparison([run], [], [Group(run.name, [run])], None, [], [])
+    groups = [Group(run.name, [run])]
+    alone = Comparison([run], [], groups, [], groups, None, [], [])
     yield from _row("measured", runs_table(alone))
     if run.scored_on:
         yield from _row(f"scores on {run.scored_on}", scores_table(alone))

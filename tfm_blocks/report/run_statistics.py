@@ -28,8 +28,8 @@ def run_statistics(run: RunRecord, tokenizer: str, notes: list[str]) -> dict[str
             lines = read_translations(run.folder)
             found |= answer_statistics([one.output for one in lines], [one.reference for one in lines])
         elif run.scores:
-            found |= _of_translations(run.folder, tokenizer)
-        losses_N3 = read_losses(run.folder)
+            found |= _of_translations(run.translated_in or run.folder, tokenizer)
+        losses_N3 = None if run.translated_in else read_losses(run.folder)
     except RunError as error:
         notes.append(f"{error.problems[0].address} {error.problems[0].rule}")
         return found

@@ -19,7 +19,7 @@ TESTS = (
 
 def show_scores(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
     """Print a row for each score of each system, and below the table how they were computed."""
-    tested = len(systems) > 1
+    tested = any(score.difference is not None for scores in systems.values() for score in scores)
     numbers = [Column("value", SCORE), Column("95 %", SCORE)]
     if tested:
         numbers += [Column("difference", "{:+.2f}"), Column("95 % of it", SCORE)]

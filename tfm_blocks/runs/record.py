@@ -20,6 +20,7 @@ from tfm_blocks.runs.folder import CONFIG, METRICS, expect_folder
 from tfm_blocks.runs.listing import Member, changed_at, find_members, is_run
 from tfm_blocks.runs.metrics import Best, read_rows, summarise
 from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.saved_scores import SavedScores, scores_folder
 from tfm_blocks.runs.status import Status
 
 Setting = str | int | float | bool | None
@@ -44,7 +45,8 @@ class RunRecord:
 
     `settings` are the values of config.yaml by dotted key. `test_set` is a hash. `scores` are those of the finished
     model on the split `scored_on`, and `values` those without an interval, such as perplexity. `changed` is the time of
-    the last change, in seconds since 1970.
+    the last change, in seconds since 1970. `translated_in` is the folder of the translations behind `scores`, if it is
+    not the run folder.
     """
 
     folder: Path
@@ -60,6 +62,7 @@ class RunRecord:
     scores: Mapping[str, Measured] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
     changed: float = 0.0
+    translated_in: Path | None = None
 
     @property
     def model(self) -> str:
@@ -102,6 +105,20 @@ def describe(run: RunRecord) -> dict[str, Any]:
         "facts": run.start.facts,
         "changes": run.start.changes,
     }
+
+
+def with_saved_scores(run: RunRecord, name: str) -> RunRecord:
+    """Return the run with the scores that `tfm evaluate --test` kept under this name.
+
+    The run has no scores if it kept none, or if it was trained further since then.
+    """
+    saved = SavedScores.read_or_empty(scores_folder(run.folder, name))
+    if not saved.scores or saved.steps != run.numbers.get("steps"):
+        return replace(run, test_set="", scored_on="", scores={}, values={})
+    exact = {f"{name}/exact_match": saved.exact_match} if saved.exact_match is not None else {}
+    scores = _scores(Status(scored_on=name, scores=exact, translation=saved.scores, test_set=saved.test_set))
+    folder = scores_folder(run.folder, name)
+    return replace(run, test_set=saved.test_set.sha256, scored_on=name, scores=scores, values={}, translated_in=folder)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Member]:

@@ -17,7 +17,8 @@ class RunFile(JsonFile):
     vocab: the requested size of the vocabulary. commands: the command lines that began and resumed the run. launch: the
     launcher's ID of the first start. choices: the option of each config group. text: hashes of the vocabulary and the
     training text. facts: those of the first start that wrote facts. changes: the facts that each later start changed.
-    prolonged: the step after which a resume continued a run that was done.
+    prolonged: the step after which a resume continued a run that was done. match: the budget that a sweep matched, with
+    the requested and the reached size.
     """
 
     FILE = RUN
@@ -31,6 +32,7 @@ class RunFile(JsonFile):
     facts: Mapping[str, Any] = field(default_factory=dict)
     changes: tuple[Mapping[str, Any], ...] = ()
     prolonged: int | None = None
+    match: Mapping[str, Any] = field(default_factory=dict)
 
     def with_facts(self, now: Mapping[str, Any]) -> RunFile:
         """Return the content after a new start with the facts `now`."""

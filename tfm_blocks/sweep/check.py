@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, Problem
@@ -13,23 +14,39 @@ from tfm_blocks.network.build import count_parameters
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """A job with its overrides: the check's result and the number of parameters, or the problems of its config."""
+    """A job with its overrides: the check's result and the number of parameters, or the problems of its config.
+
+    `match` describes the solved budget; it is empty for a sweep without `match.like`.
+    """
 
     overrides: Sequence[str]
     checked: CheckedModel | None = None
     parameters: int = 0
     problems: Sequence[Problem] = ()
+    match: Mapping[str, Any] = field(default_factory=dict)
+
+
+Match = Callable[[Sequence[str]], tuple[list[str], dict[str, Any]]]
+
+
+def keep(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the overrides of a job that no budget changes."""
+    return list(overrides), {}
 
 
 def check_jobs(
-    jobs: Sequence[Sequence[str]], compose: Callable[[list[str]], Composed], check: Callable[[Composed], CheckedModel]
+    jobs: Sequence[Sequence[str]],
+    compose: Callable[[list[str]], Composed],
+    check: Callable[[Composed], CheckedModel],
+    match: Match = keep,
 ) -> list[CheckedJob]:
-    """Compose and check each job. A ConfigError becomes the problems of its job."""
+    """Match each job to its budget, compose and check it. A ConfigError becomes the problems of its job."""
     found = []
     for overrides in jobs:
         try:
+            overrides, record = match(overrides)
             checked = check(compose(list(overrides)))
-            found.append(CheckedJob(overrides, checked, count_parameters(checked.spec)))
+            found.append(CheckedJob(overrides, checked, count_parameters(checked.spec), match=record))
         except ConfigError as error:
             found.append(CheckedJob(overrides, problems=error.problems))
     return found

@@ -15,6 +15,7 @@ from tfm_blocks.compose.sweep import (
     choose_first_values,
     combinations,
     compose_job,
+    join_parts,
     list_values,
     read_sweep,
 )
@@ -26,14 +27,15 @@ from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.lists import show_jobs
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.sweep import WAITING
-from tfm_blocks.sweep.check import CheckedJob, check_jobs, refuse_wrong
+from tfm_blocks.sweep.check import CheckedJob, Match, check_jobs, refuse_wrong
 from tfm_blocks.sweep.engine import JobSource, Sweep
 from tfm_blocks.sweep.job import DONE, WRONG, SweepJob
 from tfm_blocks.sweep.launcher import read_launcher
+from tfm_blocks.sweep.match import Matcher
 from tfm_blocks.sweep.naming import job_names, sweep_name
 from tfm_blocks.sweep.random_values import draw_jobs
 from tfm_blocks.sweep.record import SweepFolder, adopt_names, claim_sweep, expect_unchanged, state_before
-from tfm_blocks.sweep.settings import SweepSettings, read_sweep_settings, with_parallel
+from tfm_blocks.sweep.settings import SweepSettings, read_match, read_sweep_settings, with_parallel
 from tfm_blocks.sweep.view import show_end
 
 Check = Callable[[Composed], CheckedRun]
@@ -72,15 +74,16 @@ def _jobs(asked: SweepRequest, settings: SweepSettings, check: Check) -> list[Sw
 
     Raises ConfigError if any of them cannot start.
     """
+    parts = join_parts(asked.parts, settings.together)
     if settings.method == "random":
-        overrides = draw_jobs(asked.parts, settings.trials, settings.seed)
+        overrides = draw_jobs(parts, settings.trials, settings.seed)
     elif settings.method == "optuna":
         import tfm_blocks.sweep.search  # noqa: F401  raises ConfigError if optuna is missing
 
         overrides = [choose_first_values(asked.parts)]
     else:
-        overrides = combinations(asked.parts)
-    checked = check_jobs(overrides, lambda texts: compose_job(texts, asked.config_dir), check)
+        overrides = combinations(parts)
+    checked = check_jobs(overrides, lambda texts: compose_job(texts, asked.config_dir), check, _matcher(asked))
     show_jobs([(job.overrides, job.parameters, job.problems) for job in checked])
     refuse_wrong(checked)
     return _named(checked, asked)
@@ -103,7 +106,7 @@ def _source(
 def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: SweepJob, check: Check) -> SweepJob:
     """Return the job of a trial. A job that cannot start takes the config of `sample` and states the reason."""
     _expect_same_conf(sample, asked)
-    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.config_dir), check)
+    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.config_dir), check, _matcher(asked))
     if found.checked is None:
         reason = f"{found.problems[0].address}: {found.problems[0].rule}"
         job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
@@ -127,10 +130,15 @@ def _size(source: JobSource, settings: SweepSettings) -> str:
     return f"{count} {kind}{done}, {min(settings.parallel, count)} at a time"
 
 
+def _matcher(asked: SweepRequest) -> Match:
+    """Return the function that gives jobs the budget of `match.like`. Raises ConfigError."""
+    return Matcher(read_match(asked.match), asked.config_dir).match
+
+
 def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
     names = _names([job.overrides for job in jobs], asked)
     return [
-        SweepJob(name, job.overrides, job.checked.composed, job.checked.settings)
+        SweepJob(name, job.overrides, job.checked.composed, job.checked.settings, match=job.match)
         for name, job in zip(names, jobs, strict=True)
         if isinstance(job.checked, CheckedRun)
     ]

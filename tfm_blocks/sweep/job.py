@@ -6,9 +6,10 @@ import hashlib
 import json
 import re
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.runs.status import Status
@@ -33,7 +34,8 @@ NOT_OF_THE_RUN = ("name", "sweep_name", "resume", "verify")
 class SweepJob:
     """A job of a sweep. `name` is the name of its run folder, `composed` its composed config.
 
-    `state` is one of the constants of this module; `reason` explains it.
+    `state` is one of the constants of this module; `reason` explains it. `match` is the budget of `match.like` for
+    run.json, or empty.
     """
 
     name: str
@@ -42,6 +44,7 @@ class SweepJob:
     settings: RunSettings
     state: str = WAITING
     reason: str = ""
+    match: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def log(self) -> str:

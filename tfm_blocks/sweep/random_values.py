@@ -6,23 +6,29 @@ import math
 from collections.abc import Sequence
 from random import Random
 
-from tfm_blocks.compose.sweep import Choices, Interval, OpenKey
+from tfm_blocks.compose.sweep import Choices, Interval, OpenKey, Part, Together
 
 PATIENCE = 100  # draws per requested job; if too few combinations exist, there are fewer jobs
 
 
-def draw_jobs(parts: Sequence[OpenKey], trials: int, seed: int) -> list[list[str]]:
+def draw_jobs(parts: Sequence[Part], trials: int, seed: int) -> list[list[str]]:
     """Draw the overrides of at most `trials` distinct jobs. A larger `trials` begins with the same jobs."""
     random, jobs = Random(seed), {}
     for _ in range(PATIENCE * trials):
-        job = [_draw(part, random) for part in parts]
+        job = [text for part in parts for text in _draw(part, random)]
         jobs[tuple(job)] = job
         if len(jobs) == trials:
             break
     return list(jobs.values())
 
 
-def _draw(part: OpenKey, random: Random) -> str:
+def _draw(part: Part, random: Random) -> Sequence[str]:
+    if isinstance(part, Together):
+        return random.choice(part.rows)
+    return [_draw_value(part, random)]
+
+
+def _draw_value(part: OpenKey, random: Random) -> str:
     if isinstance(part, Choices):
         return random.choice(part.texts)
     low, high = (math.log(part.low), math.log(part.high)) if part.log else (part.low, part.high)

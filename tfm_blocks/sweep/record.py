@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from tfm_blocks.compose.job_config import job_record
 from tfm_blocks.errors import ConfigError, Problem, shown
@@ -51,7 +52,8 @@ class SweepFolder:
         path = self.path / JOBS / f"{job.name}.json"
         path.parent.mkdir(exist_ok=True)
         command = [*self.program, *job.overrides, f"name={job.name}", f"sweep.name={self.path.name}"]
-        changes = {"name": job.name, "sweep_name": self.path.name, "plugins": job.settings.plugins}
+        changes: dict[str, Any] = {"name": job.name, "sweep_name": self.path.name, "plugins": job.settings.plugins}
+        changes |= {"match": job.match} if job.match else {}
         write_json(path, job_record(job.composed, changes, command))
         return path
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings, read_settings
 from tfm_blocks.errors import shown, suggest
@@ -27,16 +27,29 @@ def seconds(value: object) -> float | None:
     return float(found[1]) * SECONDS[found[2]]
 
 
+def key_groups(value: object) -> object:
+    """Return the groups of [[a,b],[c,d]], or one group of [a,b]."""
+    return [value] if isinstance(value, list) and value and isinstance(value[0], str) else value
+
+
 Duration = Annotated[float | None, BeforeValidator(seconds, json_schema_input_type=str | None)]
 
 
+KeyGroup = Annotated[list[str], Field(min_length=2)]
+KeyGroups = Annotated[list[KeyGroup], BeforeValidator(key_groups, json_schema_input_type=list[str] | list[list[str]])]
+
+
 class _How(Settings):
-    """Settings of all methods. timeout: seconds that each start of a job may take."""
+    """Settings of all methods.
+
+    timeout: seconds that each start of a job may take. together: groups of keys whose values move together.
+    """
 
     name: str | None
     parallel: Count
     timeout: Duration
     retries: CountOrZero
+    together: KeyGroups
 
 
 class GridSettings(_How):
@@ -66,6 +79,13 @@ class OptunaSettings(_How):
     startup: CountOrZero
     halving: Annotated[int, Field(ge=2)] | None
 
+    @field_validator("together")
+    @classmethod
+    def _is_empty(cls, together: KeyGroups) -> KeyGroups:
+        if together:
+            raise RuleError("needs a list of jobs, but optuna chooses each value alone", "write sweep=random or grid")
+        return together
+
     @field_validator("metric")
     @classmethod
     def _is_measured(cls, metric: str) -> str:
@@ -77,6 +97,34 @@ class OptunaSettings(_How):
     def direction(self) -> Literal["minimize", "maximize"]:
         """The direction of the metric, as optuna names it."""
         return "minimize" if IMPROVABLE[self.metric].summary == "min" else "maximize"
+
+
+def reference(value: object) -> object:
+    """Return the overrides of a reference; a text is a model, and null is no reference."""
+    return {"model": value} if isinstance(value, str) else {} if value is None else value
+
+
+Reference = Annotated[dict[str, Any], BeforeValidator(reference, json_schema_input_type=str | dict[str, Any] | None)]
+
+
+class MatchSettings(Settings):
+    """The budget of the jobs of a sweep.
+
+    like: the overrides that turn a job into its reference; empty: no budget. by: the knobs to solve for. within: the
+    largest relative difference; null: the default of the budget.
+    """
+
+    like: Reference
+    by: list[str]
+    budget: Literal["parameters", "multiply_adds", "decode_state"]
+    within: Annotated[float, Field(gt=0)] | None
+
+    @field_validator("by")
+    @classmethod
+    def _needs_both(cls, by: list[str], info: ValidationInfo) -> list[str]:
+        if bool(by) != bool(info.data.get("like")):
+            raise RuleError("and match.like belong together", "write match.like=base match.by=[d_ff]")
+        return by
 
 
 SweepSettings = GridSettings | RandomSettings | OptunaSettings
@@ -92,6 +140,15 @@ def with_parallel(mapping: Mapping[str, Any], *, on_cluster: bool) -> Mapping[st
         return mapping
     queued = QUEUED_TRIALS if mapping["method"] == "optuna" else QUEUED_JOBS
     return {**mapping, "parallel": queued if on_cluster else 1}
+
+
+class _Matched(Settings):
+    match: MatchSettings
+
+
+def read_match(mapping: Mapping[str, Any]) -> MatchSettings:
+    """Return the settings below `match`. Raises ConfigError with all problems."""
+    return read_settings(_Matched, {"match": mapping}).match
 
 
 def read_sweep_settings(mapping: Mapping[str, Any]) -> SweepSettings:

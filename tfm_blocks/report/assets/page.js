@@ -8,7 +8,7 @@ function models(type) {
 function paint() {
   const style = getComputedStyle(document.documentElement);
   const [ink, line] = ["--ink", "--line"].map((name) => style.getPropertyValue(name).trim());
-  for (const axis of models("LinearAxis")) {
+  for (const axis of [...models("LinearAxis"), ...models("LogAxis")]) {
     axis.setv({axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: line});
   }
   for (const grid of models("Grid")) grid.setv({grid_line_color: line});

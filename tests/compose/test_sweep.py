@@ -1,0 +1,71 @@
+"""Values that move together in a sweep."""
+
+import pytest
+
+from tfm_blocks.compose.sweep import combinations, join_parts, overrides_of_reference, parse_parts, read_sweep
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.sweep.command import _names
+from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
+
+
+def settings(*overrides):
+    return read_sweep_settings(with_parallel(read_sweep(["-m", *overrides]).settings, on_cluster=False))
+
+
+def jobs(*overrides):
+    asked = read_sweep(["-m", *overrides])
+    return combinations(join_parts(asked.parts, settings(*overrides).together))
+
+
+def test_keys_that_move_together_are_paired_and_crossed_with_the_others():
+    found = jobs("model=tiny,prenorm", "seed=1,2", "d_model=64,128", "heads=4", "sweep.together=[model,d_model]")
+    assert found == [
+        [f"model={model}", f"d_model={width}", f"seed={seed}", "heads=4"]
+        for model, width in (("tiny", 64), ("prenorm", 128))
+        for seed in (1, 2)
+    ]
+
+
+def test_several_groups_move_independently():
+    found = jobs(
+        "heads=2,4", "d_model=64,128", "seed=1,2", "data.seed=3,4", "sweep.together=[[heads,d_model],[seed,data.seed]]"
+    )
+    assert [tuple(text.partition("=")[2] for text in job) for job in found] == [
+        ("2", "64", "1", "3"), ("2", "64", "2", "4"), ("4", "128", "1", "3"), ("4", "128", "2", "4")
+    ]  # fmt: skip
+
+
+def test_the_names_of_paired_jobs_are_distinct():
+    overrides = ["model=tiny,prenorm", "seed=1,2", "d_model=64,128", "sweep.together=[model,d_model]"]
+    names = _names(jobs(*overrides), read_sweep(["-m", *overrides]))
+    assert names[0] == "model-tiny_seed-1_d_model-64" and len(set(names)) == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ["model=tiny,prenorm", "d_model=64,96,128", "sweep.together=[model,d_model]"],
+            "sweep.together: keys that move together need equally many values, but model has 2, d_model has 3",
+        ),
+        (["heads=2,4", "sweep.together=[heads,d_model]"], "names d_model, which has no list of values"),
+        (["heads=2,4", "d_ff=8,9", "sweep.together=[[heads,d_ff],[heads,d_ff]]"], "names heads twice"),
+        (["heads=2,4", "sweep.together=[heads]"], "sweep.together: must hold at least 2, but holds 1"),
+        (["heads=2,4", "sweep.together=heads"], "sweep.together: must be a list, but is 'heads'"),
+        (["sweep=optuna", "heads=2,4", "d_ff=8,9", "sweep.together=[heads,d_ff]"], "optuna chooses each value alone"),
+    ],
+)
+def test_a_group_that_cannot_move_together_is_refused_with_the_rule(overrides, told):
+    with pytest.raises(ConfigError) as raised:
+        jobs(*overrides)
+    assert told in str(raised.value)
+
+
+def test_the_reference_of_a_job_has_the_overrides_that_its_model_knows():
+    found = overrides_of_reference(["model=restricted", "r=8", "d_ff=64", "seed=2"], {"model": "base"}, None)
+    assert found == ["model=base", "d_ff=64", "seed=2"]
+
+
+def test_parts_that_are_in_no_group_stay():
+    parts = parse_parts(["heads=2,4", "seed=1,2"], None)
+    assert join_parts(parts, []) == parts

@@ -1,0 +1,75 @@
+"""The learning rate of each model, chosen by validation."""
+
+import json
+
+import pytest
+
+from tests.conftest import sentences
+from tests.report.test_compare import asked, said
+from tests.run_folders import garbled, leave_run
+
+REFERENCES = sentences(20, 3)
+LOSSES = {  # best validation losses of two seeds, by model and rate
+    "base": {0.001: (1.0, 1.2), 0.004: (0.8, 0.9), 0.016: (0.7, 3.0)},
+    "prenorm": {0.001: (1.0, 1.1), 0.004: (0.9, 1.0), 0.016: (0.5, 0.6)},
+}
+
+
+def leave(folder, model, rate, seed, loss, **options):
+    name = f"{model}-{rate}-{seed}"
+    changed = {"schedule": {"name": "linear", "peak": rate}}
+    outputs = garbled(REFERENCES, rate * 20, seed)
+    run = leave_run(folder / name, REFERENCES, outputs, model=model, seed=seed, changed=changed)
+    status = json.loads((run / "status.json").read_text())
+    status |= {"best": {"val/loss": {"value": loss, "step": 60}}, **options}
+    (run / "status.json").write_text(json.dumps(status))
+    return run
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rates")
+    for model, rates in LOSSES.items():
+        for rate, losses in rates.items():
+            for seed, loss in enumerate(losses, 1):
+                leave(folder, model, rate, seed, loss)
+    return folder
+
+
+def test_each_model_is_compared_at_the_rate_with_its_lowest_mean_validation_loss(sweep):
+    found = asked(sweep, "--baseline", "base-0.001-1")
+    assert {one["model"]: one["best"] for one in found["learning_rates"]} == {"base": 0.004, "prenorm": 0.016}
+    assert found["baseline"] == "base, peak 0.004"
+    assert {one["group"] for one in found["against"]} == {"prenorm, peak 0.016"}
+    assert len(found["groups"]) == 6, "all runs stay in the first tables"
+
+
+def test_the_table_shows_the_loss_of_every_rate_and_a_note_warns_of_the_edge(sweep):
+    shown = said(sweep)
+    table = shown.partition("learning rates by the best val/loss")[2].partition("over seeds")[0]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if "│" in line]
+    assert rows == [
+        ["base", "schedule.peak", "", "0.001", "2", "1.1000 ± 0.1414"],
+        ["base", "schedule.peak", "best", "0.004", "2", "0.8500 ± 0.0707"],
+        ["base", "schedule.peak", "", "0.016", "2", "1.8500 ± 1.6263"],
+        ["prenorm", "schedule.peak", "", "0.001", "2", "1.0500 ± 0.0707"],
+        ["prenorm", "schedule.peak", "", "0.004", "2", "0.9500 ± 0.0707"],
+        ["prenorm", "schedule.peak", "best, highest of the grid", "0.016", "2", "0.5500 ± 0.0707"],
+    ]
+    assert "prenorm: its best schedule.peak, 0.016, is the highest of the grid" in shown
+    assert "base: its best" not in shown
+
+
+def test_a_rate_at_which_a_seed_diverged_is_not_the_best(tmp_path):
+    for rate, loss in ((0.001, 1.0), (0.004, 0.9), (0.016, 0.2)):
+        leave(tmp_path, "base", rate, 1, loss)
+    leave(tmp_path, "base", 0.016, 2, 0.2, state="diverged")
+    (curve,) = asked(tmp_path)["learning_rates"]
+    assert curve["best"] == 0.004 and curve["edge"] == ""
+    assert curve["values"][-1] == {"value": 0.016, "losses": [0.2], "diverged": 1}
+
+
+def test_runs_of_one_rate_have_no_table_of_rates(tmp_path):
+    for seed in (1, 2):
+        leave(tmp_path, "base", 0.004, seed, 1.0)
+    assert asked(tmp_path)["learning_rates"] == [] and "learning rates" not in said(tmp_path)

@@ -1,0 +1,100 @@
+"""Jobs that get the budget of a reference before the first of them starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.preloaded import run_python
+from tfm_blocks.compose.sweep import compose_job
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.network.budget import BUDGETS
+from tfm_blocks.network.solve import measure_cost
+from tfm_blocks.sweep.match import Matcher
+from tfm_blocks.sweep.settings import read_match
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["d_model=32", "d_ff=64", "heads=4", "layers=1", "vocab=100"]
+
+
+def matcher(like, by, budget="parameters", within=None):
+    return Matcher(read_match({"like": like, "by": by, "budget": budget, "within": within}), None)
+
+
+def cost(overrides, budget):
+    return measure_cost(compose_job(overrides, None), BUDGETS[budget])
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_job_gets_the_cost_of_the_same_job_with_the_model_of_the_reference(budget):
+    knob = "d_model" if budget == "decode_state" else "d_ff"
+    job = ["model=macaron", "seed=3", *SMALL]
+    overrides, record = matcher("tiny", [knob], budget, 0.1).match(job)
+    kept = [text for text in job if not text.startswith(knob)]
+    assert overrides == [*kept, f"{knob}={record['values'][knob]}"]
+    assert record["requested"] == cost(["model=tiny", *job[1:]], budget)
+    assert record["reached"] == cost(overrides, budget) == pytest.approx(record["requested"], rel=0.1)
+
+
+def test_the_reference_itself_stays_as_it_is():
+    overrides, record = matcher("tiny", ["d_ff"]).match(["model=tiny", *SMALL])
+    assert overrides == ["model=tiny", *SMALL] and record["requested"] == record["reached"]
+
+
+def test_a_reference_may_differ_in_a_knob_instead_of_the_model():
+    overrides, record = matcher({"heads": 4}, ["d_ff"]).match(["model=gqa", "kv_heads=1", *SMALL])
+    assert record["values"] == {} and overrides == ["model=gqa", "kv_heads=1", *SMALL]
+    overrides, record = matcher({"kv_heads": 4}, ["d_ff"], within=0.01).match(["model=gqa", "kv_heads=1", *SMALL])
+    assert record["values"]["d_ff"] > 64
+
+
+def test_a_sweep_without_a_reference_changes_no_job():
+    assert matcher(None, []).match(SMALL) == (SMALL, {})
+
+
+@pytest.mark.parametrize(
+    ("like", "by", "told"),
+    [("tiny", [], "match.by: and match.like belong together"), (None, ["d_ff"], "belong together"),
+     (3, ["d_ff"], "match.like: must be a mapping")],
+)  # fmt: skip
+def test_a_budget_needs_a_reference_and_a_knob(like, by, told):
+    with pytest.raises(ConfigError) as raised:
+        matcher(like, by)
+    assert told in str(raised.value)
+
+
+SHORT = ["trainer.steps=2", "trainer.validate_every=2", "trainer.validate_sentences=2", "logger=csv"]
+TEXT = ["data.train=200", "data.val=20", "data.test=10"]
+
+
+@pytest.mark.grid
+def test_a_sweep_records_what_it_requested_and_reached(tmp_path):
+    jobs = ["model=tiny,swiglu", "seed=1,2", *SMALL, *TEXT, *SHORT]
+    command = [
+        ROOT / "train.py",
+        "-m",
+        *jobs,
+        "match.like=tiny",
+        "match.by=[d_ff]",
+        "match.within=0.02",
+        "sweep.name=fair",
+    ]
+    done = run_python(command, tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    requested = cost(["model=tiny", *SMALL], "parameters")
+    records = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("runs/fair/*/run.json")}
+    assert sorted(records) == [f"model-{model}_seed-{seed}" for model in ("swiglu", "tiny") for seed in (1, 2)]
+    for record in records.values():
+        assert record["match"]["requested"] == requested
+        assert record["match"]["reached"] == record["facts"]["parameters_asked"] == pytest.approx(requested, rel=0.02)
+    assert records["model-swiglu_seed-1"]["match"]["values"] == records["model-swiglu_seed-2"]["match"]["values"]
+    again = run_python(command, tmp_path, timeout=300)
+    assert "4 done before" in again.stdout
+
+
+def test_a_job_that_cannot_be_solved_is_named_and_nothing_starts(tmp_path):
+    jobs = ["model=tiny,macaron", "layers=3", "match.like=tiny", "match.by=[layers]", *TEXT, *SHORT]
+    done = run_python([ROOT / "train.py", "-m", *jobs], tmp_path, timeout=120)
+    assert done.returncode == 2 and list(tmp_path.iterdir()) == []
+    assert "sweep: 1 of 2 jobs cannot start" in done.stderr and "leave out model=macaron" in done.stderr
+    assert "layers: no value comes within 0.50% of" in done.stderr

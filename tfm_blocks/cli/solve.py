@@ -1,0 +1,116 @@
+"""The command `tfm solve`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfm_blocks.cli.options import add_plugins
+from tfm_blocks.errors import ConfigError, Problem, shown
+
+if TYPE_CHECKING:
+    from tfm_blocks.cli.options import Commands
+    from tfm_blocks.network.budget import Budget
+    from tfm_blocks.network.solve import Solution
+
+UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+OPTIONS = {
+    "parameters": "number of parameters",
+    "multiply_adds": "multiply-adds of a sentence of 32 tokens per input",
+    "decode_state": "floats that decoding keeps for a sentence of 32 tokens per input",
+}
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the parser of `tfm solve`."""
+    what = "find the values of knobs at which a model has the size or cost of another model"
+    command = commands.add_parser("solve", help="match the size or cost of another model", description=what)
+    command.add_argument("model", metavar="MODEL", help="a name under conf/model/, or a path to a YAML file")
+    what = "knobs to solve for, such as d_ff; several are scaled together. KEY=VALUE sets another key, as in tfm show"
+    command.add_argument("overrides", nargs="+", metavar="KNOB|KEY=VALUE", help=what)
+    what = "model whose cost is requested, and its overrides"
+    command.add_argument("--like", nargs="+", metavar=("MODEL", "KEY=VALUE"), help=what)
+    budgets = command.add_mutually_exclusive_group(required=True)
+    for name, what in OPTIONS.items():
+        option = f"--{name.replace('_', '-')}"
+        help = f"match the {what}; a number such as 65M replaces --like"
+        budgets.add_argument(option, nargs="?", const=0, type=_number, metavar="N", help=help)
+    what = "largest difference from the budget, in percent (0.5 for parameters, else 1)"
+    command.add_argument("--within", type=float, metavar="PERCENT", help=what)
+    command.add_argument("--json", action="store_true", help="print JSON instead of text")
+    command.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
+    add_plugins(command)
+    command.set_defaults(run=_solve)
+
+
+def _number(text: str) -> int:
+    """Parse a number above 0 such as 65M or 65,000,000, as an argparse type. Raises ArgumentTypeError."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kMBT]?)", text.replace(",", "").replace("_", ""))
+    number = round(float(match[1]) * UNITS[match[2]]) if match else 0
+    if not number:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 such as 65M or 65000000, but is {shown(text)}")
+    return number
+
+
+def _solve(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.compose.model import compose_model
+    from tfm_blocks.network.budget import BUDGETS
+    from tfm_blocks.network.solve import solve
+    from tfm_blocks.registry.plugins import load_plugins
+
+    name, number = next((name, vars(arguments)[name]) for name in OPTIONS if vars(arguments)[name] is not None)
+    budget = BUDGETS[name]
+    knobs = list(dict.fromkeys(word for word in arguments.overrides if "=" not in word))
+    overrides = [word for word in arguments.overrides if "=" in word]
+    if not knobs:
+        raise ConfigError(Problem("KNOB", "there is no knob to solve for", help="tfm solve MODEL d_ff --like base …"))
+    load_plugins(arguments.plugins)
+    requested = number or _cost_of_reference(arguments, budget)
+    if number and arguments.like:
+        raise ConfigError(Problem("--like", f"and {number:,} are two budgets", help="leave one of them out"))
+    composed = compose_model(arguments.model, overrides, arguments.config_dir)
+    within = budget.within if arguments.within is None else arguments.within / 100
+    solution = solve(composed, knobs, budget, requested, within)
+    (_print_json if arguments.json else _print)(solution, budget, _command(arguments, overrides, solution))
+
+
+def _cost_of_reference(arguments: argparse.Namespace, budget: Budget) -> int:
+    """Return the cost of the model of --like. Raises ConfigError."""
+    from tfm_blocks.compose.model import compose_model
+    from tfm_blocks.network.solve import measure_cost
+
+    if not arguments.like:
+        rule = f"the budget needs a reference model or a number of {budget.unit}"
+        raise ConfigError(Problem("--like", rule, help="add --like base, or a number such as --parameters 65M"))
+    model, *overrides = arguments.like
+    return measure_cost(compose_model(model, overrides, arguments.config_dir), budget)
+
+
+def _command(arguments: argparse.Namespace, overrides: list[str], solution: Solution) -> str:
+    """Return the command line that trains the model with the values, or shows a model file at a path."""
+    values = [f"{knob}={value}" for knob, value in solution.values.items()]
+    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
+    if Path(arguments.model).suffix:
+        return shlex.join(["tfm", "show", *folder, arguments.model, *overrides, *values])
+    return shlex.join(["python", "train.py", *folder, f"model={arguments.model}", *overrides, *values])
+
+
+def _print(solution: Solution, budget: Budget, command: str) -> None:
+    from tfm_blocks.report.screen import screen
+
+    console = screen()
+    for knob, value in solution.values.items():
+        console.print(f"{knob}={value}")
+    console.print(f"{solution.requested:,} {budget.unit} requested, {solution.reached:,} reached", end="")
+    console.print(f" ({solution.difference:+.2%})")
+    console.print(command, soft_wrap=True)
+
+
+def _print_json(solution: Solution, budget: Budget, command: str) -> None:
+    from tfm_blocks.report.screen import print_json
+
+    sizes = {"requested": solution.requested, "reached": solution.reached}
+    print_json({"values": dict(solution.values), "unit": budget.unit, **sizes, "command": command})

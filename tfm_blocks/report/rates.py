@@ -1,0 +1,106 @@
+"""The learning rate of each model: the best value of its grid, chosen by validation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from tfm_blocks.metric_schema import OBJECTIVE
+from tfm_blocks.report.differences import Factor, Group, settings_of, show_setting, without_seed
+
+RATES = ("schedule.peak", "schedule.scale")  # settings that set the learning rate
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The runs with one learning rate. `losses` are the best validation losses of its finished runs.
+
+    A rate with a diverged run is never the best.
+    """
+
+    value: float
+    group: Group
+    losses: Sequence[float]
+    diverged: int
+
+    @property
+    def loss(self) -> float:
+        """Return the mean loss by which rates are compared."""
+        return math.inf if self.diverged or not self.losses else fmean(self.losses)
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """The validation losses of one model on one task over a grid of rates, from the lowest rate to the highest."""
+
+    label: str
+    key: str
+    rates: Sequence[Rate]
+
+    @property
+    def best(self) -> Rate:
+        """Return the rate with the lowest mean validation loss; of equal rates, the lowest."""
+        return min(self.rates, key=lambda rate: rate.loss)
+
+    @property
+    def edge(self) -> str:
+        """Return `lowest` or `highest` if the best rate is an end of the grid, else an empty text."""
+        ends = {id(self.rates[0]): "lowest", id(self.rates[-1]): "highest"}
+        return ends.get(id(self.best), "")
+
+
+def rate_curves(groups: Sequence[Group], factors: Sequence[Factor]) -> list[RateCurve]:
+    """Return the curves of the models that were trained with several rates and are otherwise the same."""
+    families: dict[Hashable, list[Group]] = {}
+    for group in groups:
+        settings = without_seed(group.runs[0])
+        families.setdefault(frozenset(item for item in settings.items() if item[0] not in RATES), []).append(group)
+    curves = (_curve(family, factors) for family in families.values() if len(family) > 1)
+    return [curve for curve in curves if curve]
+
+
+def _curve(family: Sequence[Group], factors: Sequence[Factor]) -> RateCurve | None:
+    """Return the curve of groups that differ in one of RATES, if at least one of them has a loss."""
+    varying = [key for key in RATES if len({settings_of(group.runs[0]).get(key) for group in family}) == len(family)]
+    if not varying:
+        return None
+    key = varying[0]
+    rates = sorted((_rate(group, key) for group in family), key=lambda rate: rate.value)
+    shown = [factor for factor in factors if factor.key not in RATES]
+    settings = [(factor.key, family[0].setting(factor)) for factor in shown]
+    named = [text if name == "model" else f"{name.rpartition('.')[2]} {text}" for name, text in settings]
+    label = ", ".join(named) or family[0].runs[0].model or family[0].label
+    return RateCurve(label, key, rates) if any(rate.losses for rate in rates) else None
+
+
+def _rate(group: Group, key: str) -> Rate:
+    value = settings_of(group.runs[0])[key]
+    losses = [run.best[OBJECTIVE].value for run in group.counted if run.state == "done" and OBJECTIVE in run.best]
+    diverged = sum(run.state == "diverged" for run in group.counted)
+    return Rate(float(value or 0), group, losses, diverged)
+
+
+def best_groups(groups: Sequence[Group], curves: Sequence[RateCurve]) -> list[Group]:
+    """Return the groups with the best rate of each curve, and the groups that belong to no curve."""
+    others = {id(rate.group) for curve in curves for rate in curve.rates if rate is not curve.best}
+    return [group for group in groups if id(group) not in others]
+
+
+def curve_of(group: Group, curves: Sequence[RateCurve]) -> RateCurve | None:
+    """Return the curve to which a group belongs."""
+    return next((curve for curve in curves if any(rate.group is group for rate in curve.rates)), None)
+
+
+def rate_notes(curves: Sequence[RateCurve]) -> Iterator[str]:
+    """Yield a sentence if rates were chosen, and a warning for each model whose best rate is an end of its grid."""
+    if curves:
+        yield f"each model is compared at the learning rate with its lowest mean {OBJECTIVE}"
+    for curve in curves:
+        if curve.edge:
+            value = show_setting(curve.best.value)
+            yield (
+                f"{curve.label}: its best {curve.key}, {value}, is the {curve.edge} of the grid; a value beyond it may "
+                "be better, so extend the grid"
+            )

@@ -1,0 +1,63 @@
+"""Give every job of a sweep the budget of its reference, before the first job starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfm_blocks.compose.command_line import override_key
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.sweep import compose_job, overrides_of_reference
+from tfm_blocks.network.budget import BUDGETS
+from tfm_blocks.network.solve import Solution, measure_cost, solve
+from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.sweep.settings import MatchSettings
+
+
+@dataclass
+class Matcher:
+    """Solves the knobs `match.by` of jobs. Jobs with the same model and reference, such as seeds, are solved once."""
+
+    settings: MatchSettings
+    config_dir: Path | None
+    costs: dict[str, int] = field(default_factory=dict)
+    solutions: dict[tuple[str, int], Solution] = field(default_factory=dict)
+
+    def match(self, overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Return the overrides of a job with solved knobs, and the record for run.json.
+
+        Raises ConfigError if no values meet the budget.
+        """
+        if not self.settings.like:
+            return list(overrides), {}
+        job = compose_job(overrides, self.config_dir)
+        load_plugins(job.mapping["plugins"])
+        reference = compose_job(overrides_of_reference(overrides, self.settings.like, self.config_dir), self.config_dir)
+        requested = self._cost(reference)
+        same = job.model == reference.model
+        solution = Solution({}, requested, requested) if same else self._solve(job, requested)
+        values = {knob: f"{knob}={value}" for knob, value in solution.values.items()}
+        kept = [text for text in overrides if override_key(text) not in values]
+        return [*kept, *values.values()], self._record(solution)
+
+    def _cost(self, reference: Composed) -> int:
+        key = json.dumps(reference.model)
+        if key not in self.costs:
+            self.costs[key] = measure_cost(reference, BUDGETS[self.settings.budget])
+        return self.costs[key]
+
+    def _solve(self, job: Composed, requested: int) -> Solution:
+        budget = BUDGETS[self.settings.budget]
+        key = json.dumps(job.model), requested
+        if key not in self.solutions:
+            within = self.settings.within or budget.within
+            self.solutions[key] = solve(job, self.settings.by, budget, requested, within)
+        return self.solutions[key]
+
+    def _record(self, solution: Solution) -> dict[str, Any]:
+        like, budget = dict(self.settings.like), self.settings.budget
+        sizes = {"requested": solution.requested, "reached": solution.reached}
+        return {"like": like, "budget": budget, "values": dict(solution.values), **sizes}
