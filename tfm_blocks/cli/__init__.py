@@ -8,7 +8,20 @@ import sys
 from collections.abc import Sequence
 
 from tfm_blocks import __version__
-from tfm_blocks.cli import compare, completion, dashboard, evaluate, figure, models, probes, runs, solve, translate
+from tfm_blocks.cli import (
+    compare,
+    completion,
+    dashboard,
+    diff,
+    evaluate,
+    figure,
+    models,
+    probes,
+    runs,
+    solve,
+    translate,
+    view,
+)
 from tfm_blocks.cli.exit_status import run_command
 from tfm_blocks.cli.train import train
 from tfm_blocks.launch.memory import limit_primitive_caches
@@ -56,6 +69,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a run, or a sweep with -m; see tfm train --help")
-    for room in (models, solve, figure, probes, translate, evaluate, runs, compare, dashboard, completion):
+    rooms = (models, solve, figure, diff, view, probes, translate, evaluate, runs, compare, dashboard, completion)
+    for room in rooms:
         room.add_commands(commands)
     return parser

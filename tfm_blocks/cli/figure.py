@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from tfm_blocks.cli import options
-from tfm_blocks.cli.models import add_model, checked_model, trained_model
+from tfm_blocks.cli.models import add_model, read_model_or_run
 from tfm_blocks.errors import ConfigError, print_warnings, printable
 from tfm_blocks.figures.drawing import Fold
 from tfm_blocks.figures.themes import THEMES
@@ -63,8 +63,7 @@ def _spec(arguments: argparse.Namespace) -> tuple[Spec, Registry]:
             pass
     from tfm_blocks.registry.blocks import REGISTRY
 
-    folder = Path(arguments.model)
-    spec, _ = trained_model(arguments, folder) if folder.is_dir() else checked_model(arguments)
+    spec, _ = read_model_or_run(arguments.model, arguments.overrides, arguments)
     return spec, REGISTRY
 
 

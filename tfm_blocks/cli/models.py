@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from tfm_blocks.errors import ConfigError, Problem, print_warnings, shown, sugge
 if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.language.sources import Sources
-    from tfm_blocks.language.spec import Spec
+    from tfm_blocks.language.spec import Input, Spec
     from tfm_blocks.runs.listing import RunEntry
     from tfm_blocks.runs.record import RunRecord
 
@@ -49,11 +49,7 @@ def add_commands(commands: options.Commands) -> None:
 def _add_show(commands: options.Commands) -> None:
     what = "show the nodes of a model, with shapes and parameters"
     show = add_model(commands, "show", _show, what, "MODEL|RUN")
-    for side in ("src", "tgt"):
-        what = f"number of {side} tokens, from which the cost is computed (32)"
-        show.add_argument(f"--{side}", type=options.count, metavar="N", help=what)
-    what = "number of tokens of another input, from which the cost is computed"
-    show.add_argument("--length", type=_length, action="append", default=[], metavar="NAME=N", help=what)
+    add_lengths(show)
     options.add_json(show)
 
 
@@ -71,11 +67,33 @@ def add_model(
     return command
 
 
+def add_lengths(command: argparse.ArgumentParser) -> None:
+    """Add the options --src, --tgt and --length, from which costs are computed."""
+    for side in ("src", "tgt"):
+        what = f"number of {side} tokens, from which the cost is computed (32)"
+        command.add_argument(f"--{side}", type=options.count, metavar="N", help=what)
+    what = "number of tokens of another input, from which the cost is computed"
+    command.add_argument("--length", type=_length, action="append", default=[], metavar="NAME=N", help=what)
+
+
+def requested_lengths(arguments: argparse.Namespace, inputs: Sequence[Input]) -> dict[str, int]:
+    """Return the requested numbers of tokens by input. Raises ConfigError for a name that is not an input."""
+    from tfm_blocks.language.spec import names
+
+    lengths = {**dict(arguments.length), **{name: vars(arguments)[name] for name in ("src", "tgt")}}
+    requested = {name: length for name, length in lengths.items() if length is not None}
+    for name in requested:
+        if name not in names(inputs):
+            help = suggest(name, names(inputs))
+            raise ConfigError(Problem(f"--{name}", f"the model has no input {name!r}", help=help))
+    return requested
+
+
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.multirun:
         _check_several(arguments)
         return
-    spec, _ = checked_model(arguments)
+    spec, _ = _checked_model(arguments.model, arguments.overrides, arguments)
     print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
 
 
@@ -103,20 +121,13 @@ def _check_several(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.language.spec import names
     from tfm_blocks.report.run import run_record, show_run
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.show import measure, model_record, show_model
 
     folder = Path(arguments.model)
-    spec, sources = trained_model(arguments, folder) if folder.is_dir() else checked_model(arguments)
-    lengths = {**dict(arguments.length), **{name: vars(arguments)[name] for name in ("src", "tgt")}}
-    asked = {name: length for name, length in lengths.items() if length is not None}
-    for name in asked:
-        if name not in names(spec.inputs):
-            help = suggest(name, names(spec.inputs))
-            raise ConfigError(Problem(f"--{name}", f"the model has no input {name!r}", help=help))
-    size = measure(spec, sources, asked)
+    spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    size = measure(spec, sources, requested_lengths(arguments, spec.inputs))
     if arguments.json:
         run = {"run": run_record(*_read_run(folder))} if folder.is_dir() else {}
         print_json({**run, **model_record(size, arguments.model)})
@@ -126,28 +137,33 @@ def _show(arguments: argparse.Namespace) -> None:
     show_model(size, arguments.model)
 
 
-def checked_model(arguments: argparse.Namespace) -> tuple[Spec, Sources]:
+def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Namespace) -> tuple[Spec, Sources]:
+    """Return a checked model with the places of its nodes, or the model of a run folder, whose nodes have no place.
+
+    `arguments` has the options --config-dir and --plugins. Raises ConfigError or RunError.
+    """
+    from tfm_blocks.language.sources import Sources
+    from tfm_blocks.runs.model import read_spec
+
+    if not Path(model).is_dir():
+        return _checked_model(model, overrides, arguments)
+    if overrides:
+        rule = f"has its settings, and none can be changed: {shown(overrides[0])}"
+        raise ConfigError(Problem(model, rule, help="show the model by its name, with what differs"))
+    return read_spec(Path(model), arguments.plugins), Sources()
+
+
+def _checked_model(model: str, overrides: list[str], arguments: argparse.Namespace) -> tuple[Spec, Sources]:
     """Return the checked model, and the file and line of each of its nodes."""
     from tfm_blocks.compose.model import compose_model
     from tfm_blocks.network.build import check_model
     from tfm_blocks.registry.plugins import load_plugins
 
-    composed = compose_model(arguments.model, arguments.overrides, arguments.config_dir)
+    composed = compose_model(model, overrides, arguments.config_dir)
     load_plugins(arguments.plugins)
     spec = check_model(composed.model, composed.sources)
     print_warnings(spec.warnings)
     return spec, composed.sources
-
-
-def trained_model(arguments: argparse.Namespace, folder: Path) -> tuple[Spec, Sources]:
-    """Return the model of a run as it was trained; its nodes have no file and line."""
-    from tfm_blocks.language.sources import Sources
-    from tfm_blocks.runs.model import read_spec
-
-    if arguments.overrides:
-        rule = f"has its settings, and none can be changed: {shown(arguments.overrides[0])}"
-        raise ConfigError(Problem(arguments.model, rule, help="show the model by its name, with what differs"))
-    return read_spec(folder, arguments.plugins), Sources()
 
 
 def _read_run(folder: Path) -> tuple[RunEntry, RunRecord]:

@@ -13,6 +13,7 @@ from tfm_blocks.figures.layer_groups import LayerGroup, find_groups
 from tfm_blocks.figures.node_boxes import NodeBoxes, node_boxes
 from tfm_blocks.figures.scopes import Graph, Leaf, Parallel, Part, Stack, entry_of, exit_of, nodes_of, read_graph
 from tfm_blocks.figures.text import wrap
+from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Node, Spec, format_shape
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 
@@ -30,12 +31,16 @@ class Cost:
 
 @dataclass(frozen=True)
 class Content:
-    """What a figure shows: how far it folds, an address that it is limited to, shapes, and the cost of nodes."""
+    """What a figure shows: how far it folds, an address that it is limited to, shapes, and the cost of nodes.
+
+    `closed` are stacks and parallels that are drawn as one box, with `*` in place of the numbers of layers.
+    """
 
     fold: Fold = "layers"
     of: str = ""
     shapes: bool = False
     costs: Mapping[str, Cost] = field(default_factory=dict)
+    closed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,10 @@ class _Drawer:
         part = alike[0]
         before = self._node([other.pre for other in alike if other.pre]) if part.pre else ()
         entry = before[-1] if before else self.outlets[part.join.residual]
+        if pattern(part.address) in self.content.closed:
+            inner = [node for other in alike for branch in other.branches for node in nodes_of(branch)]
+            closed = self._closed([other.address for other in alike], inner, entry, len(part.branches))
+            return [*before, closed, *self._node([other.join for other in alike])]
         frame = Frame(tuple(other.address for other in alike), entry=entry)
         if part.copies and self.content.fold != "none" and _are_copies(part):
             frame.plate, frame.label = True, (f"{len(part.branches)}×", "side by side")
@@ -229,8 +238,9 @@ class _Drawer:
         for other in alike:
             self._note_exits(other, groups)
             self._note_varied(other)
-        if self.content.fold == "stacks":
-            return [(entry, [self._folded(alike)])]
+        if self.content.fold == "stacks" or pattern(part.address) in self.content.closed:
+            stacks = [other.address for other in alike]
+            return [(entry, [self._closed(stacks, [*nodes_of(alike)], entry, len(part.layers))])]
         items: list[Item] = []
         copies: list[Strand] = []
         for group in groups:
@@ -259,19 +269,16 @@ class _Drawer:
             self._graph([other.layers[index] for other in alike for index in group.alike(offset)], frame)
         return frame
 
-    def _folded(self, alike: Sequence[Stack]) -> Box:
-        """Return one box for a whole stack, which reads all that its nodes read from outside."""
-        nodes = list(nodes_of(alike[:1]))
-        inside = [node.address for node in nodes_of(alike)]
-        name = alike[0].address.rpartition(".")[2].replace("_", " ").title()
-        title = wrap(name.split(), labels.LETTERS)
-        addresses = (*(part.address for part in alike), *inside)
-        box = Box(addresses, "stack", title, (f"{len(alike[0].layers)}×",), about=alike[0].address)
-        sources = [self.outlets[address] for node in nodes for address in node.read if address not in set(inside)]
-        entry = self.outlets[entry_of(alike[0])]
+    def _closed(self, alike: Sequence[str], nodes: Sequence[Node], entry: Box, count: int) -> Box:
+        """Return one box for all `nodes` of alike stacks or parallels, which reads all that they read from outside."""
+        inside = [node.address for node in nodes]
+        title = wrap(alike[0].rpartition(".")[2].replace("_", " ").title().split(), labels.LETTERS)
+        box = Box((*alike, *inside), "stack", title, (f"{count}×",), about=alike[0])
+        read = dict.fromkeys(address for node in nodes for address in node.read if address not in set(inside))
+        sources = dict.fromkeys(self.outlets[address] for address in read if address in self.outlets)
         self._connect(entry, box)
-        self.arrows += [Arrow(source, box, "port") for source in dict.fromkeys(sources) if source is not entry]
-        self.outlets |= dict.fromkeys(addresses, box)
+        self.arrows += [Arrow(source, box, "port") for source in sources if source is not entry]
+        self.outlets |= dict.fromkeys(box.addresses, box)
         return box
 
     def _note_exits(self, part: Stack, groups: Sequence[LayerGroup]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import yaml
 
@@ -25,15 +26,20 @@ class SourceKey:
 
 @dataclass
 class Sources:
-    """Map each path to the location that set it last. `chosen` are the requested files without their parents."""
+    """Map each path to the location that set it last. `chosen` are the requested files without their parents.
+
+    `files` holds the text of each file, in the order in which they are merged.
+    """
 
     written: dict[Path, SourceKey] = field(default_factory=dict)
     overrides: dict[Path, str] = field(default_factory=dict)
     chosen: set[str] = field(default_factory=set)
+    files: dict[str, str] = field(default_factory=dict)
 
     def add_file(self, file: str, text: str, prefix: Path = (), *, chosen: bool = False) -> None:
         """Record every key of a YAML file, below `prefix`; the last file with a key wins."""
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        self.files[file] = text
         if isinstance(root, yaml.MappingNode):
             self._walk(root, prefix, file, text.splitlines())
         if chosen:
@@ -48,6 +54,23 @@ class Sources:
             if isinstance(value, yaml.MappingNode):
                 self._walk(value, key_path, file, lines)
 
+    def by_file(self) -> list[Sources]:
+        """Return the locations that each file sets, whether or not a later file sets them too."""
+        alone = [Sources() for _ in self.files]
+        for sources, (file, text) in zip(alone, self.files.items(), strict=True):
+            sources.add_file(file, text)
+        return alone
+
+    def excerpt(self, path: Path) -> str:
+        """Return the lines that write `path`: the line of its key, and the following lines that are indented deeper."""
+        place = self.written[path].place
+        lines = self.files[place.file].splitlines()[(place.line or 1) - 1 :]
+        indents = [len(line) - len(line.lstrip()) for line in lines]
+        inside = takewhile(
+            lambda pair: pair[1] > indents[0] and pair[0].strip(), zip(lines[1:], indents[1:], strict=True)
+        )
+        return "\n".join(line[indents[0] :] for line in (lines[0], *(line for line, _ in inside)))
+
     def place(self, path: Path) -> Place | None:
         """Return the location of `path`, or of its nearest parent key in a file."""
         while path:
@@ -60,13 +83,14 @@ class Sources:
         """Describe what set `path`, following `${knob}` to the knob; return "" if the location already shows it."""
         if path in self.overrides:
             return f"{path[-1]} comes from the command line: {self.overrides[path]}"
-        knob = self._knob(path)
+        knob = self.knob(path)
         written = self.written.get((knob,)) if knob else None
         if knob and (knob,) in self.overrides:
             return f"{knob} comes from the command line: {self.overrides[(knob,)]}"
         return f"{knob} is set at {written.place}" if written else ""
 
-    def _knob(self, path: Path) -> str | None:
+    def knob(self, path: Path) -> str | None:
+        """Return the knob in the value of `path`, such as `heads` of `${heads}`."""
         written = self.written.get(path)
         match = _KNOB.search(written.text) if written else None
         return match[1] if match else None
@@ -78,7 +102,7 @@ class Sources:
 
     def is_typed(self, path: Path) -> bool:
         """Return True if the command line sets `path`, directly or by a knob."""
-        return path in self.overrides or (self._knob(path),) in self.overrides
+        return path in self.overrides or (self.knob(path),) in self.overrides
 
     def problem(self, path: Path, rule: str, *, blame: Path | None = None, help: str = "") -> Problem:
         """Build a problem at `path`; `blame` is the path of the value that causes it, if different."""

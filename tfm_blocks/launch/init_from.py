@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.network.graph import Network
-from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.folder import TOKENIZER, WEIGHTS, expect_folder, kept_weights
+from tfm_blocks.runs.matching import match_weights
 from tfm_blocks.runs.model import read_tensors, weights_of
 
 
@@ -52,28 +50,11 @@ def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> 
     ids, saved_ids = tokenizer.ids, Tokenizer.load(run / TOKENIZER).ids
     common = [subword for subword in ids if subword in saved_ids]
     rows = torch.tensor([[ids[subword], saved_ids[subword]] for subword in common])
-    tables = _vocabulary_tables(network, len(ids))
-    loaded = []
-    for name, weight in weights_of(network).items():
-        if name in tables and _is_table(saved, name, len(saved_ids), weight):
-            weight[rows[:, 0]] = saved[name][rows[:, 1]].to(weight.dtype)
-            loaded.append(name)
-        elif name not in tables and name in saved and saved[name].shape == weight.shape:
-            weight.copy_(saved[name])
-            loaded.append(name)
-    new = [name for name in weights_of(network) if name not in loaded]
-    return InitReport(loaded, new, [name for name in saved if name not in loaded], len(common))
-
-
-def _is_table(saved: Mapping[str, Tensor], name: str, vocab: int, weight: Tensor) -> bool:
-    """Return True if the other run has this weight with a row for each subword of its vocabulary."""
-    return name in saved and saved[name].shape == (vocab, *weight.shape[1:])
-
-
-def _vocabulary_tables(network: Network, vocab: int) -> set[str]:
-    """Return the addresses of weights with a row for each subword: those of blocks that can be tied."""
-    blocks = tuple(
-        f"{node.owner}.block." for node in network.spec.nodes if node.block and REGISTRY.blocks[node.block].tieable
-    )
-    weights = weights_of(network).items()
-    return {name for name, weight in weights if name.startswith(blocks) and weight.shape[:1] == (vocab,)}
+    match = match_weights(network, len(ids), {name: tensor.shape for name, tensor in saved.items()}, len(saved_ids))
+    weights = weights_of(network)
+    for name in match.loaded:
+        if name in match.tables:
+            weights[name][rows[:, 0]] = saved[name][rows[:, 1]].to(weights[name].dtype)
+        else:
+            weights[name].copy_(saved[name])
+    return InitReport(match.loaded, match.new, match.unused, len(common))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from bokeh.core.json_encoder import serialize_json
 from bokeh.resources import Resources
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from tfm_blocks.errors import RunError, TfmError
-from tfm_blocks.report.assets import asset
+from tfm_blocks.report.assets import asset, content_policy, page_template
 from tfm_blocks.report.attention_images import pictures_of
 from tfm_blocks.report.compare import TESTS
 from tfm_blocks.report.comparison import Comparison
@@ -48,9 +45,9 @@ def render_report(
     over_rates = rate_charts(comparison.curves)
     lines_of_runs = common_test_set(runs)
     scripts = {"bokeh": Resources(mode="inline", components=["bokeh"]).js_raw[0], "own": asset("page.js")}
-    return _template().render(
+    return page_template("page.html").render(
         title=title,
-        policy=_policy(scripts.values()),
+        policy=content_policy(scripts.values()),
         scripts={name: Markup(text) for name, text in scripts.items()},
         style=Markup(asset("page.css")),
         comparison=comparison,
@@ -102,19 +99,6 @@ def _config(run: RunRecord) -> str:
         return ""
 
 
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(asset("page.html"))
-
-
 def _data(value: object) -> Markup:
     """Return JSON in which no text can end a script element."""
     return Markup(serialize_json(value).replace("<", "\\u003c"))
-
-
-def _policy(scripts: Iterable[str]) -> str:
-    """Return the content security policy: these scripts by their hashes, and inline styles and pictures."""
-    hashes = [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
-    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
-    rules = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
-    return f"default-src 'none'; script-src {allowed}; {rules}"

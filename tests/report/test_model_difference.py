@@ -1,0 +1,116 @@
+"""`tfm diff`: costs, weights, and the forms of the output."""
+
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import tfm_blocks as tfm
+from tfm_blocks.cli import main
+from tfm_blocks.cli.diff import split_models
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.launch.init_from import load_matching_weights
+from tfm_blocks.network import incremental
+from tfm_blocks.runs.model import weights_of, write_model, write_weights
+
+KNOBS = ["d_model=16", "d_ff=8", "heads=2", "layers=2"]
+
+
+def difference(*words, capsys):
+    main(["diff", "--json", *words])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_model_is_the_same_as_itself(capsys):
+    main(["diff", "tiny", "tiny"])
+    assert capsys.readouterr().out == "tiny and tiny are the same model\n"
+
+
+def test_costs_are_those_of_built_networks(capsys):
+    words = ["tiny", *KNOBS, "vocab=99", "gqa", *KNOBS, "vocab=99", "kv_heads=1"]
+    costs = difference(*words, capsys=capsys)["costs"]
+    knobs = {"d_model": 16, "d_ff": 8, "heads": 2, "layers": 2, "vocab": 99}
+    for place, network in enumerate([tfm.build("tiny", **knobs), tfm.build("gqa", **knobs, kv_heads=1)]):
+        assert costs["parameters"][place] == sum(one.numel() for one in network.parameters())
+        source = {"src": torch.ones(1, 32, dtype=torch.int64)}
+        decoding = incremental.start(network.eval(), source, 32)
+        tensors = [one for state in decoding.states.values() for part in (state.fixed, state.caches, state.moving) for one in part.values()]  # fmt: skip
+        tensors += decoding.values.values()
+        assert costs["floats of decoding state"][place] == sum(
+            one.numel() for one in tensors if one.is_floating_point()
+        )
+
+
+def test_the_weights_that_load_are_those_that_init_from_loads(tmp_path, capsys):
+    pieces = Tokenizer.train(["haus hund katze"] * 9, 300)
+    knobs = {"d_model": 16, "d_ff": 8, "heads": 2, "vocab": pieces.size}
+    saved = tfm.build("tiny", **knobs, layers=2)
+    write_weights(tmp_path, weights_of(saved))
+    pieces.save(tmp_path / "tokenizer.json")
+    report = load_matching_weights(tfm.build("prenorm", **knobs, layers=3), pieces, tmp_path)
+    typed = [f"{name}={value}" for name, value in knobs.items()]
+    weights = difference("tiny", *typed, "layers=2", "prenorm", *typed, "layers=3", capsys=capsys)["weights"]
+    assert (weights["loaded"], weights["new"]) == (report.loaded, report.new)
+    assert sorted(weights["unused"]) == sorted(report.unused)
+
+
+def test_alike_layers_and_equal_changes_are_one_line(capsys):
+    main(["diff", "tiny", "tiny", "heads=2"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if "argument heads" in line]
+    assert len(rows) == 1 and "encoder.*.attn, decoder.*.self, decoder.*.cross" in rows[0]
+
+
+def test_what_a_run_changed_is_its_difference_from_a_model(tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    write_model(run, compose_model("base", ["heads=4", "vocab=300"]).model, [])
+    shown = difference("base", str(run), capsys=capsys)
+    assert {(change["key"], change["before"], change["after"]) for change in shown["changes"]} == {
+        ("heads", "8", "4"),
+        ("vocab", "37000", "300"),
+    }
+    assert shown["models"] == ["base", str(run)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["base"], "command line: needs 2 models, but has 1: 'base'"),
+        (["base", "tiny", "big"], "command line: needs 2 models, but has 3: 'base tiny big'"),
+        (["heads=2", "base"], "no model is called 'heads=2'"),
+        (["base", "nosuch"], "no model is called 'nosuch'"),
+        (["base", "base", "heads=7"], "the width must split evenly into heads"),
+        (["base", "tiny", "--length", "doc=3"], "the model has no input 'doc'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_error_and_status_2(words, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["diff", *words])
+    assert stop.value.code == 2
+    assert re.search(re.escape(message), capsys.readouterr().err)
+
+
+def test_overrides_belong_to_the_model_before_them():
+    assert split_models(["base", "heads=8", "base", "heads=4", "layers=2"], (2,)) == [
+        ("base", ["heads=8"]),
+        ("base", ["heads=4", "layers=2"]),
+    ]
+
+
+def test_a_figure_marks_what_was_added_and_changed(tmp_path, capsys):
+    main(["diff", "tiny", "two_sources", "d_model=128", "-o", str(tmp_path / "figure.svg")])
+    root = ElementTree.parse(tmp_path / "figure.svg").getroot()
+    signs = {
+        group.get("data-node"): text.text
+        for group in root.iter("{http://www.w3.org/2000/svg}g")
+        for text in group.iter("{http://www.w3.org/2000/svg}text")
+        if text.text in ("+", "~", "−")
+    }
+    added = {"doc_emb", "doc_pos", "doc_encoder.0.attn", "doc_encoder.0.ffn", "decoder.0.second"}
+    assert {node for node, sign in signs.items() if sign == "+"} == added
+    changed = {"src_emb", "tgt_emb", "encoder.0.attn", "encoder.0.ffn", "decoder.0.self", "decoder.0.cross", "decoder.0.ffn", "logits"}  # fmt: skip
+    assert {node for node, sign in signs.items() if sign == "~"} == changed

@@ -1,0 +1,71 @@
+"""The command `tfm diff`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfm_blocks.cli import options
+from tfm_blocks.cli.models import add_lengths, read_model_or_run, requested_lengths
+from tfm_blocks.errors import ConfigError, Problem, shown
+
+if TYPE_CHECKING:
+    from tfm_blocks.language.spec import Spec
+    from tfm_blocks.report.model_difference import ModelDifference
+
+
+def add_commands(commands: options.Commands) -> None:
+    """Add the parser of `tfm diff`."""
+    what = "show how two models differ, what that costs, and which weights of the first load into the second"
+    command = options.add_command(commands, "diff", _diff, "show how two models differ", what)
+    what = "two models or run folders, each followed by its overrides: base heads=8 base heads=4"
+    command.add_argument("words", nargs="+", metavar="MODEL|RUN", help=what)
+    options.add_file(command, "draw the second model with its changes marked: .svg, .pdf, .png or .tex")
+    options.add_config_dir(command)
+    options.add_plugins(command)
+    add_lengths(command)
+    options.add_json(command)
+
+
+def _diff(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.model_difference import compare_models, model_difference_record, show_model_difference
+    from tfm_blocks.report.screen import print_json
+
+    (first, ours), (second, theirs) = split_models(arguments.words, (2,))
+    a, _ = read_model_or_run(first, ours, arguments)
+    b, _ = read_model_or_run(second, theirs, arguments)
+    names = " ".join([first, *ours]), " ".join([second, *theirs])
+    difference = compare_models(names, a, b, requested_lengths(arguments, [*a.inputs, *b.inputs]))
+    if arguments.path:
+        _draw(arguments.path, b, difference)
+    if arguments.json:
+        print_json(model_difference_record(difference))
+    else:
+        show_model_difference(difference, a, b)
+
+
+def _draw(path: Path, spec: Spec, difference: ModelDifference) -> None:
+    from tfm_blocks.figures.draw import Content
+    from tfm_blocks.figures.figure import Style, picture_of, write_figure
+    from tfm_blocks.registry.blocks import REGISTRY
+    from tfm_blocks.report.difference_marks import marks_of_second
+
+    style = Style(title=" → ".join(difference.names), marks=marks_of_second(spec, difference))
+    write_figure(path, picture_of(spec, REGISTRY, Content()), style)
+
+
+def split_models(words: Sequence[str], counts: Collection[int]) -> list[tuple[str, list[str]]]:
+    """Return models with the overrides that follow them. Raises ConfigError unless their number is one of `counts`."""
+    models: list[tuple[str, list[str]]] = []
+    for word in words:
+        if "=" in word and models and not Path(word).exists():
+            models[-1][1].append(word)
+        else:
+            models.append((word, []))
+    if len(models) not in counts:
+        rule = f"needs {' or '.join(map(str, counts))} models, but has {len(models)}: {shown(' '.join(words))}"
+        help = "write each model with its overrides after it, such as base heads=8 base heads=4"
+        raise ConfigError(Problem("command line", rule, help=help))
+    return models

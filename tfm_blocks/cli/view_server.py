@@ -1,0 +1,113 @@
+"""Serve the page of a model on 127.0.0.1, and check the model again whenever one of its files changes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tfm_blocks.errors import ConfigError, Problem, TfmError
+from tfm_blocks.report.model_page import ViewedModel, problem_record, render_view
+
+ADDRESS = "127.0.0.1"
+PAUSE = 0.1  # seconds between looks at the files
+Read = Callable[[], Sequence[ViewedModel]]
+
+
+class WatchedPage:
+    """The page of the last valid version of the models, and the problems of the current version."""
+
+    def __init__(self, read: Read) -> None:
+        self.read = read
+        self.version = 0
+        self.problems: Sequence[Problem] = ()
+        self._accept(read())
+        self.stamps = self._stamps()
+
+    @property
+    def state(self) -> dict[str, object]:
+        """Return what an open page polls."""
+        return {"version": str(self.version), "problems": [problem_record(problem) for problem in self.problems]}
+
+    def follow(self) -> None:
+        """Check the models again after each change of their files, forever."""
+        while True:
+            time.sleep(PAUSE)
+            stamps = self._stamps()
+            if stamps != self.stamps:
+                self.stamps = stamps
+                self._check()
+
+    def _check(self) -> None:
+        try:
+            models = self.read()
+        except (TfmError, OSError) as error:  # OSError: an editor replaces the file
+            self.problems = error.problems if isinstance(error, TfmError) else (Problem("", str(error)),)
+            return
+        self._accept(models)
+
+    def _accept(self, models: Sequence[ViewedModel]) -> None:
+        html = render_view(models, str(self.version + 1))
+        self.models, self.html, self.problems, self.version = models, html, (), self.version + 1
+
+    def _stamps(self) -> dict[str, tuple[int, int] | None]:
+        files = {file for model in self.models for file in model.sources.files}
+        return {file: _stamp(Path(file)) for file in files}
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def serve(read: Read, port: int) -> None:
+    """Serve the page until the process is interrupted. Raises ConfigError if the port is taken."""
+    page = WatchedPage(read)
+    try:
+        server = ThreadingHTTPServer((ADDRESS, port), _handler(page))
+    except (OSError, OverflowError) as error:
+        raise ConfigError(Problem("--port", f"cannot be used: {port} ({error})", help="leave it out")) from None
+    threading.Thread(target=page.follow, daemon=True).start()
+    print(f"http://{ADDRESS}:{server.server_port}/ shows the model; Ctrl-C stops", flush=True)
+    server.serve_forever()
+
+
+def _handler(page: WatchedPage) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        """Answer requests that name this host; other names could be a foreign site that resolves to 127.0.0.1."""
+
+        def do_GET(self) -> None:
+            """Send the page or its state."""
+            hosts = [f"{name}:{self.connection.getsockname()[1]}" for name in (ADDRESS, "localhost")]
+            if self.headers.get("Host") not in hosts:
+                self.send_error(HTTPStatus.FORBIDDEN)
+            elif self.path == "/":
+                self._send("text/html", page.html)
+            elif self.path == "/state":
+                self._send("application/json", json.dumps(page.state))
+            else:
+                self.send_error(HTTPStatus.NOT_FOUND)
+
+        def _send(self, kind: str, text: str) -> None:
+            data = text.encode("utf-8", "replace")
+            self.send_response(HTTPStatus.OK)
+            headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(data))}
+            headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with suppress(ConnectionError):  # the page was closed or reloaded
+                self.wfile.write(data)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Print nothing for requests."""
+
+    return Handler

@@ -1,0 +1,250 @@
+"""The difference of two checked models by meaning: what changed in which nodes, not how the files say it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from tfm_blocks.language.notation import (
+    write_add_norm,
+    write_node,
+    write_nodes,
+    write_reference,
+    write_references,
+    write_step,
+    write_steps,
+    write_value,
+)
+from tfm_blocks.language.outline import IN, GraphNode, Outline, local_name
+from tfm_blocks.language.pairing import Pairing, indices, pattern
+from tfm_blocks.language.spec import Spec, Step, format_shape
+from tfm_blocks.registry.blocks import Registry
+from tfm_blocks.registry.values import Part
+
+Kind = Literal[
+    "input", "removed", "added", "renamed", "moved", "layers", "replaced", "argument", "add & norm", "wiring", "weights"
+]  # fmt: skip
+KINDS = get_args(Kind)
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class AlikeNodes:
+    """Nodes that differ only in their layer: their `text`, such as `encoder.*.attn`, and their addresses."""
+
+    text: str = ""
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of alike nodes, which are `old` in A and `new` in B.
+
+    `key` names the argument, the port or the operation that changed from the text `before` to the text `after`.
+    """
+
+    kind: Kind
+    key: str
+    before: str
+    after: str
+    old: AlikeNodes = AlikeNodes()
+    new: AlikeNodes = AlikeNodes()
+
+    @property
+    def where(self) -> str:
+        """Return the nodes in B, or in A if B has none."""
+        return self.new.text or self.old.text
+
+    def mirrored(self) -> Change:
+        """Return the same change from B to A."""
+        kinds: dict[Kind, Kind] = {"removed": "added", "added": "removed"}
+        return Change(kinds.get(self.kind, self.kind), self.key, self.after, self.before, self.new, self.old)
+
+
+@dataclass(frozen=True)
+class _NodeChange:
+    """A change of one node."""
+
+    kind: Kind
+    key: str
+    before: str
+    after: str
+    old: str = ""
+    new: str = ""
+
+    def relative(self) -> _NodeChange:
+        """Return the change with references to layers of the same number as `encoder.(i)`."""
+        number = next(iter(indices(self.new or self.old)), None)
+        if number is None or self.kind not in ("wiring", "weights"):
+            return self
+        before, after = (re.sub(rf"\.{number}(?=\.|,| |$)", ".(i)", text) for text in (self.before, self.after))
+        return replace(self, before=before, after=after)
+
+
+def find_changes(a: Spec, b: Spec, registry: Registry) -> list[Change]:
+    """Return the changes from A to B, by kind and then by place; empty if the models are the same."""
+    pairing = Pairing(Outline(a, registry), Outline(b, registry))
+    changes = dict.fromkeys(_Comparison(pairing).changes())
+    folded = [_alike(group, pairing) for group in _fold(changes)]
+    return [*_inputs(a, b), *sorted(folded, key=lambda change: KINDS.index(change.kind))]
+
+
+def _inputs(a: Spec, b: Spec) -> Iterator[Change]:
+    ours, theirs = ({one.name: format_shape(one.shape) for one in spec.inputs} for spec in (a, b))
+    for name in {**ours, **theirs}:
+        before, after = ours.get(name, NOTHING), theirs.get(name, NOTHING)
+        if before != after:
+            yield Change("input", name, before, after)
+
+
+def _fold(changes: Iterable[_NodeChange]) -> list[list[_NodeChange]]:
+    """Group equal changes of the layers of a stack; if each layer differs, changes that follow the layer's number."""
+    groups = _group(changes)
+    single = [group[0] for group in groups if len(group) == 1]
+    followed = [[change.relative() for change in group] for group in _group(single, relative=True) if len(group) > 1]
+    taken = {(change.kind, change.key, change.old, change.new) for group in followed for change in group}
+    rest = [group for group in groups if (group[0].kind, group[0].key, group[0].old, group[0].new) not in taken]
+    return rest + followed
+
+
+def _group(changes: Iterable[_NodeChange], *, relative: bool = False) -> list[list[_NodeChange]]:
+    groups = defaultdict(list)
+    for change in changes:
+        text = change.relative() if relative else change
+        groups[replace(text, old=pattern(change.old), new=pattern(change.new))].append(change)
+    return list(groups.values())
+
+
+def _alike(group: list[_NodeChange], pairing: Pairing) -> Change:
+    change = group[0]
+    old, new = ([getattr(one, side) for one in group if getattr(one, side)] for side in ("old", "new"))
+    ours, theirs = pairing.common_layers()
+    return Change(change.kind, change.key, change.before, change.after, _nodes(old, ours), _nodes(new, theirs))
+
+
+def _nodes(addresses: list[str], layers: Mapping[str, int]) -> AlikeNodes:
+    return AlikeNodes(write_nodes(addresses, layers), tuple(addresses)) if addresses else AlikeNodes()
+
+
+class _Comparison:
+    """Compare the nodes of a pairing."""
+
+    def __init__(self, pairing: Pairing) -> None:
+        self.pairing, self.a, self.b = pairing, pairing.a, pairing.b
+        self.registry = pairing.a.registry
+
+    def changes(self) -> Iterator[_NodeChange]:
+        """Yield every change of every node."""
+        for address in self.pairing.removed:
+            text = write_node(self.a.nodes[address], self.a)
+            yield _NodeChange("removed", "", text, NOTHING, old=address)
+        for address in self.pairing.added:
+            text = write_node(self.b.nodes[address], self.b)
+            yield _NodeChange("added", "", NOTHING, text, new=address)
+        for address in self.a.nodes:
+            if address in self.pairing.pairs:
+                one, two = self.a.nodes[address], self.b.nodes[self.pairing.pairs[address]]
+                found = (*self._place(one, two), *self._block(one, two), *self._add_norm(one, two))
+                found += (*self._wiring(one, two), *self._weights(one, two))
+                yield from (replace(change, old=address, new=two.address) for change in found)
+
+    def _place(self, one: GraphNode, two: GraphNode) -> Iterator[_NodeChange]:
+        if one.address in self.pairing.renamed:
+            yield _NodeChange("renamed", "", local_name(one.address), local_name(two.address))
+        if one.address in self.pairing.moved:
+            before, after = (pattern(node.address.rpartition(".")[0]) or "the model" for node in (one, two))
+            yield _NodeChange("moved", "", f"in {before}", f"in {after}")
+        elif one.address in self.pairing.reordered:
+            yield _NodeChange("moved", "", _previous(one, self.a), _previous(two, self.b))
+
+    def _block(self, one: GraphNode, two: GraphNode) -> Iterator[_NodeChange]:
+        ours, theirs = (node.part or Part("") for node in (one, two))
+        if ours.block != theirs.block or bool(one.layers) != bool(two.layers):
+            before = write_node(one, self.a, hidden=theirs.arguments)
+            yield _NodeChange("replaced", "", before, write_node(two, self.b, hidden=ours.arguments))
+        elif one.layers != two.layers:
+            yield _NodeChange("layers", "", str(one.layers), str(two.layers))
+        for name, before in ours.arguments.items():
+            if name in theirs.arguments:
+                yield from self._argument(name, before, theirs.arguments[name], "argument")
+
+    def _argument(self, name: str, before: Any, after: Any, kind: Kind) -> Iterator[_NodeChange]:
+        if isinstance(before, Part) and isinstance(after, Part) and before.block == after.block:
+            for inner, value in before.arguments.items():
+                yield from self._argument(f"{name}.{inner}", value, after.arguments[inner], kind)
+        elif before != after:
+            yield _NodeChange(kind, name, *(write_value(value, self.registry) for value in (before, after)))
+
+    def _add_norm(self, one: GraphNode, two: GraphNode) -> Iterator[_NodeChange]:
+        if bool(one.part) != bool(two.part):
+            return
+        pairs = [*zip(one.pre, two.pre, strict=False), *zip(one.post, two.post, strict=False)]
+        same_kinds = [_kinds(one.pre), _kinds(one.post)] == [_kinds(two.pre), _kinds(two.post)]
+        if not same_kinds:
+            yield _NodeChange("add & norm", "", *(write_add_norm(node, self.registry) for node in (one, two)))
+        for before, after in pairs if same_kinds else []:
+            yield from self._step(before, after)
+        lasts = [" → ".join(write_steps(node.last, self.registry)) or "none" for node in (one, two)]
+        if lasts[0] != lasts[1]:
+            yield _NodeChange("add & norm", "last", *lasts)
+        if one.shrink != two.shrink:
+            yield _NodeChange("add & norm", "initial weights", *(f"× {node.shrink:.12g}" for node in (one, two)))
+
+    def _step(self, before: Step, after: Step) -> Iterator[_NodeChange]:
+        if before.kind == "norm":
+            ours, theirs = Part(before.block, before.arguments), Part(after.block, after.arguments)
+            yield from self._argument("norm", ours, theirs, "add & norm")
+        elif (before.value, before.per_channel) != (after.value, after.per_channel):
+            texts = (write_step(step, self.registry) for step in (before, after))
+            yield _NodeChange("add & norm", before.kind, *texts)
+
+    def _wiring(self, one: GraphNode, two: GraphNode) -> Iterator[_NodeChange]:
+        for port in {**one.reads, **two.reads}:
+            before, after = one.reads.get(port, ()), two.reads.get(port, ())
+            defaults = [before == (one.default,), after == (two.default,)]
+            placed = one.address in self.pairing.moved | self.pairing.reordered
+            if port == IN and (all(defaults) or (placed and any(defaults))):
+                continue
+            if not self._reads_the_same(before, after):
+                texts = write_references(before, one.address, self.a), write_references(after, two.address, self.b)
+                yield _NodeChange("wiring", port, *texts)
+
+    def _reads_the_same(self, before: tuple[str, ...], after: tuple[str, ...]) -> bool:
+        """Return True if both ports read the same nodes; a layer may also be the same counted from the last layer."""
+        mapped = [self.pairing.partner(reference) for reference in before]
+        ends = [_from_end(self.a, reference) for reference in before]
+        others = [_from_end(self.b, reference) for reference in after]
+        return mapped == list(after) or [(self.pairing.partner(stack), layer) for stack, layer in ends] == others
+
+    def _weights(self, one: GraphNode, two: GraphNode) -> Iterator[_NodeChange]:
+        before, after = (_owner(node) for node in (one, two))
+        if self.pairing.partner(before) != after:
+            yield _NodeChange("weights", "owner", before or "own", after or "own")
+        if self.pairing.partner(one.tie) != two.tie:
+            yield _NodeChange("weights", "tie", one.tie or NOTHING, two.tie or NOTHING)
+
+
+def _previous(node: GraphNode, outline: Outline) -> str:
+    """Return the place of a node in its graph, such as `after attn`."""
+    place = outline.graphs[node.address.rpartition(".")[0]][node.address]
+    return f"after {write_reference(node.default, node.address, outline)}" if place else "first"
+
+
+def _kinds(steps: Iterable[Step]) -> list[str]:
+    return [step.kind for step in steps]
+
+
+def _owner(node: GraphNode) -> str:
+    """Return the address of the node whose weights this node shares; "" if the weights are its own."""
+    return "" if node.weights == node.address else node.weights
+
+
+def _from_end(outline: Outline, reference: str) -> tuple[str, int]:
+    """Return the stack and the layer of a reference, counted from the end."""
+    stack, _, layer = reference.rpartition(".")
+    if stack in outline.layers and layer.isdigit():
+        return stack, int(layer) - outline.layers[stack]
+    return reference, -1

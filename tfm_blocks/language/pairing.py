@@ -1,0 +1,211 @@
+"""Pair the nodes of two models: the same name in the same graph, another name, or another place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tfm_blocks.language.outline import IN, Outline, local_name
+
+Signature = tuple[object, ...]
+
+
+def pattern(address: str) -> str:
+    """Return the address with `*` in place of each layer's number."""
+    return ".".join("*" if name.isdigit() else name for name in address.split("."))
+
+
+def indices(address: str) -> tuple[int, ...]:
+    """Return the numbers of the layers that contain a node."""
+    return tuple(int(name) for name in address.split(".") if name.isdigit())
+
+
+@dataclass
+class Pairing:
+    """The nodes of B by their partners in A, and the partners that are `renamed`, `moved` or `reordered`.
+
+    A moved node is in another graph; a reordered node has another place in its graph. `removed` and `added` are nodes
+    without a partner in graphs that both models have.
+    """
+
+    a: Outline
+    b: Outline
+    pairs: dict[str, str] = field(default_factory=dict)
+    renamed: set[str] = field(default_factory=set)
+    moved: set[str] = field(default_factory=set)
+    reordered: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._pair_graphs("", "")
+        self._pair_moved()
+        for graph, other in list(self._graphs()):
+            self.reordered |= self._find_reordered(graph, other)
+
+    @property
+    def removed(self) -> list[str]:
+        """The topmost nodes of A without a partner; inline nodes are part of the port that reads them."""
+        nodes = [address for graph, _ in self._graphs() for address in self.a.graphs[graph]]
+        return [address for address in nodes if address not in self.pairs and not self.a.is_inline(address)]
+
+    @property
+    def added(self) -> list[str]:
+        """The topmost nodes of B without a partner."""
+        partners = set(self.pairs.values())
+        nodes = [address for _, graph in self._graphs() for address in self.b.graphs[graph]]
+        return [address for address in nodes if address not in partners and not self.b.is_inline(address)]
+
+    def partner(self, reference: str) -> str:
+        """Return the reference of B to the same node, layer or input as a reference of A."""
+        if reference in self.pairs:
+            return self.pairs[reference]
+        outer, _, name = reference.rpartition(".")
+        return f"{self.partner(outer)}.{name}" if outer else reference
+
+    def _graphs(self) -> Iterator[tuple[str, str]]:
+        """Yield the graphs that both models have."""
+        yield "", ""
+        for address, partner in self.pairs.items():
+            yield from self._inner(address, partner)
+
+    def _inner(self, address: str, partner: str) -> Iterator[tuple[str, str]]:
+        inside, others = self.a.inner(address), self.b.inner(partner)
+        yield from ((inside[key], others[key]) for key in inside if key in others)
+
+    def _pair(self, address: str, partner: str) -> None:
+        self.pairs[address] = partner
+        for graph, other in self._inner(address, partner):
+            self._pair_graphs(graph, other)
+
+    def _pair_graphs(self, graph: str, other: str) -> None:
+        """Pair nodes of the same name, then nodes with the same unique content."""
+        ours, theirs = (
+            {local_name(one): one for one in nodes} for nodes in (self.a.graphs[graph], self.b.graphs[other])
+        )
+        for name in ours.keys() & theirs.keys():
+            self._pair(ours[name], theirs[name])
+        unpaired = [ours[name] for name in ours if name not in theirs]
+        others = [theirs[name] for name in theirs if name not in ours]
+        for address, partner in _unique_pairs(_by_content(self.a, unpaired), _by_content(self.b, others)):
+            self.renamed.add(address)
+            self._pair(address, partner)
+
+    def _pair_moved(self) -> None:
+        """Pair nodes of the same name and kind in different graphs, the nearest ones, outer nodes first."""
+        for address, partner in sorted(self._moves(), key=lambda pair: pair[0].count(".")):
+            if address not in self.pairs and partner not in self.pairs.values():
+                self.moved.add(address)
+                self._pair(address, partner)
+
+    def _moves(self) -> Iterator[tuple[str, str]]:
+        layers, other_layers = self.common_layers()
+        ours = _by_kind(self.a, self.pairs, layers)
+        theirs = _by_kind(self.b, set(self.pairs.values()), other_layers)
+        for kind in ours.keys() & theirs.keys():
+            for place, other in _nearest_pairs(list(ours[kind]), list(theirs[kind])):
+                for layer in ours[kind][place].keys() & theirs[kind][other].keys():
+                    yield ours[kind][place][layer], theirs[kind][other][layer]
+
+    def common_layers(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the number of layers of each stack of A and of B; of a stack that both have, the smaller number."""
+        ours, theirs = dict(self.a.layers), dict(self.b.layers)
+        for address, partner in self.pairs.items():
+            if address in ours and partner in theirs:
+                ours[address] = theirs[partner] = min(ours[address], theirs[partner])
+        return ours, theirs
+
+    def _find_reordered(self, graph: str, other: str) -> set[str]:
+        """Return the fewest nodes whose move explains the new order, if it changes what a node reads."""
+        places = self.b.graphs[other]
+        order = [one for one in self.a.graphs[graph] if self.pairs.get(one) in places]
+        inverted = _inverted(order, [places[self.pairs[one]] for one in order])
+        return {one for one in inverted if self.a.is_parallel(graph) or self._matters(one, order)}
+
+    def _matters(self, address: str, order: Sequence[str]) -> bool:
+        """Return True if the node, or a node that reads it by default, reads another node than before."""
+        changed = [one for one in order if self._first(one) != self._second(one)]
+        partner = self.pairs[address]
+        return any(one == address or partner in (self._first(one), self._second(one)) for one in changed)
+
+    def _first(self, address: str) -> str:
+        return self.partner(self.a.nodes[address].reads[IN][0])
+
+    def _second(self, address: str) -> str:
+        return self.b.nodes[self.pairs[address]].reads[IN][0]
+
+
+def _is_inside(address: str, layers: Mapping[str, int]) -> bool:
+    """Return True if every layer around a node is one of the first `layers` of its stack."""
+    parts = address.split(".")
+    return all(int(name) < layers[".".join(parts[:end])] for end, name in enumerate(parts) if name.isdigit())
+
+
+def _content(outline: Outline, address: str) -> Signature:
+    """Return the block, the arguments and the inner nodes of a node."""
+    node = outline.nodes[address]
+    nodes = {one for graph in outline.inner(address).values() for one in outline.graphs[graph]}
+    inner = sorted({pattern(one.removeprefix(address)) for one in nodes})
+    return repr(node.part), bool(node.layers), *inner
+
+
+def _by_content(outline: Outline, addresses: Sequence[str]) -> dict[Signature, list[str]]:
+    groups = defaultdict(list)
+    for address in addresses:
+        groups[_content(outline, address)].append(address)
+    return groups
+
+
+def _unique_pairs(
+    ours: Mapping[Signature, list[str]], theirs: Mapping[Signature, list[str]]
+) -> Iterator[tuple[str, str]]:
+    for content in ours.keys() & theirs.keys():
+        if len(ours[content]) == len(theirs[content]) == 1:
+            yield ours[content][0], theirs[content][0]
+
+
+def _by_kind(
+    outline: Outline, paired: Collection[str], layers: Mapping[str, int]
+) -> dict[Signature, dict[str, dict[tuple[int, ...], str]]]:
+    """Return the unpaired nodes of the first `layers`, by name and block, then by pattern, then by layer."""
+    groups: dict[Signature, dict[str, dict[tuple[int, ...], str]]] = defaultdict(lambda: defaultdict(dict))
+    for address, node in outline.nodes.items():
+        if address not in paired and _is_inside(address, layers):
+            kind = (local_name(address), node.part.block if node.part else _content(outline, address))
+            groups[kind][pattern(address)][indices(address)] = address
+    return groups
+
+
+def _nearest_pairs(ours: Sequence[str], theirs: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of which each is the only nearest partner of the other."""
+    for place in ours:
+        nearest = _nearest(place, theirs)
+        if len(nearest) == 1 and _nearest(nearest[0], ours) == [place]:
+            yield place, nearest[0]
+
+
+def _nearest(place: str, others: Sequence[str]) -> list[str]:
+    """Return the addresses that share the most leading names with `place`."""
+
+    def common(other: str) -> int:
+        pairs = list(zip(place.split("."), other.split("."), strict=False))
+        return next((number for number, (one, two) in enumerate(pairs) if one != two), len(pairs))
+
+    most = max(map(common, others), default=0)
+    return [other for other in others if common(other) == most]
+
+
+def _inverted(order: Sequence[str], places: Sequence[int]) -> list[str]:
+    """Return nodes whose removal leaves the others in order: repeatedly the one that is out of order with the most."""
+    left, removed = dict(zip(order, places, strict=True)), []
+    while list(left.values()) != sorted(left.values()):
+        removed.append(min(left, key=lambda one: (-_inversions(one, left), one)))
+        del left[removed[-1]]
+    return removed
+
+
+def _inversions(address: str, places: Mapping[str, int]) -> int:
+    """Return the number of nodes that are before `address` in one order and after it in the other."""
+    order = list(places)
+    rank = order.index(address)
+    earlier = sum(places[one] > places[address] for one in order[:rank])
+    return earlier + sum(places[one] < places[address] for one in order[rank:])

@@ -1,0 +1,133 @@
+"""`tfm diff`: how two models differ, what follows for their costs, and which weights of A load into B."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from tfm_blocks.language.difference import Change, find_changes
+from tfm_blocks.language.notation import write_nodes
+from tfm_blocks.language.outline import Outline
+from tfm_blocks.language.pairing import pattern
+from tfm_blocks.language.spec import Spec
+from tfm_blocks.network.build import network_without_values
+from tfm_blocks.network.cost import LENGTH, axis_lengths, decoding_state, multiply_adds
+from tfm_blocks.network.graph import Network
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.report.screen import print_line, print_table
+from tfm_blocks.report.table import Table, texts
+from tfm_blocks.runs.matching import WeightMatch, match_weights
+from tfm_blocks.runs.model import weights_of
+
+MOST_NAMES = 8  # of weights in a line
+
+
+@dataclass(frozen=True)
+class ModelDifference:
+    """The changes from A to B, the costs of both by name, and the weights of A that load into B.
+
+    `lengths` are the numbers of tokens of each axis, from which the costs of A and B are computed.
+    """
+
+    names: tuple[str, str]
+    changes: list[Change]
+    lengths: tuple[Mapping[str, int], Mapping[str, int]]
+    costs: Mapping[str, tuple[int, int]]
+    weights: WeightMatch
+
+
+def compare_models(names: tuple[str, str], a: Spec, b: Spec, requested: Mapping[str, int]) -> ModelDifference:
+    """Compare two checked models. `requested` are the numbers of tokens of inputs by name, 32 for the others."""
+    networks = network_without_values(a), network_without_values(b)
+    lengths = axis_lengths(a, requested, LENGTH), axis_lengths(b, requested, LENGTH)
+    ours, theirs = map(_costs, networks, lengths)
+    costs = {name: (ours[name], theirs[name]) for name in ours}
+    return ModelDifference(names, find_changes(a, b, REGISTRY), lengths, costs, _match(*networks))
+
+
+def _costs(network: Network, lengths: Mapping[str, int]) -> dict[str, int]:
+    return {
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "multiply-adds": sum(multiply_adds(network, lengths).values()),
+        "floats of decoding state": decoding_state(network, lengths),
+    }
+
+
+def _match(a: Network, b: Network) -> WeightMatch:
+    saved = {name: tensor.shape for name, tensor in weights_of(a).items()}
+    vocabs = (int(str(network.spec.sink.shape[-1])) for network in (b, a))
+    return match_weights(b, next(vocabs), saved, next(vocabs))
+
+
+def model_difference_record(difference: ModelDifference) -> dict[str, object]:
+    """Return the difference for JSON."""
+    return {
+        "models": list(difference.names),
+        "changes": [asdict(change) for change in difference.changes],
+        "lengths": [dict(lengths) for lengths in difference.lengths],
+        "costs": {name: list(pair) for name, pair in difference.costs.items()},
+        "weights": {name: getattr(difference.weights, name) for name in ("loaded", "new", "unused")},
+    }
+
+
+def show_model_difference(difference: ModelDifference, a: Spec, b: Spec) -> None:
+    """Print the changes as a table, then the costs and the weights."""
+    if difference.changes:
+        print_table(changes_table(difference))
+    for line in summary_lines(difference, a, b):
+        print_line(line)
+
+
+def summary_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:
+    """Return lines on the costs and the weights, or a single line if the models are the same."""
+    if not difference.changes:
+        return [f"{' and '.join(difference.names)} are the same model"]
+    costs = [_cost_line(name, before, after) for name, (before, after) in difference.costs.items()]
+    condition = f"for one row with {_lengths_text(*difference.lengths)}"
+    return [*costs, condition, *_weight_lines(difference, a, b)]
+
+
+def changes_table(difference: ModelDifference) -> Table:
+    """Return a row for each change; equal changes of several nodes are one row."""
+    rows: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for change in difference.changes:
+        apart = change.where if change.kind in ("renamed", "moved") else ""
+        rows[(change.kind, change.key, change.before, change.after, apart)].append(change.where)
+    cells = [
+        [f"{kind} {key}".strip(), ", ".join(where), before, after]
+        for (kind, key, before, after, _), where in rows.items()
+    ]
+    return Table("", texts("change", "node", *difference.names), cells, keys=2)
+
+
+def _cost_line(name: str, before: int, after: int) -> str:
+    if before == after:
+        return f"{name}: {before:,} in both"
+    relative = f", {(after - before) / before:+.2%}" if before else ""
+    return f"{name}: {before:,} → {after:,} ({after - before:+,}{relative})"
+
+
+def _lengths_text(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis} = {length}" for axis, length in {**ours, **theirs}.items())
+
+
+def _weight_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:
+    first, second = difference.names
+    weights = difference.weights
+    count = len(weights.loaded) + len(weights.new)
+    lines = [f"init_from: {len(weights.loaded)} of the {count} weights of {second} load from {first}"]
+    for text, names, spec in (("new", weights.new, b), ("unused", weights.unused, a)):
+        lines += [f"init_from: {text}: {_names_text(names, spec)}"] if names else []
+    return lines
+
+
+def _names_text(names: Sequence[str], spec: Spec) -> str:
+    """Return the modules of weights, with those of alike layers as one; only the first ones of many."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for module in dict.fromkeys(name.rpartition(".")[0] for name in names):
+        groups[pattern(module)].append(module)
+    layers = Outline(spec, REGISTRY).layers
+    texts = [write_nodes(group, layers) for group in groups.values()]
+    more = f" and {len(texts) - MOST_NAMES} more" if len(texts) > MOST_NAMES else ""
+    return ", ".join(texts[:MOST_NAMES]) + more

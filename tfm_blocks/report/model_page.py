@@ -1,0 +1,141 @@
+"""`tfm view`: one self-contained page about one or two models, which needs no server and no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+
+from markupsafe import Markup
+
+from tfm_blocks.errors import Problem
+from tfm_blocks.figures.draw import Content
+from tfm_blocks.figures.figure import Style, picture_of, svg_of
+from tfm_blocks.figures.themes import THEMES, Mark, Theme
+from tfm_blocks.language.outline import Outline
+from tfm_blocks.language.pairing import pattern
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import Spec
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.report.assets import asset, content_policy, page_template
+from tfm_blocks.report.difference_marks import marks_of_first, marks_of_second
+from tfm_blocks.report.model_difference import ModelDifference, changes_table, compare_models, summary_lines
+from tfm_blocks.report.node_facts import facts_of
+from tfm_blocks.report.show import measure
+
+MOST_CLOSED = 3  # stacks and parallels of which every combination has a figure
+UNFOLDED = "*"  # the key of the figure with every layer
+MOST_NODES = 100  # of a model whose layers are all drawn
+COLOURS = Theme(
+    background="var(--paper)",
+    ink="var(--ink)",
+    faint="var(--soft)",
+    plate="var(--plate)",
+    fills={kind: f"var(--{kind})" for kind in THEMES["paper"].fills},
+    marks={mark: f"var(--{mark})" for mark in THEMES["paper"].marks},
+)
+
+
+@dataclass(frozen=True)
+class ViewedModel:
+    """A model of the page: its name on the command line, its spec, and where its values come from."""
+
+    name: str
+    spec: Spec
+    sources: Sources
+
+
+def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
+    """Return the HTML page of one model, or of two with their difference. All text is escaped.
+
+    `watch` is the version of a page that polls its server for a newer one and for the problems of that one.
+    """
+    difference = _difference(models)
+    records = map(_model_record, models, _marks(models, difference))
+    data = {"models": list(records), "blocks": _blocks(models), "watch": watch, "problems": []}
+    script = asset("view.js")
+    return page_template("view.html").render(
+        title=" and ".join(model.name for model in models),
+        policy=content_policy([script], connect="'self'" if watch else "'none'"),
+        style=Markup(asset("view.css") + _colour_rules()),
+        script=Markup(script),
+        data=Markup(json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")),
+        models=models,
+        table=changes_table(difference) if difference and difference.changes else None,
+        summary=summary_lines(difference, models[0].spec, models[-1].spec) if difference else [],
+    )
+
+
+def _blocks(models: Sequence[ViewedModel]) -> dict[str, dict[str, str]]:
+    """Return the description and the source of each block."""
+    names = sorted({node.block for model in models for node in model.spec.nodes if node.block})
+    blocks = {name: REGISTRY.blocks[name] for name in names}
+    return {name: {"formula": info.description, "source": info.source} for name, info in blocks.items()}
+
+
+def _difference(models: Sequence[ViewedModel]) -> ModelDifference | None:
+    if len(models) < 2:
+        return None
+    a, b = models
+    return compare_models((a.name, b.name), a.spec, b.spec, {})
+
+
+def _marks(models: Sequence[ViewedModel], difference: ModelDifference | None) -> list[dict[str, Mark]]:
+    if difference is None:
+        return [{} for _ in models]
+    a, b = models
+    return [marks_of_first(a.spec, difference), marks_of_second(b.spec, difference)]
+
+
+def _model_record(model: ViewedModel, marks: Mapping[str, Mark]) -> dict[str, object]:
+    size = measure(model.spec, model.sources, {})
+    costs = {row.node.address: (row.parameters, row.multiply_adds) for row in size.rows}
+    facts = facts_of(model.spec, model.sources, costs)
+    records = list(dict.fromkeys(facts.values()))
+    numbers = {record: number for number, record in enumerate(records)}
+    foldable = _foldable(model.spec)
+    return {
+        "name": model.name,
+        "figures": dict(_figures(model.spec, foldable, marks, model.name)),
+        "foldable": foldable,
+        "records": [asdict(record) for record in records],
+        "nodes": {address: numbers[record] for address, record in facts.items()},
+        "parameters": size.parameters,
+        "multiply_adds": size.multiply_adds,
+        "condition": size.condition,
+    }
+
+
+def _foldable(spec: Spec) -> list[str]:
+    """Return the stacks and parallels of a model, with `*` in place of the numbers of layers."""
+    outline = Outline(spec, REGISTRY)
+    return list(dict.fromkeys(pattern(address) for address in outline.nodes if outline.joins_branches(address)))
+
+
+def _figures(spec: Spec, foldable: Sequence[str], marks: Mapping[str, Mark], title: str) -> Iterator[tuple[str, str]]:
+    """Yield a figure for each choice of closed stacks and parallels, and the figure with every layer."""
+    style = Style(COLOURS, title, marks=marks)
+    sizes = range(len(foldable) + 1) if len(foldable) <= MOST_CLOSED else (0, 1)
+    for closed in (choice for size in sizes for choice in combinations(foldable, size)):
+        content = Content(closed=frozenset(closed))
+        yield " ".join(closed), svg_of(picture_of(spec, REGISTRY, content), style)
+    if len(spec.nodes) <= MOST_NODES:
+        yield UNFOLDED, svg_of(picture_of(spec, REGISTRY, Content("none")), style)
+
+
+def problem_record(problem: Problem) -> dict[str, str]:
+    """Return a problem for the page: the address of its key, and its text."""
+    return {"address": problem.address, "text": str(problem)}
+
+
+def _colour_rules() -> str:
+    """Return the colours of figures as CSS variables, for light and dark screens."""
+    colours = (_colours(THEMES[name]) for name in ("paper", "dark"))
+    light, dark = ("".join(f"--{name}: {colour};" for name, colour in rules) for rules in colours)
+    return f":root {{{light}}} @media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
+
+
+def _colours(theme: Theme) -> list[tuple[str, str]]:
+    plain = [("paper", theme.background), ("ink", theme.ink), ("soft", theme.faint), ("plate", theme.plate)]
+    return [*plain, *theme.fills.items(), *theme.marks.items()]
