@@ -148,7 +148,9 @@ def test_a_sweep_ends_with_the_tables_of_compare_where_two_jobs_are_done(
     jobs = [SweepJob(f"seed-{seed}", [f"seed={seed}"], composed, read_run(composed.mapping)) for seed in (1, 2)]
     for job, job.state in zip(jobs, ("done", other), strict=True):
         leave_run(folder.run(job), ["ein Haus"], ["ein Haus"])
-    settings = read_sweep_settings({"method": "grid", "name": None, "parallel": 1, "timeout": None, "retries": 0})
+    settings = read_sweep_settings(
+        {"method": "grid", "name": None, "parallel": 1, "timeout": None, "retries": 0, "together": []}
+    )
     sweep = Sweep(folder, JobSource(jobs), settings, LocalLauncher(1), [])
     assert _print_results(sweep, "python train.py -m seed=1,2", 0) == int(other != "done")
     output = capsys.readouterr().out

@@ -31,7 +31,7 @@ from tfm_blocks.sweep.settings import read_sweep_settings
 from tfm_blocks.training.settings import read_run
 
 Small = Callable[..., Composed]
-SETTINGS: dict[str, Any] = {"method": "grid", "name": None, "parallel": 1, "retries": 0}
+SETTINGS: dict[str, Any] = {"method": "grid", "name": None, "parallel": 1, "retries": 0, "together": []}
 HOLDS = """
 import sys, time
 from pathlib import Path

@@ -29,7 +29,16 @@ SPACE = [
     "layers=range(1,6,2)",
     "d_ff=int(interval(8,64))",
 ]
-SETTINGS = {"name": None, "parallel": 1, "timeout": None, "retries": 0, "trials": 12, "seed": 1, "method": "optuna"}
+SETTINGS = {
+    "name": None,
+    "parallel": 1,
+    "timeout": None,
+    "retries": 0,
+    "trials": 12,
+    "seed": 1,
+    "method": "optuna",
+    "together": [],
+}
 OPTUNA = {"metric": "val/loss", "startup": 3, "halving": 3}
 Start = Callable[..., Study]
 

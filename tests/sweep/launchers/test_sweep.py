@@ -50,7 +50,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Callable[..., A
 
     def sweep(*names: str, launcher: Any = None, **how: Any) -> Sweep:
         folder: SweepFolder = claim_sweep(Path("runs"), "x", names, "python train.py …")
-        settings = {"method": "grid", "name": None, "parallel": 2, "timeout": None, "retries": 0} | how
+        settings = {"method": "grid", "name": None, "parallel": 2, "timeout": None, "retries": 0, "together": []} | how
         jobs = [SweepJob(name, [], composed, read_run(composed.mapping)) for name in names]
         for job in jobs:
             status = folder.run(job) / "status.json"
