@@ -125,7 +125,7 @@ def test_a_running_run_says_which_process_it_is(small: Small, tmp_path: Path) ->
         raise Seen
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "_run", look)
+        patch.setattr(job._Start, "train", look)
         with pytest.raises(Seen):
             job.train(check_run(composed), tmp_path)
     assert re.fullmatch(rf"{os.getpid()} on \S+", seen[0])

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
@@ -167,7 +167,8 @@ def _is_recorded(config: DictConfig, key: str, recorded: Mapping[str, Any]) -> b
 
 def task_overrides(config: DictConfig) -> list[str]:
     """Return the overrides of a composed config, without the `++` that `prepare_arguments` adds."""
-    return [str(text).removeprefix("++") for text in config.hydra.overrides.task]
+    typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    return [str(text).removeprefix("++") for text in cast(list[str], typed)]
 
 
 def _known_keys(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) -> None:

@@ -12,13 +12,14 @@ def find_counterpart(group: Group, baseline: Group, groups: Sequence[Group]) -> 
     """Return the group that has the test set of `group` and the model of the baseline; the baseline if there is none.
 
     Two groups have the same model if they agree in every setting in which groups with a common test set differ, except
-    for the learning rate. Settings that only vary between test sets belong to the task.
+    for the learning rate. Settings that only vary between test sets belong to the task. If no groups with a common test
+    set differ, the model is unknown.
     """
     if test_sets(group) == test_sets(baseline):
         return baseline
     keys = _model_keys(groups)
     model = _model(baseline, keys)
-    same_task = [one for one in groups if test_sets(one) == test_sets(group)]
+    same_task = [one for one in groups if keys and test_sets(one) == test_sets(group)]
     return next((one for one in same_task if _model(one, keys) == model), baseline)
 
 
