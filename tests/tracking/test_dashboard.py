@@ -104,7 +104,10 @@ def test_settings_that_a_panel_can_show_are_those_that_some_run_logs_and_no_othe
     logged = {f"facts.{name}" for name in FACTS}
     for names in zip_longest(*groups):
         chosen = [f"{group}={name}" for group, name in zip(GROUPS, names, strict=True) if name]
-        files = ["data.dir=."] if names[0] not in (None, "dates") else []
+        missing = {"probe": "data.task=parity"} | dict.fromkeys(
+            ("text", "lm", "multi30k", "multi30k_raw"), "data.dir=."
+        )
+        files = [missing[names[0]]] if names[0] in missing else []
         logged |= logged_by(*chosen, *files, "sweep.name=x")
     for name, path in models.items():
         if not read_yaml(path).keys() - {"defaults", "model"} <= logged:

@@ -52,7 +52,7 @@ def test_all_that_is_wrong_in_any_group_is_told_together(small: Callable[..., Co
     ("overrides", "told"),
     [
         (["callbacks.early_stopping.monitor=val/length_ratio"], "a validation metric that can improve, but is 'val/length_ratio'"),
-        (["callbacks.early_stopping.monitor=train/loss"], "one of: val/bleu, val/chrf"),
+        (["callbacks.early_stopping.monitor=train/loss"], "one of: val/accuracy, val/bleu, val/chrf"),
         (["callbacks.early_stopping.patience=0"], "callbacks.early_stopping.patience: must be at least 1"),
         (["callbacks.early_stopping.min_delta=-1"], "callbacks.early_stopping.min_delta: must be at least 0"),
         (["+callbacks.early_stoping={}"], "callbacks.early_stoping: no such setting"),
