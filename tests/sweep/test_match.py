@@ -14,7 +14,7 @@ from tfm_blocks.sweep.match import Matcher
 from tfm_blocks.sweep.settings import read_match
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["d_model=32", "d_ff=64", "heads=4", "layers=1", "vocab=100"]
+SMALL = ["d_model=32", "d_ff=64", "heads=4", "layers=1", "vocab=300"]
 
 
 def matcher(like, by, budget="parameters", within=None):
