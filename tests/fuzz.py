@@ -6,6 +6,7 @@ prints as JSON how many were accepted and refused, every event of the hook, trac
 longest of the verdicts in seconds. Accepted models of small sizes are built and run.
 """
 
+import encodings.unicode_escape  # noqa: F401  else loaded by the first message that escapes a letter
 import json
 import os
 import shutil
