@@ -178,7 +178,7 @@ class RandomPosition(Sinusoidal):
     not change them. A longer sequence raises ValueError.
 
     Also known as: randomised positional encodings.
-    Use: sequences that are longer than those of training.
+    Use: sequences longer than in training.
     Example: max_length: 512
     """
 

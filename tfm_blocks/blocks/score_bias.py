@@ -24,7 +24,7 @@ class Alibi(ScoreBias):
     returns bias_HNN for all pairs of positions of x_BND; the values of x do not matter.
 
     Also known as: ALiBi, attention with linear biases.
-    Use: sequences longer than those of training.
+    Use: sequences longer than in training.
     """
 
     def __init__(self, *, heads: int) -> None:

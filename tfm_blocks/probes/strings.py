@@ -114,7 +114,7 @@ class Copy(GeneratedStringTask):
 
 @dataclass(frozen=True)
 class Reverse(GeneratedStringTask):
-    """The answer is the string backwards. It is generated token by token, unlike that of reverse_string.
+    """The answer is the string backwards. It is generated token by token; in reverse_string it is due at positions.
 
     symbols: different symbols of a string.
     """

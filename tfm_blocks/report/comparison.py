@@ -42,7 +42,7 @@ class Comparison:
 def compare_runs(paths: Sequence[Path], baseline: str | None = None, scores: str | None = None) -> Comparison:
     """Compare runs, given by their folders or by folders that contain them.
 
-    `scores` names scores that `tfm evaluate --test` kept, in place of those of the training. Raises RunError, and
+    `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. Raises RunError, and
     ConfigError if the baseline is not one of the runs, or if no run has such scores.
     """
     runs = read_records(paths)
