@@ -1,0 +1,1 @@
+"""Models of other libraries: import, export, and the tables that both read."""
