@@ -100,6 +100,12 @@ class Routes:
     ports: dict[Box, dict[Side, list[Net]]] = field(default_factory=dict)
     tracks: dict[Track, int] = field(default_factory=dict)
 
+    def end(self, item: Box | Frame) -> int:
+        """Return the column that the lines above an item reach to its right."""
+        assert item.frame is not None
+        spans = self.spans.get(Channel(item.frame, "roof", roof(item)), {})
+        return max((high // 2 for _, high in spans.values()), default=0)
+
     def count(self, frame: Frame, kind: ChannelKind, index: int) -> int:
         """Return the number of tracks of a channel."""
         channel = Channel(frame, kind, index)
@@ -248,9 +254,8 @@ class _Route:
                 self._leg(frame, start, Gap(start.row + 1, _edge(frame, side)))
 
     def _climb(self, frame: Frame, start: Gap, gutter: int, last: int) -> None:
-        """Add the lines from above an item to a gutter, and along it."""
-        column = start.across // 2
-        passed = range(column + 1, gutter) if gutter > column else range(gutter, column)
+        """Add the lines from above an item to a gutter, and along it; lines to the left pass frames above their row."""
+        passed = range(gutter, start.across // 2)
         if start.roof and not any(
             isinstance(item, Frame) for item in _row(frame, start.roof.row) if item.column in passed
         ):
