@@ -19,6 +19,7 @@ from tfm_blocks.figures.scopes import (
     Stack,
     entry_of,
     exit_of,
+    first_of,
     nodes_of,
     read_graph,
     read_parts,
@@ -273,7 +274,7 @@ class _Drawer:
     def _plate(self, alike: Sequence[Stack], group: LayerGroup, groups: int) -> Frame:
         part = alike[0]
         addresses = tuple(f"{other.address}.{index}" for other in alike for index in range(group.first, group.end))
-        entry = self.outlets[entry_of(part.layers[group.first][0])]
+        entry = self.outlets[entry_of(first_of(part.layers[group.first]))]
         frame = Frame(addresses, plate=True, entry=entry, label=_layer_label(part, group, groups))
         for offset in range(group.period):
             self._graph([other.layers[index] for other in alike for index in group.alike(offset)], frame)

@@ -117,4 +117,13 @@ def entry_of(part: Part) -> str:
         case Parallel(join=join):
             return join.residual
         case Stack(layers=layers):
-            return entry_of(layers[0][0])
+            return entry_of(first_of(layers[0]))
+
+
+def first_of(graph: Graph) -> Part:
+    """Return the first part of a graph, without the inline nodes that it reads."""
+    return min(graph, key=lambda part: _address(part).count("."))
+
+
+def _address(part: Part) -> str:
+    return part.node.address if isinstance(part, Leaf) else part.address
