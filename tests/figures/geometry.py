@@ -81,7 +81,8 @@ def faults(picture: FigurePicture):
 
 
 def shared_lines(picture: FigurePicture):
-    """Yield pairs of arrows of different sources and targets with a common piece of a line."""
+    """Yield pairs of arrows that a reader could confuse: a piece of a line is common, sources and targets are not."""
+    arrows = {(placed.arrow.source, placed.arrow.target) for placed in picture.arrows}
     rows = defaultdict(list)
     for placed in picture.arrows:
         for (x, y), (to_x, to_y) in zip(placed.points, placed.points[1:], strict=False):
@@ -89,7 +90,7 @@ def shared_lines(picture: FigurePicture):
             rows[key].append((min(ends), max(ends), placed.arrow))
     for row in rows.values():
         for (low, high, arrow), (first, last, other) in combinations(row, 2):
-            alike = arrow.source is other.source or arrow.target is other.target
+            alike = {(arrow.source, other.target), (other.source, arrow.target)} <= arrows
             if not alike and min(high, last) - max(low, first) > SLACK:
                 yield tuple(f"{end.source.about} → {end.target.about}" for end in (arrow, other))
 

@@ -147,7 +147,7 @@ class _Drawer:
         chain = tails.pop(entry, None)
         if chain is None:
             below = item_within(frame, entry) if entry not in items else None
-            chain = Chain(start=below.row + 1 if below else 0)
+            chain = Chain(entry, start=below.row + 1 if below else 0)
             beside = frame is not self.root and frame.plate and not below and entry is not frame.entry
             frame.chains.insert(0 if beside else len(frame.chains), chain)
         chain.items += items

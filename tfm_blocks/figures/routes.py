@@ -122,11 +122,6 @@ def find_routes(drawing: Drawing) -> Routes:
     return routes
 
 
-def entry_place(frame: Frame) -> int:
-    """Return the place across at which the arrow from below enters a frame: its main chain, or the middle."""
-    return 2 * frame.chains.index(frame.main) + 1 if frame.main else len(frame.chains)
-
-
 def roof(item: Box | Frame) -> int:
     """Return the index of the channel above an item."""
     assert item.frame is not None
@@ -170,7 +165,7 @@ class _Route:
             if inner.entry is self.arrow.source:
                 self._leg(frame, start, Gap(inner.row, 2 * inner.column + 1))
                 self.lines.append(Spine(inner))
-                start = Gap(0, entry_place(inner))
+                start = Gap(0, inner.entry_place)
             else:
                 side = self._side(start, frame, inner)
                 self._leg(frame, start, Gutter(inner.column + (side == "right"), inner.row))
@@ -187,7 +182,7 @@ class _Route:
             assert frame is not None
             start: End = Gutter(item.column + (self.leave == "right"), item.row) if sideways else _above(item, spine)
             if not sideways and self._leaves_by_top(item, frame):
-                spine = spine and entry_place(frame) == 2 * item.column + 1
+                spine = spine and frame.entry_place == 2 * item.column + 1
             else:
                 self._leg(frame, start, Edge(self.leave))
                 sideways = True

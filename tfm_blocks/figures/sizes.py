@@ -126,13 +126,11 @@ class Sizes:
 
     def _middle(self, frame: Frame, gutters: tuple[float, ...], middles: tuple[float, ...]) -> float:
         """Return the place of the arrow that enters from below: a column, or beside the lines of the middle gutter."""
-        if frame.main:
-            return middles[frame.chains.index(frame.main)]
-        half, odd = divmod(len(frame.chains), 2)
+        column, odd = divmod(frame.entry_place, 2)
         if odd:
-            return middles[half]
-        lines = self.routes.count(frame, "gutter", half)
-        return gutters[half] + (GUTTER / 2 if lines else self._gutter(frame, half) / 2)
+            return middles[column]
+        lines = self.routes.count(frame, "gutter", column)
+        return gutters[column] + (GUTTER / 2 if lines else self._gutter(frame, column) / 2)
 
     def _box(self, box: Box) -> Size:
         above = NOTE * LEADING if box.output else 0.0
