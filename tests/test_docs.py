@@ -29,7 +29,19 @@ COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
 LONG = {  # pages that train for more than a minute
     "architecture", "comparing", "dates", "language-model", "own-blocks", "probes", "running", "runs", "sweep", "sweeps", "tracking", "translating",
 }  # fmt: skip
-EXACT = {"README", "language", "models"}  # whose `text` fences are the whole output
+EXACT = {
+    "README",
+    "language",
+    "models",
+    "tour",
+    "tracking",
+    "python",
+    "probes",
+    "seeing",
+    "dates",
+    "language-model",
+    "sweep",
+}  # whose `text` fences are the whole output
 DEFAULT = {"README", "contributing", "models"}  # the other pages run in CI: pytest -m grid
 LANGUAGES = ("bash", "python", "yaml", "text")
 HEADER = "# @package _global_\n"
@@ -37,6 +49,8 @@ COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(smaller): (\S.*)|(ci)|(whole)) --
 CONFIG_FILE = re.compile(r"my_conf/[\w/-]+\.yaml")
 SCRIPT_FILE = re.compile(r"# (\w+\.py)\n")
 INSTALL = re.compile(r"^pip install [^&\n]+&& ", re.MULTILINE)  # what it installs is there already
+RUN = re.compile(r"([ ━─])\1+")  # how wide a column is depends on all of its rows
+ANY_LINES = r"(?:.*\n)*?"
 SIZES = {
     "d_model", "d_ff", "layers", "vocab", "data.train", "data.val", "data.test", "schedule.warmup", "sweep.trials",
     "trainer.steps", "trainer.validate_every", "trainer.validate_sentences",
@@ -194,17 +208,10 @@ def is_shown(line, output):
 
 
 def is_output(text, output):
-    """Return True if `text` is the output, spaces aside; `…` stands for a part of a line, or alone for any lines."""
-    wanted, real = (
-        "".join(" ".join(line.split()) + "\n" for line in each.splitlines() if line.strip()) for each in (text, output)
-    )
-    pattern = re.escape(wanted).replace(
-        r"…\
-",
-        "…\n",
-    )
-    pattern = re.sub(r"(?m)^…\\?\n", r"(?:.*\\n)*?", pattern).replace("…", ".*")
-    return re.fullmatch(pattern, real) is not None
+    """Return True if `text` is the output, widths aside; `…` stands for a part of a line, or alone for any lines."""
+    shown, real = ([RUN.sub(r"\1", line.strip()) for line in each.splitlines()] for each in (text, output))
+    pattern = "".join(ANY_LINES if line == "…" else re.escape(line).replace("…", ".*") + "\n" for line in shown if line)
+    return re.fullmatch(pattern, "".join(line + "\n" for line in real if line)) is not None
 
 
 def run_by_ci(command):  # as it stands in .ci/run, or as its grep takes it out of the README

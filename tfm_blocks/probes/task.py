@@ -62,6 +62,10 @@ class ProbeTask(ABC):
         """Return the rule that the length breaks, such as 'must be even', or '' if it fits."""
         return "" if length >= 1 else "must be at least 1"
 
+    def check_validation(self, count: int) -> None:
+        """Raise ConfigError if the task has fewer than `count` validation examples. Most tasks have any number."""
+        return
+
     @abstractmethod
     def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:
         """Generate the first `count` examples of the split train, val or test, each of one of the lengths.
