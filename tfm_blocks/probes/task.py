@@ -46,7 +46,7 @@ class ProbeTask(ABC):
 
     source: ClassVar[str]  # the paper and its section or table
     presets: ClassVar[Mapping[str, Preset]]  # paper and lite; lite fits two CPU cores
-    shows_answers: ClassVar[bool] = False  # the question repeats each answer after it is due: for causal models only
+    shows_answers: ClassVar[bool] = False  # the question repeats each answer one position later: causal models only
 
     @property
     @abstractmethod
