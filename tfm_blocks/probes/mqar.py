@@ -31,7 +31,7 @@ class Mqar(SampledTask):
     source: ClassVar = "Arora et al. 2023 (Zoology), figure 2"
     presets: ClassVar = {
         "paper": Preset(100_000, 3000, 3000, (64, 64), (64,)),
-        "lite": Preset(20_000, 1000, 1000, (64, 64), (64,), {"vocab": 256}),
+        "lite": Preset(20_000, 1000, 1000, (64, 64), (64,), {"vocab": 64}),
     }
     vocab: int = 8192
     pairs: int = 4
