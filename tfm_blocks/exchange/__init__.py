@@ -1,1 +1,1 @@
-"""Models of other libraries: import, export, and the tables that both read."""
+"""Ways out of tfm-blocks, and into it."""
