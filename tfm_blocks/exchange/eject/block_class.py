@@ -21,22 +21,7 @@ from tfm_blocks.exchange.eject.values import RUNS, Code, Ref, name, to_expr
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.network.call import Call
 
-RESERVED = {
-    "self",
-    "torch",
-    "F",
-    "nn",
-    "math",
-    "Tensor",
-    "Any",
-    "State",
-    "Node",
-    "len",
-    "min",
-    "max",
-    "zip",
-    "enumerate",
-}
+RESERVED = {"self", "torch", "F", "nn", "math", "Tensor", "Any", "State", "Node", "len", "min", "max", "zip", "enumerate"}
 RESERVED |= {"list", "slice", "range", "sum", "int", "float", "str", "getattr"}
 TYPES = {"position": "int", "rows": "int", "length": "int", "state": "State"}
 INLINED = 60  # characters of an expression that replaces a class without parameters
@@ -118,13 +103,7 @@ class BlockWriter:
     def _word(self) -> str:
         kind = type(self.call.block).__name__
         node = self.call.node
-        return (
-            f"Causal{kind}"
-            if node.arguments.get("mask") == "causal"
-            else f"Cross{kind}"
-            if "kv" in node.reads
-            else kind
-        )
+        return f"Causal{kind}" if node.arguments.get("mask") == "causal" else f"Cross{kind}" if "kv" in node.reads else kind
 
     def _is_expression(self, forward: MethodCode) -> bool:
         first, *others = forward.body

@@ -79,16 +79,9 @@ class Calls(Expressions):
         """Return the call of a tensor's method; a view of the same shape is the tensor."""
         runs = trial(lambda x, a, n: getattr(x, method.name)(*a, **n), method.owner, arguments, named)
         before = method.owner.runs
-        if (
-            method.name in SAME_SHAPE
-            and runs
-            and before
-            and all(a.shape == b.shape for a, b in zip(runs, before, strict=True))
-        ):
+        if method.name in SAME_SHAPE and runs and before and all(a.shape == b.shape for a, b in zip(runs, before, strict=True)):
             return method.owner
-        if method.name == "to" and [ast.unparse(to_expr(a)) for a in arguments] == [
-            f"{ast.unparse(method.owner.expr)}.dtype"
-        ]:
+        if method.name == "to" and [ast.unparse(to_expr(a)) for a in arguments] == [f"{ast.unparse(method.owner.expr)}.dtype"]:
             return method.owner
         return self.residual(to_expr(method), arguments, named, runs)
 
@@ -151,9 +144,7 @@ class Calls(Expressions):
     def _call_isinstance(self, value: Any, kind: Any) -> bool:
         if isinstance(value, Code) and value.runs is None:
             return kind is torch.Tensor
-        return isinstance(
-            value.module if isinstance(value, Ref) else value.runs[0] if isinstance(value, Code) else value, kind
-        )
+        return isinstance(value.module if isinstance(value, Ref) else value.runs[0] if isinstance(value, Code) else value, kind)
 
     def _call_type(self, value: Any) -> Any:
         return type(value.module) if isinstance(value, Ref) else type(value)
@@ -169,9 +160,7 @@ class Calls(Expressions):
     def _call_enumerate(self, value: Any, start: int = 0) -> Any:
         if not isinstance(value, Code):
             return list(enumerate(value, start))
-        return self.residual(
-            name("enumerate"), [value, *[start] * bool(start)], {}, trial(lambda v: list(enumerate(v, start)), value)
-        )
+        return self.residual(name("enumerate"), [value, *[start] * bool(start)], {}, trial(lambda v: list(enumerate(v, start)), value))
 
     def _call_min(self, *values: Any) -> Any:
         return self._extreme(min, values)

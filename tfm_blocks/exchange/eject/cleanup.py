@@ -72,11 +72,7 @@ def _drop(body: Statements, loads: Counter[str]) -> bool:
             body.remove(statement)
             dropped = True
         elif isinstance(statement, ast.If) and not statement.body:
-            statement.test, statement.body, statement.orelse = (
-                ast.UnaryOp(ast.Not(), statement.test),
-                statement.orelse,
-                [],
-            )
+            statement.test, statement.body, statement.orelse = ast.UnaryOp(ast.Not(), statement.test), statement.orelse, []
         elif isinstance(statement, ast.Assign) and len(targets) > 1:
             dropped |= _hide(statement, loads)
     return dropped
@@ -136,10 +132,8 @@ def _without_result(body: Statements) -> Statements:
     variable = body[-1].value.id
     if _targets(before) == [variable] and isinstance(before, ast.Assign) and isinstance(before.targets[0], ast.Name):
         return [*rest, ast.Return(before.value)]
-    if (
-        isinstance(before, ast.If)
-        and before.orelse
-        and all(_targets(inner[-1]) == [variable] for inner in (before.body, before.orelse))
+    if isinstance(before, ast.If) and before.orelse and all(
+        _targets(inner[-1]) == [variable] for inner in (before.body, before.orelse)
     ):
         result = ast.Return(ast.Name(variable, ast.Load()))
         before.body = _without_result([*before.body, result])

@@ -97,12 +97,8 @@ class Context:
         return tuple(sum(part) for part in zip(*parts, strict=True))
 
     def mask_runs(self, axis: str, *, step: bool = False) -> tuple[torch.Tensor, ...]:
-        found = next(
-            a for shape in map(self.shape, self.addresses) for a in shape if isinstance(a, Axis) and a.name == axis
-        )
-        batch = next(
-            a for shape in map(self.shape, self.addresses) for a in shape if isinstance(a, Axis) and not a.inputs
-        )
+        found = next(a for shape in map(self.shape, self.addresses) for a in shape if isinstance(a, Axis) and a.name == axis)
+        batch = next(a for shape in map(self.shape, self.addresses) for a in shape if isinstance(a, Axis) and not a.inputs)
         return self.tensors((batch, found), torch.bool, step=step)
 
     @cached_property

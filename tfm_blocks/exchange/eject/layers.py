@@ -191,11 +191,7 @@ class StackWriter:
         container = self.context.path(self.stack.address, self.method.scope.home)
         if paths == [f"{container}[{index}]" for index in range(len(paths))] and self._is_whole():
             return container
-        return (
-            f"[{', '.join(paths)}]"
-            if len(paths) < 3 or "'" not in paths[0]
-            else f"[{container}[str(i)] for i in range({len(paths)})]"
-        )
+        return f"[{', '.join(paths)}]" if len(paths) < 3 or "'" not in paths[0] else f"[{container}[str(i)] for i in range({len(paths)})]"
 
     def _is_whole(self) -> bool:
         return len(self.context.children(self.stack.address)) == len(self.classes)

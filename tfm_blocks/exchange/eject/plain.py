@@ -31,11 +31,7 @@ def _windows(x_BHTK: Tensor, block: int, reach: tuple[int, int]) -> Tensor:
     return x_BHLK.unfold(2, before + block + after, block).permute(0, 2, 1, 4, 3).flatten(0, 1)
 
 
-PLAIN: dict[Any, Callable[..., Tensor]] = {
-    Dropout.forward: _dropout,
-    id(grouped_product): _grouped_product,
-    windows: _windows,
-}
+PLAIN: dict[Any, Callable[..., Tensor]] = {Dropout.forward: _dropout, id(grouped_product): _grouped_product, windows: _windows}
 FORWARDS = {Linear.forward: "Linear", LayerNorm.forward: "LayerNorm", RMSNorm.forward: "RMSNorm"}
 
 

@@ -145,8 +145,7 @@ class Evaluator(Calls):
             return a
         if isinstance(a, tuple | list) and type(a) is type(b) and len(a) == len(b):
             parts = [
-                self._merged(test, Branch(first.body, x), Branch(second.body, y), words)
-                for x, y in zip(a, b, strict=True)
+                self._merged(test, Branch(first.body, x), Branch(second.body, y), words) for x, y in zip(a, b, strict=True)
             ]
             return type(a)(*parts) if hasattr(a, "_fields") else type(a)(parts)
         runs = next((value.runs for value in (a, b) if isinstance(value, Code) and value.runs), None)
@@ -247,6 +246,4 @@ def _changed(statements: Statements) -> list[str]:
 
 
 def _word(*values: Any) -> str:
-    return next(
-        (value.expr.id for value in values if isinstance(value, Code) and isinstance(value.expr, ast.Name)), "y"
-    )
+    return next((value.expr.id for value in values if isinstance(value, Code) and isinstance(value.expr, ast.Name)), "y")
