@@ -182,7 +182,7 @@ def test_show_of_a_run_tells_how_it_stands_and_the_nodes_that_were_trained(trans
     assert found["run"]["commands"] == ["python train.py model=[tiny]"] and found["parameters"] == count
     with pytest.raises(SystemExit):
         main(["show", str(tmp_path / "run"), "heads=2"])
-    assert "none can be changed: 'heads=2'" in capsys.readouterr().err
+    assert "whose settings cannot be changed: 'heads=2'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["show", str(tmp_path)])
     assert "this is not a run folder" in capsys.readouterr().err

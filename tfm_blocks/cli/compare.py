@@ -37,7 +37,7 @@ def add_commands(commands: options.Commands) -> None:
 
 def _add_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="run folders, or the folder of a sweep")
-    what = "run against which, with all its seeds, the others are tested"
+    what = "run whose model, with all its seeds, is the baseline of the tests"
     command.add_argument("--baseline", metavar="RUN", help=what)
     what = "scores that tfm evaluate --test wrote, such as beam4 (default: the scores of the training)"
     command.add_argument("--scores", metavar="NAME", help=what)
