@@ -64,6 +64,8 @@ def test_a_key_takes_precedence_over_the_preset(conf):
         ("parity", {"task": "party"}, "data.task", "no task is called 'party'"),
         ("parity", {"size": "huge"}, "data.size", "one of lite, paper"),
         ("scan", {"cutoff": 50, "split": "length"}, "data.cutoff", "40"),
+        ("scan", {"val": 301}, "data.val", "must be at most data.held_out=300, but is 301"),
+        ("scan", {"held_out": 100}, "data.val", "must be at most data.held_out=100, but is 300"),
         ("scan", {"test_lengths": [5]}, "data.test_lengths", "has no lengths"),
     ],
 )

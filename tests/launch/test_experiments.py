@@ -6,7 +6,7 @@ import pytest
 
 from tfm_blocks.compose.command_line import prepare_arguments
 from tfm_blocks.compose.folders import CONF, list_options
-from tfm_blocks.compose.sweep import compose_job
+from tfm_blocks.compose.job import compose_job
 from tfm_blocks.launch.check import check_run
 
 
@@ -33,10 +33,9 @@ PROBES = [name for name in list_options("experiment", [CONF]) if name.startswith
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_a_probe_experiment_says_its_size(name: str) -> None:
-    settings = check_run(
-        compose_job(prepare_arguments([f"experiment={name}", "trainer.accelerator=cpu"]), None)
-    ).settings
+def test_a_probe_experiment_says_its_size_and_knows_the_knobs_of_its_model(name: str) -> None:
+    arguments = [f"experiment={name}", "mixer=attention", "trainer.accelerator=cpu"]
+    settings = check_run(compose_job(prepare_arguments(arguments), None)).settings
     assert settings.data.kind == "probe" and settings.label_smoothing == 0
     assert settings.data.size == ("paper" if name.endswith("_paper") else "lite")
     assert name.endswith("_paper") or f"{name}_paper" in PROBES or name == "probe/lite"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.job import compose_job
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.sweep import compose_job
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.launch.check import CheckedRun, check_run
 from tfm_blocks.launch.job import train
@@ -86,8 +86,8 @@ def test_a_model_that_answers_at_positions_is_not_translated_with(
 @pytest.mark.parametrize(
     ("overrides", "address", "rule"),
     [
-        ("model=probe_encoder data=in_context_recall", "model.inputs", "shows each answer after it is due"),
-        ("model=probe_seq2seq data=noisy_recall", "model.inputs", "shows each answer after it is due"),
+        ("model=probe_encoder data=in_context_recall", "model.inputs", "one position later"),
+        ("model=probe_seq2seq data=noisy_recall", "model.inputs", "one position later"),
         ("model=encoder_only data=dates", "model.inputs", "training predicts tgt, but the inputs are src"),
         ("model=two_sources data=parity", "model.inputs.doc", "is not a column of the data"),
         ("data=mqar mixer=atention", "model.graph.decoder.layer.self.block", "no block is called 'atention'"),

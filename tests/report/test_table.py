@@ -166,10 +166,10 @@ MIXED = Table(
 )
 
 
-def test_markdown_aligns_numbers_and_escapes_what_ends_a_cell():
+def test_markdown_aligns_numbers_marks_the_best_and_escapes_what_ends_a_cell():
     title, _, head, rules, first, second, third = markdown(MIXED).splitlines()
     assert (title, head, rules) == ("**scores & more**", "| run | loss | BLEU |", "| --- | ---: | ---: |")
-    assert (first, third) == ("| a | 1.25 | 10.0 |", "| c |  | 40.0 |")
+    assert (first, third) == ("| a | 1.25 | 10.0 |", "| c |  | **40.0** |")
     assert len(re.findall(r"(?<!\\)\|", second)) == 4 and "<b>" not in second and "\\x1b" in second
 
 

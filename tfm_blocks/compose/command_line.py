@@ -21,6 +21,7 @@ from tfm_blocks.compose.folders import (
     CONF,
     GLOBAL_GROUPS,
     config_folders,
+    group_files,
     list_options,
     model_chain,
     read_experiment,
@@ -229,18 +230,19 @@ def _models(chosen: Mapping[str, Sequence[str]], folders: list[Path]) -> Sequenc
     """Return the models of the command line, else of its experiments, else the default."""
     if "model" in chosen:
         return chosen["model"]
-    known = list_options("experiment", folders)
-    named = [_model_of(read_experiment(known[name])) for name in chosen.get("experiment", [])]
-    default = _model_of(read_yaml(CONF / "train.yaml")) or ""
-    return [model or default for model in named] or [default]
+    default = CONF / "train.yaml"
+    experiments = [group_files("experiment", name, folders) for name in chosen.get("experiment", [])]
+    return [_model_of([default, *files]) for files in experiments] or [_model_of([default])]
 
 
-def _model_of(mapping: Mapping[str, Any]) -> str | None:
-    for entry in mapping.get("defaults", []):
+def _model_of(files: Sequence[Path]) -> str:
+    """Return the model that the last of the files chooses that chooses one."""
+    entries = [entry for file in reversed(files) for entry in read_yaml(file).get("defaults", [])]
+    for entry in entries:
         for key, value in entry.items() if isinstance(entry, dict) else ():
             if str(key).split("/")[-1].split()[-1] == "model":
                 return str(value)
-    return None
+    return ""
 
 
 def _composes(overrides: Sequence[Override], choices: Mapping[str, str], config_dir: Path | None) -> None:

@@ -136,7 +136,8 @@ class _Layout:
         """Return how far from its tip an arrow has further heads: queries, keys and values, or keys and values."""
         box = arrow.target
         if arrow.end == "main" and box.forked:
-            return (-self._half_width(box) / 2, self._half_width(box) / 2)
+            reach = min(-self._port_place(box, "left", 0), self._port_place(box, "right", 0))
+            return -reach, reach
         last = self.routes.lines[arrow][-1]
         if arrow.heads > 1 and isinstance(last, BoxPort):
             return (self._port_offset(box, last.net, arrow.heads - 1) - self._port_offset(box, last.net),)
@@ -186,9 +187,14 @@ class _Layout:
         """Return the distance of a port from the middle of its box; ports of one side divide its half."""
         ports = self.routes.ports[box]
         side: Side = "left" if net in ports["left"] else "right"
-        half, nets = self._half_width(box), list[object](ports[side])
-        place = (nets.index(net) + 1 + later) / (len(nets) + 1)
-        return -half * (1 - place) if side == "left" else half * place
+        nets = list[object](ports[side])
+        place = nets.index(net) + later
+        return self._port_place(box, side, box.forked + (len(nets) - 1 - place if side == "left" else place))
+
+    def _port_place(self, box: Box, side: Side, place: int) -> float:
+        """Return the distance of a place from the middle of a box; the first one is next to the middle."""
+        distance = self._half_width(box) * (place + 1) / (self.sizes.places(box, side) + 1)
+        return -distance if side == "left" else distance
 
     def _tip(self, arrow: Arrow, x: float) -> Point:
         """Return the end of an arrow, on the border of its target."""

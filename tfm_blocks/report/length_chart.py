@@ -11,11 +11,11 @@ from bokeh.models import HoverTool
 from bokeh.plotting import figure
 
 from tfm_blocks.report.curves import Chart, line_style
-from tfm_blocks.report.differences import Group
+from tfm_blocks.report.differences import TASK, Group
 from tfm_blocks.runs.record import RunRecord
 
 SCORE = "accuracy@"  # prefix of the scores of single lengths
-TASK, SIZE = "data.task", "data.size"
+SIZE = "data.size"
 
 
 def accuracy_by_length(run: RunRecord) -> dict[int, float]:

@@ -11,7 +11,6 @@ from markupsafe import Markup
 from tfm_blocks.errors import RunError, TfmError
 from tfm_blocks.report.assets import asset, content_policy, page_template
 from tfm_blocks.report.attention_images import pictures_of
-from tfm_blocks.report.compare import TESTS
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.curves import AXES, MOST_POINTS, RunLine, charts_of, line_style
@@ -53,7 +52,6 @@ def render_report(
         comparison=comparison,
         left_out=left_out(comparison.groups, groups),
         tables=tables_of(comparison),
-        tests=TESTS if comparison.against else "",
         lines=lines,
         axes=list(AXES),
         charts=charts,

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tfm_blocks.compose.command_line import job_options
+from tfm_blocks.compose.job import JobComposer, compose_job
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import (
     SweepRequest,
     choose_first_values,
     combinations,
-    compose_job,
     join_parts,
     list_values,
     read_sweep,
@@ -22,8 +22,9 @@ from tfm_blocks.compose.sweep import (
 from tfm_blocks.distributed.cluster import refuse_launched_sweep
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.launch.check import CheckedRun
-from tfm_blocks.report.compare import show_comparison
+from tfm_blocks.report.compare import show_tables
 from tfm_blocks.report.comparison import compare_runs
+from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.lists import show_jobs
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.sweep import WAITING
@@ -83,7 +84,8 @@ def _jobs(asked: SweepRequest, settings: SweepSettings, check: Check) -> list[Sw
         overrides = [choose_first_values(asked.parts)]
     else:
         overrides = combinations(parts)
-    checked = check_jobs(overrides, lambda texts: compose_job(texts, asked.config_dir), check, _matcher(asked))
+    composer = JobComposer(asked.config_dir)
+    checked = check_jobs(overrides, composer.compose, check, _matcher(asked, composer))
     show_jobs([(job.overrides, job.parameters, job.problems) for job in checked])
     refuse_wrong(checked)
     return _named(checked, asked)
@@ -106,7 +108,8 @@ def _source(
 def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: SweepJob, check: Check) -> SweepJob:
     """Return the job of a trial. A job that cannot start takes the config of `sample` and states the reason."""
     _expect_same_conf(sample, asked)
-    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.config_dir), check, _matcher(asked))
+    composer = JobComposer(asked.config_dir)
+    (found,) = check_jobs([overrides], composer.compose, check, _matcher(asked, composer))
     if found.checked is None:
         reason = f"{found.problems[0].address}: {found.problems[0].rule}"
         job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
@@ -130,9 +133,9 @@ def _size(source: JobSource, settings: SweepSettings) -> str:
     return f"{count} {kind}{done}, {min(settings.parallel, count)} at a time"
 
 
-def _matcher(asked: SweepRequest) -> Match:
+def _matcher(asked: SweepRequest, composer: JobComposer) -> Match:
     """Return the function that gives jobs the budget of `match.like`. Raises ConfigError."""
-    return Matcher(read_match(asked.match), asked.config_dir).match
+    return Matcher(read_match(asked.match), composer).match
 
 
 def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
@@ -153,7 +156,8 @@ def _print_results(sweep: Sweep, command: str, number: int) -> int:
     rows = sweep.rows()
     show_end(rows, str(sweep.folder.path))
     if sum(row.state == DONE for row in rows) > 1:
-        show_comparison(compare_runs([sweep.folder.path]))
+        comparison = compare_runs([sweep.folder.path])
+        show_tables(tables_of(comparison), comparison.notes)
     if news := sweep.source.news():
         print(news)
     if number or not sweep.source.succeeded:

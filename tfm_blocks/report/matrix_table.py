@@ -1,0 +1,77 @@
+"""The matrix of models and tasks as a table, as rows of single cells, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tfm_blocks.report.differences import settings_of
+from tfm_blocks.report.matrix import ALPHA, Matrix, ScoreCell
+from tfm_blocks.report.rates import RATES
+from tfm_blocks.report.table import Cell, Column, Table, texts
+
+
+def matrix_table(matrix: Matrix) -> Table:
+    """Return a row for each model and a column for each task."""
+    grid, score = matrix.grid, matrix.score
+    columns = [*texts(*grid.keys), *(Column(task, score.cell, score.better) for task in grid.tasks)]
+    rows = [
+        [*model, *(_cell(matrix, row, column) for column in range(len(grid.tasks)))]
+        for row, model in enumerate(grid.models)
+    ]
+    heading = f"{title(matrix)}: mean ± half of the 95 % interval over seeds"
+    return Table(heading, columns, rows, keys=len(grid.keys), note=legend(matrix))
+
+
+def title(matrix: Matrix) -> str:
+    """Return the name of the score and its unit."""
+    return f"{matrix.score.name}{', %' if matrix.score.in_percent else ''}"
+
+
+def _cell(matrix: Matrix, row: int, column: int) -> Cell | None:
+    """Return the scores of a cell, or the state of its runs if they have none."""
+    cell, group = matrix.cells.get((row, column)), matrix.grid.groups.get((row, column))
+    if not cell:
+        return Cell(group.counted[0].state) if group else None
+    return Cell(_spread(cell, matrix.score.cell) + "*" * cell.differs, cell.mean)
+
+
+def _spread(cell: ScoreCell, form: str) -> str:
+    return form.format(cell.mean) + ("" if cell.half is None else f" ± {form.format(cell.half)}")
+
+
+def legend(matrix: Matrix) -> str:
+    """Explain the numbers of seeds and the marks."""
+    counts = sorted({len(cell.values) for cell in matrix.cells.values()})
+    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    seeds = f"{number} seed{'s' * (counts[-1] > 1)} in each cell"
+    if not matrix.tests:
+        return f"{seeds}, too few for tests"
+    name = "the best model of the task" if matrix.baseline is None else model_name(matrix, matrix.baseline)
+    family = "all {:,} pairs of models on a task" if matrix.baseline is None else "all {:,} tests of the table"
+    how = f"p < {ALPHA} by Welch's t-test over seeds, corrected for {family.format(matrix.tests)} (Holm 1979)"
+    return f"{seeds}; *: differs from {name}, {how}"
+
+
+def model_name(matrix: Matrix, row: int) -> str:
+    """Return the values that distinguish a model, such as `lstm` or `attention, 4`."""
+    return ", ".join(matrix.grid.models[row]) or "the model"
+
+
+def matrix_rows(matrix: Matrix) -> Iterator[dict[str, Any]]:
+    """Yield the unrounded values of each cell with a score."""
+    for (row, column), cell in matrix.cells.items():
+        settings = settings_of(cell.group.runs[0])
+        reference = matrix.references.get(column)
+        yield {
+            **dict(zip(matrix.grid.keys, matrix.grid.models[row], strict=True)),
+            "task": matrix.grid.tasks[column],
+            "score": matrix.score.name,
+            "mean": cell.mean,
+            "half_interval": cell.half,
+            "seeds": len(cell.values),
+            "values": list(cell.values),
+            "against": None if reference in (None, row) else model_name(matrix, reference),
+            "p_corrected": cell.p,
+            **{key: settings[key] for key in RATES if key in settings},
+        }
