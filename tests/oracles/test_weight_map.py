@@ -56,6 +56,6 @@ def test_tensors_of_one_address_are_joined_along_the_axis_that_they_name(tmp_pat
         ("a.{i}.w: {split: [2, 1], to: [b, c]}", "a.{i}.w: 4 rows cannot be split into 2 and 1 shares"),
     ],
 )
-def test_a_table_that_does_not_fit_is_told(tmp_path, table, message):
+def test_a_table_that_does_not_fit_is_an_error(tmp_path, table, message):
     with pytest.raises(ValueError, match=message.replace("{", r"\{").replace("}", r"\}")):
         translate(rows_of(tmp_path, table), {"a.0.w": torch.ones(4, 2), "last": torch.ones(1)}, {})

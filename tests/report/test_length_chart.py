@@ -58,7 +58,7 @@ def test_each_task_and_size_has_a_chart_and_a_single_length_has_none() -> None:
     assert accuracy_by_length(runs[3]) == {}
 
 
-def test_a_comparison_says_the_size_of_its_probe_tasks() -> None:
+def test_a_comparison_names_the_size_of_its_probe_tasks() -> None:
     notes = list(find_notes([run("a"), run("b", size="paper")]))
     assert "probe tasks in the size lite: a" in notes and "probe tasks in the size paper: b" in notes
     assert not any("probe" in note for note in find_notes([RunRecord(Path("e"), "e", "done", "")]))
