@@ -100,7 +100,8 @@ def test_added_seeds_train_only_new_jobs(tmp_path: Path) -> None:
 
 
 def test_a_search_whose_conf_changes_starts_no_further_trial(small: Small) -> None:
-    from tfm_blocks.compose.sweep import compose_job, read_sweep
+    from tfm_blocks.compose.job import compose_job
+    from tfm_blocks.compose.sweep import read_sweep
     from tfm_blocks.sweep.command import _expect_same_conf
 
     asked = read_sweep(["-m", "heads=2,4"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.preloaded import run_python
-from tfm_blocks.compose.sweep import compose_job
+from tfm_blocks.compose.job import JobComposer, compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.budget import BUDGETS
 from tfm_blocks.network.solve import measure_cost
@@ -18,7 +18,7 @@ SMALL = ["d_model=32", "d_ff=64", "heads=4", "layers=1", "vocab=300"]
 
 
 def matcher(like, by, budget="parameters", within=None):
-    return Matcher(read_match({"like": like, "by": by, "budget": budget, "within": within}), None)
+    return Matcher(read_match({"like": like, "by": by, "budget": budget, "within": within}), JobComposer(None))
 
 
 def cost(overrides, budget):

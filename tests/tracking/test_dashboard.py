@@ -10,7 +10,7 @@ import pytest
 
 from tests.preloaded import run_python
 from tfm_blocks.compose.folders import CONF, list_options, read_yaml
-from tfm_blocks.compose.sweep import compose_job
+from tfm_blocks.compose.job import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS

@@ -100,7 +100,7 @@ def _push(arguments: argparse.Namespace) -> None:
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.compose.sweep import compose_job
+    from tfm_blocks.compose.job import JobComposer
     from tfm_blocks.launch.check import check_remote_run
     from tfm_blocks.sweep.check import check_jobs, refuse_wrong
     from tfm_blocks.tracking.wandb_agents import jobs_to_check, sweep_file
@@ -109,5 +109,5 @@ def _sweep(arguments: argparse.Namespace) -> None:
     overrides = [f"model={arguments.model}", *arguments.overrides]
     text = sweep_file(overrides, own, method, arguments.metric, arguments.project)
     jobs = jobs_to_check(overrides, own, method)
-    refuse_wrong(check_jobs(jobs, lambda job: compose_job(job, own), check_remote_run))
+    refuse_wrong(check_jobs(jobs, JobComposer(own).compose, check_remote_run))
     options.write_output(text, arguments.path)

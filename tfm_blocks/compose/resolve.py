@@ -56,14 +56,17 @@ class Composed:
 
 
 def chain_sources(chain: Sequence[ModelFile], overrides: Iterable[str]) -> Sources:
-    """Return the source locations of a model's chain, and the parsed overrides by the path that they set."""
-    sources = Sources()
+    """Return the source locations of a model's chain, and the overrides."""
+    sources = Sources(overrides=overrides_by_path(overrides))
     for file in chain:
         sources.add_file(file.shown, file.text, chosen=file is chain[-1])
-    for text in overrides:
-        key = text.partition("=")[0]
-        sources.overrides[tuple(key.lstrip("+~").split("."))] = text.removeprefix("++")  # added by `prepare_arguments`
     return sources
+
+
+def overrides_by_path(overrides: Iterable[str]) -> dict[tuple[str, ...], str]:
+    """Return the overrides by the path that they set, without the `++` that `prepare_arguments` adds."""
+    keyed = {text.partition("=")[0].lstrip("+~"): text.removeprefix("++") for text in overrides}
+    return {tuple(key.split(".")): text for key, text in keyed.items()}
 
 
 def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) -> Composed:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from tfm_blocks.compose.command_line import compose_config, override_key, prepare_arguments, split_arguments
 from tfm_blocks.compose.folders import OF_A_SWEEP, chosen_files, model_chain, root_keys
-from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
+from tfm_blocks.compose.resolve import Composed, chain_sources, overrides_by_path, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.files import ModelFile, display_path
 from tfm_blocks.language.sources import Sources
@@ -65,21 +65,46 @@ def compose_request(overrides: Sequence[str], config_dir: Path | None) -> tuple[
     return config, [*options, *task_overrides(config)]
 
 
-def compose_run(config: DictConfig) -> Composed:
-    """Return the config of a run with the source location of each value. Raises ConfigError."""
+@dataclass(frozen=True)
+class ConfigFiles:
+    """The files of a config: the chain of its model, the source location of each key, and the valid root keys.
+
+    `choices` maps each group to the selected option.
+    """
+
+    choices: Mapping[str, str]
+    chain: tuple[ModelFile, ...]
+    sources: Sources
+    root_keys: frozenset[str]
+
+
+def read_files(config: DictConfig) -> ConfigFiles:
+    """Read the files that `config` was composed from. Raises ConfigError."""
     runtime = config.hydra.runtime
     choices = {str(group): str(choice) for group, choice in runtime.choices.items() if choice}
     folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
     chain = model_chain(choices["model"], folders)
-    overrides = task_overrides(config)
-    sources = chain_sources(chain, [text for text in overrides if text.partition("=")[0] not in choices])
+    sources = chain_sources(chain, [])
     for path, group in chosen_files(choices, folders):
         text, prefix = path.read_text("utf-8"), (group,) if group else ()
         sources.add_file(display_path(path), text, prefix, chosen=not group)
-    _known_keys(config, sources, chain)
+    known = (root_keys() | {"model"} | {key for file in chain for key in file.mapping}) - {"defaults", "hydra"}
+    return ConfigFiles(choices, tuple(chain), sources, frozenset(known))
+
+
+def compose_run(config: DictConfig, files: ConfigFiles | None = None) -> Composed:
+    """Return the config of a run with the source location of each value. Raises ConfigError.
+
+    `files` are the files of the config if they were read before.
+    """
+    files = files or read_files(config)
+    overrides, choices = task_overrides(config), files.choices
+    values = [text for text in overrides if text.partition("=")[0] not in choices]
+    sources = replace(files.sources, overrides=overrides_by_path(values))
+    _expect_known_keys(config, sources, files.root_keys)
     config = _without_sweep(config, overrides, sources)
     groups = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
-    composed = replace(resolve(config, sources, chain), choices=groups)
+    composed = replace(resolve(config, sources, files.chain), choices=groups)
     composed.mapping["name"] = _name(composed, choices, overrides)
     return composed
 
@@ -171,10 +196,9 @@ def task_overrides(config: DictConfig) -> list[str]:
     return [str(text).removeprefix("++") for text in cast(list[str], typed)]
 
 
-def _known_keys(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) -> None:
+def _expect_known_keys(config: DictConfig, sources: Sources, known: Collection[str]) -> None:
     """Raise ConfigError for unknown root keys, which experiments and `+key=…` can set."""
-    known = (root_keys() | {"model"} | {key for file in chain for key in file.mapping}) - {"defaults", "hydra"}
-    unknown = sorted(str(key) for key in config if key not in known | {"hydra"})
+    unknown = sorted(str(key) for key in config if key not in known and key != "hydra")
     if unknown:
         raise ConfigError([sources.problem((key,), "no such key", help=suggest(key, known)) for key in unknown])
 

@@ -14,8 +14,7 @@ from omegaconf import OmegaConf
 from tfm_blocks.compose.command_line import add_plus, compose_config, override_key, split_arguments
 from tfm_blocks.compose.folders import OF_A_SWEEP, config_folders, list_options, root_keys
 from tfm_blocks.compose.overrides import first_of_sweep, list_texts, parse_overrides, refuse_sweeps, written
-from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.run import compose_run, expect_name
+from tfm_blocks.compose.run import expect_name
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.sources import Sources
@@ -191,11 +190,6 @@ def parse_parts(texts: Sequence[str], config_dir: Path | None) -> list[OpenKey]:
     """Parse the overrides of jobs, which do not configure the sweep itself. Raises ConfigError."""
     folders = config_folders(config_dir)
     return [_part(override, folders) for override in parse_overrides(texts)]
-
-
-def compose_job(overrides: Sequence[str], config_dir: Path | None) -> Composed:
-    """Compose the config of a job. Raises ConfigError and Hydra's errors."""
-    return compose_run(compose_config([add_plus(text) for text in overrides], config_dir, hydra=True))
 
 
 def overrides_of_reference(overrides: Sequence[str], like: Mapping[str, Any], config_dir: Path | None) -> list[str]:

@@ -6,7 +6,7 @@ The output must have the declared shape, and every parameter must receive a grad
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,25 +17,33 @@ from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec
 from tfm_blocks.layers.state import Bounded
 from tfm_blocks.network.call import Call, Keeps, module_of
+from tfm_blocks.registry.blocks import REGISTRY
 
 LENGTHS = ((2, 5), (3, 7))  # batch size and length of the first sequence; each further sequence is longer by 2
+_passed: set[Hashable] = set()  # kinds of nodes that this process has traced without a problem
 
 
 def trace(spec: Spec, sources: Sources) -> list[Problem]:
-    """Return the problems of the nodes' modules; identical nodes run once. No memory is allocated."""
+    """Return the problems of the nodes' modules. No memory is allocated.
+
+    Identical nodes run once, also those of further models, such as the jobs of a sweep, unless they have a problem.
+    """
     shapes = {input.name: input.shape for input in spec.inputs} | {node.address: node.shape for node in spec.nodes}
     ids = {input.name for input in spec.inputs if input.tokens}
     axes = {axis for shape in shapes.values() for axis in shape if isinstance(axis, Axis)}
+    classes = frozenset((name, REGISTRY.blocks[name].cls) for name in spec.blocks)
     problems: list[Problem] = []
     seen = set()
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         for node in spec.nodes:
-            kind = node_kind(node, shapes, ids)
-            if not node.shares and kind not in seen:
+            kind = node_kind(node, shapes, ids), frozenset(axes), classes
+            if not node.shares and kind not in seen and kind not in _passed:
                 seen.add(kind)
-                rules = _Trace(node, shapes, ids, axes).rules()
+                rules = list(_Trace(node, shapes, ids, axes).rules())
                 help = f"tfm blocks {node.block} shows its signature" if node.block else "change add_norm"
                 problems += (sources.problem(node.path, rule, help=help) for rule in rules)
+                if not rules:
+                    _passed.add(kind)
     return list({(problem.address, problem.rule): problem for problem in problems}.values())
 
 

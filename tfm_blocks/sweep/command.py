@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tfm_blocks.compose.command_line import job_options
+from tfm_blocks.compose.job import JobComposer, compose_job
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import (
     SweepRequest,
     choose_first_values,
     combinations,
-    compose_job,
     join_parts,
     list_values,
     read_sweep,
@@ -84,7 +84,8 @@ def _jobs(asked: SweepRequest, settings: SweepSettings, check: Check) -> list[Sw
         overrides = [choose_first_values(asked.parts)]
     else:
         overrides = combinations(parts)
-    checked = check_jobs(overrides, lambda texts: compose_job(texts, asked.config_dir), check, _matcher(asked))
+    composer = JobComposer(asked.config_dir)
+    checked = check_jobs(overrides, composer.compose, check, _matcher(asked, composer))
     show_jobs([(job.overrides, job.parameters, job.problems) for job in checked])
     refuse_wrong(checked)
     return _named(checked, asked)
@@ -107,7 +108,8 @@ def _source(
 def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: SweepJob, check: Check) -> SweepJob:
     """Return the job of a trial. A job that cannot start takes the config of `sample` and states the reason."""
     _expect_same_conf(sample, asked)
-    (found,) = check_jobs([overrides], lambda texts: compose_job(texts, asked.config_dir), check, _matcher(asked))
+    composer = JobComposer(asked.config_dir)
+    (found,) = check_jobs([overrides], composer.compose, check, _matcher(asked, composer))
     if found.checked is None:
         reason = f"{found.problems[0].address}: {found.problems[0].rule}"
         job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
@@ -131,9 +133,9 @@ def _size(source: JobSource, settings: SweepSettings) -> str:
     return f"{count} {kind}{done}, {min(settings.parallel, count)} at a time"
 
 
-def _matcher(asked: SweepRequest) -> Match:
+def _matcher(asked: SweepRequest, composer: JobComposer) -> Match:
     """Return the function that gives jobs the budget of `match.like`. Raises ConfigError."""
-    return Matcher(read_match(asked.match), asked.config_dir).match
+    return Matcher(read_match(asked.match), composer).match
 
 
 def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:

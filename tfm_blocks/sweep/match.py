@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tfm_blocks.compose.command_line import override_key
+from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.sweep import compose_job, overrides_of_reference
+from tfm_blocks.compose.sweep import overrides_of_reference
 from tfm_blocks.network.budget import BUDGETS
 from tfm_blocks.network.solve import Solution, measure_cost, solve
 from tfm_blocks.registry.plugins import load_plugins
@@ -22,7 +22,7 @@ class Matcher:
     """Solves the knobs `match.by` of jobs. Jobs with the same model and reference, such as seeds, are solved once."""
 
     settings: MatchSettings
-    config_dir: Path | None
+    composer: JobComposer
     costs: dict[str, int] = field(default_factory=dict)
     solutions: dict[tuple[str, int], Solution] = field(default_factory=dict)
 
@@ -33,9 +33,10 @@ class Matcher:
         """
         if not self.settings.like:
             return list(overrides), {}
-        job = compose_job(overrides, self.config_dir)
+        job = self.composer.compose(overrides)
         load_plugins(job.mapping["plugins"])
-        reference = compose_job(overrides_of_reference(overrides, self.settings.like, self.config_dir), self.config_dir)
+        like = overrides_of_reference(overrides, self.settings.like, self.composer.config_dir)
+        reference = self.composer.compose(like)
         requested = self._cost(reference)
         same = job.model == reference.model
         solution = Solution({}, requested, requested) if same else self._solve(job, requested)

@@ -1,0 +1,67 @@
+"""Compose the jobs of a sweep. Jobs that select the same options of groups share one composition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from tfm_blocks.compose.command_line import add_plus, compose_config
+from tfm_blocks.compose.folders import config_folders, list_options
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import ConfigFiles, compose_run, read_files
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The config of the selected options, before any value is set, and its files."""
+
+    config: DictConfig
+    files: ConfigFiles
+
+
+@dataclass
+class JobComposer:
+    """Composes jobs. Each file is read once, so files that may have changed need a new composer.
+
+    `compositions` holds what was composed for each selection of options; `groups` states whether a key is a group.
+    """
+
+    config_dir: Path | None
+    compositions: dict[tuple[str, ...], Composition] = field(default_factory=dict)
+    groups: dict[str, bool] = field(default_factory=dict)
+
+    def compose(self, overrides: Sequence[str]) -> Composed:
+        """Compose the config of a job. Raises ConfigError and Hydra's errors."""
+        texts = [add_plus(text) for text in overrides]
+        values = [text for text in texts if self._sets_value(text)]
+        selection = self._composition(tuple(text for text in texts if text not in values))
+        config = deepcopy(selection.config)
+        ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
+        config.hydra.overrides.task = texts
+        return compose_run(config, selection.files)
+
+    def _composition(self, selection: tuple[str, ...]) -> Composition:
+        if selection not in self.compositions:
+            config = compose_config(list(selection), self.config_dir, hydra=True)
+            self.compositions[selection] = Composition(config, read_files(config))
+        return self.compositions[selection]
+
+    def _sets_value(self, text: str) -> bool:
+        """Return True if Hydra sets the override in the composed config, and False if it affects the composition."""
+        key, equals, _ = text.removeprefix("++").partition("=")
+        if not equals or key.startswith(("+", "~", "hydra")) or "@" in key:
+            return False
+        if key not in self.groups:
+            self.groups[key] = bool(list_options(key, config_folders(self.config_dir)))
+        return not self.groups[key]
+
+
+def compose_job(overrides: Sequence[str], config_dir: Path | None) -> Composed:
+    """Compose the config of a single job. Raises ConfigError and Hydra's errors."""
+    return JobComposer(config_dir).compose(overrides)
