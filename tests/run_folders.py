@@ -92,3 +92,24 @@ def leave_thousand(folder):
         own = config.replace("heads: 2", f"heads: {number // 3}").replace("seed: 1", f"seed: {number % 3}")
         (one / "config.yaml").write_text(own)
     return folder / "runs"
+
+
+def leave_answers(
+    folder, task, mixer, seed, fraction, *, rate=0.003, loss=1.0, state="done", d_ff=64, lengths=(), **settings
+):
+    """Write a run of a probe task with this scaled accuracy, and with these accuracies by test length."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"mixer": mixer, "d_ff": d_ff, "vocab": 7 + len(task), "data": {"task": task, "size": "lite", **settings}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"schedule": {"peak": rate}, "seed": seed}))
+    record = {"choices": {"model": "probe_decoder", "data": task}, "text": {"vocabulary": task}}
+    (folder / "run.json").write_text(json.dumps(record))
+    rows = "".join(f"{step},{loss + 5 / step},{loss + 10 / step}\n" for step in range(10, 61, 10))
+    (folder / "metrics.csv").write_text("step,train/loss,val/loss\n" + rows)
+    scores = {"test/scaled_accuracy": fraction, "test/accuracy": (1 + fraction) / 2, "test/exact": fraction}
+    scores |= {f"test/accuracy@{length}": value for length, value in dict(lengths).items()}
+    status = {"state": state, "steps": 60, "best": {"val/loss": {"value": loss, "step": 60}}}
+    if state == "done":
+        test_set = {"rows": 100, "sha256": f"{task} {settings}"}
+        status |= {"scored_on": "test", "scores": scores, "test_set": test_set, "parameters": 100, "tokens_seen": 10.0}
+    (folder / "status.json").write_text(json.dumps(status))
+    return folder

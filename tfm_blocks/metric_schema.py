@@ -55,16 +55,29 @@ class FinalScore:
     """A score of the finished model that `tfm compare`, `tfm show` and `tfm report` show.
 
     kind: corpus: computed by sacreBLEU, with an interval and a signature; fraction: a logged fraction, in percent, with
-    an interval; token: a logged value without an interval. key: its name in the log of the split.
+    an interval; scaled: a fraction scaled by chance, in percent, which is tested as the fraction; token: a logged value
+    without an interval. key: its name in the log of the split.
     mean: format in tables over seeds, or "" to omit it there. difference: format in tables against a baseline.
+    cell: format in the matrix of models and tasks.
     """
 
     name: str
-    kind: Literal["corpus", "fraction", "token"]
+    kind: Literal["corpus", "fraction", "scaled", "token"]
     better: Literal["lower", "higher"]
     key: str = ""
     mean: str = "{:.2f}"
     difference: str = "{:+.2f}"
+    cell: str = "{:.1f}"
+
+    @property
+    def in_percent(self) -> bool:
+        """Return True if the log has a fraction, of which the score is 100 times as much."""
+        return self.kind in ("fraction", "scaled")
+
+    @property
+    def heading(self) -> str:
+        """Return the name with the unit."""
+        return f"{self.name}, %" if self.in_percent else self.name
 
 
 IN_EVERY_ROW = frozenset({TOKENS, SECONDS})
@@ -178,13 +191,14 @@ METRIC_KEYS = (*TRAIN_KEYS, *VAL_KEYS, *TEST_KEYS)
 IMPROVABLE = {key.name: key for key in VAL_KEYS if key.summary != "last"}  # a search or early stopping can follow these
 FINAL_SCORES = (
     FinalScore("accuracy", "fraction", "higher", key="accuracy"),
+    FinalScore("scaled accuracy", "scaled", "higher", key="scaled_accuracy"),
     FinalScore("exact", "fraction", "higher", key="exact"),
     FinalScore("exact match", "fraction", "higher", key="exact_match"),
     FinalScore("BLEU", "corpus", "higher"),
     FinalScore("chrF", "corpus", "higher"),
     FinalScore("TER", "corpus", "lower"),
-    FinalScore("loss", "token", "lower", key="loss", mean="", difference="{:+.4f}"),
-    FinalScore("perplexity", "token", "lower", key="perplexity", difference="{:+.4f}"),
+    FinalScore("loss", "token", "lower", key="loss", mean="", difference="{:+.4f}", cell="{:.4f}"),
+    FinalScore("perplexity", "token", "lower", key="perplexity", difference="{:+.4f}", cell="{:.2f}"),
 )
 MEDIA = {  # tables and images that are logged at each validation
     "samples/val": "table of source, output and reference for the first validation sentences, "
@@ -233,6 +247,15 @@ def find_key(name: str) -> Key:
         head, brace, _ = key.name.partition("{")
         if name == key.name or (brace and name.startswith(head)):
             return key
+    raise KeyError(name)
+
+
+def find_score(name: str) -> FinalScore:
+    """Return the score with this name or key; `accuracy@64` is the score of answers of length 64. Raises KeyError."""
+    base, at, length = name.partition("@")
+    for score in FINAL_SCORES:
+        if base in (score.name, score.key) and (not at or (score.in_percent and length.isdecimal())):
+            return replace(score, name=f"{score.name}{at}{length}", key=f"{score.key}{at}{length}")
     raise KeyError(name)
 
 

@@ -64,10 +64,12 @@ def test_a_key_takes_precedence_over_the_preset(conf):
         ("parity", {"task": "party"}, "data.task", "no task is called 'party'"),
         ("parity", {"size": "huge"}, "data.size", "one of lite, paper"),
         ("scan", {"cutoff": 50, "split": "length"}, "data.cutoff", "40"),
+        ("scan", {"val": 301}, "data.val", "must be at most data.held_out=300, but is 301"),
+        ("scan", {"held_out": 100}, "data.val", "must be at most data.held_out=100, but is 300"),
         ("scan", {"test_lengths": [5]}, "data.test_lengths", "has no lengths"),
     ],
 )
-def test_what_does_not_fit_the_task_is_refused_with_its_key(conf, name, changes, address, rule):
+def test_a_setting_that_does_not_fit_the_task_is_refused_with_its_key(conf, name, changes, address, rule):
     with pytest.raises(ConfigError) as caught:
         probe(conf, name, **changes)
     (problem,) = caught.value.problems

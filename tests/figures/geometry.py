@@ -1,5 +1,6 @@
 """What must not touch in a picture: boxes, texts and lines, measured from the coordinates of the layout."""
 
+from collections import defaultdict
 from itertools import combinations
 
 from tfm_blocks.figures.picture import FigurePicture
@@ -74,8 +75,24 @@ def faults(picture: FigurePicture):
         for name, piece in [*inner[: len(taken)], *plates[number + 1 :]]:
             if overlap(plate, piece) and not contains(plate, piece) and not contains(piece, plate):
                 sentences.append(f"the plate {address} cuts {name}")
+    sentences += [f"{one} and {other} lie on each other" for one, other in set(shared_lines(picture))]
     page = (0, 0, picture.width, picture.height)
     return sentences + [f"{name} leaves the page" for name, piece in inner if not contains(page, piece)]
+
+
+def shared_lines(picture: FigurePicture):
+    """Yield pairs of arrows that a reader could confuse: a piece of a line is common, sources and targets are not."""
+    arrows = {(placed.arrow.source, placed.arrow.target) for placed in picture.arrows}
+    rows = defaultdict(list)
+    for placed in picture.arrows:
+        for (x, y), (to_x, to_y) in zip(placed.points, placed.points[1:], strict=False):
+            key, ends = (("y", y), (x, to_x)) if y == to_y else (("x", x), (y, to_y))
+            rows[key].append((min(ends), max(ends), placed.arrow))
+    for row in rows.values():
+        for (low, high, arrow), (first, last, other) in combinations(row, 2):
+            alike = {(arrow.source, other.target), (other.source, arrow.target)} <= arrows
+            if not alike and min(high, last) - max(low, first) > SLACK:
+                yield tuple(f"{end.source.about} → {end.target.about}" for end in (arrow, other))
 
 
 def shrunk(piece):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.figures.test_layout import EMB, LAYER, LOGITS, encoder, shipped_spec, spec_of
+from tests.figures.test_layout import ARGS, EMB, LAYER, LOGITS, encoder, shipped_spec, spec_of
 from tfm_blocks.compose.comments import describe_models
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.figures.draw import Content, Cost, draw_model
@@ -84,7 +84,10 @@ def test_every_node_has_a_box_unless_it_only_passes_its_input_on(name, fold):
 def test_without_folding_the_arrows_are_the_reads_of_the_spec(name):
     spec = shipped_spec(name, "layers=3")
     drawing = drawing_of(spec, fold="none")
-    passed = {node.address: node.entry for node in spec.nodes if node.block == "none" and "." not in node.address}
+    passed = {}
+    for node in spec.nodes:
+        if node.block == "none":
+            passed[node.address] = passed.get(node.entry, node.entry)
     expected = Counter()
     for node in spec.nodes:
         if node.address not in passed:
@@ -101,6 +104,26 @@ def test_without_folding_the_arrows_are_the_reads_of_the_spec(name):
 def plate_labels(repeat, layer, **keys):
     spec = spec_of({**EMB, "deep": {"repeat": repeat, "layer": layer, **keys}, **LOGITS}, inputs={"tgt": "B T"})
     return [" ".join(plate.label) for plate in plates(drawing_of(spec).root)]
+
+
+def test_a_node_that_passes_its_input_on_is_drawn_only_where_nothing_else_is():
+    drawing = drawing_of(shipped_spec("probe_decoder"))
+    assert "Identity" not in titles(boxes(drawing.root))
+    branches = {"ffn": {"block": "ffn"}, "skip": {"block": "none"}}
+    graph = {**EMB, "both": {"join": "sum", "parallel": branches}, **LOGITS}
+    assert "Identity" in titles(boxes(drawing_of(spec_of(graph, inputs={"tgt": "B T"})).root))
+
+
+def test_a_decoder_on_its_own_reads_tokens():
+    assert titles(boxes(drawing_of(shipped_spec("decoder_only")).root))[:2] == ["Tokens", "Token Embedding"]
+    assert titles(boxes(drawing_of(shipped_spec("base")).root))[0] == "Inputs"
+
+
+@pytest.mark.parametrize(("block", "title"), [("lstm", "LSTM"), ("attention", "Masked Multi-Head Attention"), ("convolution", "Causal Convolution")])  # fmt: skip
+def test_a_causal_block_has_the_name_of_the_field(block, title):
+    graph = {**EMB, "node": {"block": block, "mask": "causal"}, **LOGITS}
+    spec = spec_of(graph, inputs={"tgt": "B T"}, args={**ARGS, "kernel_size": 3})
+    assert title in titles(boxes(drawing_of(spec).root))
 
 
 def test_layers_that_differ_are_drawn_as_groups():

@@ -86,8 +86,8 @@ def test_a_model_that_answers_at_positions_is_not_translated_with(
 @pytest.mark.parametrize(
     ("overrides", "address", "rule"),
     [
-        ("model=probe_encoder data=in_context_recall", "model.inputs", "shows each answer after it is due"),
-        ("model=probe_seq2seq data=noisy_recall", "model.inputs", "shows each answer after it is due"),
+        ("model=probe_encoder data=in_context_recall", "model.inputs", "one position later"),
+        ("model=probe_seq2seq data=noisy_recall", "model.inputs", "one position later"),
         ("model=encoder_only data=dates", "model.inputs", "training predicts tgt, but the inputs are src"),
         ("model=two_sources data=parity", "model.inputs.doc", "is not a column of the data"),
         ("data=mqar mixer=atention", "model.graph.decoder.layer.self.block", "no block is called 'atention'"),
@@ -96,7 +96,7 @@ def test_a_model_that_answers_at_positions_is_not_translated_with(
          "callbacks", "this data does not measure"),
     ],
 )  # fmt: skip
-def test_what_does_not_suit_the_task_is_refused_before_training(
+def test_a_model_that_does_not_suit_the_task_is_refused_before_training(
     checked: Callable[..., CheckedRun], overrides: str, address: str, rule: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

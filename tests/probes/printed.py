@@ -10,7 +10,7 @@ class Printed(NamedTuple):
 
     @property
     def string(self):
-        """The question without the blanks at its end where the answer is due."""
+        """The question without the blanks at its end where the answer is expected."""
         return self.question[: self.positions[0]]
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 
 from tests.conftest import sentences
 from tests.report.test_compare import asked, said
@@ -73,3 +74,13 @@ def test_runs_of_one_rate_have_no_table_of_rates(tmp_path):
     for seed in (1, 2):
         leave(tmp_path, "base", 0.004, seed, 1.0)
     assert asked(tmp_path)["learning_rates"] == [] and "learning rates" not in said(tmp_path)
+
+
+@pytest.mark.parametrize("schedule", [{"name": "linear"}, {"name": "linear", "peak": "fast"}, 3])
+def test_a_run_without_a_rate_leaves_the_curve_of_the_others(tmp_path, schedule):
+    for rate, loss in ((0.001, 1.0), (0.004, 0.9), (0.016, 0.8)):
+        run = leave(tmp_path, "base", rate, 1, loss)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"schedule": schedule}))
+    (curve,) = asked(tmp_path)["learning_rates"]
+    assert (curve["best"], [rate["value"] for rate in curve["values"]]) == (0.004, [0.001, 0.004])

@@ -138,7 +138,7 @@ def test_a_pipe_is_as_wide_as_it_needs_and_respects_columns(runs, monkeypatch):
     assert any("word " * 99 in line for line in printed(lambda: print_table(long), None, monkeypatch))
 
 
-def test_columns_that_tell_the_rows_apart_stand_in_every_part(monkeypatch):
+def test_columns_that_distinguish_rows_are_repeated_in_every_part(monkeypatch):
     rows = [["a", f"score {number}", 10**9, 10**10] for number in (1, 2)]
     table = Table("", [*texts("model", "score"), Column("one", COUNT), Column("two", COUNT)], rows, keys=2)
     first, second = tables(printed(lambda: print_table(table), 40, monkeypatch))
@@ -166,10 +166,10 @@ MIXED = Table(
 )
 
 
-def test_markdown_aligns_numbers_and_escapes_what_ends_a_cell():
+def test_markdown_aligns_numbers_marks_the_best_and_escapes_what_ends_a_cell():
     title, _, head, rules, first, second, third = markdown(MIXED).splitlines()
     assert (title, head, rules) == ("**scores & more**", "| run | loss | BLEU |", "| --- | ---: | ---: |")
-    assert (first, third) == ("| a | 1.25 | 10.0 |", "| c |  | 40.0 |")
+    assert (first, third) == ("| a | 1.25 | 10.0 |", "| c |  | **40.0** |")
     assert len(re.findall(r"(?<!\\)\|", second)) == 4 and "<b>" not in second and "\\x1b" in second
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tfm_blocks.scoring.significance import correct, over_seeds, quantile, two_sided
+from tfm_blocks.scoring.significance import correct, half_interval, over_seeds, quantile, two_sided
 
 
 @pytest.mark.parametrize(
@@ -14,12 +14,18 @@ def test_p_and_interval_over_seeds_are_those_of_scipys_welch_test(before, after)
     theirs = scipy.stats.ttest_ind(after, before, equal_var=False)
     found = over_seeds(before, after)
     assert found.p == pytest.approx(theirs.pvalue)
-    assert (found.low, found.high) == pytest.approx(tuple(theirs.confidence_interval(0.95)))
+    assert found.interval == pytest.approx(tuple(theirs.confidence_interval(0.95)))
 
 
-def test_one_seed_says_nothing_about_others():
+def test_one_seed_gives_no_p_value_over_seeds():
     assert over_seeds([1.0], [2.0, 3.0]) is None
     assert over_seeds([1.0, 1.0], [1.0, 1.0]).p == 1 and over_seeds([1.0, 1.0], [2.0, 2.0]).p == 0
+
+
+@pytest.mark.parametrize("values", [[3.0, 4.0], [30.1, 31.2, 29.8, 33.0]])
+def test_the_interval_of_a_mean_is_scipys(values):
+    low, high = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert half_interval(values) == pytest.approx((high - low) / 2) and half_interval(values[:1]) is None
 
 
 @pytest.mark.parametrize("freedom", [1, 2.5, 30, 999])

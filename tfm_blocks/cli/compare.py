@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
 from tfm_blocks.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from tfm_blocks.report.comparison import Comparison
+    from tfm_blocks.report.matrix import Matrix
 
 
 def add_commands(commands: options.Commands) -> None:
@@ -17,6 +23,9 @@ def add_commands(commands: options.Commands) -> None:
     shapes = command.add_mutually_exclusive_group()
     for shape in ("csv", "markdown", "latex", "json"):
         shapes.add_argument(f"--{shape}", action="store_true", help=f"print {shape} instead of tables")
+    what = "write the figures of a paper into this folder, as PDF and SVG"
+    command.add_argument("--figures", type=Path, metavar="FOLDER", help=what)
+    command.add_argument("--matrix", action="store_true", help="print only the matrix of models and tasks")
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
     command = options.add_command(commands, "report", _report, "write a page about runs", what)
     _add_runs(command)
@@ -28,29 +37,55 @@ def add_commands(commands: options.Commands) -> None:
 
 def _add_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="run folders, or the folder of a sweep")
-    what = "run against which, with all its seeds, the others are tested"
+    what = "run whose model, with all its seeds, is the baseline of the tests"
     command.add_argument("--baseline", metavar="RUN", help=what)
     what = "scores that tfm evaluate --test wrote, such as beam4 (default: the scores of the training)"
     command.add_argument("--scores", metavar="NAME", help=what)
+    what = "score of the matrix of models and tasks, such as exact or accuracy@64 (default: scaled accuracy, or BLEU)"
+    command.add_argument("--metric", metavar="SCORE", help=what)
 
 
 def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report import compare
+    from tfm_blocks.report.comparison_tables import tables_of
+    from tfm_blocks.report.matrix_table import matrix_table
+
+    comparison = _comparison(arguments)
+    matrix = _expect_matrix(comparison) if arguments.matrix else None
+    if arguments.csv:
+        compare.print_matrix_csv(matrix) if matrix else compare.print_csv(comparison)
+    elif arguments.json:
+        compare.print_matrix_json(matrix, comparison.notes) if matrix else compare.print_comparison_json(comparison)
+    else:
+        show = compare.print_markdown if arguments.markdown else compare.show_tables
+        show = compare.print_latex if arguments.latex else show
+        show([matrix_table(matrix)] if matrix else tables_of(comparison), comparison.notes)
+    if arguments.figures:
+        _save_figures(comparison, arguments.figures)
+
+
+def _save_figures(comparison: Comparison, folder: Path) -> None:
+    from tfm_blocks.report.paper import save_figures
+
+    for path in save_figures(comparison, folder):
+        print(f"{path}", file=sys.stderr)
+
+
+def _comparison(arguments: argparse.Namespace) -> Comparison:
     from tfm_blocks.report.comparison import compare_runs
 
-    comparison = compare_runs(arguments.folders, arguments.baseline, arguments.scores)
-    shapes = {
-        "csv": compare.print_csv,
-        "markdown": compare.print_markdown,
-        "latex": compare.print_latex,
-        "json": compare.print_comparison_json,
-    }
-    chosen = [show for name, show in shapes.items() if getattr(arguments, name)]
-    (chosen[0] if chosen else compare.show_comparison)(comparison)
+    return compare_runs(arguments.folders, arguments.baseline, arguments.scores, arguments.metric)
+
+
+def _expect_matrix(comparison: Comparison) -> Matrix:
+    if comparison.matrix is None:
+        rule = "needs runs of several models on several tasks, with scores"
+        help = "tfm train -m experiment=probe/lite mixer=attention,lstm data=parity,mqar trains such runs"
+        raise ConfigError(Problem("--matrix", rule, help=help))
+    return comparison.matrix
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.comparison import compare_runs
     from tfm_blocks.report.page import render_report
     from tfm_blocks.report.screen import print_line
 
@@ -58,7 +93,7 @@ def _report(arguments: argparse.Namespace) -> None:
     if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
         rule = f"must be an .html file in an existing folder, but is {path}"
         raise ConfigError(Problem("-o", rule, help="-o report.html"))
-    comparison = compare_runs(arguments.folders, arguments.baseline, arguments.scores)
+    comparison = _comparison(arguments)
     title = ", ".join(str(folder) for folder in arguments.folders)
     text = render_report(comparison, title, sentence=arguments.sentence, plugins=arguments.plugins)
     data = text.encode("utf-8", "replace")  # a run's text may hold an incomplete character

@@ -17,7 +17,7 @@ from tfm_blocks.probes.example import Example
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 CHUNK = 8192  # rows that are encoded together
-POSITIONS = "positions"  # hidden column: where the target tokens are due in the source
+POSITIONS = "positions"  # hidden column: where the target tokens are expected in the source
 LONGEST = 4096  # maximum tokens of a held-out column; time and memory of a network can grow quadratically
 
 
@@ -63,11 +63,11 @@ class Corpus:
 
     @property
     def positional(self) -> bool:
-        """Return True if the target tokens are due at positions of the source."""
+        """Return True if the target tokens are expected at positions of the source."""
         return POSITIONS in self._stored
 
     def positions(self, row: int) -> Ids:
-        """Return the index of the source token at which each target token of a row is due."""
+        """Return the index of the source token at which each target token of a row is expected."""
         return self.ids(POSITIONS, row)
 
     def rows(self, rows: slice) -> list[dict[str, str]]:

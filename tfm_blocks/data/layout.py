@@ -139,7 +139,7 @@ class PlainText(Layout):
 
 
 class AtPositions(Layout):
-    """Layout of a model with one input, in which the answer is due at positions of the question: x, without bos."""
+    """Layout of a model with one input, which answers at positions of the question: x, without bos."""
 
     at_positions = True
 

@@ -47,6 +47,7 @@ class ProbeSettings(Settings):
     @model_validator(mode="after")
     def _is_a_valid_task(self) -> ProbeSettings:
         task = self.probe
+        task.check_validation(self.counts["val"])
         for length in self.lengths["test"]:
             check_length(task, "data.test_lengths", length)
         return self

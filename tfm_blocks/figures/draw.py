@@ -11,8 +11,21 @@ from tfm_blocks.figures import labels
 from tfm_blocks.figures.drawing import Arrow, Box, Chain, Drawing, Fold, Frame, item_within
 from tfm_blocks.figures.layer_groups import LayerGroup, find_groups
 from tfm_blocks.figures.node_boxes import NodeBoxes, node_boxes
-from tfm_blocks.figures.scopes import Graph, Leaf, Parallel, Part, Stack, entry_of, exit_of, nodes_of, read_graph
+from tfm_blocks.figures.scopes import (
+    Graph,
+    Leaf,
+    Parallel,
+    Part,
+    Stack,
+    entry_of,
+    exit_of,
+    first_of,
+    nodes_of,
+    read_graph,
+    read_parts,
+)
 from tfm_blocks.figures.text import wrap
+from tfm_blocks.language.outline import Outline
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Node, Spec, format_shape
 from tfm_blocks.registry.blocks import BlockInfo, Registry
@@ -71,20 +84,22 @@ class _Drawer:
         self.varied: dict[str, set[str]] = {}
         self.arrows: list[Arrow] = []
         self.spine = {node.entry for node in spec.nodes} | {node.residual for node in spec.nodes} | {spec.sink.address}
+        self.words = labels.input_words(spec.inputs)
         self.root = Frame((content.of,) if content.of else ())
 
     def draw(self) -> Drawing:
-        nodes, prefix = _nodes_at(self.spec, self.content.of)
-        known = {node.address for node in nodes}
+        graph = _graph_at(self.spec, self.registry, self.content.of)
+        known = {node.address for node in nodes_of(graph)}
+        nodes = [node for node in self.spec.nodes if node.address in known]
         outside = [address for node in nodes for address in (*node.read, node.residual) if address not in known]
         self.outlets |= {address: self._input(address) for address in dict.fromkeys(outside)}
-        self._graph([read_graph(nodes, prefix)], self.root)
+        self._graph([graph], self.root)
         self._add_output(nodes[-1])
         _choose_sides(self.root, self.arrows)
         return Drawing(self.root, _distinct(self.arrows))
 
     def _input(self, address: str) -> Box:
-        title = (address,) if self.content.of else labels.input_title(address)
+        title = (address,) if self.content.of else self.words[address].title
         shapes = {tensor.name: tensor.shape for tensor in self.spec.inputs}
         shapes |= {node.address: node.shape for node in self.spec.nodes}
         output = format_shape(shapes[address]) if self.content.shapes else ""
@@ -109,11 +124,16 @@ class _Drawer:
     def _graph(self, alike: Sequence[Graph], frame: Frame) -> None:
         """Draw a graph into the chains of a frame; the `alike` graphs are represented by the first one."""
         tails: dict[Box, Chain] = {}
+        visible = [part for part in alike[0] if not _passes(part)] or alike[0][-1:]
         for parts in zip(*alike, strict=True):
             if frame is self.root:
                 self._place_inputs(parts[0], tails)
+            if parts[0] not in visible:
+                passed = [node.address for node in nodes_of(parts)]
+                self.outlets |= dict.fromkeys(passed, self.outlets[entry_of(parts[0])])
+                continue
             for entry, items in self._part(parts):
-                side = parts[0] is not alike[0][-1] and not self._is_spine(items[-1])
+                side = parts[0] is not visible[-1] and not self._is_spine(items[-1])
                 self._place(items, entry, frame, {} if side else tails)
 
     def _place_inputs(self, part: Part, tails: dict[Box, Chain]) -> None:
@@ -127,7 +147,7 @@ class _Drawer:
         chain = tails.pop(entry, None)
         if chain is None:
             below = item_within(frame, entry) if entry not in items else None
-            chain = Chain(start=below.row + 1 if below else 0)
+            chain = Chain(entry, start=below.row + 1 if below else 0)
             beside = frame is not self.root and frame.plate and not below and entry is not frame.entry
             frame.chains.insert(0 if beside else len(frame.chains), chain)
         chain.items += items
@@ -142,27 +162,18 @@ class _Drawer:
     def _part(self, alike: Sequence[Part]) -> list[Strand]:
         """Return the strands of alike parts; a stack has further ones for the norms of its other layers."""
         part = alike[0]
-        if isinstance(part, Leaf):
-            nodes = [other.node for other in alike if isinstance(other, Leaf)]
-            return self._leaf(nodes)
         entry = self.outlets[entry_of(part)]
+        if isinstance(part, Leaf):
+            return [(entry, [*self._node([other.node for other in alike if isinstance(other, Leaf)])])]
         if isinstance(part, Parallel):
             return [(entry, self._parallel([other for other in alike if isinstance(other, Parallel)]))]
         return self._stack([other for other in alike if isinstance(other, Stack)])
-
-    def _leaf(self, alike: Sequence[Node]) -> list[Strand]:
-        node = alike[0]
-        entry = self.outlets[node.entry]
-        if node.block == "none" and not node.post and "." not in node.address and node is not self.spec.sink:
-            self.outlets[node.address] = entry  # passes its input on: the figure of a model without positions has none
-            return []
-        return [(entry, [*self._node(alike)])]
 
     def _node(self, alike: Sequence[Node]) -> tuple[Box, ...]:
         """Return the boxes of alike nodes, and add the arrows to them."""
         node, addresses = alike[0], tuple(node.address for node in alike)
         info = self.registry.blocks[node.block] if node.block else None
-        drawn = node_boxes(node, info, [*self._argument_notes(node, info), *self._notes(alike)])
+        drawn = node_boxes(node, info, [*self._argument_notes(node, info), *self._notes(alike)], self.words)
         for box in drawn.boxes:
             box.addresses, box.about = addresses, _about(alike)
         for place, (port, reads) in enumerate(node.reads.items()):
@@ -263,7 +274,7 @@ class _Drawer:
     def _plate(self, alike: Sequence[Stack], group: LayerGroup, groups: int) -> Frame:
         part = alike[0]
         addresses = tuple(f"{other.address}.{index}" for other in alike for index in range(group.first, group.end))
-        entry = self.outlets[entry_of(part.layers[group.first][0])]
+        entry = self.outlets[entry_of(first_of(part.layers[group.first]))]
         frame = Frame(addresses, plate=True, entry=entry, label=_layer_label(part, group, groups))
         for offset in range(group.period):
             self._graph([other.layers[index] for other in alike for index in group.alike(offset)], frame)
@@ -306,19 +317,17 @@ class _Drawer:
             self.varied |= {node.address: varied for node in nodes}
 
 
-def _nodes_at(spec: Spec, address: str) -> tuple[list[Node], str]:
-    """Return the nodes at an address or below, and the address of the graph that contains them."""
-    if not address:
-        return list(spec.nodes), ""
-    nodes = [node for node in spec.nodes if f"{node.address}.".startswith(f"{address}.")]
-    above, _, name = address.rpartition(".")
-    if name.isdigit():
-        nodes = [node for node in nodes if node.block or node.address != f"{address}.last"]
-        above = address
-    if not nodes:
-        known = {part for node in spec.nodes for part in _prefixes(node.address)}
-        raise ConfigError(Problem("--of", f"nothing is called {shown(address)}", help=suggest(address, known)))
-    return nodes, above
+def _graph_at(spec: Spec, registry: Registry, address: str) -> Graph:
+    """Return the parts at an address, or all parts of the model."""
+    outline = Outline(spec, registry)
+    if not address or (address in outline.graphs and address not in outline.nodes):
+        return read_graph(outline, address)
+    if address in outline.nodes:
+        return read_parts(outline, address)
+    if address in outline.calls:
+        return (Leaf(outline.calls[address]),)
+    known = {part for node in spec.nodes for part in _prefixes(node.address)}
+    raise ConfigError(Problem("--of", f"nothing is called {shown(address)}", help=suggest(address, known)))
 
 
 def _prefixes(address: str) -> Iterator[str]:
@@ -335,6 +344,11 @@ def _distinct(arrows: Sequence[Arrow]) -> tuple[Arrow, ...]:
         early = arrow.early or (key in distinct and distinct[key].early)
         distinct[key] = replace(arrow, early=early)
     return tuple(distinct.values())
+
+
+def _passes(part: Part) -> bool:
+    """Return True for a node that only passes its input on, such as the positions of a model without them."""
+    return isinstance(part, Leaf) and part.node.block == "none" and not part.node.pre and not part.node.post
 
 
 def _tail(item: Item) -> Box:

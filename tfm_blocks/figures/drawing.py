@@ -36,8 +36,12 @@ class Box:
 
 @dataclass(eq=False)
 class Chain:
-    """Items above each other, from row `start`. `side` is the side on which residuals pass."""
+    """Items above each other, from row `start`; the lowest one reads the box `entry`.
 
+    `side` is the side on which residuals pass.
+    """
+
+    entry: Box
     items: list[Box | Frame] = field(default_factory=list)
     start: int = 0
     side: Side = "left"
@@ -78,6 +82,14 @@ class Frame:
     def rows(self) -> int:
         """Return the number of rows of the highest chain."""
         return max((chain.start + len(chain.items) for chain in self.chains), default=0)
+
+    @property
+    def entry_place(self) -> int:
+        """Return where the arrow from below enters: 2c for the gutter left of column c, 2c + 1 for column c."""
+        if self.main:
+            return 2 * self.chains.index(self.main) + 1
+        half, odd = divmod(len(self.chains), 2)
+        return 2 * half + (odd and self.chains[half].entry is self.entry)
 
     def index_items(self) -> None:
         """Set the row, column and frame of every item."""

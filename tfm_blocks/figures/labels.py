@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tfm_blocks.figures.drawing import Kind
 from tfm_blocks.figures.text import wrap
-from tfm_blocks.language.spec import TARGET, Node, Step
+from tfm_blocks.language.spec import TARGET, Input, Node, Step
 from tfm_blocks.registry.blocks import BlockInfo
 
 LETTERS = 14  # of a line of a title, if its words are shorter
@@ -39,18 +40,41 @@ NAMES = {
     "none": "Identity",
 }
 SIGNALS = ("sinusoidal", "fairseq_sinusoidal", "learned_position", "timestep")  # add a signal to every position
-INPUTS = {"src": ("Inputs",), TARGET: ("Outputs", "(shifted right)")}
+RECURRENT = ("rnn", "gru", "lstm")
 
 
-def title_of(node: Node) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class InputWords:
+    """How a figure calls an input: the text below its arrow, and the first word of its embedding."""
+
+    title: tuple[str, ...]
+    noun: str = "Input"
+
+
+def input_words(inputs: Sequence[Input]) -> dict[str, InputWords]:
+    """Return the words for each input: those of Vaswani et al. 2017, or tokens for a decoder without an encoder."""
+    words = {one.name: InputWords((one.name,)) for one in inputs}
+    words |= {"src": InputWords(("Inputs",)), TARGET: InputWords(("Outputs", "(shifted right)"), "Output")}
+    if [one.name for one in inputs] == [TARGET]:
+        words[TARGET] = InputWords(("Tokens",), "Token")
+    return words
+
+
+def title_of(node: Node, words: Mapping[str, InputWords]) -> tuple[str, ...]:
     """Return the lines of a block's title."""
     block = node.block or ""
     name = NAMES.get(block) or " ".join(WORDS.get(word, word.capitalize()) for word in block.split("_"))
     if block == "embedding":
-        name = "Output Embedding" if node.entry == TARGET else "Input Embedding"
-    if node.arguments.get("mask") == "causal":
-        name = f"Masked {name}"
-    return wrap(name.split(), LETTERS)
+        name = f"{words[node.entry].noun if node.entry in words else 'Input'} {name}"
+    return wrap(f"{_direction(node)} {name}".split(), LETTERS)
+
+
+def _direction(node: Node) -> str:
+    """Return the word for the positions that a block sees, if the field has one."""
+    causal, block = node.arguments.get("mask") == "causal", node.block or ""
+    if block in RECURRENT:
+        return "" if causal else "Bidirectional"
+    return ("Masked" if "attention" in block else "Causal") if causal else ""
 
 
 def box_kind(info: BlockInfo) -> Kind:
@@ -127,11 +151,6 @@ def layer_note(stack: str, count: int, layers: Sequence[Sequence[int]]) -> str:
     if all(read == first for read in layers):
         return f"reads {stack} layer {', '.join(map(str, first))}"
     return f"reads {stack} layer {'i' if first[0] < layers[-1][0] else 'n−1−i'}"
-
-
-def input_title(name: str) -> tuple[str, ...]:
-    """Return the text below an arrow from an input."""
-    return INPUTS.get(name, (name,))
 
 
 def cost_notes(parameters: int, multiply_adds: int) -> tuple[str, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tfm_blocks.figures import labels
-from tfm_blocks.figures.drawing import Box
+from tfm_blocks.figures.drawing import Box, Glyph
 from tfm_blocks.language.spec import Node, Step
 from tfm_blocks.registry.blocks import BlockInfo
 
@@ -20,15 +20,19 @@ class NodeBoxes:
     adding: Box | None
 
 
-def node_boxes(node: Node, info: BlockInfo | None, notes: Sequence[str]) -> NodeBoxes:
-    """Draw a node. `notes` are the lines of small text in the box of its block."""
+def node_boxes(
+    node: Node, info: BlockInfo | None, notes: Sequence[str], words: Mapping[str, labels.InputWords]
+) -> NodeBoxes:
+    """Draw a node. `notes` are the lines of small text in the box of its block, and `words` those for inputs."""
     before = [_operation(steps) for steps in _grouped(node.pre)]
     groups = _grouped(node.post)
     after = [_operation(steps) for steps in groups]
     adding = next((box for box, steps in zip(after, groups, strict=True) if steps[0].kind == "add"), None)
-    middle = [_block(node, info, notes)] if info else []
+    middle = [_block(node, info, notes, words)] if info else []
     if middle and middle[0].glyph == "plus" and after and after[0] is adding:
         middle = []  # the sum of branches and the residual are one sum
+    if node.block == "none" and (before or after):
+        middle = []
     drawn = [*before, *middle, *after] or [Box((), "other", ("Identity",))]
     return NodeBoxes(tuple(drawn), drawn[len(before)], adding)
 
@@ -51,10 +55,10 @@ def _operation(steps: Sequence[Step]) -> Box:
     return Box((), "norm", (title,), (note,) if note else ())
 
 
-def _block(node: Node, info: BlockInfo, notes: Sequence[str]) -> Box:
+def _block(node: Node, info: BlockInfo, notes: Sequence[str], words: Mapping[str, labels.InputWords]) -> Box:
     if node.block == "sum" and not notes:
         return Box((), "other", (), glyph="plus")
     kind = labels.box_kind(info)
-    forked = kind == "attention" and len(node.reads) == 1 and any(port.name == "kv" for port in info.signature.ports)
-    glyph = "wave" if node.block in labels.SIGNALS else "box"
-    return Box((), kind, labels.title_of(node), tuple(notes), "wave" if glyph == "wave" else "box", forked=forked)
+    forked = "attention" in info.name and "kv" not in node.reads
+    glyph: Glyph = "wave" if node.block in labels.SIGNALS else "box"
+    return Box((), kind, labels.title_of(node, words), tuple(notes), glyph, forked=forked)

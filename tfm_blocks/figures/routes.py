@@ -100,6 +100,12 @@ class Routes:
     ports: dict[Box, dict[Side, list[Net]]] = field(default_factory=dict)
     tracks: dict[Track, int] = field(default_factory=dict)
 
+    def end(self, item: Box | Frame) -> int:
+        """Return the column that the lines above an item reach to its right."""
+        assert item.frame is not None
+        spans = self.spans.get(Channel(item.frame, "roof", roof(item)), {})
+        return max((high // 2 for _, high in spans.values()), default=0)
+
     def count(self, frame: Frame, kind: ChannelKind, index: int) -> int:
         """Return the number of tracks of a channel."""
         channel = Channel(frame, kind, index)
@@ -114,11 +120,6 @@ def find_routes(drawing: Drawing) -> Routes:
     for channel, spans in routes.spans.items():
         _assign_tracks(channel, spans, routes.tracks)
     return routes
-
-
-def entry_place(frame: Frame) -> int:
-    """Return the place across at which the arrow from below enters a frame: its main chain, or the middle."""
-    return 2 * frame.chains.index(frame.main) + 1 if frame.main else len(frame.chains)
 
 
 def roof(item: Box | Frame) -> int:
@@ -164,7 +165,7 @@ class _Route:
             if inner.entry is self.arrow.source:
                 self._leg(frame, start, Gap(inner.row, 2 * inner.column + 1))
                 self.lines.append(Spine(inner))
-                start = Gap(0, entry_place(inner))
+                start = Gap(0, inner.entry_place)
             else:
                 side = self._side(start, frame, inner)
                 self._leg(frame, start, Gutter(inner.column + (side == "right"), inner.row))
@@ -181,7 +182,7 @@ class _Route:
             assert frame is not None
             start: End = Gutter(item.column + (self.leave == "right"), item.row) if sideways else _above(item, spine)
             if not sideways and self._leaves_by_top(item, frame):
-                spine = spine and entry_place(frame) == 2 * item.column + 1
+                spine = spine and frame.entry_place == 2 * item.column + 1
             else:
                 self._leg(frame, start, Edge(self.leave))
                 sideways = True
@@ -248,9 +249,8 @@ class _Route:
                 self._leg(frame, start, Gap(start.row + 1, _edge(frame, side)))
 
     def _climb(self, frame: Frame, start: Gap, gutter: int, last: int) -> None:
-        """Add the lines from above an item to a gutter, and along it."""
-        column = start.across // 2
-        passed = range(column + 1, gutter) if gutter > column else range(gutter, column)
+        """Add the lines from above an item to a gutter, and along it; lines to the left pass frames above their row."""
+        passed = range(gutter, start.across // 2)
         if start.roof and not any(
             isinstance(item, Frame) for item in _row(frame, start.roof.row) if item.column in passed
         ):

@@ -1,10 +1,11 @@
-"""The nodes of a spec as a tree of blocks, stacks and parallels, read from their addresses."""
+"""The nodes of a spec as a tree of blocks, stacks and parallels, read from its outline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tfm_blocks.language.outline import Outline
 from tfm_blocks.language.spec import Node
 
 
@@ -43,22 +44,40 @@ Part = Leaf | Stack | Parallel
 Graph = tuple[Part, ...]
 
 
-def read_graph(nodes: Sequence[Node], prefix: str = "") -> Graph:
-    """Return the parts of the graph at the address `prefix`, in execution order; inline nodes precede their readers."""
-    parts: list[Part] = []
-    for name, members in _by_name(nodes, prefix).items():
-        address = f"{prefix}.{name}".lstrip(".")
-        inline = [node for node in members if _next(node.address, address).startswith("in_")]
-        parts += read_graph(inline, address)
-        inner = [node for node in members if node not in inline and node.address != address]
-        own = next((node for node in members if node.address == address), None)
-        if inner and own:
-            parts.append(_parallel(address, inner, own))
-        elif inner:
-            parts.append(_stack(address, inner))
-        elif own:
-            parts.append(Leaf(own))
-    return tuple(parts)
+def read_graph(outline: Outline, graph: str) -> Graph:
+    """Return the parts of the graph at an address, in execution order; inline nodes precede their readers."""
+    return tuple(part for address in outline.graphs[graph] for part in read_parts(outline, address))
+
+
+def read_parts(outline: Outline, address: str) -> Graph:
+    """Return the part at an address, after the inline nodes that it reads."""
+    nodes = outline.graphs.get(address, {})
+    inline = [part for node in nodes if outline.is_inline(node) for part in read_parts(outline, node)]
+    if address not in outline.calls:
+        return (_stack(outline, address),)
+    join = outline.calls[address]
+    return (*inline, _parallel(outline, address, join) if outline.joins_branches(address) else Leaf(join))
+
+
+def _stack(outline: Outline, address: str) -> Stack:
+    layers = outline.inner(address).values()
+    copies = {
+        index: outline.calls[f"{layer}.last"]
+        for index, layer in enumerate(layers)
+        if outline.is_helper(f"{layer}.last")
+    }
+    last = outline.calls.get(f"{address}.last")
+    return Stack(address, tuple(read_graph(outline, layer) for layer in layers), last, copies)
+
+
+def _parallel(outline: Outline, address: str, join: Node) -> Parallel:
+    before = outline.calls[f"{address}.pre"] if outline.is_helper(f"{address}.pre") else None
+    if address in outline.layers:
+        branches = [read_graph(outline, layer) for layer in outline.inner(address).values()]
+    else:
+        nodes = outline.graphs[address]
+        branches = [read_parts(outline, node) for node in nodes if not outline.is_inline(node)]
+    return Parallel(address, tuple(branches), before, join, address in outline.layers)
 
 
 def nodes_of(graph: Iterable[Part]) -> Iterator[Node]:
@@ -98,39 +117,13 @@ def entry_of(part: Part) -> str:
         case Parallel(join=join):
             return join.residual
         case Stack(layers=layers):
-            return entry_of(layers[0][0])
+            return entry_of(first_of(layers[0]))
 
 
-def _next(address: str, prefix: str) -> str:
-    """Return the component of an address after a prefix; "" for the prefix itself."""
-    return address[len(prefix) :].lstrip(".").partition(".")[0]
+def first_of(graph: Graph) -> Part:
+    """Return the first part of a graph, without the inline nodes that it reads."""
+    return min(graph, key=lambda part: _address(part).count("."))
 
 
-def _by_name(nodes: Sequence[Node], prefix: str) -> dict[str, list[Node]]:
-    named: dict[str, list[Node]] = {}
-    for node in nodes:
-        named.setdefault(_next(node.address, prefix), []).append(node)
-    return named
-
-
-def _stack(address: str, nodes: Sequence[Node]) -> Stack:
-    copies: dict[int, Node] = {}
-    layers: list[Graph] = []
-    last = None
-    for name, members in _by_name(nodes, address).items():
-        if not name.isdigit():
-            (last,) = members
-            continue
-        layer = f"{address}.{name}"
-        copied = [node for node in members if node.block is None and node.address == f"{layer}.last"]
-        copies |= {int(name): node for node in copied}
-        layers.append(read_graph([node for node in members if node not in copied], layer))
-    return Stack(address, tuple(layers), last, copies)
-
-
-def _parallel(address: str, nodes: Sequence[Node], join: Node) -> Parallel:
-    named = _by_name(nodes, address)
-    before = named.pop("pre", None) if named.get("pre", [join])[0].block is None else None
-    copies = next(iter(named)).isdigit()
-    branches = [read_graph(members, f"{address}.{name}" if copies else address) for name, members in named.items()]
-    return Parallel(address, tuple(branches), before[0] if before else None, join, copies)
+def _address(part: Part) -> str:
+    return part.node.address if isinstance(part, Leaf) else part.address

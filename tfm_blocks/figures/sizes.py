@@ -90,9 +90,12 @@ class Sizes:
         return self.roof_height(item) + BELOW + tracks * TRACK if tracks else self.items[item].height
 
     def roof_height(self, item: Box | Frame) -> float:
-        """Return the height of the room above an item: also above all boxes of its row, which lines can pass."""
+        """Return the height of the lines above an item, which also pass boxes of its row, and frames to its right."""
         beside = [other for other in item.frame.items() if other.row == item.row] if item.frame else []
-        return max(self.items[other].height for other in beside if other is item or isinstance(other, Box))
+        passed = range(item.column + 1, self.routes.end(item))
+        frames = [self._cell(other) for other in beside if isinstance(other, Frame) and other.column in passed]
+        heights = [self.items[other].height for other in beside if other is item or isinstance(other, Box)]
+        return max(heights + frames)
 
     def _gap(self, frame: Frame, gap: int) -> float:
         tracks = self.routes.count(frame, "gap", gap)
@@ -122,11 +125,12 @@ class Sizes:
         return GUTTER + tracks + GUTTER
 
     def _middle(self, frame: Frame, gutters: tuple[float, ...], middles: tuple[float, ...]) -> float:
-        """Return the place of the arrow that enters from below: a column, or the gutter in the middle."""
-        if frame.main:
-            return middles[frame.chains.index(frame.main)]
-        half, odd = divmod(len(frame.chains), 2)
-        return middles[half] if odd else gutters[half] + self._gutter(frame, half) / 2
+        """Return the place of the arrow that enters from below: a column, or beside the lines of the middle gutter."""
+        column, odd = divmod(frame.entry_place, 2)
+        if odd:
+            return middles[column]
+        lines = self.routes.count(frame, "gutter", column)
+        return gutters[column] + (GUTTER / 2 if lines else self._gutter(frame, column) / 2)
 
     def _box(self, box: Box) -> Size:
         above = NOTE * LEADING if box.output else 0.0
@@ -139,10 +143,17 @@ class Sizes:
             return Size(left, max(right, beside), height + above, height)
         lines = box_lines(box)
         height = sum(size * LEADING for _, size in lines) + 2 * PAD_Y
-        ports = self.routes.ports.get(box, {"left": [], "right": []})
         half = max((text_width(text, size) for text, size in lines), default=0.0) / 2 + PAD_X
-        half = max(half, 0.0 if box.glyph == "text" else MIN_WIDTH / 2, (max(map(len, ports.values())) + 1) * PORT)
+        half = max(
+            half,
+            0.0 if box.glyph == "text" else MIN_WIDTH / 2,
+            (max(self.places(box, "left"), self.places(box, "right")) + 1) * PORT,
+        )
         return Size(half, max(half, beside), height + above, height)
+
+    def places(self, box: Box, side: Side) -> int:
+        """Return the number of arrows into a side of a box next to its middle: a head of its fork, and its ports."""
+        return box.forked + len(self.routes.ports[box][side] if box in self.routes.ports else ())
 
 
 def box_lines(box: Box) -> list[tuple[str, float]]:

@@ -76,13 +76,13 @@ class Outline:
             outer = ".".join(parts[: end - 1])
             if name.isdigit():
                 self.layers[outer] = max(self.layers.get(outer, 0), int(name) + 1)
-            elif not self._is_helper(parts[:end]):
+            elif not self.is_helper(".".join(parts[:end])):
                 nodes = self.graphs.setdefault(outer, {})
                 nodes.setdefault(".".join(parts[:end]), len(nodes))
 
-    def _is_helper(self, parts: Sequence[str]) -> bool:
+    def is_helper(self, address: str) -> bool:
         """Return True for a node that holds only the operations before a parallel or after a stack."""
-        node = self.calls.get(".".join(parts))
+        node = self.calls.get(address)
         return node is not None and node.block is None
 
     def _find_exits(self) -> list[tuple[str, str]]:

@@ -201,7 +201,7 @@ def _probe_problems(spec: Spec, data: ProbeSettings) -> Iterator[Problem]:
     """Yield a problem if the task does not suit the shape of the model."""
     sources = names(spec.sources)
     if sources and data.probe.shows_answers:
-        rule = f"reads all of {sources[0]}, in which {data.task} shows each answer after it is due, so it would copy"
+        rule = f"reads all of {sources[0]}, which shows each answer of {data.task} one position later, so it would copy"
         yield Problem("model.inputs", rule, help="use a decoder-only model: model=probe_decoder")
     if TARGET in names(spec.inputs):
         return

@@ -19,7 +19,7 @@ OPERATORS = "+-*"
 
 @dataclass(frozen=True)
 class ArithmeticTask(SampledTask):
-    """An expression over the integers modulo `modulus`, whose value is due at the token after it."""
+    """An expression over the integers modulo `modulus`. Its value is expected at the token after it."""
 
     presets: ClassVar = tracking(39, 63, 127, 255)
     brackets: ClassVar[str] = ""
@@ -55,7 +55,7 @@ class ArithmeticTask(SampledTask):
 
 @dataclass(frozen=True)
 class Arithmetic(ArithmeticTask):
-    """What is the value of an expression without brackets, modulo 5? It is due at the token after the expression.
+    """What is the value of an expression without brackets, modulo 5? The answer is at the token after it.
 
     Multiplication binds tighter. Digits and operators alternate, so the length is odd.
 
@@ -88,7 +88,7 @@ class Arithmetic(ArithmeticTask):
 
 @dataclass(frozen=True)
 class ArithmeticBrackets(ArithmeticTask):
-    """What is the value of an expression with nested brackets, modulo 5? It is due at the token after the expression.
+    """What is the value of an expression with nested brackets, modulo 5? The answer is at the token after it.
 
     An expression is d, -d, (d) or (-d) for a digit d, or (left operator right). The length of left is drawn uniformly.
 

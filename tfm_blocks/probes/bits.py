@@ -32,7 +32,7 @@ class BitTask(SampledTask):
 
 @dataclass(frozen=True)
 class Parity(BitTask):
-    """Is the number of ones odd? The answer, 1 if it is and 0 if not, is due at a token after the bits.
+    """Is the number of ones odd? The answer at the token after the bits is 1 if it is, and 0 if not.
 
     Each 1 flips the state, which a linear recurrence with positive eigenvalues and finite precision cannot track.
     """
@@ -47,7 +47,7 @@ class Parity(BitTask):
 
 @dataclass(frozen=True)
 class EvenPairs(BitTask):
-    """Is the number of neighbours 01 and 10 odd? The answer, 1 if it is and 0 if not, is due at a token after the bits.
+    """Is the number of neighbours 01 and 10 odd? The answer at the token after the bits is 1 if it is, and 0 if not.
 
     It is 1 exactly if the first and the last bit differ.
     """

@@ -15,7 +15,7 @@ from tfm_blocks.probes.task import SampledTask, require_at_least
 
 @dataclass(frozen=True)
 class SelectiveCopying(SampledTask):
-    """Repeat tokens that are scattered among blanks. They are due after a copy token, in order, one at each blank.
+    """Repeat tokens that are scattered among blanks, in order, one at each blank after the copy token.
 
     vocab: tokens, of which the last two are the blank and the copy token.
     tokens: number of tokens to copy.
@@ -53,7 +53,7 @@ class SelectiveCopying(SampledTask):
 
 @dataclass(frozen=True)
 class Compression(SampledTask):
-    """Repeat a string of random tokens, in order, from the compression token on that follows it.
+    """Repeat a string of random tokens, in order, from the compression token after it on.
 
     In the paper a separate decoder reads only the state at the first compression token. A decoder-only model reads
     its own state instead: a recurrent state must hold the whole string, but attention can read the string again.

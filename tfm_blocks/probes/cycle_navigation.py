@@ -17,7 +17,7 @@ from tfm_blocks.probes.task import SampledTask, require_at_least
 class CycleNavigation(SampledTask):
     """Where on a cycle does an agent end that starts at place 0? A move stays, or goes one place forwards or back.
 
-    The final place is due at a token after the moves.
+    The final place is expected at a token after the moves.
 
     modulus: places of the cycle.
     """

@@ -20,8 +20,8 @@ Motif = tuple[int, ...]
 class FuzzyRecall(SampledTask):
     """Recall the value of each key that occurred before. A key or a value is a motif of one to three different tokens.
 
-    Each token of a recalled value is due one position earlier. The last key always occurred before. Padding follows the
-    last pair. Sizes of motifs are drawn uniformly, in tests too.
+    Each token of a recalled value is expected one position earlier. The last key always occurred before. Padding
+    follows the last pair. Sizes of motifs are drawn uniformly, in tests too.
 
     vocab: tokens; the last is padding, the first half of the others are tokens of keys, the rest of values.
     motif: the maximum number of tokens of a key or a value.

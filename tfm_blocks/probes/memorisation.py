@@ -15,9 +15,9 @@ from tfm_blocks.probes.task import Preset, SampledTask, require_at_least
 
 @dataclass(frozen=True)
 class Memorisation(SampledTask):
-    """Each key is followed by a blank, where its value is due. The map from keys to values is the same everywhere.
+    """Each key is followed by a blank, where its value is expected. All examples share one map from keys to values.
 
-    The question does not contain the values, so the weights must store them. All splits share the map.
+    The question does not contain the values, so the weights must store them. The splits share the map, too.
 
     vocab: tokens; the last is the blank, the first half of the others are keys, the rest values.
     map: number of the random map, which does not depend on data.seed. Different keys have different values.

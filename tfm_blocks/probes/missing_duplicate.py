@@ -17,7 +17,7 @@ from tfm_blocks.probes.task import SampledTask
 class MissingDuplicate(SampledTask):
     """Which bit does the question mark hide? A string of bits occurs twice, and one symbol is hidden.
 
-    The hidden bit is due at a token after the strings.
+    The hidden bit is expected at a token after the strings.
     """
 
     source: ClassVar = "Delétang et al. 2023"

@@ -17,7 +17,7 @@ EXPONENT = 0.01  # a of the distribution of slots, p(i) ∝ a·i^(a-1)
 
 @dataclass(frozen=True)
 class Mqar(SampledTask):
-    """Pairs of a key and a value are followed by each key again, in random places. The value is due at each key.
+    """Pairs of a key and a value, then each key again, at random places. At each repeated key, its value is expected.
 
     Keys and values are drawn without replacement. The places are drawn without replacement too, from the even offsets
     after the pairs, with p(i) ∝ a·i^(a-1) and a = 0.01 for the i-th place. A filler fills the other places: `blank` is
@@ -31,7 +31,7 @@ class Mqar(SampledTask):
     source: ClassVar = "Arora et al. 2023 (Zoology), figure 2"
     presets: ClassVar = {
         "paper": Preset(100_000, 3000, 3000, (64, 64), (64,)),
-        "lite": Preset(20_000, 1000, 1000, (64, 64), (64,), {"vocab": 256}),
+        "lite": Preset(20_000, 1000, 1000, (64, 64), (64,), {"vocab": 64}),
     }
     vocab: int = 8192
     pairs: int = 4

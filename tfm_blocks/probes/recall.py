@@ -19,7 +19,7 @@ from tfm_blocks.probes.task import SampledTask, require_at_least, setting_error
 class InContextRecall(SampledTask):
     """Recall the value of each key that occurred before. Every example has another map from keys to values.
 
-    Keys and their values alternate. The value is due at the key. The last key always occurred before.
+    Keys and their values alternate. The value is expected at the key. The last key always occurred before.
 
     vocab: tokens; the first half are keys, the others are values.
     """
@@ -55,7 +55,7 @@ class InContextRecall(SampledTask):
         keys = np.where(noisy, -1, integers(rng, 0, first_value, (count, pairs)))
         keys[:, -1] = _one_present(rng, keys[:, :-1], first_value)
         values = integers(rng, first_value, self._symbols, (count, first_value))  # of each key, in each example
-        answers = np.take_along_axis(values, keys, axis=1)  # arbitrary for noisy pairs, which are not due
+        answers = np.take_along_axis(values, keys, axis=1)  # arbitrary for noisy pairs, which are not scored
         labels = np.full((count, length), -1)
         labels[:, 0::2] = np.where(_occurred_before(keys, first_value) & ~noisy, answers, -1)
         questions = np.stack([keys, answers], axis=2)
@@ -73,7 +73,7 @@ class InContextRecall(SampledTask):
 class NoisyRecall(InContextRecall):
     """Recall the value of each key that occurred before, as in in_context_recall, but with noise between the pairs.
 
-    Two noise tokens replace a pair. The value is due at the key. At least one pair before the last is not noise.
+    Two noise tokens replace a pair. The value is expected at the key. At least one pair before the last is not noise.
 
     vocab: tokens, of which the last noise_tokens are noise; the first half of the others are keys, the rest values.
     noise_tokens: different noise tokens.

@@ -64,6 +64,12 @@ class Scan(ProbeTask):
             rule = f"must be at most {MOST_HELD_OUT:,}, but is {self.held_out}"
             raise setting_error("held_out", rule, "write data.held_out=1000")
 
+    def check_validation(self, count: int) -> None:
+        """Raise ConfigError if `count` exceeds the number of held-out commands."""
+        if count > self.held_out:
+            rule = f"must be at most data.held_out={self.held_out}, but is {count}"
+            raise setting_error("val", rule, f"write data.held_out={count}, which leaves fewer training commands")
+
     def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:
         """Generate the commands of a split in random order."""
         ids = {word: number for number, word in enumerate(self.alphabet)}

@@ -19,10 +19,10 @@ POP, END, BLANK = 2, 5, 6
 class StackManipulation(SampledTask):
     """Apply operations, which pop or push a bit, to a stack of bits, and list the final stack.
 
-    The string lists the stack from the bottom to the top, then the operations. The final stack is due from the top to
-    the bottom, then `end`, at the blanks after them. There is a blank for each token of the string and one more, so
-    their number does not reveal the size of the stack. Popping an empty stack does nothing. The number of bits is drawn
-    uniformly from 1, …, length - 1.
+    The string lists the stack from the bottom to the top, then the operations. The final stack is expected
+    from the top to the bottom, then `end`, at the blanks after them. There is a blank for each token of the string and
+    one more, so their number does not reveal the size of the stack. Popping an empty stack does nothing. The number
+    of bits is drawn uniformly from 1, …, length - 1.
     """
 
     source: ClassVar = "Delétang et al. 2023"

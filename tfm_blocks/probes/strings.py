@@ -16,7 +16,7 @@ from tfm_blocks.probes.task import SampledTask, require_at_least
 
 @dataclass(frozen=True)
 class StringTask(SampledTask):
-    """A string of uniform symbols. One token of the answer is due at each blank that follows the string."""
+    """A string of uniform symbols. One token of the answer is expected at each blank that follows the string."""
 
     symbols: int = 2
 
@@ -57,7 +57,7 @@ class GeneratedStringTask(StringTask):
 
 @dataclass(frozen=True)
 class ReverseString(StringTask):
-    """The string is due backwards, at the blanks after it. A stack does this, a finite state does not.
+    """Write the string backwards, at the blanks after it. A stack can do this, a finite automaton cannot.
 
     symbols: different symbols of a string.
     """
@@ -71,7 +71,7 @@ class ReverseString(StringTask):
 
 @dataclass(frozen=True)
 class OddsFirst(StringTask):
-    """The first, third, fifth, … symbols of the string are due, then the second, fourth, …, at the blanks after it.
+    """List the first, third, fifth, … symbols of the string, then the second, fourth, …, at the blanks after it.
 
     symbols: different symbols of a string.
     """
@@ -85,7 +85,7 @@ class OddsFirst(StringTask):
 
 @dataclass(frozen=True)
 class BucketSort(StringTask):
-    """The symbols of the string are due in ascending order, at the blanks after it. Counting the symbols is enough.
+    """Sort the symbols of the string in ascending order, at the blanks after it. Counting the symbols is enough.
 
     symbols: different symbols of a string.
     """
@@ -114,7 +114,7 @@ class Copy(GeneratedStringTask):
 
 @dataclass(frozen=True)
 class Reverse(GeneratedStringTask):
-    """The answer is the string backwards. It is generated token by token; in reverse_string it is due at positions.
+    """The answer is the string backwards. It is generated token by token; reverse_string answers at positions.
 
     symbols: different symbols of a string.
     """

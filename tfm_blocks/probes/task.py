@@ -46,7 +46,7 @@ class ProbeTask(ABC):
 
     source: ClassVar[str]  # the paper and its section or table
     presets: ClassVar[Mapping[str, Preset]]  # paper and lite; lite fits two CPU cores
-    shows_answers: ClassVar[bool] = False  # the question repeats each answer after it is due: for causal models only
+    shows_answers: ClassVar[bool] = False  # the question repeats each answer one position later: causal models only
 
     @property
     @abstractmethod
@@ -61,6 +61,10 @@ class ProbeTask(ABC):
     def misfit(self, length: int) -> str:
         """Return the rule that the length breaks, such as 'must be even', or '' if it fits."""
         return "" if length >= 1 else "must be at least 1"
+
+    def check_validation(self, count: int) -> None:
+        """Raise ConfigError if the task has fewer than `count` validation examples. Most tasks have any number."""
+        return
 
     @abstractmethod
     def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:

@@ -19,7 +19,7 @@ GROUPS = ("S3", "A5", "S5")
 
 @dataclass(frozen=True)
 class WordProblem(SampledTask):
-    """Each token is a permutation. At each token, the product of the permutations up to it is due.
+    """Each token is a permutation. At each token, the product of the permutations up to it is expected.
 
     The token 120 maps 0 to 1, 1 to 2 and 2 to 0. In a product the earlier permutation is applied first. S5 and A5 are
     not solvable: a fixed number of attention or linear recurrent layers cannot track them over any length.
@@ -30,7 +30,7 @@ class WordProblem(SampledTask):
     source: ClassVar = "Merrill et al. 2024"
     presets: ClassVar = {
         "paper": Preset(1_000_000, 8192, 8192, (20, 20), (20,)),
-        "lite": Preset(64_000, 1000, 1000, (3, 32), (16, 32, 64, 128)),
+        "lite": Preset(64_000, 1000, 1000, (3, 32), (16, 32, 64, 128), {"group": "S3"}),
     }
     group: Literal["S3", "A5", "S5"] = "S5"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from tfm_blocks.metric_schema import FINAL_SCORES
-from tfm_blocks.report.counterparts import find_counterpart
 from tfm_blocks.report.differences import Group
+from tfm_blocks.report.model_grid import ModelGrid
 from tfm_blocks.report.run_statistics import run_statistics
 from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.scoring.measures import MEASURES, Statistics
@@ -45,7 +45,7 @@ class Against:
     sacrebleu: float | None = None
 
 
-def compare_groups(groups: Sequence[Group], baseline: Group) -> tuple[list[Against], list[str]]:
+def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) -> tuple[list[Against], list[str]]:
     """Test every group that has scores against the runs of the baseline's model on its test set.
 
     Return also why some groups are not tested.
@@ -54,7 +54,7 @@ def compare_groups(groups: Sequence[Group], baseline: Group) -> tuple[list[Again
     systems: dict[int, System] = {}
     found: list[Against] = []
     for group in groups:
-        counterpart = find_counterpart(group, baseline, groups)
+        counterpart = grid.counterpart(group, baseline)
         if group is counterpart:
             continue
         if why := _why_untested(group, counterpart):
@@ -81,18 +81,14 @@ def _rows(group: Group, baseline: Group, before: System, after: System) -> Itera
     p_values = p_over_sentences(before, after) if before and after else {}
     for name in MEASURES:
         values, others = group.over_seeds(name), baseline.over_seeds(name)
-        if values and others and _method(group, name) == _method(baseline, name):
+        if values and others and group.methods(name) == baseline.methods(name):
             row = _with_seeds(Against(group, name, fmean(values) - fmean(others)), others, values)
             yield _with_sentences(row, p_values[name], before, after) if name in p_values else row
 
 
-def _method(group: Group, name: str) -> set[str]:
-    return {run.method_of(name) for run in group.counted if run.value_of(name) is not None}
-
-
 def _with_seeds(row: Against, before: Sequence[float], after: Sequence[float]) -> Against:
     test = over_seeds(before, after)
-    return replace(row, seeds=test.p, seeds_interval=(test.low, test.high)) if test else row
+    return replace(row, seeds=test.p, seeds_interval=test.interval) if test else row
 
 
 def _with_sentences(row: Against, p: float, before: System, after: System) -> Against:

@@ -2,54 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tfm_blocks.errors import printable
 from tfm_blocks.report.comparison import Comparison
-from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.differences import Group
+from tfm_blocks.report.matrix import Matrix
+from tfm_blocks.report.matrix_table import matrix_rows
 from tfm_blocks.report.rates import RateCurve
 from tfm_blocks.report.screen import print_json, print_table, screen
 from tfm_blocks.report.table import Table, csv_text, latex, markdown, markdown_text, texts
 from tfm_blocks.runs.record import RunRecord, describe
 
-TESTS = (
-    "p, sentences: two-sided paired approximate randomization over test sentences (Riezler and Maxwell 2005), about "
-    "twice the p of sacreBLEU's paired bootstrap, which --json has; p, seeds: Welch's t-test over runs; corrected: for "
-    "all rows of the table (Holm 1979); 95 %: intervals of the difference"
-)
 
-
-def show_comparison(comparison: Comparison) -> None:
-    """Print the tables, then notes on what is not comparable."""
-    for table in tables_of(comparison):
+def show_tables(tables: Sequence[Table], notes: Sequence[str]) -> None:
+    """Print the tables, then the notes."""
+    for table in tables:
         print_table(table)
-    console = screen()
-    if comparison.against:
-        console.print(TESTS)
-    for note in comparison.notes:
-        console.print(f"note: {note}")
+    for note in notes:
+        screen().print(f"note: {note}")
 
 
-def print_markdown(comparison: Comparison) -> None:
+def print_markdown(tables: Sequence[Table], notes: Sequence[str]) -> None:
     """Print the tables and notes as Markdown."""
-    for table in tables_of(comparison):
+    for table in tables:
         print(markdown(table), end="\n\n")
-    for note in _notes(comparison):
+    for note in notes:
         print(f"- {markdown_text(note)}")
 
 
-def print_latex(comparison: Comparison) -> None:
+def print_latex(tables: Sequence[Table], notes: Sequence[str]) -> None:
     """Print the tables as LaTeX, and the notes as comments."""
-    for table in tables_of(comparison):
+    for table in tables:
         print(latex(table), end="\n\n")
-    for note in _notes(comparison):
+    for note in notes:
         print(f"% {printable(' '.join(note.split()))}")
-
-
-def _notes(comparison: Comparison) -> list[str]:
-    return [*([TESTS] if comparison.against else []), *comparison.notes]
 
 
 def print_csv(comparison: Comparison) -> None:
@@ -57,6 +46,12 @@ def print_csv(comparison: Comparison) -> None:
     rows = [{"group": group.label, **_flat(run, comparison)} for group in comparison.groups for run in group.runs]
     names = dict.fromkeys(name for row in rows for name in row)
     print(csv_text(Table("", texts(*names), [[row.get(name) for name in names] for row in rows])), end="")
+
+
+def print_matrix_csv(matrix: Matrix) -> None:
+    """Print an unrounded row for each cell of the matrix."""
+    rows = [{**row, "values": " ".join(map(str, row["values"]))} for row in matrix_rows(matrix)]
+    print(csv_text(Table("", texts(*rows[0]), [list(row.values()) for row in rows])), end="")
 
 
 def _flat(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
@@ -84,10 +79,16 @@ def print_comparison_json(comparison: Comparison) -> None:
         ],
         "learning_rates": [_curve_record(curve) for curve in comparison.curves],
         "baseline": comparison.baseline.label if comparison.baseline else None,
+        "matrix": list(matrix_rows(comparison.matrix)) if comparison.matrix else [],
         "against": [{**asdict(one), "group": one.group.label} for one in comparison.against],
         "notes": comparison.notes,
     }
     print_json(record)
+
+
+def print_matrix_json(matrix: Matrix, notes: Sequence[str]) -> None:
+    """Print the cells of the matrix and the notes, unrounded."""
+    print_json({"matrix": list(matrix_rows(matrix)), "notes": notes})
 
 
 def _curve_record(curve: RateCurve) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import Factor, Group, find_factors, group_seeds
+from tfm_blocks.report.model_grid import NO_MODELS, ModelGrid, arrange
 from tfm_blocks.report.rates import RateCurve, best_groups, curve_of, rate_curves, rate_notes
 from tfm_blocks.runs.record import RunRecord, read_records, with_saved_scores
 from tfm_blocks.runs.saved_scores import saved_names
 
 if TYPE_CHECKING:
     from tfm_blocks.report.baseline_tests import Against
+    from tfm_blocks.report.matrix import Matrix
 
 NAMED = 3  # runs that a note names; the others are counted
 SAME_TOKENS = 0.01  # relative difference below which numbers of tokens count as equal
@@ -26,24 +28,29 @@ class Comparison:
     """A comparison of runs. `notes` name what is missing or not comparable.
 
     `curves` have the validation losses over learning rates. `compared` are the groups with the best rate of each curve,
-    and those without a curve.
+    and those without a curve. `grid` arranges them by model and task. `matrix` has their scores, if a metric was
+    requested or there are several models and several tasks.
     """
 
     runs: Sequence[RunRecord]
     factors: Sequence[Factor]
     groups: Sequence[Group]
-    curves: Sequence[RateCurve]
-    compared: Sequence[Group]
-    baseline: Group | None
-    against: Sequence[Against]
-    notes: Sequence[str]
+    curves: Sequence[RateCurve] = ()
+    compared: Sequence[Group] = ()
+    grid: ModelGrid = NO_MODELS
+    matrix: Matrix | None = None
+    baseline: Group | None = None
+    against: Sequence[Against] = ()
+    notes: Sequence[str] = ()
 
 
-def compare_runs(paths: Sequence[Path], baseline: str | None = None, scores: str | None = None) -> Comparison:
+def compare_runs(
+    paths: Sequence[Path], baseline: str | None = None, scores: str | None = None, metric: str | None = None
+) -> Comparison:
     """Compare runs, given by their folders or by folders that contain them.
 
-    `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. Raises RunError, and
-    ConfigError if the baseline is not one of the runs, or if no run has such scores.
+    `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. `metric` is the score
+    of the matrix. Raises RunError, and ConfigError if the baseline is not one of the runs, or no run has such scores.
     """
     runs = read_records(paths)
     runs = _with_saved(runs, scores) if scores else runs
@@ -51,15 +58,44 @@ def compare_runs(paths: Sequence[Path], baseline: str | None = None, scores: str
     groups = group_seeds(runs, factors)
     curves = rate_curves(groups, factors)
     compared = best_groups(groups, curves)
-    notes = [*find_notes(runs), *_repeats(groups), *rate_notes(curves), *_without_scores(runs, scores)]
+    grid = arrange(compared, factors)
+    parts = _columns(grid) if grid.crossed else [runs]
+    notes = [
+        *(note for part in parts for note in unlike(part)),
+        *find_notes(runs),
+        *_repeats(groups),
+        *rate_notes(curves),
+        *_without_scores(runs, scores),
+    ]
     chosen = _at_best_rate(_find_group(groups, baseline), curves) if baseline else None
     against: Sequence[Against] = []
     if chosen:
         from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
 
-        against, untested = compare_groups(compared, chosen)
+        against, untested = compare_groups(compared, chosen, grid)
         notes += untested
-    return Comparison(runs, factors, groups, curves, compared, chosen, against, notes)
+    matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
+    return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, against, notes)
+
+
+def matrix_of(comparison: Comparison) -> Matrix | None:
+    """Return the matrix, also of a single task or model; None if no run has a score."""
+    return comparison.matrix or _score(comparison.grid, None, comparison.baseline)
+
+
+def _score(grid: ModelGrid, metric: str | None, baseline: Group | None) -> Matrix | None:
+    from tfm_blocks.report.matrix import score_matrix  # imports mpmath
+
+    matrix = score_matrix(grid, metric, baseline)
+    return matrix if matrix.cells else None
+
+
+def _columns(grid: ModelGrid) -> list[list[RunRecord]]:
+    """Return the runs of each task."""
+    columns: dict[int, list[RunRecord]] = {}
+    for (_, column), group in grid.groups.items():
+        columns.setdefault(column, []).extend(group.runs)
+    return list(columns.values())
 
 
 def _with_saved(runs: Sequence[RunRecord], name: str) -> list[RunRecord]:
@@ -95,13 +131,17 @@ def _find_group(groups: Sequence[Group], baseline: str) -> Group:
     raise ConfigError(Problem("--baseline", rule, help=suggest(wanted.name, names)))
 
 
-def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
-    """Yield sentences on what is missing or not comparable."""
+def unlike(runs: Sequence[RunRecord]) -> Iterator[str]:
+    """Yield sentences on what is not comparable between runs that should be."""
     yield from _unlike(runs, "test set", lambda run: run.test_set, "no scores of theirs can be compared")
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity a token cannot be compared")
     for name in (score.name for score in FINAL_SCORES if score.kind == "corpus"):
         yield from _unlike(runs, f"way to compute {name}", _signature_of(name), f"{name} cannot be compared")
     yield from _unlike_tokens(runs)
+
+
+def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
+    """Yield sentences on what is missing, and on versions of torch."""
     yield from _unlike_torch(runs)
     for size, those in _by(runs, lambda run: str(run.settings.get("data.size", ""))).items():
         if size:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, FinalScore, find_key
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
+from tfm_blocks.report.matrix_table import matrix_table
 from tfm_blocks.report.rates import Rate, RateCurve
 from tfm_blocks.report.screen import clock
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
 SCORES = {score.name: score for score in FINAL_SCORES}
 WITH_INTERVAL = [score.name for score in FINAL_SCORES if score.kind != "token"]
 WITHOUT_INTERVAL = [score.name for score in FINAL_SCORES if score.kind == "token"]
+TESTS = (
+    "p, sentences: two-sided paired approximate randomization over test sentences (Riezler and Maxwell 2005), about "
+    "twice the p of sacreBLEU's paired bootstrap, which --json has; p, seeds: Welch's t-test over runs; corrected: for "
+    "all rows of the table (Holm 1979); 95 %: intervals of the difference"
+)
 SCORE, P_VALUE = "{:.2f}", "{:.4f}"  # forms
 
 
 def tables_of(comparison: Comparison) -> list[Table]:
-    """Return the tables of a comparison: runs, scores, means over seeds, baseline tests, other differences."""
+    """Return the tables of a comparison: runs, scores, means over seeds, baseline tests, matrix, other differences."""
     tables = [runs_table(comparison)]
     if any(run.scored_on for run in comparison.runs):
         tables.append(scores_table(comparison))
@@ -36,6 +42,8 @@ def tables_of(comparison: Comparison) -> list[Table]:
         tables.append(seeds_table(comparison))
     if comparison.baseline:
         tables.append(against_table(comparison, comparison.baseline))
+    if comparison.matrix:
+        tables.append(matrix_table(comparison.matrix))
     return tables + [factor_table(factor) for factor in comparison.factors if factor.others]
 
 
@@ -111,14 +119,15 @@ def _mark(curve: RateCurve, rate: Rate) -> str:
 
 
 def seeds_table(comparison: Comparison) -> Table:
-    """Return a row for each group: means and standard deviations over its counted runs."""
+    """Return a row for each group: means and standard deviations over its counted runs. One task has a best model."""
+    several_tasks = len(comparison.grid.tasks) > 1
     scores = [SCORES[name] for name in (*_scores(comparison), *WITHOUT_INTERVAL) if SCORES[name].mean]
     loss = find_key(OBJECTIVE).form
     columns = [
         *texts("model"),
         Column("seeds", COUNT),
-        Column(f"best {OBJECTIVE}", loss, "lower"),
-        *(Column(score.name, score.mean, score.better) for score in scores),
+        Column(f"best {OBJECTIVE}", loss, "" if several_tasks else "lower"),
+        *(Column(score.name, score.mean, "" if several_tasks else score.better) for score in scores),
     ]
     rows = []
     for group in comparison.compared:
@@ -142,7 +151,7 @@ def against_table(comparison: Comparison, baseline: Group) -> Table:
     tests = [f"{what}, {over}" for over in ("sentences", "seeds") for what in ("95 %", "p", "corrected")]
     columns = [*texts("model", "score"), *(Column(heading, P_VALUE) for heading in ("difference", *tests))]
     rows = [_against(one, SCORES[one.score].difference) for one in comparison.against]
-    return Table(f"against {baseline.label}", columns, rows, keys=2)
+    return Table(f"against {baseline.label}", columns, rows, keys=2, note=TESTS if rows else "")
 
 
 def _against(one: Against, form: str) -> list[Value]:

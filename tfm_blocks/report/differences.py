@@ -9,6 +9,7 @@ from functools import cached_property
 from tfm_blocks.runs.record import NO_EXPERIMENT, RunRecord, Setting
 
 MODEL = "model"
+TASK = "data.task"  # the name of a probe task
 SEED = "seed"
 ABSENT = "–"
 
@@ -43,9 +44,12 @@ class Group:
 
     def over_seeds(self, name: str) -> list[float]:
         """Return the values of one score of the counted runs; empty unless they share a test set and a method."""
-        having = [(run, value) for run in self.counted if (value := run.value_of(name)) is not None]
-        alike = len({(run.test_set, run.method_of(name)) for run, _ in having}) == 1
-        return [value for _, value in having] if alike else []
+        values = [value for run in self.counted if (value := run.value_of(name)) is not None]
+        return values if len(self.methods(name)) == 1 else []
+
+    def methods(self, name: str) -> set[tuple[str, str]]:
+        """Return the test sets and the methods by which a score of the counted runs was computed."""
+        return {(run.test_set, run.method_of(name)) for run in self.counted if run.value_of(name) is not None}
 
     def setting(self, factor: Factor) -> str:
         """Return the runs' value of a factor; empty if it is not known."""
@@ -56,19 +60,21 @@ def find_factors(runs: Sequence[RunRecord]) -> list[Factor]:
     """Return the settings that differ between experiments, without the seed.
 
     Settings that separate the runs in the same way form one factor. So do the model's name and the settings it
-    determines.
+    determines, and the name of a probe task and the settings it determines.
     """
     known = [settings_of(run) for run in runs if run.settings]
     keys = dict.fromkeys(key for settings in known for key in settings)
     names = _parts([_hashable(settings[MODEL]) for settings in known])
+    tasks = _parts([_hashable(settings.get(TASK, ABSENT)) for settings in known])
     together: dict[tuple[int, ...], list[str]] = {}
     for key in keys:
         if _makes_another(key):
             parts = _parts([_hashable(settings.get(key, ABSENT)) for settings in known])
             if max(parts):
-                comes_along = _is_of_models(key, known) and _determines(names, parts)
-                together.setdefault(names if comes_along else parts, []).append(key)
-    return [_factor(sorted(group, key=_rank), known) for group in together.values()]
+                of_model = _is_of_models(key, known) and _determines(names, parts)
+                of_task = _determines(tasks, parts)
+                together.setdefault(names if of_model else tasks if of_task else parts, []).append(key)
+    return [_factor(group, known) for group in together.values()]
 
 
 def _makes_another(key: str) -> bool:
@@ -132,14 +138,16 @@ def _parts(values: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(seen.setdefault(value, len(seen)) for value in values)
 
 
-def _rank(key: str) -> tuple[bool, int, str]:
-    """Return a sort key: the model's name first, then keys with fewer parts."""
-    return key != MODEL, key.count("."), key
+def _rank(key: str, known: Sequence[Mapping[str, Setting]]) -> tuple[bool, bool, bool, int, str]:
+    """Return a sort key: the names of the model and the task first, then other names, then keys with fewer parts."""
+    named = any(isinstance(settings.get(key), str) for settings in known)
+    return key != MODEL, key != TASK, not named, key.count("."), key
 
 
 def _factor(keys: Sequence[str], known: Sequence[Mapping[str, Setting]]) -> Factor:
-    first = keys[0]
-    others = [key for key in keys[1:] if not any(_repeats(key, knob, known) for knob in (first, _knob(key)))]
+    first = min(keys, key=lambda key: _rank(key, known))
+    rest = sorted(set(keys) - {first}, key=lambda key: (key.count("."), key))
+    others = [key for key in rest if not any(_repeats(key, knob, known) for knob in (first, _knob(key)))]
     values = {
         show_setting(settings.get(first, ABSENT)): tuple(show_setting(settings.get(key, ABSENT)) for key in others)
         for settings in known

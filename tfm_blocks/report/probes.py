@@ -35,7 +35,7 @@ def show_probe(name: str) -> None:
     task = cls(**cls.presets["lite"].settings)
     examples = _examples(task, cls.presets["lite"])
     explanation, meanings = _split(cls)
-    console.print(f"{name}   {cls.source}\n\n{explanation}\n\n{_due(task, examples[0])}\n")
+    console.print(f"{name}   {cls.source}\n\n{explanation}\n\n{_answer_rule(task, examples[0])}\n")
     if meanings:
         settings = [[key, *_values(cls, key), text] for key, text in meanings.items()]
         print_table(Table("settings", texts("setting", *cls.presets, "meaning"), settings))
@@ -72,14 +72,14 @@ def _sizes(presets: Sequence[Preset]) -> Iterator[tuple[str, ...]]:
 
 
 def _show_examples(console: Console, task: ProbeTask, examples: Sequence[Example]) -> None:
-    """Print each question, and each token of its answer below the position where it is due."""
+    """Print each question, and each token of its answer below the position where it is expected."""
     for example in examples:
         question, answer = ([task.alphabet[token] for token in tokens] for tokens in (example.question, example.answer))
         if example.positions is None:
             console.print(f"{' '.join(question)} → {' '.join(answer)}", soft_wrap=True)
             continue
-        due = dict(zip(example.positions, answer, strict=True))
-        below = [due.get(place, "·") for place in range(len(question))]
+        label = dict(zip(example.positions, answer, strict=True))
+        below = [label.get(place, "·") for place in range(len(question))]
         widths = [max(map(len, column)) for column in zip(question, below, strict=True)]
         for words in (question, below):
             line = " ".join(word.ljust(width) for word, width in zip(words, widths, strict=True))
@@ -99,8 +99,9 @@ def _first_fit(task: ProbeTask, least: int) -> int:
     return next(length for length in count(least) if not task.misfit(length))
 
 
-def _due(task: ProbeTask, example: Example) -> str:
+def _answer_rule(task: ProbeTask, example: Example) -> str:
     if example.positions is None:
         return "The answer is generated after the question, token by token."
-    shows = "The question shows it one position later, so the task suits only causal models."
-    return f"Each token of the answer is due at a position of the question.{f' {shows}' if task.shows_answers else ''}"
+    at = "Each token of the answer is expected at a position of the question."
+    shows = " The question shows it one position later, so the task suits only causal models."
+    return at + (shows if task.shows_answers else "")

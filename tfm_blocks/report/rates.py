@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from tfm_blocks.metric_schema import OBJECTIVE
-from tfm_blocks.report.differences import Factor, Group, settings_of, show_setting, without_seed
+from tfm_blocks.report.differences import SEED, Factor, Group, settings_of, show_setting, without_seed
+from tfm_blocks.runs.record import RunRecord, Setting
 
 RATES = ("schedule.peak", "schedule.scale")  # settings that set the learning rate
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The runs with one learning rate. `losses` are the best validation losses of its finished runs.
+    """The runs with one learning rate, and the best validation losses by which the rates of a curve compare.
 
-    A rate with a diverged run is never the best.
+    `losses` are those of the finished runs whose seeds all rates share, or of all finished runs if the rates share no
+    seed. A rate with a diverged run is never the best.
     """
 
     value: float
@@ -63,11 +65,10 @@ def rate_curves(groups: Sequence[Group], factors: Sequence[Factor]) -> list[Rate
 
 def _curve(family: Sequence[Group], factors: Sequence[Factor]) -> RateCurve | None:
     """Return the curve of groups that differ in one of RATES, if at least one of them has a loss."""
-    varying = [key for key in RATES if len({settings_of(group.runs[0]).get(key) for group in family}) == len(family)]
-    if not varying:
-        return None
-    key = varying[0]
-    rates = sorted((_rate(group, key) for group in family), key=lambda rate: rate.value)
+    by_key = ((key, _by_rate(family, key)) for key in RATES)
+    key, rated = next(((key, rated) for key, rated in by_key if len(rated) > 1), ("", {}))
+    seeds = _shared_seeds(list(rated.values()))
+    rates = [_rate(value, rated[value], seeds) for value in sorted(rated)]
     shown = [factor for factor in factors if factor.key not in RATES]
     settings = [(factor.key, family[0].setting(factor)) for factor in shown]
     named = [text if name == "model" else f"{name.rpartition('.')[2]} {text}" for name, text in settings]
@@ -75,11 +76,26 @@ def _curve(family: Sequence[Group], factors: Sequence[Factor]) -> RateCurve | No
     return RateCurve(label, key, rates) if any(rate.losses for rate in rates) else None
 
 
-def _rate(group: Group, key: str) -> Rate:
-    value = settings_of(group.runs[0])[key]
-    losses = [run.best[OBJECTIVE].value for run in group.counted if run.state == "done" and OBJECTIVE in run.best]
+def _by_rate(family: Sequence[Group], key: str) -> dict[float, Group]:
+    """Return the groups by the value of a setting. Groups without a number there, as in damaged runs, are left out."""
+    values = ((settings_of(group.runs[0]).get(key), group) for group in family)
+    return {float(value): group for value, group in values if isinstance(value, int | float)}
+
+
+def _shared_seeds(family: Sequence[Group]) -> set[Setting]:
+    """Return the seeds with a finished run at each rate that has finished runs; all seeds if there are none."""
+    seeds = [{run.settings.get(SEED) for run in runs} for group in family if (runs := _finished(group))]
+    return (set.intersection(*seeds) or set.union(*seeds)) if seeds else set()
+
+
+def _finished(group: Group) -> list[RunRecord]:
+    return [run for run in group.counted if run.state == "done" and OBJECTIVE in run.best]
+
+
+def _rate(value: float, group: Group, seeds: set[Setting]) -> Rate:
+    losses = [run.best[OBJECTIVE].value for run in _finished(group) if run.settings.get(SEED) in seeds]
     diverged = sum(run.state == "diverged" for run in group.counted)
-    return Rate(float(value or 0), group, losses, diverged)
+    return Rate(value, group, losses, diverged)
 
 
 def best_groups(groups: Sequence[Group], curves: Sequence[RateCurve]) -> list[Group]:
@@ -97,10 +113,14 @@ def rate_notes(curves: Sequence[RateCurve]) -> Iterator[str]:
     """Yield a sentence if rates were chosen, and a warning for each model whose best rate is an end of its grid."""
     if curves:
         yield f"each model is compared at the learning rate with its lowest mean {OBJECTIVE}"
+    if any(len(rate.losses) < len(_finished(rate.group)) for curve in curves for rate in curve.rates):
+        yield "the learning rate is chosen on the seeds that all its values share; all seeds count at the best one"
+    ends: dict[tuple[str, str, str], list[str]] = {}
     for curve in curves:
         if curve.edge:
-            value = show_setting(curve.best.value)
-            yield (
-                f"{curve.label}: its best {curve.key}, {value}, is the {curve.edge} of the grid; a value beyond it may "
-                "be better, so extend the grid"
-            )
+            ends.setdefault((curve.key, show_setting(curve.best.value), curve.edge), []).append(curve.label)
+    for (key, value, edge), labels in ends.items():
+        yield (
+            f"{'; '.join(labels)}: {'its' if len(labels) == 1 else 'their'} best {key}, {value}, is the {edge} of the "
+            "grid; a value beyond it may be better, so extend the grid"
+        )

@@ -35,7 +35,7 @@ def _lines(entry: RunEntry, run: RunRecord) -> Iterator[str]:
     yield f"{entry.folder}: {entry.state or 'of no known state'}{reason}, {entry.step:,} steps{score}"
     yield from entry.commands
     groups = [Group(run.name, [run])]
-    alone = Comparison([run], [], groups, [], groups, None, [], [])
+    alone = Comparison([run], [], groups)
     yield from _row("measured", runs_table(alone))
     if run.scored_on:
         yield from _row(f"scores on {run.scored_on}", scores_table(alone))

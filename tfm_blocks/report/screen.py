@@ -87,8 +87,10 @@ def counting(what: str) -> Iterator[Callable[[int], object]]:
 
 
 def print_table(table: Table) -> None:
-    """Print the table. A line is longer than the console only if a number needs it."""
+    """Print the table and its note. A line is longer than the console only if a number needs it."""
     screen().print(FittedTable(table), crop=False)
+    if table.note:
+        screen().print(table.note)
 
 
 @dataclass(frozen=True)

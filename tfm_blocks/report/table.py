@@ -35,7 +35,7 @@ Value = str | float | Cell | None
 class Column:
     """A column. `form` is the format of its numbers, which are aligned right; a column of texts has no form.
 
-    better: whether LaTeX prints the highest or the lowest number in bold.
+    better: whether Markdown, LaTeX and pages show the highest or the lowest number in bold.
     """
 
     heading: str
@@ -50,17 +50,31 @@ def texts(*headings: str) -> list[Column]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of raw values; an unknown number is None or NaN. The first `keys` columns identify a row."""
+    """A table of raw values; an unknown number is None or NaN. The first `keys` columns identify a row.
+
+    `note` explains the values below the table.
+    """
 
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Value]]
     keys: int = 1
+    note: str = ""
 
     @cached_property
     def cells(self) -> list[list[Cell]]:
         """The rows as they are displayed: formatted, and without control characters."""
         return [[_cell(value, column) for value, column in zip(row, self.columns, strict=True)] for row in self.rows]
+
+    @property
+    def with_best(self) -> list[list[tuple[Cell, bool]]]:
+        """The cells, and whether each has the best number of its column, if the column has a better direction."""
+        columns = zip(self.columns, zip(*self.cells, strict=True), strict=False)
+        best = [_best(column, cells) for column, cells in columns]
+        return [
+            [(cell, top is not None and cell.value == top) for cell, top in zip(row, best, strict=True)]
+            for row in self.cells
+        ]
 
     @property
     def headings(self) -> list[str]:
@@ -77,11 +91,15 @@ def _cell(value: Value, column: Column) -> Cell:
 
 
 def markdown(table: Table) -> str:
-    """Return the title, if there is one, and the table in Markdown."""
+    """Return the table in Markdown, with its title and its note if it has them, and the best numbers in bold."""
     rules = ["---:" if column.form else "---" for column in table.columns]
-    rows = [table.headings, rules, *([cell.text for cell in row] for row in table.cells)]
-    lines = [f"| {' | '.join(map(markdown_text, row))} |" for row in rows]
-    return "\n".join([*([f"**{markdown_text(table.title)}**\n"] if table.title else []), *lines])
+    cells = [
+        [f"**{markdown_text(cell.text)}**" if best else markdown_text(cell.text) for cell, best in row]
+        for row in table.with_best
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in (map(markdown_text, table.headings), rules, *cells)]
+    title = [f"**{markdown_text(table.title)}**\n"] if table.title else []
+    return "\n".join([*title, *lines, *([f"\n{markdown_text(table.note)}"] if table.note else [])])
 
 
 def markdown_text(text: str) -> str:
@@ -92,11 +110,7 @@ def markdown_text(text: str) -> str:
 def latex(table: Table) -> str:
     """Return the table for a document with the package booktabs."""
     alignment = "".join("r" if column.form else "l" for column in table.columns)
-    best = [_best(column, cells) for column, cells in zip(table.columns, zip(*table.cells, strict=True), strict=False)]
-    rows = [
-        [_bold(cell) if cell.value is not None and cell.value == top else latex_text(cell.text) for cell, top in pairs]
-        for pairs in (zip(row, best, strict=True) for row in table.cells)
-    ]
+    rows = [[_bold(cell) if best else latex_text(cell.text) for cell, best in row] for row in table.with_best]
     lines = [" & ".join(row) + r" \\" for row in ([*map(latex_text, table.headings)], *rows)]
     return "\n".join(
         [
@@ -109,14 +123,15 @@ def latex(table: Table) -> str:
             *lines[1:],
             r"\bottomrule",
             r"\end{tabular}",
+            *([f"\\par\\smallskip {{\\footnotesize {latex_text(table.note)}\\par}}"] if table.note else []),
             r"\end{table}",
         ]
     )
 
 
 def _best(column: Column, cells: Iterable[Cell]) -> float | None:
-    """Return the number to print in bold, if there are several to choose from."""
-    values = [cell.value for cell in cells if cell.value is not None]
+    """Return the best number, if there are several different ones."""
+    values = {cell.value for cell in cells if cell.value is not None}
     return (min if column.better == "lower" else max)(values) if column.better and len(values) > 1 else None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.metric_schema import FINAL_SCORES
+from tfm_blocks.metric_schema import FINAL_SCORES, find_score
 from tfm_blocks.runs.config import parse_mapping
 from tfm_blocks.runs.files import read_text
 from tfm_blocks.runs.folder import CONFIG, METRICS, expect_folder
@@ -31,7 +31,7 @@ NO_EXPERIMENT = frozenset({"name", "sweep_name", "logger"})  # root keys of a co
 
 @dataclass(frozen=True)
 class Measured:
-    """A score from 0 to 100 with its 95 % confidence interval, and the signature of its computation."""
+    """A score of at most 100, its 95 % confidence interval or NaN, and the signature of its computation."""
 
     value: float
     low: float
@@ -80,7 +80,10 @@ class RunRecord:
         return ", then ".join(self.start.versions_of("torch"))
 
     def value_of(self, name: str) -> float | None:
-        """Return a score of the finished model, such as `BLEU` or `loss`."""
+        """Return a score of the finished model, such as `BLEU`, `loss`, or `accuracy@64` of answers of a length."""
+        if "@" in name:
+            fraction = self.values.get(find_score(name).key)
+            return None if fraction is None else 100 * fraction
         return self.scores[name].value if name in self.scores else self.values.get(name)
 
     def method_of(self, name: str) -> str:
@@ -208,11 +211,13 @@ def flat_settings(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Sett
 
 
 def _scores(status: Status) -> dict[str, Measured]:
-    """Return the fractions with Wilson's interval, and the scores of the translations as sacreBLEU computed them."""
+    """Return the fractions, with Wilson's interval, and the scores of the translations as sacreBLEU computed them."""
     scores, values, rows = {}, _of_split(status), status.test_set.rows
     for score in FINAL_SCORES:
-        fraction = values.get(score.key, math.nan) if score.kind == "fraction" else math.nan
-        if 0 <= fraction <= 1:
+        fraction = values.get(score.key, math.nan) if score.in_percent else math.nan
+        if score.kind == "scaled" and math.isfinite(fraction):
+            scores[score.name] = Measured(100 * fraction, math.nan, math.nan)
+        elif 0 <= fraction <= 1:
             low, high = wilson(fraction, rows) if rows else (math.nan, math.nan)
             scores[score.name] = Measured(100 * fraction, 100 * low, 100 * high)
     for one in status.translation:

@@ -22,8 +22,9 @@ from tfm_blocks.compose.sweep import (
 from tfm_blocks.distributed.cluster import refuse_launched_sweep
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.launch.check import CheckedRun
-from tfm_blocks.report.compare import show_comparison
+from tfm_blocks.report.compare import show_tables
 from tfm_blocks.report.comparison import compare_runs
+from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.lists import show_jobs
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.sweep import WAITING
@@ -155,7 +156,8 @@ def _print_results(sweep: Sweep, command: str, number: int) -> int:
     rows = sweep.rows()
     show_end(rows, str(sweep.folder.path))
     if sum(row.state == DONE for row in rows) > 1:
-        show_comparison(compare_runs([sweep.folder.path]))
+        comparison = compare_runs([sweep.folder.path])
+        show_tables(tables_of(comparison), comparison.notes)
     if news := sweep.source.news():
         print(news)
     if number or not sweep.source.succeeded:

@@ -31,7 +31,7 @@ class AnswerScorer(SplitScorer):
     """Compute the metrics of one split of a probe task at a time; `chance` is the accuracy of guesses.
 
     With a `translator` the model generates each answer token by token from its own output; the accuracy of single
-    tokens after the correct ones is a second score. Without one, each answer token is due at a position of the input.
+    tokens after the correct ones is a second score. Without one, the model answers at positions of the input.
     """
 
     def __init__(self, translator: Translator | None, prepared: Prepared, ranks: Ranks, chance: float) -> None:

@@ -1,0 +1,156 @@
+"""The matrix of models and tasks: numbers recomputed by scipy, and which runs stand in it."""
+
+import csv
+import io
+import itertools
+from statistics import fmean
+
+import pytest
+import scipy.stats
+
+from tests.report.test_compare import asked, said
+from tests.run_folders import leave_answers
+from tfm_blocks.cli import main
+
+SCORES = {  # scaled accuracies of three seeds
+    ("attention", "parity"): (0.01, 0.03, -0.02),
+    ("attention", "mqar"): (0.91, 0.95, 0.93),
+    ("lstm", "parity"): (0.99, 1.0, 0.98),
+    ("lstm", "mqar"): (0.2, 0.25, 0.21),
+    ("rnn", "parity"): (0.95, 0.99, 0.93),
+    ("rnn", "mqar"): (0.1, 0.2, 0.3),
+}
+D_FF = {"attention": 64, "lstm": 48, "rnn": 64}  # as match.by solves it: not a setting of its own
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("matrix")
+    for (mixer, task), fractions in SCORES.items():
+        for seed, fraction in enumerate(fractions):
+            more = {"pairs": 4} if task == "mqar" else {}
+            name = f"{mixer}-{task}-{seed}"
+            leave_answers(folder / name, task, mixer, seed, fraction, d_ff=D_FF[mixer], **more)
+    return folder
+
+
+def cells(*arguments):
+    return {(one["mixer"], one["task"]): one for one in asked(*arguments, "--matrix")["matrix"]}
+
+
+def percent(mixer, task):
+    return [100 * fraction for fraction in SCORES[mixer, task]]
+
+
+def test_a_cell_has_the_mean_and_students_interval_over_seeds(sweep):
+    found = cells(sweep)
+    assert found.keys() == SCORES.keys()
+    for key, cell in found.items():
+        low, high = scipy.stats.ttest_1samp(percent(*key), 0).confidence_interval(0.95)
+        assert cell["mean"] == pytest.approx(fmean(percent(*key)))
+        assert cell["half_interval"] == pytest.approx((high - low) / 2)
+        assert cell["seeds"] == 3 and cell["score"] == "scaled accuracy" and cell["schedule.peak"] == 0.003
+
+
+def holm(p_values):
+    ordered = sorted(p_values, key=p_values.get)
+    steps = [min(1, (len(ordered) - rank) * p_values[name]) for rank, name in enumerate(ordered)]
+    return dict(zip(ordered, itertools.accumulate(steps, max), strict=True))
+
+
+def welch(one, other, task):
+    return scipy.stats.ttest_ind(percent(one, task), percent(other, task), equal_var=False).pvalue
+
+
+def test_the_best_model_of_a_task_is_tested_in_the_family_of_all_pairs(sweep):
+    pairs = [(*pair, task) for task in ("parity", "mqar") for pair in itertools.combinations(D_FF, 2)]
+    corrected = holm({pair: welch(*pair) for pair in pairs})
+    found = cells(sweep)
+    for task, best in (("parity", "lstm"), ("mqar", "attention")):
+        assert found[best, task]["against"] is None and found[best, task]["p_corrected"] is None
+        for mixer in D_FF.keys() - {best}:
+            (p,) = (p for pair, p in corrected.items() if {*pair} == {best, mixer, task})
+            assert found[mixer, task]["p_corrected"] == pytest.approx(p) and found[mixer, task]["against"] == best
+
+
+def test_a_baseline_is_tested_against_every_other_model(sweep):
+    pairs = [("rnn", mixer, task) for task in ("parity", "mqar") for mixer in ("attention", "lstm")]
+    corrected = holm({pair: welch(*pair) for pair in pairs})
+    found = cells(sweep, "--baseline", "rnn-mqar-0")
+    for _, mixer, task in pairs:
+        assert found[mixer, task]["p_corrected"] == pytest.approx(corrected["rnn", mixer, task])
+    assert "differs from rnn" in said(sweep, "--matrix", "--baseline", "rnn-mqar-0")
+
+
+def test_the_table_marks_what_differs_and_the_best_is_bold(sweep):
+    shown = said(sweep, "--matrix", "--markdown")
+    assert "| mixer | mqar | parity |" in shown and "| attention | **93.0 ± 5.0** | 0.7 ± 6.3* |" in shown
+    assert "| 95.7 ± 7.6 |" in shown, "not significantly worse than the best"
+    assert "corrected for all 6 pairs of models on a task" in shown and "3 seeds in each cell" in shown
+    assert r"attention & \textbf{93.0 $\pm$ 5.0} & 0.7 $\pm$ 6.3* \\" in said(sweep, "--matrix", "--latex")
+
+
+def test_a_comparison_of_models_on_tasks_shows_the_matrix_among_its_tables(sweep):
+    shown = said(sweep, "--markdown")
+    assert "| attention | **93.0 ± 5.0** | 0.7 ± 6.3* |" in shown and "another test set" not in shown
+    one_task = [path for path in sweep.iterdir() if "parity" in path.name]
+    assert "half of the 95 % interval" not in said(*one_task)
+
+
+def test_csv_has_an_unrounded_row_for_each_cell(sweep):
+    rows = list(csv.DictReader(io.StringIO(said(sweep, "--matrix", "--csv"))))
+    assert len(rows) == 6 and float(rows[0]["mean"]) == asked(sweep, "--matrix")["matrix"][0]["mean"]
+
+
+@pytest.mark.parametrize(("metric", "factor"), [("accuracy@64", 100), ("exact", 50)])
+def test_another_score_can_be_named(tmp_path, metric, factor):
+    for mixer, task in itertools.product(("attention", "lstm"), ("parity", "mqar")):
+        leave_answers(tmp_path / f"{mixer}-{task}", task, mixer, 1, 0.5, lengths={64: 0.75})
+    expected = 75 if metric == "accuracy@64" else 50
+    assert {one["mean"] for one in cells(tmp_path, "--metric", metric).values()} == {expected}
+
+
+@pytest.mark.parametrize("metric", ["acuracy", "BLEU", "accuracy@7", "loss@64"])
+def test_a_score_that_no_run_has_is_refused(sweep, metric, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["compare", str(sweep), "--metric", metric])
+    assert left.value.code == 2 and "--metric: no " in capsys.readouterr().err
+
+
+def test_a_matrix_needs_several_models_and_tasks(sweep, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["compare", str(sweep / "rnn-mqar-0"), "--matrix"])
+    assert left.value.code == 2 and "several models on several tasks" in capsys.readouterr().err
+
+
+def test_settings_in_which_tasks_of_one_name_differ_are_columns(tmp_path):
+    for mixer, pairs in itertools.product(("attention", "lstm"), (4, 8)):
+        leave_answers(tmp_path / f"{mixer}-{pairs}", "mqar", mixer, 1, 0.5, pairs=pairs)
+    assert {task for _, task in cells(tmp_path)} == {"mqar, pairs 4", "mqar, pairs 8"}
+
+
+def test_models_that_differ_in_two_settings_have_two_columns_of_names(tmp_path):
+    for mixer, near, task in itertools.product(("attention", "lstm"), ("none", "conv"), ("parity", "mqar")):
+        run = leave_answers(tmp_path / f"{mixer}-{near}-{task}", task, mixer, 1, 0.5)
+        (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"near: {near}\n")
+    assert "| mixer | near | mqar | parity |" in said(tmp_path, "--matrix", "--markdown")
+
+
+def test_a_run_without_a_score_has_its_state_in_its_cell(sweep, tmp_path):
+    leave_answers(tmp_path / "late", "parity", "gru", 1, 0.5, state="diverged")
+    assert "| gru |  | diverged |" in said(sweep, tmp_path / "late", "--matrix", "--markdown")
+
+
+def test_the_rate_is_chosen_on_the_seeds_that_all_rates_share_and_then_all_seeds_count(tmp_path):
+    """Over all seeds, 0.003 has the lower mean loss because of its second and third seed."""
+    losses = {0.001: {1: 0.5}, 0.003: {1: 0.6, 2: 0.1, 3: 0.1}, 0.01: {1: 0.4, 2: 0.9, 3: 0.8}}
+    for mixer, task in itertools.product(("attention", "lstm"), ("parity", "mqar")):
+        for rate, by_seed in losses.items():
+            for seed, loss in by_seed.items():
+                name = f"{mixer}-{task}-{rate}-{seed}"
+                leave_answers(tmp_path / name, task, mixer, seed, seed / 10, rate=rate, loss=loss)
+    assert {(one["schedule.peak"], one["seeds"]) for one in cells(tmp_path).values()} == {(0.01, 3)}
+    found = asked(tmp_path)
+    (curve, *_) = found["learning_rates"]
+    assert [value["losses"] for value in curve["values"]] == [[0.5], [0.6], [0.4]]
+    assert any("on the seeds that all its values share" in note for note in found["notes"])

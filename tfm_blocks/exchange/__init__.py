@@ -1,0 +1,1 @@
+"""Ways out of tfm-blocks, and into it."""

@@ -1,0 +1,251 @@
+"""Evaluate calls: the project's functions are inlined, torch's become code, the others are computed."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sysconfig
+import textwrap
+import types
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tfm_blocks.exchange.eject.arithmetic import terms_of
+from tfm_blocks.exchange.eject.expressions import Closure, Expressions, Frame, Statements, parameters_of
+from tfm_blocks.exchange.eject.plain import PLAIN, is_leaf
+from tfm_blocks.exchange.eject.values import (
+    CannotEjectError,
+    Code,
+    CodeMethod,
+    Method,
+    Ref,
+    is_static,
+    name,
+    parse,
+    to_expr,
+    trial,
+)
+
+DEEPEST = 40  # nested calls; more is a recursion
+STANDARD = (sysconfig.get_path("stdlib"), str(Path(torch.__file__).parent))
+SAME_SHAPE = ("view", "view_as", "expand", "reshape", "repeat_interleave", "contiguous")  # no effect if the shape stays
+SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+FOLDED = {torch.compiler.is_compiling: False, torch.is_autocast_enabled: False}
+
+
+class Calls(Expressions):
+    """Evaluate calls."""
+
+    depth = 0
+
+    @abstractmethod
+    def run(self, statements: Statements, frame: Frame) -> Any:
+        """Execute the body of an inlined function, and return its value."""
+
+    def call(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
+        match function:
+            case Method():
+                return self._method(function, arguments, named)
+            case CodeMethod():
+                return self._code_method(function, arguments, named)
+            case Ref():
+                return self._module(function, arguments, named)
+            case Closure(node=node, frame=frame):
+                names = [argument.arg for argument in node.args.args]
+                inner = {**frame.env, **dict(zip(names, arguments, strict=True)), **named}
+                return self.evaluate(node.body, Frame(inner, frame.scope, frame.owner, frame.cls))
+            case functools.partial():
+                return self.call(function.func, [*function.args, *arguments], {**function.keywords, **named})
+            case Code():
+                raise CannotEjectError(f"{ast.unparse(function.expr)} is called, which is unknown")
+        function = PLAIN.get(_key(function), function)
+        if isinstance(function, types.FunctionType) and _has_own_source(function):
+            return self.inline(function, arguments, named)
+        return self._other(function, arguments, named)
+
+    def _method(self, method: Method, arguments: list[Any], named: dict[str, Any]) -> Any:
+        function = PLAIN.get(method.function, method.function)
+        in_torch = isinstance(method.owner, Ref) and method.cls.__module__.startswith("torch.nn")
+        if _has_own_source(function) or in_torch:
+            return self.inline(function, [method.owner, *arguments], named, method.cls)
+        return getattr(method.owner, method.function.__name__)(*arguments, **named)
+
+    def _code_method(self, method: CodeMethod, arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Return the call of a tensor's method; a view of the same shape is the tensor."""
+        runs = trial(lambda x, a, n: getattr(x, method.name)(*a, **n), method.owner, arguments, named)
+        before = method.owner.runs
+        if method.name in SAME_SHAPE and runs and before and all(a.shape == b.shape for a, b in zip(runs, before, strict=True)):
+            return method.owner
+        if method.name == "to" and [ast.unparse(to_expr(a)) for a in arguments] == [f"{ast.unparse(method.owner.expr)}.dtype"]:
+            return method.owner
+        return self.residual(to_expr(method), arguments, named, runs)
+
+    def residual(self, function: ast.expr, arguments: list[Any], named: dict[str, Any], runs: Any) -> Code:
+        """Return a call in the ejected file."""
+        keywords = [ast.keyword(key, _argument(value)) for key, value in named.items()]
+        return Code(ast.Call(function, [_argument(value) for value in arguments], keywords), runs)
+
+    def _module(self, ref: Ref, arguments: list[Any], named: dict[str, Any]) -> Any:
+        if is_leaf(ref.module):
+            return self.residual(ref.expr, arguments, named, trial(ref.module, *arguments, **named))
+        return self.call(self.get(ref, "forward"), arguments, named)
+
+    def _other(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Call a class, a built-in function or a function of torch."""
+        special = getattr(self, f"_call_{getattr(function, '__name__', '')}", None)
+        if special is not None and getattr(function, "__module__", "") == "builtins":
+            return special(*arguments, **named)
+        if any(function is folded for folded in FOLDED):
+            return FOLDED[function]
+        if function is torch.split and isinstance(arguments[1], list) and arguments[1][1:] == [0]:
+            rest = self.residual(to_expr(function), arguments, named, trial(function, *arguments))
+            return (arguments[0], self.item(rest, 1))
+        if function is torch.arange and arguments[0] == 0 and len(arguments) > 1 and arguments[2:] in ([], [1]):
+            arguments = arguments[1:2]
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            arguments, named = arguments[:3], {**_attention_options(arguments), **named}
+        if str(getattr(function, "__module__", "")).startswith("torch") or id(function) in _torch():
+            return self.residual(to_expr(function), arguments, named, trial(function, *arguments, **named))
+        if isinstance(function, type) and issubclass(function, Exception):
+            return self.residual(name(function.__name__), arguments, named, None)
+        record = isinstance(function, type) and _has_own_source(function)
+        if record or is_static((arguments, named)) or _is_method_of_container(function):
+            return function(*arguments, **named)
+        return self.residual(name(function.__name__), arguments, named, trial(function, *arguments, **named))
+
+    def inline(self, function: Any, arguments: list[Any], named: dict[str, Any], cls: type = object) -> Any:
+        """Evaluate the body of a function with these arguments."""
+        if self.depth > DEEPEST:
+            raise CannotEjectError(f"{function.__name__} calls itself")
+        bound = inspect.signature(function).bind(*arguments, **named)
+        bound.apply_defaults()
+        tree = source_of(function)
+        used = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        env = {key: self.bind(key, value, temporary=True) for key, value in bound.arguments.items() if key in used}
+        owner = next(iter(bound.arguments.values()), None)
+        self.depth += 1
+        value = self.run(tree.body, Frame(env, _scope(function), owner, cls))
+        self.depth -= 1
+        return value
+
+    def _call_len(self, value: Any) -> Any:
+        if not isinstance(value, Code):
+            return len(value)
+        runs = trial(len, value)
+        if runs and isinstance((value.runs or (0,))[0], torch.Tensor):
+            return self.get(value, "shape")[0]
+        return runs[0] if runs and len(set(runs)) == 1 else Code(parse(f"len({ast.unparse(value.expr)})"), runs)
+
+    def _call_isinstance(self, value: Any, kind: Any) -> bool:
+        if isinstance(value, Code) and value.runs is None:
+            return kind is torch.Tensor
+        return isinstance(value.module if isinstance(value, Ref) else value.runs[0] if isinstance(value, Code) else value, kind)
+
+    def _call_type(self, value: Any) -> Any:
+        return type(value.module) if isinstance(value, Ref) else type(value)
+
+    def _call_slice(self, *parts: Any) -> slice:
+        return slice(*parts)
+
+    def _call_zip(self, *values: Any, strict: bool = False) -> Any:
+        if any(not isinstance(value, Code) for value in values):
+            return list(zip(*(self.iterate(value) for value in values), strict=strict))
+        return self.residual(name("zip"), list(values), {}, trial(lambda *v: list(zip(*v, strict=False)), *values))
+
+    def _call_enumerate(self, value: Any, start: int = 0) -> Any:
+        if not isinstance(value, Code):
+            return list(enumerate(value, start))
+        return self.residual(name("enumerate"), [value, *[start] * bool(start)], {}, trial(lambda v: list(enumerate(v, start)), value))
+
+    def _call_min(self, *values: Any) -> Any:
+        return self._extreme(min, values)
+
+    def _call_max(self, *values: Any) -> Any:
+        return self._extreme(max, values)
+
+    def _extreme(self, function: Any, values: tuple[Any, ...]) -> Any:
+        values = tuple(values[0]) if len(values) == 1 and isinstance(values[0], tuple | list) else values
+        if is_static(values):
+            return function(values)
+        texts = {str(terms_of(value)): value for value in values}
+        if len(texts) == 1:
+            return values[0]
+        return self.residual(name(function.__name__), list(texts.values()), {}, trial(lambda v: function(v), values))
+
+    def _call_sum(self, values: Any) -> Any:
+        return sum(values) if is_static(values) else self.residual(name("sum"), [values], {}, None)
+
+    def _call_tuple(self, values: Any = ()) -> Any:
+        return values if isinstance(values, Code) else tuple(values)
+
+    def _call_list(self, values: Any = ()) -> Any:
+        return values if isinstance(values, Code) else list(values)
+
+    def _call_dict(self, *values: Any, **named: Any) -> Any:
+        return dict(*values, **named)
+
+    def _call_bool(self, value: Any) -> Any:
+        return self.truth(value)
+
+    def _call_set(self, values: Any) -> Any:
+        return set(values)
+
+
+def _argument(value: Any) -> ast.expr:
+    if isinstance(value, slice):
+        return ast.Call(name("slice"), [to_expr(part) for part in (value.start, value.stop, value.step)], [])
+    return to_expr(value)
+
+
+def _attention_options(arguments: list[Any]) -> dict[str, Any]:
+    """Return the positional options of scaled_dot_product_attention that differ from the defaults, by name."""
+    options = dict(zip(SDPA[3:], arguments[3:], strict=False))
+    return {key: value for key, value in options.items() if isinstance(value, Code) or value}
+
+
+def _key(function: Any) -> Any:
+    return function if isinstance(function, types.FunctionType) else id(function)
+
+
+def _torch() -> dict[int, str]:
+    from tfm_blocks.exchange.eject.values import TORCH_NAMES
+
+    return TORCH_NAMES
+
+
+def _is_method_of_container(function: Any) -> bool:
+    return isinstance(getattr(function, "__self__", None), list | dict | tuple | str | set)
+
+
+def _has_own_source(function: Any) -> bool:
+    """Return True if the function or class belongs to the project or to a plug-in, not to Python or torch."""
+    try:
+        file = inspect.getsourcefile(function) or ""
+    except TypeError:
+        return False
+    return "site-packages" in file and not file.startswith(STANDARD) or not file.startswith((*STANDARD, "<"))
+
+
+@functools.cache
+def source_of(function: Any) -> ast.FunctionDef:
+    """Return the syntax tree of a function. Raises CannotEjectError if its source is not available."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError):
+        raise CannotEjectError(f"the source of {function.__name__} is not available") from None
+    if not isinstance(tree, ast.FunctionDef):
+        raise CannotEjectError(f"{function.__name__} is not a function")
+    return tree
+
+
+def _scope(function: Any) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {**function.__globals__, **{key: cell.cell_contents for key, cell in cells if key != "__class__"}}
+
+
+__all__ = ["Calls", "nn", "parameters_of", "source_of"]

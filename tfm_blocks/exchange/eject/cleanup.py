@@ -1,0 +1,156 @@
+"""Make generated statements readable: no unused variables, no variable for an argument that is used once."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+from tfm_blocks.exchange.eject.expressions import Statements
+
+LONGEST = 100  # characters of a statement into which the value of a variable is moved
+
+
+def clean(body: Statements, temporary: Collection[str]) -> Statements:
+    """Return equal statements; `temporary` are the variables that no author named."""
+    body = _without_unused(body)
+    body = _without_temporary(body, temporary)
+    body = _without_result(body)
+    return _with_short_names(body)
+
+
+def _loads(nodes: Collection[ast.AST]) -> Counter[str]:
+    names = (node for root in nodes for node in ast.walk(root) if isinstance(node, ast.Name))
+    return Counter(node.id for node in names if isinstance(node.ctx, ast.Load))
+
+
+def _targets(statement: ast.stmt) -> list[str]:
+    """Return the names that an assignment without other effects assigns."""
+    if not isinstance(statement, ast.Assign):
+        return []
+    nodes = list(ast.walk(statement.targets[0]))
+    if any(isinstance(node, ast.Subscript | ast.Attribute) for node in nodes):
+        return []
+    return [node.id for node in nodes if isinstance(node, ast.Name)]
+
+
+def _nested(statement: ast.stmt) -> Iterator[Statements]:
+    for field in ("body", "orelse"):
+        inner = getattr(statement, field, None)
+        if isinstance(inner, list):
+            yield inner
+
+
+def _without_unused(body: Statements) -> Statements:
+    """Drop assignments to variables that nothing reads, except to update themselves."""
+    while True:
+        loads = _loads(body)
+        for statement in _all(body):
+            targets = _targets(statement)
+            if len(targets) == 1 and isinstance(statement, ast.Assign):
+                loads[targets[0]] -= _loads([statement.value])[targets[0]]
+        if not _drop(body, loads):
+            return body
+
+
+def _all(body: Statements) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        for inner in _nested(statement):
+            yield from _all(inner)
+
+
+def _drop(body: Statements, loads: Counter[str]) -> bool:
+    """Drop what is unused in place; return True if something was dropped."""
+    dropped = False
+    for statement in list(body):
+        for inner in _nested(statement):
+            dropped |= _drop(inner, loads)
+        targets = _targets(statement)
+        empty = isinstance(statement, ast.If | ast.For | ast.With) and not any(_nested(statement))
+        if empty or (targets and not any(loads[target] > 0 for target in targets)):
+            body.remove(statement)
+            dropped = True
+        elif isinstance(statement, ast.If) and not statement.body:
+            statement.test, statement.body, statement.orelse = ast.UnaryOp(ast.Not(), statement.test), statement.orelse, []
+        elif isinstance(statement, ast.Assign) and len(targets) > 1:
+            dropped |= _hide(statement, loads)
+    return dropped
+
+
+def _hide(statement: ast.Assign, loads: Counter[str]) -> bool:
+    """Rename unused names of a tuple to `_`."""
+    nodes = [node for node in ast.walk(statement.targets[0]) if isinstance(node, ast.Name)]
+    unused = [node for node in nodes if node.id != "_" and loads[node.id] <= 0]
+    for node in unused:
+        node.id = "_"
+    return bool(unused)
+
+
+def _without_temporary(body: Statements, temporary: Collection[str]) -> Statements:
+    """Move the value of a temporary variable to its only use, in the same list of statements or below an `if`."""
+    for inner in [inner for statement in body for inner in _nested(statement)]:
+        inner[:] = _without_temporary(inner, temporary)
+    loads = _loads(body)
+    result: Statements = []
+    for number, statement in enumerate(body):
+        (target, *_) = _targets(statement) or [""]
+        if target in temporary and loads[target] == 1 and isinstance(statement, ast.Assign):
+            use = next((later for later in body[number + 1 :] if _loads([later])[target]), None)
+            if use is not None and _may_move(statement, use, body[number + 1 : body.index(use)], target):
+                _Replace(target, statement.value).visit(use)
+                continue
+        result.append(statement)
+    return result
+
+
+def _may_move(statement: ast.Assign, use: ast.stmt, between: Statements, target: str) -> bool:
+    """Return True if the use is in a short simple statement, and nothing between can change the value."""
+    if isinstance(use, ast.For | ast.With) or any(not _targets(other) for other in between):
+        return False
+    if isinstance(use, ast.If) and not _loads([use.test])[target]:
+        return False
+    comprehensions = (node for node in ast.walk(use) if isinstance(node, ast.ListComp | ast.GeneratorExp))
+    if any(_loads([node])[target] for node in comprehensions):
+        return False
+    return isinstance(use, ast.If) or len(ast.unparse(use)) + len(ast.unparse(statement.value)) <= LONGEST
+
+
+class _Replace(ast.NodeTransformer):
+    def __init__(self, variable: str, value: ast.expr) -> None:
+        self.variable, self.value = variable, value
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802  the name that ast expects
+        return self.value if node.id == self.variable and isinstance(node.ctx, ast.Load) else node
+
+
+def _without_result(body: Statements) -> Statements:
+    """Return a value where it is computed: at the end of a function, and of the sides of an `if` at its end."""
+    if len(body) < 2 or not isinstance(body[-1], ast.Return) or not isinstance(body[-1].value, ast.Name):
+        return body
+    *rest, before, last = body
+    variable = body[-1].value.id
+    if _targets(before) == [variable] and isinstance(before, ast.Assign) and isinstance(before.targets[0], ast.Name):
+        return [*rest, ast.Return(before.value)]
+    if isinstance(before, ast.If) and before.orelse and all(
+        _targets(inner[-1]) == [variable] for inner in (before.body, before.orelse)
+    ):
+        result = ast.Return(ast.Name(variable, ast.Load()))
+        before.body = _without_result([*before.body, result])
+        return [*rest, ast.If(before.test, before.body, []), *_without_result([*before.orelse, result])]
+    return body
+
+
+def _with_short_names(body: Statements) -> Statements:
+    """Drop the number behind a name if the name itself is free."""
+    nodes = [node for root in body for node in ast.walk(root) if isinstance(node, ast.Name)]
+    used = {node.id for node in nodes}
+    stored = dict.fromkeys(node.id for node in nodes if isinstance(node.ctx, ast.Store))
+    for variable in stored:
+        short = variable.rstrip("0123456789").rstrip("_")
+        if short and short != variable and short not in used and f"{short}1" != variable:
+            used.add(short)
+            for node in nodes:
+                if node.id == variable:
+                    node.id = short
+    return body

@@ -1,0 +1,381 @@
+"""Evaluate the expressions of a block's source to values and code."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from tfm_blocks.exchange.eject import arithmetic
+from tfm_blocks.exchange.eject.values import (
+    AnyDevice,
+    CannotEjectError,
+    Code,
+    CodeMethod,
+    Method,
+    Ref,
+    Super,
+    attribute,
+    is_static,
+    name,
+    parse,
+    to_expr,
+    trial,
+)
+
+NOTHING = object()
+Statements = list[ast.stmt]
+
+
+@dataclass
+class Frame:
+    """The names that a function sees; `owner` and `cls` are those of a method."""
+
+    env: dict[str, Any]
+    scope: dict[str, Any]
+    owner: Any = None
+    cls: type = object
+
+
+@dataclass
+class Closure:
+    """A lambda with the names around it."""
+
+    node: ast.Lambda
+    frame: Frame
+
+
+@dataclass
+class Expressions(ABC):
+    """Evaluate expressions. Statements of the ejected function are appended to `body`; `names` are taken."""
+
+    body: Statements = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    temporary: set[str] = field(default_factory=set)
+
+    @abstractmethod
+    def call(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Return the value of a call."""
+
+    @abstractmethod
+    def both(self, test: Code, branches: list[Callable[[], Any]]) -> Any:
+        """Return a value that depends on a test in the ejected file."""
+
+    def fresh(self, text: str) -> str:
+        """Return a name that no other variable of the function has."""
+        text = text if text.isidentifier() else "x"
+        number, free = 1, text
+        while free in self.names:
+            number += 1
+            free = f"{text}_{number}" if text[-1].isdigit() else f"{text}{number}"
+        self.names.add(free)
+        return free
+
+    def bind(self, text: str, value: Any, *, temporary: bool = False) -> Any:
+        """Assign code to a new variable of the ejected function. Other values need none."""
+        if not isinstance(value, Code) or value.atomic:
+            return value
+        variable = self.fresh(text)
+        if temporary:
+            self.temporary.add(variable)
+        self.body.append(ast.Assign([ast.Name(variable, ast.Store())], value.expr, lineno=0))
+        return Code(name(variable), value.runs, arithmetic.terms_of(value) if value.is_int else None)
+
+    def evaluate(self, node: ast.expr, frame: Frame) -> Any:
+        method = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if method is None:
+            raise CannotEjectError(f"{type(node).__name__} expressions are not covered: {ast.unparse(node)}")
+        return method(node, frame)
+
+    def truth(self, value: Any) -> Any:
+        """Return a bool, or the code of a test. A module is true."""
+        if isinstance(value, Code):
+            return value
+        return True if isinstance(value, Ref | Method) else bool(value)
+
+    def _constant(self, node: ast.Constant, frame: Frame) -> Any:
+        return node.value
+
+    def _name(self, node: ast.Name, frame: Frame) -> Any:
+        for names in (frame.env, frame.scope, vars(builtins)):
+            if node.id in names:
+                return names[node.id]
+        raise CannotEjectError(f"the name {node.id} has no value")
+
+    def _attribute(self, node: ast.Attribute, frame: Frame) -> Any:
+        return self.get(self.evaluate(node.value, frame), node.attr)
+
+    def get(self, value: Any, text: str) -> Any:
+        """Return an attribute of a value."""
+        match value:
+            case Code():
+                return _of_code(value, text)
+            case Ref():
+                return self._of_module(value, text)
+            case Super(owner=owner, cls=cls):
+                mro = type(owner.module if isinstance(owner, Ref) else owner).__mro__
+                return self._of_class(owner, mro[mro.index(cls) + 1 :], text)
+        if isinstance(inspect.getattr_static(type(value), text, None), property) and not is_static(value):
+            return self._of_class(value, type(value).__mro__, text)
+        found = getattr(value, text)
+        if isinstance(found, types.MethodType) and not isinstance(value, type):
+            owner = next(cls for cls in type(value).__mro__ if text in vars(cls))
+            return Method(value, found.__func__, owner) if isinstance(found.__func__, types.FunctionType) else found
+        return found
+
+    def _of_module(self, ref: Ref, text: str) -> Any:
+        module, expr = ref.module, attribute(ref.expr, text)
+        if text == "training":
+            return Code(parse("self.training"), (False,) * 3)
+        for values in (module._parameters, module._buffers):
+            if text in values:
+                tensor = values[text]
+                return None if tensor is None else Code(expr, (tensor,) * 3)
+        if text in module._modules:
+            child = module._modules[text]
+            return None if child is None else Ref(child, expr)
+        if text in vars(module):
+            return vars(module)[text]
+        return self._of_class(ref, type(module).__mro__, text)
+
+    def _of_class(self, owner: Any, classes: Iterable[type], text: str) -> Any:
+        cls = next((cls for cls in classes if text in vars(cls)), None)
+        if cls is None:
+            raise CannotEjectError(f"it has no attribute {text}")
+        member = vars(cls)[text]
+        if isinstance(member, property):
+            assert isinstance(member.fget, types.FunctionType)
+            return self.call(Method(owner, member.fget, cls), [], {})
+        if isinstance(member, types.FunctionType):
+            return Method(owner, member, cls)
+        return member.__func__ if isinstance(member, staticmethod) else member
+
+    def _subscript(self, node: ast.Subscript, frame: Frame) -> Any:
+        return self.item(self.evaluate(node.value, frame), self.evaluate(node.slice, frame))
+
+    def item(self, value: Any, index: Any) -> Any:
+        """Return an item or a slice of a value."""
+        if isinstance(value, Code):
+            runs = trial(lambda x, i: x[i], value, index)
+            return Code(ast.Subscript(value.expr, to_expr(index), ast.Load()), runs)
+        if isinstance(index, Code):
+            return Code(ast.Subscript(to_expr(value), index.expr, ast.Load()), trial(lambda x, i: x[i], value, index))
+        return value[index]
+
+    def _slice(self, node: ast.Slice, frame: Frame) -> slice:
+        return slice(*(part and self.evaluate(part, frame) for part in (node.lower, node.upper, node.step)))
+
+    def _elements(self, nodes: list[ast.expr], frame: Frame) -> Iterator[Any]:
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                yield from self.iterate(self.evaluate(node.value, frame))
+            else:
+                yield self.evaluate(node, frame)
+
+    def iterate(self, value: Any) -> list[Any]:
+        """Return the elements of a value whose number is known. Raises CannotEjectError."""
+        if not isinstance(value, Code):
+            return list(value)
+        lengths = {len(run) if isinstance(run, tuple | list) else None for run in value.runs or (None,)}
+        length = lengths.pop()
+        if length is None or lengths:
+            raise CannotEjectError(f"the number of elements of {ast.unparse(value.expr)} is unknown")
+        return [self.item(value, index) for index in range(length)]
+
+    def _tuple(self, node: ast.Tuple, frame: Frame) -> Any:
+        return tuple(self._elements(node.elts, frame))
+
+    def _list(self, node: ast.List, frame: Frame) -> Any:
+        return list(self._elements(node.elts, frame))
+
+    def _dict(self, node: ast.Dict, frame: Frame) -> Any:
+        entries: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            inner = self.evaluate(value, frame)
+            entries |= inner if key is None else {self.evaluate(key, frame): inner}
+        return entries
+
+    def _binop(self, node: ast.BinOp, frame: Frame) -> Any:
+        left, right = self.evaluate(node.left, frame), self.evaluate(node.right, frame)
+        return arithmetic.binary(node.op, left, right)
+
+    def _unaryop(self, node: ast.UnaryOp, frame: Frame) -> Any:
+        value = self.evaluate(node.operand, frame)
+        return arithmetic.unary(node.op, self.truth(value) if isinstance(node.op, ast.Not) else value)
+
+    def _boolop(self, node: ast.BoolOp, frame: Frame) -> Any:
+        """Return the value that decides; operands that can no longer change it are not evaluated."""
+        decides = isinstance(node.op, ast.Or)
+        unknown: list[Code] = []
+        value: Any = None
+        for operand in node.values:
+            value = self.evaluate(operand, frame)
+            if isinstance(value, Code):
+                unknown.append(value)
+            elif bool(self.truth(value)) is decides:
+                return value if not unknown or not decides else self._or(unknown, value)
+        if not unknown:
+            return value
+        return unknown[0] if len(unknown) == 1 else Code(ast.BoolOp(node.op, [code.expr for code in unknown]))
+
+    def _or(self, unknown: list[Code], value: Any) -> Any:
+        if value is True:
+            return True
+        return Code(ast.BoolOp(ast.Or(), [*(code.expr for code in unknown), to_expr(value)]))
+
+    def _compare(self, node: ast.Compare, frame: Frame) -> Any:
+        values = [self.evaluate(part, frame) for part in (node.left, *node.comparators)]
+        results = [arithmetic.compare(sign, *values[i : i + 2]) for i, sign in enumerate(node.ops)]
+        if len(results) == 1:
+            return results[0]
+        if any(result is False for result in results):
+            return False
+        unknown = [result.expr for result in results if isinstance(result, Code)]
+        return Code(unknown[0] if len(unknown) == 1 else ast.BoolOp(ast.And(), unknown)) if unknown else True
+
+    def _ifexp(self, node: ast.IfExp, frame: Frame) -> Any:
+        test = self.truth(self.evaluate(node.test, frame))
+        if not isinstance(test, Code):
+            return self.evaluate(node.body if test else node.orelse, frame)
+        branches = [lambda part=part: self.evaluate(part, frame) for part in (node.body, node.orelse)]
+        return self.both(test, branches)
+
+    def _call(self, node: ast.Call, frame: Frame) -> Any:
+        if isinstance(node.func, ast.Name) and node.func.id == "super":
+            return Super(frame.owner, frame.cls)
+        function = self.evaluate(node.func, frame)
+        named: dict[str, Any] = {}
+        for keyword in node.keywords:
+            value = self.evaluate(keyword.value, frame)
+            named |= value if keyword.arg is None else {keyword.arg: value}
+        return self.call(function, list(self._elements(node.args, frame)), named)
+
+    def _lambda(self, node: ast.Lambda, frame: Frame) -> Closure:
+        return Closure(node, frame)
+
+    def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Any:
+        parts: list[ast.expr] = []
+        for part in node.values:
+            value = self.evaluate(part.value if isinstance(part, ast.FormattedValue) else part, frame)
+            known = is_static(value)
+            parts.append(ast.Constant(str(value)) if known else ast.FormattedValue(to_expr(value), -1, None))
+        if all(isinstance(part, ast.Constant) for part in parts):
+            return "".join(part.value for part in parts if isinstance(part, ast.Constant))
+        return Code(ast.JoinedStr(parts))
+
+    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Any:
+        (generator,) = node.generators
+        values = self.evaluate(generator.iter, frame)
+        if isinstance(values, Code) and not _has_fixed_length(values):
+            return self._repeated(node, generator, values, frame)
+        if isinstance(values, Code):
+            values = self.iterate(self.bind("parts", values))
+        results = []
+        for value in list(values):
+            inner = Frame({**frame.env}, frame.scope, frame.owner, frame.cls)
+            self.unpack(generator.target, value, inner)
+            if all(self.truth(self.evaluate(test, inner)) for test in generator.ifs):
+                results.append(self.evaluate(node.elt, inner))
+        return results
+
+    _generatorexp = _listcomp
+
+    def _repeated(
+        self, node: ast.ListComp | ast.GeneratorExp, generator: ast.comprehension, values: Code, frame: Frame
+    ) -> Code:
+        """Return a comprehension over a number of elements that is known only in the ejected file."""
+        inner = Frame({**frame.env}, frame.scope, frame.owner, frame.cls)
+        target, before = self.loop_target(generator.target, values, inner), len(self.body)
+        element = to_expr(self.evaluate(node.elt, inner))
+        if generator.ifs or len(self.body) > before:
+            raise CannotEjectError(f"a comprehension with conditions or steps is not covered: {ast.unparse(node)}")
+        comprehension = ast.comprehension(target, values.expr, [], 0)
+        return Code(type(node)(element, [comprehension]))
+
+    def _dictcomp(self, node: ast.DictComp, frame: Frame) -> Any:
+        pair = ast.Tuple([node.key, node.value], ast.Load())
+        return dict(self._listcomp(ast.ListComp(pair, node.generators), frame))
+
+    def loop_target(self, target: ast.expr, values: Code, frame: Frame) -> ast.expr:
+        """Bind the names of a loop to new variables, and return the loop's target."""
+        runs = trial(lambda run: next(iter(run)), values)
+        if isinstance(target, ast.Name):
+            variable = self.fresh(target.id)
+            frame.env[target.id] = Code(name(variable), runs)
+            return ast.Name(variable, ast.Store())
+        assert isinstance(target, ast.Tuple)
+        parts = [
+            self.loop_target(part, Code(values.expr, runs and tuple([run[i]] for run in runs)), frame)
+            for i, part in enumerate(target.elts)
+        ]
+        return ast.Tuple(parts, ast.Store())
+
+    def unpack(self, target: ast.expr, value: Any, frame: Frame) -> None:
+        """Assign a value, or its parts, to the names of a target."""
+        if isinstance(target, ast.Name):
+            frame.env[target.id] = self.bind(target.id, value)
+            return
+        assert isinstance(target, ast.Tuple), ast.unparse(target)
+        if isinstance(value, Code):
+            value = self._unpacked(target, value)
+        values, count = list(value), len(target.elts)
+        for i, part in enumerate(target.elts):
+            if isinstance(part, ast.Starred):
+                rest = len(values) - count + 1
+                self.unpack(part.value, values[i : i + rest], frame)
+                values[i : i + rest] = [None]
+            else:
+                self.unpack(part, values[i], frame)
+
+    def _unpacked(self, target: ast.Tuple, value: Code) -> list[Any]:
+        """Assign the parts of code to new variables in one statement."""
+        starred = any(isinstance(part, ast.Starred) for part in target.elts)
+        parts = self.iterate(value) if starred else [None] * len(target.elts)
+        words = [part.id if isinstance(part, ast.Name) else "rest" for part in target.elts]
+        words += ["rest"] * (len(parts) - len(words))
+        variables = [self.fresh(word) for word in words]
+        targets: list[ast.expr] = [ast.Name(variable, ast.Store()) for variable in variables]
+        self.body.append(ast.Assign([ast.Tuple(targets, ast.Store())], value.expr, lineno=0))
+        runs = [trial(lambda run, i: list(run)[i], value, i) for i in range(len(variables))]
+        return [Code(name(variable), run) for variable, run in zip(variables, runs, strict=True)]
+
+
+def _of_code(value: Code, text: str) -> Any:
+    """Return an attribute of a value that is known only in the ejected file."""
+    if text in ("requires_grad", "is_meta"):
+        return False
+    expr = attribute(value.expr, text)
+    runs = trial(lambda run: getattr(run, text), value)
+    if text == "type" and runs and isinstance(runs[0], str):
+        return AnyDevice(expr)
+    if text == "shape" and runs and len({len(run) for run in runs}) == 1:
+        return tuple(_size(expr, sizes, i) for i, sizes in enumerate(zip(*runs, strict=True)))
+    if text == "ndim" and runs and len(set(runs)) == 1:
+        return runs[0]
+    sample = runs[0] if runs else getattr(torch.Tensor, text, getattr(list, text, None))
+    return CodeMethod(value, text) if callable(sample) else Code(expr, runs)
+
+
+def _has_fixed_length(value: Code) -> bool:
+    """Return True if the code is a tuple, such as the parts of a split, of the same length in all trial runs."""
+    runs = value.runs or (None,)
+    return all(type(run) is tuple for run in runs) and len({len(run) for run in runs if type(run) is tuple}) == 1
+
+
+def _size(shape: ast.expr, sizes: tuple[int, ...], axis: int) -> Any:
+    if len(set(sizes)) == 1:
+        return sizes[0]
+    return Code(ast.Subscript(shape, ast.Constant(axis), ast.Load()), sizes)
+
+
+def parameters_of(module: nn.Module) -> bool:
+    """Return True if the module has parameters."""
+    return next(module.parameters(), None) is not None

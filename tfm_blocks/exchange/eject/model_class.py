@@ -1,0 +1,189 @@
+"""The class of the whole model, and the ejected file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode
+from tfm_blocks.exchange.eject.cleanup import clean
+from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, Context, value
+from tfm_blocks.exchange.eject.layer_calls import KEEP, Mode, ScopeMethod
+from tfm_blocks.exchange.eject.layers import state_entries, state_of, write_items
+from tfm_blocks.exchange.eject.modules import render
+from tfm_blocks.exchange.eject.scopes import Scope, reads, scope_of
+from tfm_blocks.exchange.eject.statements import Evaluator
+from tfm_blocks.exchange.eject.tree import scope_tree
+from tfm_blocks.exchange.eject.values import Code, name, parse
+from tfm_blocks.language.spec import TARGET, Input
+
+
+class ModelWriter:
+    """Write the class `Model`: encode, forward, start and step."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.scope = scope_of(context.calls, context.calls)
+        self.inputs = context.network.spec.inputs
+        self.exit = context.calls[-1].address
+        self.encoded = self._encoded()
+
+    def _encoded(self) -> list[str]:
+        """Return the addresses of values that do not depend on the target, and that others read that do."""
+        sources = [call for item in self._source_items() for call in _calls(item)]
+        computed = {call.address for call in sources}
+        others = [call for call in self.context.calls if call not in sources]
+        return [a for a in dict.fromkeys(a for call in others for a in reads(call)) if a in computed]
+
+    def _source_items(self) -> list[Any]:
+        return [item for item in self.scope.items if not any(self.context.moves(c.address) for c in _calls(item))]
+
+    def text(self) -> str:
+        methods = self._methods()
+        tree = scope_tree(self.context, self.scope)
+        lines = [f"self.{key} = {render(part)}" for key, part in tree.items()]
+        lines += [
+            f"{self.context.path(node.address, '')}.block.weight = {self.context.path(node.tie, '')}.block.weight"
+            for node in self.context.network.spec.nodes
+            if node.tie
+        ]
+        init = "".join(f"        {line}\n" for line in lines)
+        return (
+            f'class Model(nn.Module):\n    """{self._about()}"""\n\n    def __init__(self) -> None:\n'
+            f"        super().__init__()\n{init}\n" + "\n".join(method.text for method in methods)
+        )
+
+    def _about(self) -> str:
+        return "Ids are int64; id 0 is padding, and comes last in a sequence."
+
+    def _methods(self) -> list[MethodCode]:
+        sources = [tensor for tensor in self.inputs if tensor.name != TARGET]
+        if not self.context.decodes:
+            return [self._method("forward", self.inputs, self.scope, self._result)]
+        methods = []
+        if self.encoded:
+            items = Scope("", "", tuple(self._source_items()))
+            methods.append(self._method("encode", sources, items, self._encoding))
+        rest = Scope("", "", tuple(item for item in self.scope.items if item not in self._source_items()))
+        step = self._step(rest)
+        forward = self._method("forward", self.inputs, rest, self._result)
+        return [*methods, forward, self._start(rest, sources, step.kept), step]
+
+    def _method(self, text: str, inputs: Any, scope: Scope, result: Any) -> MethodCode:
+        method = self._begin("forward", scope, inputs, decodes=text == "forward" and bool(self.encoded))
+        write_items(method)
+        typed = "tuple[Tensor, ...]" if text == "encode" and len(self.encoded) > 1 else "Tensor"
+        return self._finish(text, method, [tensor.name for tensor in inputs], result(method), typed)
+
+    def _begin(self, mode: Mode, scope: Scope, inputs: Any, *, decodes: bool) -> ScopeMethod:
+        """Return a method that knows its inputs, their keep masks, and what `encode` returns."""
+        evaluator = Evaluator(names={*RESERVED, *(tensor.name for tensor in inputs)})
+        method = ScopeMethod(self.context, scope, mode, evaluator)
+        for tensor in inputs:
+            method.values[tensor.name] = value(tensor.name, self.context.runs(tensor.name))
+        if decodes:
+            self._encode(method)
+        self._add_masks(method, inputs)
+        return method
+
+    def _add_masks(self, method: ScopeMethod, inputs: tuple[Input, ...]) -> None:
+        for tensor in inputs:
+            for position, axis in enumerate(tensor.shape):
+                if position and axis in tensor.sequences and axis.inputs == (tensor.name,):  # type: ignore[union-attr]
+                    text = f"{tensor.name} != 0"
+                    if not tensor.tokens:
+                        text = f"torch.ones({tensor.name}.shape[:2], dtype=torch.bool, device={tensor.name}.device)"
+                    self._add_mask(method, str(axis), text)
+        for axis in self.context.network.joined:
+            parts = axis.name.split("+")
+            if all(f"{KEEP}{part}" in method.values for part in parts):
+                masks = ", ".join(ast.unparse(method.values[f"{KEEP}{part}"].expr) for part in parts)
+                self._add_mask(method, axis.name, f"torch.cat([{masks}], 1)")
+
+    def _add_mask(self, method: ScopeMethod, axis: str, text: str) -> None:
+        code = value(text, self.context.mask_runs(axis, step=method.steps))
+        method.values[f"{KEEP}{axis}"] = method.evaluator.bind(f"keep_B{axis.replace('+', '')}", code)
+
+    def _encode(self, method: ScopeMethod) -> None:
+        """Call `encode`, and assign what it returns to variables."""
+        sources = [tensor.name for tensor in self.inputs if tensor.name != TARGET]
+        variables = [method.evaluator.fresh(address.split(".")[0]) for address in self.encoded]
+        targets = ", ".join(variables)
+        method.evaluator.body += ast.parse(f"{targets} = self.encode({', '.join(sources)})").body
+        for variable, address in zip(variables, self.encoded, strict=True):
+            method.values[address] = value(variable, self.context.runs(address))
+
+    def _result(self, method: ScopeMethod) -> ast.expr:
+        return method.read(self.exit).expr
+
+    def _encoding(self, method: ScopeMethod) -> ast.expr:
+        parts = [method.read(address).expr for address in self.encoded]
+        return parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load())
+
+    def _finish(
+        self, text: str, method: ScopeMethod, parameters: list[str], result: ast.expr, typed: str, kept: Mapping[str, str] | None = None
+    ) -> MethodCode:
+        body = clean([*method.evaluator.body, ast.Return(result)], method.evaluator.temporary)
+        return MethodCode(text, dict.fromkeys(parameters), body, typed, None, kept or {})
+
+    def _start(self, scope: Scope, sources: list[Input], kept: Mapping[str, str]) -> MethodCode:
+        """Return the method that encodes the sources and allocates the state of the steps."""
+        method = self._begin("start", scope, sources, decodes=bool(self.encoded))
+        rows = [] if sources else ["rows"]
+        method.values["rows"] = value(f"{sources[0].name}.shape[0]" if sources else "rows", BATCHES)
+        method.values["length"] = value("length", LENGTHS)
+        first = next(key for key, _ in self.context.network.named_parameters())
+        path = f"{self.context.path(first.rpartition('.')[0], '')}.{first.rpartition('.')[2]}"
+        method.values["like"] = value(path, None)
+        write_items(method)
+        entries = [("position", ast.Constant(0)), *state_entries(method)]
+        result = state_of(method, entries, kept)
+        names = [*(tensor.name for tensor in sources), *rows, "length"]
+        return self._finish("start", method, names, result, "State")
+
+    def _step(self, scope: Scope) -> MethodCode:
+        """Return the method that reads the next token of each row, and returns the logits of the token after it."""
+        method = self._begin("step", scope, (), decodes=False)
+        evaluator = method.evaluator
+        evaluator.names |= {"tgt_B", "state"}
+        runs = self.context.runs(TARGET, step=True)
+        method.values[TARGET] = evaluator.bind("tgt", value("tgt_B[:, None]", runs))
+        method.values["position"] = evaluator.bind("position", Code(parse("state['position'] + 0"), (0, 1, 2)))
+        evaluator.body[-1] = ast.parse("position = state['position']").body[0]
+        axis = str(self.context.shape(TARGET)[1])
+        self._add_mask(method, axis, "torch.ones_like(tgt, dtype=torch.bool)")
+        write_items(method)
+        evaluator.body += ast.parse("state['position'] = position + 1").body
+        result = ast.Subscript(method.read(self.exit).expr, parse("x[:, -1]").slice, ast.Load())  # type: ignore[attr-defined]
+        return self._finish("step", method, ["tgt_B", "state"], result, "Tensor", method.kept)
+
+
+def _calls(item: Any) -> list[Any]:
+    return item.calls if hasattr(item, "calls") else [item]
+
+
+NODE = '''class Node(nn.Module):
+    """Modules and parameters by name."""
+
+    def __init__(self, /, **children: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, child in children.items():
+            setattr(self, name, child)
+'''
+IMPORTS = "import torch\nfrom torch import Tensor, nn\nfrom torch.nn import functional as F\n"
+
+
+def file_text(context: Context, docstring: str) -> str:
+    """Return the ejected file, not formatted yet."""
+    model = ModelWriter(context).text()
+    parts = [context.classes.text, model]
+    body = "\n\n".join(part for part in parts if part)
+    node = f"{NODE}\n\n" if "Node(" in body else ""
+    state = "State = dict[str, Any]\n\n" if "State" in body else ""
+    typing = "from typing import Any\n\n" if state else ""
+    imports = IMPORTS if "F." in body else IMPORTS.rpartition("from")[0]
+    return f'"""{docstring}"""\n\nfrom __future__ import annotations\n\n{typing}{imports}\n{state}\n{node}{body}'
+
+
+__all__ = ["Mapping", "ModelWriter", "file_text", "name"]

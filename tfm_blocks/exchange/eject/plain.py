@@ -1,0 +1,54 @@
+"""Plain forms of layers and functions that the project has for speed: what a reader of the ejected file would write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfm_blocks.blocks.norm import LayerNorm, RMSNorm
+from tfm_blocks.layers.banded import windows
+from tfm_blocks.layers.expert_linear import grouped_product
+from tfm_blocks.layers.linear import Dropout, Linear
+
+
+def _dropout(layer: Dropout, x: Tensor) -> Tensor:
+    return x if layer.rate == 0 else F.dropout(x, layer.rate, layer.training)
+
+
+def _grouped_product(x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
+    rows_E = ends_E.diff(prepend=ends_E.new_zeros(1)).tolist()
+    return torch.cat([x @ weight_OI.T for x, weight_OI in zip(x_RI.split(rows_E), weight_EOI, strict=True)])
+
+
+def _windows(x_BHTK: Tensor, block: int, reach: tuple[int, int]) -> Tensor:
+    before, after = reach
+    missing = -x_BHTK.shape[2] % block
+    x_BHLK = F.pad(x_BHTK, (0, 0, before, missing + after))
+    return x_BHLK.unfold(2, before + block + after, block).permute(0, 2, 1, 4, 3).flatten(0, 1)
+
+
+PLAIN: dict[Any, Callable[..., Tensor]] = {Dropout.forward: _dropout, id(grouped_product): _grouped_product, windows: _windows}
+FORWARDS = {Linear.forward: "Linear", LayerNorm.forward: "LayerNorm", RMSNorm.forward: "RMSNorm"}
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Return True if the module computes the same as a layer of torch."""
+    return type(module).forward in FORWARDS or type(module).__module__.startswith("torch.nn.modules")
+
+
+def constructor(module: nn.Module) -> str:
+    """Return the expression that constructs the torch layer. Raises LookupError for a layer without one."""
+    if isinstance(module, nn.Linear):
+        bias = "" if module.bias is not None else ", bias=False"
+        return f"nn.Linear({module.in_features}, {module.out_features}{bias})"
+    if isinstance(module, nn.LayerNorm):
+        options = "" if module.eps == 1e-5 else f", eps={module.eps}"
+        options += "" if module.bias is not None else ", bias=False"
+        return f"nn.LayerNorm({module.normalized_shape[0]}{options})"
+    if isinstance(module, nn.RMSNorm):
+        return f"nn.RMSNorm({module.normalized_shape[0]}, eps={module.eps})"
+    raise LookupError(f"torch.nn.{type(module).__name__} is not covered")

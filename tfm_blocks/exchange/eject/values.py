@@ -1,0 +1,188 @@
+"""Values of the partial evaluation: what is known while ejecting is a Python object, the rest is code."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+RUNS = 3  # trial runs with other batch sizes and lengths: a size that is equal in all of them is a constant
+
+
+class CannotEjectError(Exception):
+    """The source of a block uses Python that the partial evaluation does not cover."""
+
+
+@dataclass(eq=False, frozen=True)
+class Code:
+    """An expression of the ejected file. `runs` has its value in each trial run, on the meta device; None if unknown.
+
+    `terms` is an integer as a sum: the factor of each subexpression, by its text; the text of the constant is "".
+    """
+
+    expr: ast.expr
+    runs: tuple[Any, ...] | None = None
+    terms: Mapping[str, int] | None = None
+
+    @property
+    def atomic(self) -> bool:
+        """Return True if repeating the expression costs nothing."""
+        node = self.expr
+        while isinstance(node, ast.Attribute) or (isinstance(node, ast.Subscript) and _is_key(node)):
+            node = node.value
+        return isinstance(node, ast.Name | ast.Constant)
+
+    @property
+    def is_int(self) -> bool:
+        return self.runs is not None and all(type(run) is int for run in self.runs)
+
+
+def _is_key(node: ast.Subscript) -> bool:
+    return isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str | int)
+
+
+@dataclass(eq=False, frozen=True)
+class Ref:
+    """A module of the model, and the expression that reads it in the ejected file."""
+
+    module: nn.Module
+    expr: ast.expr
+
+
+@dataclass(eq=False, frozen=True)
+class Method:
+    """A method of `owner`, defined by the class `cls`."""
+
+    owner: Any
+    function: types.FunctionType
+    cls: type
+
+
+@dataclass(eq=False, frozen=True)
+class CodeMethod:
+    """The method `name` of a value known only in the ejected file, such as a tensor's `view`."""
+
+    owner: Code
+    name: str
+
+
+@dataclass(eq=False, frozen=True)
+class Super:
+    """`super()` in a method of the class `cls`."""
+
+    owner: Any
+    cls: type
+
+
+@dataclass(eq=False, frozen=True)
+class AnyDevice:
+    """The type of a device. It equals no string: the ejected file has no path for a kind of device."""
+
+    expr: ast.expr
+
+
+def name(text: str) -> ast.Name:
+    return ast.Name(text, ast.Load())
+
+
+def attribute(value: ast.expr, text: str) -> ast.Attribute:
+    return ast.Attribute(value, text, ast.Load())
+
+
+def parse(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def is_static(value: Any) -> bool:
+    """Return True if the value contains no code and no module."""
+    if isinstance(value, slice):
+        return is_static((value.start, value.stop, value.step))
+    if isinstance(value, tuple | list | dict):
+        return all(is_static(inner) for inner in (value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, Code | Ref | Method | CodeMethod | Super | AnyDevice)
+
+
+def concrete(value: Any, run: int) -> Any:
+    """Return the value in a trial run. Raises LookupError if it is unknown."""
+    match value:
+        case Code(runs=None):
+            raise LookupError(ast.unparse(value.expr))
+        case Code(runs=runs):
+            return runs[run]
+        case Ref(module=module):
+            return module
+        case AnyDevice():
+            return "cpu"
+        case slice():
+            return slice(*(concrete(part, run) for part in (value.start, value.stop, value.step)))
+        case tuple() if hasattr(value, "_fields"):
+            return type(value)(*(concrete(inner, run) for inner in value))
+        case tuple() | list():
+            return type(value)(concrete(inner, run) for inner in value)
+        case dict():
+            return {key: concrete(inner, run) for key, inner in value.items()}
+    return value
+
+
+def trial(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, ...] | None:
+    """Call a function in each trial run; None if an argument is unknown or the meta device lacks the operation."""
+    results = []
+    try:
+        with torch.device("meta"), torch.no_grad():
+            for run in range(RUNS):
+                results.append(function(*concrete(list(arguments), run), **concrete(named, run)))
+    except Exception:  # whatever the operation raises on these values
+        return None
+    return tuple(results)
+
+
+def _torch_names() -> dict[int, str]:
+    names: dict[int, str] = {}
+    modules = {"F": F, "torch": torch, "nn.init": nn.init, "torch.linalg": torch.linalg, "nn": nn}
+    for prefix, module in modules.items():
+        for key, value in vars(module).items():
+            if callable(value) and not key.startswith("_"):
+                names.setdefault(id(value), f"{prefix}.{key}")
+    return names
+
+
+TORCH_NAMES = _torch_names()
+
+
+def to_expr(value: Any) -> ast.expr:
+    """Return the expression of a value. Raises CannotEjectError for a value that has no expression."""
+    match value:
+        case Code() | Ref() | AnyDevice():
+            return value.expr
+        case CodeMethod():
+            return attribute(value.owner.expr, value.name)
+        case float() if value in (float("inf"), -float("inf")):
+            return parse("torch.inf" if value > 0 else "-torch.inf")
+        case None | bool() | int() | float() | str() | types.EllipsisType():
+            return ast.Constant(value) if not isinstance(value, int | float) or value >= 0 else parse(repr(value))
+        case slice():
+            return _slice(value)
+        case tuple():
+            return ast.Tuple([to_expr(inner) for inner in value], ast.Load())
+        case list():
+            return ast.List([to_expr(inner) for inner in value], ast.Load())
+        case dict():
+            return ast.Dict([to_expr(key) for key in value], [to_expr(inner) for inner in value.values()])
+        case torch.dtype():
+            return parse(str(value))
+    if id(value) in TORCH_NAMES:
+        return parse(TORCH_NAMES[id(value)])
+    raise CannotEjectError(f"a value of the type {type(value).__name__} is needed while the model runs")
+
+
+def _slice(value: slice) -> ast.Slice:
+    lower = None if value.start is None or value.start == 0 else to_expr(value.start)
+    upper = None if value.stop is None else to_expr(value.stop)
+    step = None if value.step is None or value.step == 1 else to_expr(value.step)
+    return ast.Slice(lower, upper, step)
