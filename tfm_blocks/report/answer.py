@@ -79,7 +79,11 @@ def _counted(matrix: Matrix, tested: list[tuple[int, int]]) -> str:
         )
     verb = "is" if len(significant) == 1 else "are"
     text = f"Of {_times(len(tested), 'difference')} from {name}, {len(significant)} {verb} significant {how}."
-    return text if len(significant) == len(tested) else f"{text} The others are not, which does not mean that the models are equal."
+    return (
+        text
+        if len(significant) == len(tested)
+        else f"{text} The others are not, which does not mean that the models are equal."
+    )
 
 
 def _listed(names: list[str]) -> str:
