@@ -37,15 +37,17 @@ def _best_of_task(matrix: Matrix) -> Iterator[str]:
 
 
 def _best_of_tasks(matrix: Matrix) -> Iterator[str]:
-    """Yield a sentence for each model that is the best of a task, those of many tasks first, and one for each tie."""
+    """Yield which model is best on which tasks, and which models share the best score of a task."""
     labels, name = matrix.grid.labels, matrix.score.name
     best = {column: best_rows(matrix, column) for column in sorted({column for _, column in matrix.cells})}
     tasks: dict[str, list[str]] = {}
     for column, rows in best.items():
         if len(rows) == 1:
             tasks.setdefault(labels[rows[0]], []).append(matrix.grid.tasks[column])
-    for label, names in sorted(tasks.items(), key=lambda item: -len(item[1])):
-        yield f"{label} has the best {name} on {len(names)} of {len(best)} tasks: {', '.join(names)}."
+    ranked = sorted(tasks.items(), key=lambda item: -len(item[1]))
+    if ranked:
+        won = "; ".join(f"{label} on {len(names)} ({', '.join(names)})" for label, names in ranked)
+        yield f"Best {name} of {len(best)} tasks: {won}."
     for column, rows in best.items():
         if len(rows) > 1:
             yield f"On {matrix.grid.tasks[column]}, {_listed([labels[row] for row in rows])} share the best {name}."
