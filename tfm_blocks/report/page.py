@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bokeh.core.json_encoder import serialize_json
 from bokeh.resources import Resources
 from markupsafe import Markup
 
 from tfm_blocks.errors import RunError, TfmError
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import Spec
 from tfm_blocks.report.assets import asset, content_policy, page_template
 from tfm_blocks.report.attention_images import pictures_of
 from tfm_blocks.report.comparison import Comparison
@@ -16,6 +19,7 @@ from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.curves import AXES, MOST_POINTS, RunLine, charts_of, line_style
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.length_chart import length_charts
+from tfm_blocks.report.model_page import ViewedModel, render_view
 from tfm_blocks.report.rate_chart import rate_charts
 from tfm_blocks.report.samples import choose_samples, common_test_set
 from tfm_blocks.report.selection import choose_drawn, left_out
@@ -44,9 +48,10 @@ def render_report(
     over_rates = rate_charts(comparison.curves)
     lines_of_runs = common_test_set(runs)
     scripts = {"bokeh": Resources(mode="inline", components=["bokeh"]).js_raw[0], "own": asset("page.js")}
+    models = _models(groups, plugins)
     return page_template("page.html").render(
         title=title,
-        policy=content_policy(scripts.values()),
+        policy=content_policy([*scripts.values(), asset("view.js")]),  # pages of models inherit the policy of this page
         scripts={name: Markup(text) for name, text in scripts.items()},
         style=Markup(asset("page.css")),
         comparison=comparison,
@@ -60,7 +65,8 @@ def render_report(
         chart_data=_data([chart.item for chart in (*charts, *over_rates)]),
         samples=choose_samples(lines_of_runs),
         pictures=pictures_of(groups, lines_of_runs, sentence, plugins),
-        models=_models(groups, plugins),
+        models=models,
+        model_pages=_data([model.page for model in models]),
         configs=[(group.label, _config(group.runs[0])) for group in groups],
     )
 
@@ -74,20 +80,35 @@ def _lines(groups: Sequence[Group]) -> list[RunLine]:
     return found
 
 
-def _models(groups: Sequence[Group], plugins: Sequence[str]) -> list[tuple[str, Table | None, str]]:
-    """Return the names, the table and an error for each model; groups with the same model share a table."""
+@dataclass(frozen=True)
+class _Model:
+    """A model of the report: the names of its groups, its nodes, and its page; or the error that prevents them."""
+
+    name: str
+    table: Table | None = None
+    page: str = ""
+    error: str = ""
+
+
+def _models(groups: Sequence[Group], plugins: Sequence[str]) -> list[_Model]:
+    """Return each model once, with the names of all groups that have it."""
     names: dict[str, list[str]] = {}
-    models: dict[str, tuple[Table | None, str]] = {}
+    specs: dict[str, Spec | str] = {}
     for group in groups:
         try:
-            spec = read_spec(group.runs[0].folder, plugins)
-            key = repr(spec.mapping)
-            models.setdefault(key, (nodes_table(spec), ""))
+            spec: Spec | str = read_spec(group.runs[0].folder, plugins)
         except TfmError as error:
-            key = group.label
-            models[key] = None, error.problems[0].rule
+            spec = error.problems[0].rule
+        key = group.label if isinstance(spec, str) else repr(spec.mapping)
+        specs[key] = spec
         names.setdefault(key, []).append(group.label)
-    return [("; ".join(names[key]), *model) for key, model in models.items()]
+    return [_model("; ".join(names[key]), spec) for key, spec in specs.items()]
+
+
+def _model(name: str, spec: Spec | str) -> _Model:
+    if isinstance(spec, str):
+        return _Model(name, error=spec)
+    return _Model(name, nodes_table(spec), render_view([ViewedModel(name, spec, Sources())]))
 
 
 def _config(run: RunRecord) -> str:
