@@ -175,8 +175,8 @@ def test_a_block_of_a_plug_in_is_drawn(tmp_path, monkeypatch):
     [
         (["bsae", "-o", "figure.svg"], "no model is called 'bsae'"),
         (["base", "model.add_norm=past", "-o", "figure.svg"], "'past' is not an add & norm preset"),
-        (["base", "-o", "figure.gif"], "a figure is a file .svg, .pdf, .png or .tex, but this is 'figure.gif'"),
-        (["base", "-o", "figure"], "a figure is a file .svg, .pdf, .png or .tex, but this is 'figure'"),
+        (["base", "-o", "figure.gif"], "must be a file .svg, .pdf, .png or .tex, but is 'figure.gif'"),
+        (["base", "-o", "figure"], "must be a file .svg, .pdf, .png or .tex, but is 'figure'"),
         (["base", "-o", "missing/figure.svg"], "missing/figure.svg: cannot be written: No such file or directory"),
         (["base", "-o", "missing/figure.png"], "missing/figure.png: cannot be written: No such file or directory"),
         (["base", "--of", "encoder.9", "-o", "figure.svg"], "--of: nothing is called 'encoder.9'"),

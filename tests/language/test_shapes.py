@@ -7,17 +7,21 @@ from tests.language.test_read import only, problems
 from tfm_blocks.language.spec import format_shape
 
 
-def test_heads_that_do_not_divide_the_width_are_told_with_origin_and_way_out():
+def test_heads_that_do_not_divide_the_width_are_an_error_with_origin_and_fix():
     problem = problems(["heads=7"])[0]
     assert "(D % heads == 0), but D = 128 (the width of src_pos), heads = 7" in problem.rule
     assert problem.origin == "heads comes from the command line: heads=7"
     assert problem.help.startswith("heads can be 1, 2, 4, 8")
 
 
-@pytest.mark.parametrize("knob", ["heads=0", "heads=-1", "d_ff=0", "d_ff=-3", "vocab=0", "d_model=-8"])
+@pytest.mark.parametrize("knob", ["heads=0", "heads=-1", "d_ff=0", "d_ff=-3", "d_model=-8"])
 def test_sizes_are_at_least_one(knob):
     name, value = knob.split("=")
     assert f"({name} >= 1), but {name} = {value}" in problems([knob])[0].rule
+
+
+def test_a_vocabulary_has_a_row():
+    assert "(vocab > first), but vocab = 0" in problems(["vocab=0"])[0].rule
 
 
 def test_a_shape_clash_in_a_residual_names_both_shapes():
@@ -30,7 +34,7 @@ def test_a_repeated_layer_that_changes_the_width_is_refused():
     assert problem.rule == "a repeated layer must keep the shape, but this turns B S 128 into B S 64"
 
 
-def test_vectors_where_ids_belong_are_told_with_both_shapes():
+def test_vectors_in_place_of_ids_are_an_error_with_both_shapes():
     problem = only(["model.graph.src_pos={block: embedding, in: src_emb}"])
     assert problem.rule == "x of embedding reads token ids, but src_emb is B S 128"
 

@@ -40,7 +40,7 @@ def svg_of(picture: FigurePicture, style: Style) -> str:
 def expect_format(path: Path) -> None:
     """Raise ConfigError unless a figure can be written to this path."""
     if path.suffix not in SUFFIXES:
-        rule = f"a figure is a file {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, but this is {shown(path.name)}"
+        rule = f"must be a file {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, but is {shown(path.name)}"
         raise ConfigError(Problem("-o", rule, help=f"write -o {path.stem or 'figure'}.svg"))
 
 

@@ -30,7 +30,7 @@ class WordProblem(SampledTask):
     source: ClassVar = "Merrill et al. 2024"
     presets: ClassVar = {
         "paper": Preset(1_000_000, 8192, 8192, (20, 20), (20,)),
-        "lite": Preset(64_000, 1000, 1000, (3, 32), (16, 32, 64, 128)),
+        "lite": Preset(64_000, 1000, 1000, (3, 32), (16, 32, 64, 128), {"group": "S3"}),
     }
     group: Literal["S3", "A5", "S5"] = "S5"
 
