@@ -116,6 +116,7 @@ def test_a_header_that_promises_a_terabyte_is_refused(folder):
     refused(folder, "is damaged")
 
 
+@pytest.mark.grid
 def test_a_header_of_very_many_tensors_is_refused(folder):
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     header = json.dumps({f"t{number}": entry for number in range(200_001)}).encode()
