@@ -22,6 +22,7 @@ LEVELS = [
     {"tracking"},
     {"training"},
     {"distributed"},
+    {"exchange"},
     {"launch"},
     {"sweep"},
     {"cli", "__init__"},

@@ -34,7 +34,7 @@ def test_a_single_length_has_no_chart() -> None:
     assert length_charts(tasks) == [] and accuracy_by_length(run("d")) == {}
 
 
-def test_a_comparison_says_the_size_of_its_probe_tasks() -> None:
+def test_a_comparison_names_the_size_of_its_probe_tasks() -> None:
     notes = list(find_notes([run("a"), run("b", size="paper")]))
     assert "probe tasks in the size lite: a" in notes and "probe tasks in the size paper: b" in notes
     assert not any("probe" in note for note in find_notes([RunRecord(Path("e"), "e", "done", "")]))

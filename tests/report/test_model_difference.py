@@ -69,7 +69,7 @@ def test_alike_layers_and_equal_changes_are_one_line(capsys):
     assert len(rows) == 1 and "encoder.*.attn, decoder.*.self, decoder.*.cross" in rows[0]
 
 
-def test_what_a_run_changed_is_its_difference_from_a_model(tmp_path, capsys):
+def test_the_difference_of_a_run_and_a_model_is_what_the_run_changed(tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
     write_model(run, compose_model("base", ["heads=4", "vocab=300"]).model, [])

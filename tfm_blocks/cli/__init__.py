@@ -14,6 +14,7 @@ from tfm_blocks.cli import (
     dashboard,
     diff,
     evaluate,
+    exchange,
     figure,
     models,
     probes,
@@ -69,7 +70,21 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a run, or a sweep with -m; see tfm train --help")
-    rooms = (models, solve, figure, diff, view, probes, translate, evaluate, runs, compare, dashboard, completion)
+    rooms = (
+        models,
+        solve,
+        figure,
+        diff,
+        view,
+        probes,
+        translate,
+        evaluate,
+        exchange,
+        runs,
+        compare,
+        dashboard,
+        completion,
+    )
     for room in rooms:
         room.add_commands(commands)
     return parser

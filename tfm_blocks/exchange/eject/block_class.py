@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from tfm_blocks.exchange.eject.cleanup import clean
-from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, POSITIONS, Context, value
+from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, POSITIONS, Context, kind_of, value
 from tfm_blocks.exchange.eject.expressions import Statements
 from tfm_blocks.exchange.eject.modules import init_lines
 from tfm_blocks.exchange.eject.plain import is_leaf
@@ -36,7 +36,7 @@ class MethodCode:
     body: Statements
     result: str = "Tensor"
     types: Mapping[str, str] | None = None
-    kept: tuple[str, ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -92,7 +92,7 @@ class BlockWriter:
     def write(self) -> BlockClass:
         """Add the class to the file, unless the block is a layer of torch or one short expression."""
         methods = {"forward": self._forward()}
-        if self.call.stepping is not None and self.call.node.sees != "nothing":
+        if self.call.stepping is not None and kind_of(self.call) in self.context.moving_kinds:
             methods |= {"start": self._start(), "step": self._step()}
         if is_leaf(self.call.block) or self._is_expression(methods["forward"]):
             return BlockClass("", methods)

@@ -17,6 +17,8 @@ from tfm_blocks.network.graph import Network
 
 BATCHES, LENGTHS, POSITIONS = (1, 2, 3), (1, 7, 301), (0, 2, 5)
 
+TAKEN = ("Model", "Node", "State", "Tensor", "Any", "F")  # names of the file that no class may have
+
 
 @dataclass
 class Classes:
@@ -24,11 +26,14 @@ class Classes:
 
     by_text: dict[str, str] = field(default_factory=dict)
 
-    def add(self, word: str, body: str, base: str = "nn.Module") -> str:
+    def add(self, word: str, body: str) -> str:
         """Return the name of the class with this body, which is `word` or `word` and a number."""
         if body not in self.by_text:
-            number = 1 + sum(name.rstrip("0123456789") == word for name in self.by_text.values())
-            self.by_text[body] = word if number == 1 else f"{word}{number}"
+            taken, number, free = {*self.by_text.values(), *TAKEN}, 1, word
+            while free in taken:
+                number += 1
+                free = f"{word}{number}"
+            self.by_text[body] = free
         return self.by_text[body]
 
     @property
@@ -97,13 +102,22 @@ class Context:
         return tuple(sum(part) for part in zip(*parts, strict=True))
 
     def mask_runs(self, axis: str, *, step: bool = False) -> tuple[torch.Tensor, ...]:
-        found = next(a for shape in map(self.shape, self.addresses) for a in shape if isinstance(a, Axis) and a.name == axis)
-        batch = next(a for shape in map(self.shape, self.addresses) for a in shape if isinstance(a, Axis) and not a.inputs)
-        return self.tensors((batch, found), torch.bool, step=step)
+        """Return the keep mask of an axis in each trial run."""
+        batch = self.network.spec.inputs[0].shape[0]
+        return self.tensors((batch, self.axis(axis)), torch.bool, step=step)
 
     @cached_property
-    def addresses(self) -> list[str]:
-        return [*(tensor.name for tensor in self.network.spec.inputs), *self.nodes]
+    def axes(self) -> dict[str, Axis]:
+        shapes = [tensor.shape for tensor in self.network.spec.inputs] + [node.shape for node in self.nodes.values()]
+        return {axis.name: axis for shape in shapes for axis in shape if isinstance(axis, Axis)}
+
+    def axis(self, text: str) -> Axis:
+        return self.axes[text]
+
+    @cached_property
+    def moving_kinds(self) -> set[str]:
+        """Return the kinds of blocks that decoding steps call."""
+        return {kind_of(call) for call in self.calls if call.node.sees != "nothing"}
 
     def ref(self, address: str, home: str, module: Any) -> Ref:
         """Return a module and its path from the layer `home`."""
@@ -132,6 +146,12 @@ class Context:
             if module is None:
                 return ()
         return list(module._modules)
+
+
+def kind_of(call: Call) -> str:
+    """Return a text that is equal for nodes with equal blocks."""
+    widths = {letter: size for letter, size in call.node.axes.items() if isinstance(size, int)}
+    return str((call.node.block, call.node.arguments, widths, sorted(call.node.reads)))
 
 
 def value(text: str, runs: Any) -> Code:

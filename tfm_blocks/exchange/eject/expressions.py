@@ -274,8 +274,10 @@ class Expressions(ABC):
     def _listcomp(self, node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Any:
         (generator,) = node.generators
         values = self.evaluate(generator.iter, frame)
-        if isinstance(values, Code):
+        if isinstance(values, Code) and not _has_fixed_length(values):
             return self._repeated(node, generator, values, frame)
+        if isinstance(values, Code):
+            values = self.iterate(self.bind("parts", values))
         results = []
         for value in list(values):
             inner = Frame({**frame.env}, frame.scope, frame.owner, frame.cls)
@@ -358,8 +360,14 @@ def _of_code(value: Code, text: str) -> Any:
         return tuple(_size(expr, sizes, i) for i, sizes in enumerate(zip(*runs, strict=True)))
     if text == "ndim" and runs and len(set(runs)) == 1:
         return runs[0]
-    sample = runs[0] if runs else getattr(torch.Tensor, text, None)
+    sample = runs[0] if runs else getattr(torch.Tensor, text, getattr(list, text, None))
     return CodeMethod(value, text) if callable(sample) else Code(expr, runs)
+
+
+def _has_fixed_length(value: Code) -> bool:
+    """Return True if the code is a tuple, such as the parts of a split, of the same length in all trial runs."""
+    runs = value.runs or (None,)
+    return all(type(run) is tuple for run in runs) and len({len(run) for run in runs if type(run) is tuple}) == 1
 
 
 def _size(shape: ast.expr, sizes: tuple[int, ...], axis: int) -> Any:

@@ -14,13 +14,14 @@ from tfm_blocks.exchange.eject.plain import is_leaf
 from tfm_blocks.exchange.eject.scopes import Scope
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.values import Code, Ref, name, parse, to_expr
-from tfm_blocks.language.spec import format_shape
+from tfm_blocks.language.spec import TARGET, format_shape
 from tfm_blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
 from tfm_blocks.layers.linear import Dropout
 from tfm_blocks.network.call import Call
 
 Mode = Literal["forward", "start", "step"]
 Source = tuple[str, Any]  # what a parameter stands for: ("value", address), ("mask", axis) or ("size", name)
+KEEP = "keep:"  # begins the key of a keep mask, which no address has
 OWN = (Add, Scale, Gain, DropPath, Dropout)  # operations of add & norm that are written out
 
 
@@ -53,9 +54,11 @@ class ScopeMethod:
 
     def mask(self, axis: str) -> Code:
         """Return the keep mask of an axis."""
-        key = f"keep:{axis}"
+        key, word = f"{KEEP}{axis}", f"keep_B{axis.replace('+', '')}"
+        if self.steps and TARGET not in self.context.axis(axis).inputs:
+            self.kept[key] = word
+            return value(f"state[{word!r}]", self.context.mask_runs(axis))
         if key not in self.values:
-            word = f"keep_B{axis.replace('+', '')}"
             self.values[key] = self._parameter(word, ("mask", axis), self.context.mask_runs(axis, step=self.steps))
         return self.values[key]
 
@@ -66,6 +69,7 @@ class ScopeMethod:
         return self.values[word]
 
     def source(self, source: Source) -> Code:
+        """Return what a parameter of a layer or a key of the state stands for."""
         kind, key = source
         return {"value": self.read, "mask": self.mask, "size": self.size}[kind](key)
 
@@ -145,11 +149,11 @@ class CallWriter:
         runs = self.context.runs(self.call.address, step=self.method.steps)
         ref = Ref(self.call.block, parse(f"{self.path}.block"))
         if not written.name:
-            arguments: dict[str, Any] = {**self._operands(), **self._masks(written)}
+            arguments: dict[str, Any] = {**self._operands(), **self._masks(written, kind)}
             result = self.evaluator.call(ref, list(arguments.values()), {})
             return result if isinstance(result, Code) and result.runs else Code(to_expr(result), runs)
         parameters = written.methods[kind].parameters
-        known: dict[str, Any] = {**self._operands(), **self._masks(written)}
+        known: dict[str, Any] = {**self._operands(), **self._masks(written, kind)}
         if stepping:
             known["state"] = self._state()
             if "position" in parameters:
@@ -172,8 +176,8 @@ class CallWriter:
                 operands[port.parameter] = values if port.many else values[0]
         return operands
 
-    def _masks(self, written: BlockClass) -> dict[str, Any]:
-        used = written.methods["forward"].parameters
+    def _masks(self, written: BlockClass, kind: str) -> dict[str, Any]:
+        used = written.methods[kind].parameters
         return {key: self.method.mask(axis) for key, axis in self.call.mask_axes.items() if key in used}
 
     def start(self) -> ast.expr | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode
 from tfm_blocks.exchange.eject.cleanup import clean
 from tfm_blocks.exchange.eject.context import Context, value
-from tfm_blocks.exchange.eject.layer_calls import CallWriter, Mode, ScopeMethod, Source
+from tfm_blocks.exchange.eject.layer_calls import KEEP, CallWriter, Mode, ScopeMethod, Source
 from tfm_blocks.exchange.eject.scopes import Scope, Stack, outputs_of
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.tree import scope_tree
@@ -50,14 +50,21 @@ def state_entries(method: ScopeMethod) -> list[tuple[str, ast.expr]]:
     return entries
 
 
-def scope_method(context: Context, scope: Scope, mode: Mode, output: str, kept: Iterable[str] = ()) -> MethodCode:
-    """Return the method of a layer. `kept` are the addresses of values that a step reads from the state."""
+def state_of(method: ScopeMethod, entries: list[tuple[str, ast.expr]], kept: Mapping[str, str]) -> ast.expr:
+    """Return the state before the first step; `kept` are the keys of values and masks that the steps read."""
+    for address, key in kept.items():
+        mask = address.startswith(KEEP)
+        entries.append((key, (method.mask(address.removeprefix(KEEP)) if mask else method.read(address)).expr))
+    return ast.Dict([ast.Constant(key) for key, _ in entries], [expr for _, expr in entries])
+
+
+def scope_method(context: Context, scope: Scope, mode: Mode, output: str, kept: Mapping[str, str]) -> MethodCode:
+    """Return the method of a layer. `kept` are the values that a step reads from the state."""
     evaluator = Evaluator(names=set(RESERVED))
     method = ScopeMethod(context, scope, mode, evaluator)
     write_items(method)
     if mode == "start":
-        entries = state_entries(method) + [(scope.relative(address), method.read(address).expr) for address in kept]
-        result: ast.expr = ast.Dict([ast.Constant(key) for key, _ in entries], [expr for _, expr in entries])
+        result = state_of(method, state_entries(method), kept)
     else:
         result = method.read(output).expr
     body = clean([*evaluator.body, ast.Return(result)], evaluator.temporary)
@@ -66,7 +73,7 @@ def scope_method(context: Context, scope: Scope, mode: Mode, output: str, kept: 
     if mode == "step" and "state" in used:
         parameters["state"] = ("state", scope.address)
     types = {"start": "State"}.get(mode, "Tensor")
-    return MethodCode(mode, parameters, body, types, None, tuple(method.kept))
+    return MethodCode(mode, parameters, body, types, None, method.kept)
 
 
 def layer_class(context: Context, scope: Scope) -> LayerClass:
@@ -79,9 +86,9 @@ def layer_class(context: Context, scope: Scope) -> LayerClass:
 
 def _layer_class(context: Context, scope: Scope) -> LayerClass:
     (output,) = outputs_of(scope.calls, context.calls)
-    methods: dict[Mode, MethodCode] = {"forward": scope_method(context, scope, "forward", output)}
+    methods: dict[Mode, MethodCode] = {"forward": scope_method(context, scope, "forward", output, {})}
     if any(call.node.sees != "nothing" for call in scope.calls):
-        step = scope_method(context, scope, "step", output)
+        step = scope_method(context, scope, "step", output, {})
         start = scope_method(context, scope, "start", output, step.kept)
         if ast.unparse(start.body) != "return {}":
             methods["start"] = start

@@ -9,8 +9,8 @@ from typing import Any
 from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode
 from tfm_blocks.exchange.eject.cleanup import clean
 from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, Context, value
-from tfm_blocks.exchange.eject.layer_calls import Mode, ScopeMethod
-from tfm_blocks.exchange.eject.layers import state_entries, write_items
+from tfm_blocks.exchange.eject.layer_calls import KEEP, Mode, ScopeMethod
+from tfm_blocks.exchange.eject.layers import state_entries, state_of, write_items
 from tfm_blocks.exchange.eject.modules import render
 from tfm_blocks.exchange.eject.scopes import Scope, reads, scope_of
 from tfm_blocks.exchange.eject.statements import Evaluator
@@ -97,13 +97,13 @@ class ModelWriter:
                     self._add_mask(method, str(axis), text)
         for axis in self.context.network.joined:
             parts = axis.name.split("+")
-            if all(f"keep:{part}" in method.values for part in parts):
-                masks = ", ".join(ast.unparse(method.values[f"keep:{part}"].expr) for part in parts)
+            if all(f"{KEEP}{part}" in method.values for part in parts):
+                masks = ", ".join(ast.unparse(method.values[f"{KEEP}{part}"].expr) for part in parts)
                 self._add_mask(method, axis.name, f"torch.cat([{masks}], 1)")
 
     def _add_mask(self, method: ScopeMethod, axis: str, text: str) -> None:
         code = value(text, self.context.mask_runs(axis, step=method.steps))
-        method.values[f"keep:{axis}"] = method.evaluator.bind(f"keep_B{axis.replace('+', '')}", code)
+        method.values[f"{KEEP}{axis}"] = method.evaluator.bind(f"keep_B{axis.replace('+', '')}", code)
 
     def _encode(self, method: ScopeMethod) -> None:
         """Call `encode`, and assign what it returns to variables."""
@@ -122,12 +122,12 @@ class ModelWriter:
         return parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load())
 
     def _finish(
-        self, text: str, method: ScopeMethod, parameters: list[str], result: ast.expr, typed: str, kept: Any = ()
+        self, text: str, method: ScopeMethod, parameters: list[str], result: ast.expr, typed: str, kept: Mapping[str, str] | None = None
     ) -> MethodCode:
         body = clean([*method.evaluator.body, ast.Return(result)], method.evaluator.temporary)
-        return MethodCode(text, dict.fromkeys(parameters), body, typed, None, kept)
+        return MethodCode(text, dict.fromkeys(parameters), body, typed, None, kept or {})
 
-    def _start(self, scope: Scope, sources: list[Input], kept: tuple[str, ...]) -> MethodCode:
+    def _start(self, scope: Scope, sources: list[Input], kept: Mapping[str, str]) -> MethodCode:
         """Return the method that encodes the sources and allocates the state of the steps."""
         method = self._begin("start", scope, sources, decodes=bool(self.encoded))
         rows = [] if sources else ["rows"]
@@ -138,8 +138,7 @@ class ModelWriter:
         method.values["like"] = value(path, None)
         write_items(method)
         entries = [("position", ast.Constant(0)), *state_entries(method)]
-        entries += [(address, method.read(address).expr) for address in kept]
-        result = ast.Dict([ast.Constant(key) for key, _ in entries], [expr for _, expr in entries])
+        result = state_of(method, entries, kept)
         names = [*(tensor.name for tensor in sources), *rows, "length"]
         return self._finish("start", method, names, result, "State")
 
@@ -157,7 +156,7 @@ class ModelWriter:
         write_items(method)
         evaluator.body += ast.parse("state['position'] = position + 1").body
         result = ast.Subscript(method.read(self.exit).expr, parse("x[:, -1]").slice, ast.Load())  # type: ignore[attr-defined]
-        return self._finish("step", method, ["tgt_B", "state"], result, "Tensor", tuple(method.kept))
+        return self._finish("step", method, ["tgt_B", "state"], result, "Tensor", method.kept)
 
 
 def _calls(item: Any) -> list[Any]:

@@ -137,7 +137,7 @@ def trial(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[
         with torch.device("meta"), torch.no_grad():
             for run in range(RUNS):
                 results.append(function(*concrete(list(arguments), run), **concrete(named, run)))
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
+    except Exception:  # whatever the operation raises on these values
         return None
     return tuple(results)
 
