@@ -7,15 +7,16 @@ environment, standard streams, modules and exit status, as a new process has.
 import atexit
 import multiprocessing
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tfm_blocks.sweep import preloaded
+
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "tfm_blocks.launch.job", "tfm_blocks.compose.run", "tfm_blocks.cli"])
+CONTEXT.set_forkserver_preload([*preloaded.MODULES, "tfm_blocks.cli"])
 STREAMS = ("stdin", "stdout", "stderr")
 
 
@@ -64,7 +65,7 @@ def _start(words: list[str], cwd: Path, environment: dict[str, str], streams: li
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     try:
-        _execute(words)
+        preloaded.run_python(words)
     finally:
         atexit._run_exitfuncs()
 
@@ -74,20 +75,3 @@ def _redirect(streams: list[Path], encoding: str) -> None:
     for number, (path, name) in enumerate(zip(streams, STREAMS, strict=True)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
         setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding=encoding, closefd=False))
-
-
-def _execute(words: list[str]) -> None:
-    """Do what the interpreter does with -c, -m or the path of a script."""
-    option, *rest = words
-    if option == "-c":
-        sys.path.insert(0, "")
-        sys.argv = ["-c", *rest[1:]]
-        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
-    elif option == "-m":
-        sys.path.insert(0, str(Path.cwd()))
-        sys.argv = rest
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, str(Path(option).resolve().parent))
-        sys.argv = words
-        runpy.run_path(option, run_name="__main__")

@@ -23,7 +23,7 @@ from tfm_blocks.runs.model import write_model
 from tfm_blocks.sweep.view import show_end
 
 
-def test_check_of_a_good_model_says_so(capsys):
+def test_check_of_a_valid_model_prints_fine(capsys):
     main(["check", "base", "heads=4"])
     assert capsys.readouterr().out == "base: fine, 35 nodes\n"
 
@@ -55,7 +55,7 @@ def test_blocks_lists_every_block_with_its_signature(capsys):
     assert "x: B T D, kv?: B S E, score_bias?: heads T S -> B T D" in capsys.readouterr().out
 
 
-def test_blocks_of_one_tells_arguments_and_source(capsys):
+def test_blocks_with_a_name_prints_arguments_and_source(capsys):
     main(["blocks", "ffn"])
     shown = capsys.readouterr().out
     assert "d_ff" in shown and "relu | gelu" in shown and "section 3.3" in shown
@@ -68,21 +68,21 @@ def test_blocks_of_an_unknown_name_suggests_the_nearest(capsys):
     assert "did you mean attention?" in capsys.readouterr().err
 
 
-def test_translate_of_a_folder_that_is_not_there_is_told(tmp_path, capsys):
+def test_translate_of_a_missing_folder_is_an_error(tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         main(["translate", str(tmp_path / "nothing")])
     assert left.value.code == 1
     assert "there is no such run folder" in capsys.readouterr().err
 
 
-def test_options_of_sampling_without_it_are_told(capsys):
+def test_sampling_options_without_sample_are_an_error(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["translate", "run", "--top-k", "3", "--seed", "2"])
     assert caught.value.code == 2 and "--top-k, --seed: no effect without --sample" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("beam", ["0", "-1", "two", "9" * 5000])
-def test_a_number_that_is_no_count_is_told_in_short(beam, capsys):
+def test_an_invalid_count_has_a_short_error(beam, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["translate", "run", "--beam", beam])
     assert caught.value.code == 2 and len(capsys.readouterr().err.splitlines()[-1]) < 300
@@ -95,7 +95,7 @@ def test_the_help_of_tfm_names_every_command(capsys):
     assert all(name in shown for name in ("train", "check", "show", "blocks", "translate", "evaluate", "average"))
 
 
-def test_a_full_disk_is_told_without_a_traceback():
+def test_a_full_disk_is_an_error_without_a_traceback():
     run = Path(__file__).parent / "runs" / "format_1"
     command = f"echo Haus | {sys.executable} -m tfm_blocks translate {run} > /dev/full"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
@@ -161,13 +161,13 @@ def test_commands_that_compute_take_the_device_that_training_would(tmp_path, mon
     assert "auto: cuda if available" in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_average_of_no_run_folder_is_told(tmp_path, capsys):
+def test_average_of_a_folder_that_is_not_a_run_is_an_error(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["average", str(tmp_path / "nosuch")])
     assert "there is no such run folder" in capsys.readouterr().err
 
 
-def test_show_of_a_run_tells_how_it_stands_and_the_nodes_that_were_trained(translator, tmp_path, capsys):
+def test_show_of_a_run_prints_its_state_and_its_trained_nodes(translator, tmp_path, capsys):
     save(translator, tmp_path / "run")
     (tmp_path / "run" / "status.json").write_text('{"state": "done", "steps": 850, "scores": {"test/bleu": 31.25}}')
     (tmp_path / "run" / "run.json").write_text('{"commands": ["python train.py model=[tiny]"]}')
@@ -182,13 +182,13 @@ def test_show_of_a_run_tells_how_it_stands_and_the_nodes_that_were_trained(trans
     assert found["run"]["commands"] == ["python train.py model=[tiny]"] and found["parameters"] == count
     with pytest.raises(SystemExit):
         main(["show", str(tmp_path / "run"), "heads=2"])
-    assert "none can be changed: 'heads=2'" in capsys.readouterr().err
+    assert "whose settings cannot be changed: 'heads=2'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["show", str(tmp_path)])
     assert "this is not a run folder" in capsys.readouterr().err
 
 
-def test_models_lists_those_of_ones_own_folder_too_with_what_their_files_say(tmp_path, capsys):
+def test_models_lists_models_of_config_dir_with_their_comments(tmp_path, capsys):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text(
         "# @package _global_\n# two [b]heads\ndefaults: [tiny, _self_]\nheads: 2\n"

@@ -205,7 +205,7 @@ def marks_of(page):
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=marks_of(page), id=page.stem) for page in PAGES])
 @pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["short", "whole"])
-def test_a_page_does_what_it_says(page, short, tmp_path):
+def test_the_commands_of_a_page_give_the_shown_output(page, short, tmp_path):
     run_page(page, tmp_path, short=short)
 
 
@@ -225,7 +225,7 @@ def test_a_page_does_what_it_says(page, short, tmp_path):
         ("<!-- ci -->\nwords between\n```bash\n```\n", "page.md:2: a comment stands right before"),
     ],
 )
-def test_a_page_that_lies_is_found_with_its_line(text, message, tmp_path):
+def test_a_wrong_fence_is_reported_with_its_line(text, message, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(text, "utf-8")
     with pytest.raises(AssertionError) as caught:

@@ -33,7 +33,7 @@ def test_no_message_is_longer_than_2000_characters_and_each_part_of_it_is_there(
     assert all(part in message for part in ("address", "rule", "file", "text", "origin", "help: help"))
 
 
-def test_of_many_problems_those_that_fit_are_told_and_the_others_counted():
+def test_many_problems_are_cut_to_the_first_and_a_count_of_the_others():
     error = ConfigError([Problem(f"key{number}", "is wrong. " * 10, help="repair it") for number in range(100)])
     message = str(error)
     assert len(message) <= 2000 and len(error.problems) == 100

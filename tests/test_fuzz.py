@@ -37,7 +37,7 @@ def test_mutated_models_are_refused_in_a_sentence_or_run_at_length(seed):
     assert not report["slow"]
 
 
-def test_the_hook_hears_what_it_is_there_for():
+def test_the_audit_hook_detects_the_forbidden_events():
     """The fuzz could not fail if it heard nothing."""
     program = """
 import os, socket, subprocess, sys

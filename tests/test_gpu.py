@@ -81,7 +81,7 @@ def trainer(steps: int, **options: Any) -> Trainer:
     )
 
 
-def test_base_learns_dates_and_its_pace_is_told(small: Small, tmp_path: Path) -> None:
+def test_base_learns_dates_and_prints_its_speed(small: Small, tmp_path: Path) -> None:
     """The figure for docs/results.md is printed: pytest -m gpu -n 0 -s."""
     sizes = ["d_model=512", "d_ff=2048", "heads=8", "layers=6", "vocab=37000", "dropout=0.1"]
     text = ["data.train=60000", "data.step_tokens=600", "data.val=500", "data.test=500"]
@@ -129,7 +129,7 @@ def test_logits_of_any_model_are_those_of_the_processor(path: Path) -> None:
 
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("path", ALL, ids=name)
-def test_searches_of_any_model_find_what_the_processor_finds(path: Path, beam: int) -> None:
+def test_searches_of_any_model_find_the_translations_of_the_cpu(path: Path, beam: int) -> None:
     """In float64, where rounding decides nothing."""
     here = sharper(build(path)).double()
     if not has_target(here):

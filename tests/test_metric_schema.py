@@ -53,7 +53,7 @@ def test_every_score_of_finished_models_has_a_formula() -> None:
 
 
 @pytest.mark.parametrize("key", metric_schema.VAL_KEYS, ids=lambda key: str(key.name))
-def test_what_can_improve_can_be_monitored_and_searched_for(key: Key) -> None:
+def test_metrics_with_a_direction_can_be_monitored_and_searched_for(key: Key) -> None:
     how = {
         "name": None,
         "parallel": 1,

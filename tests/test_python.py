@@ -266,7 +266,7 @@ def test_a_model_and_a_block_of_ones_own_build_train_save_and_load(folder: Path)
     assert script("import tfm_blocks as tfm\ntfm.load('saved', plugins=['my_blocks'])\n").returncode == 0
 
 
-def test_early_stopping_of_lightning_stops_a_run_and_the_run_says_so() -> None:
+def test_early_stopping_of_lightning_stops_a_run_with_its_reason() -> None:
     stop = EarlyStopping("val/loss", patience=1, min_delta=100.0)
     run = tfm.train(
         "tiny",

@@ -115,6 +115,6 @@ def test_both_commands_refuse_a_sweep_to_print_with_a_sentence(start, tmp_path):
 
 
 @pytest.mark.parametrize("command", [["-m", "tfm_blocks"], [str(ROOT / "train.py")], ["-m", "tfm_blocks", "train"]])
-def test_the_version_is_told(command, tmp_path):
+def test_the_version_is_printed(command, tmp_path):
     done = subprocess.run([sys.executable, *command, "--version"], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == f"tfm-blocks {tfm.__version__}\n"

@@ -58,7 +58,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
-def test_a_wrong_config_is_told_on_one_screen(case, tmp_path):
+def test_the_error_of_a_wrong_config_fits_on_one_screen(case, tmp_path):
     arguments, *told = case
     refused(train(tmp_path, *arguments), *told)
     assert list(tmp_path.iterdir()) == [], "nothing was started"

@@ -74,6 +74,11 @@ class FinalScore:
         """Return True if the log has a fraction, of which the score is 100 times as much."""
         return self.kind in ("fraction", "scaled")
 
+    @property
+    def heading(self) -> str:
+        """Return the name with the unit."""
+        return f"{self.name}, %" if self.in_percent else self.name
+
 
 IN_EVERY_ROW = frozenset({TOKENS, SECONDS})
 TRAIN_KEYS = (

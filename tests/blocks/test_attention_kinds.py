@@ -168,7 +168,7 @@ def test_latent_attention_is_that_of_deepseek(d_query):
 
 
 @torch.no_grad()
-def test_a_gate_multiplies_what_the_heads_found():
+def test_a_gate_multiplies_the_outputs_of_the_heads():
     own, plain = started(Attention(D, None, heads=H, gate=Part("sigmoid_gate"))), Attention(D, None, heads=H)
     plain.load_state_dict({name: value for name, value in own.state_dict().items() if "gate" not in name})
     x_BTD, keep_BT = torch.randn(B, T, D), keep([9, 4], T)
@@ -192,7 +192,7 @@ def test_widths_of_keys_and_of_values_are_those_of_columns():
 
 @pytest.mark.parametrize("mask", ["causal", None])
 @torch.no_grad()
-def test_the_loop_gives_what_attention_gives(mask):
+def test_the_naive_loop_equals_attention(mask):
     fast = started(Attention(D, None, heads=H, mask=mask))
     slow = NaiveAttention(D, None, heads=H, mask=mask)
     slow.load_state_dict(fast.state_dict())
@@ -318,7 +318,7 @@ def test_the_first_positions_see_all_and_are_seen_by_all(mask, n, first, r):
 
 
 @torch.no_grad()
-def test_a_prefix_is_seen_by_all_of_what_follows_it():
+def test_a_prefix_is_visible_to_all_later_positions():
     """As one sequence of both, whose mask is full over the prefix and causal behind it."""
     own = started(PrefixAttention(D, heads=H, kv_heads=2))
     whole = Attention(D, None, heads=H, kv_heads=2).eval()

@@ -155,7 +155,7 @@ def alone(row):
 
 @rows
 @torch.no_grad()
-def test_every_two_features_of_attention_combine_as_a_loop_says(row):
+def test_every_two_features_of_attention_combine_as_in_a_naive_loop(row):
     own, x_BND, keep_BN = alone(row), torch.randn(2, N, D, dtype=torch.float64), keep([N, SHORT], N)
     state, found_BND = own.state_dict(), own(x_BND, keep_BT=keep_BN)
     for found_ND, x_ND, length in zip(found_BND, x_BND, (N, SHORT), strict=True):
@@ -164,7 +164,7 @@ def test_every_two_features_of_attention_combine_as_a_loop_says(row):
 
 @rows
 @torch.no_grad()
-def test_steps_give_what_the_whole_sequence_gives_with_every_two_features(row):
+def test_steps_equal_the_whole_sequence_with_every_two_features(row):
     near = {"r": 3} if row["block"] != "attention" else {}
     case = next(cases_of(REGISTRY.blocks[row["block"]], {**written(row), **near, "mask": "causal", "D": D}))
     assert case.decoder is not None

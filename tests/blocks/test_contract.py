@@ -81,14 +81,14 @@ def test_a_step_equals_the_forward_however_many_tokens_were_read_before(case):
 
 
 @each
-def test_a_hypothesis_goes_on_from_the_one_that_it_is_given(case):
+def test_a_hypothesis_continues_its_parent(case):
     if case.decoder is None:
         pytest.skip("sees later positions, or makes no vectors of the target's positions")
     rules.steps_in_a_search(case)
 
 
 @each
-def test_what_stands_in_padding_changes_no_real_position(case):
+def test_padding_does_not_change_other_positions(case):
     if case.joins_sequences:
         pytest.skip("padding stands in the middle: see tests/network/test_grammar.py")
     rules.ignores_padding_that_comes_last(case)

@@ -32,7 +32,7 @@ def test_a_shift_of_position_is_the_same_rotation_everywhere():
 
 
 @pytest.mark.parametrize("block", [Sinusoidal(4), LearnedPosition(4, max_length=9)])
-def test_a_step_adds_what_the_whole_sequence_gets_there(block):
+def test_a_step_adds_the_encoding_of_its_position(block):
     for name, _ in block.named_parameters():
         block.initialise(name, torch.Generator().manual_seed(1))
     x_BND = torch.randn(2, 9, 4)
@@ -40,7 +40,7 @@ def test_a_step_adds_what_the_whole_sequence_gets_there(block):
     torch.testing.assert_close(stepped, block(x_BND)[:, 5:6])
 
 
-def test_a_sequence_longer_than_the_learned_table_is_told():
+def test_a_sequence_longer_than_the_learned_table_is_an_error():
     with pytest.raises(ValueError, match="has 9 positions, but the sequence has 10"):
         LearnedPosition(4, max_length=9)(torch.zeros(1, 10, 4))
 

@@ -88,7 +88,7 @@ def test_neighbours_are_turned_as_complex_numbers_are():
     torch.testing.assert_close(own(x_BND), torch.view_as_real(expected).flatten(2))
 
 
-def test_what_lies_beyond_the_share_stays_as_it_is():
+def test_features_beyond_the_rotated_fraction_are_unchanged():
     own, x_BND = Rotary(16, share=0.25), torch.randn(2, 5, 16)
     assert torch.equal(own(x_BND)[..., 4:], x_BND[..., 4:])
     torch.testing.assert_close(own(x_BND)[..., :4], Rotary(4)(x_BND[..., :4]))

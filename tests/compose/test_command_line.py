@@ -57,7 +57,7 @@ ROOT = Path(__file__).parents[2]
         (["x=" + "[" * 3000], "no such key"),
     ],
 )
-def test_a_wrong_command_line_is_told_before_hydra_reads_it(arguments, told):
+def test_a_wrong_command_line_is_an_error_before_hydra_reads_it(arguments, told):
     if told is None:
         prepare_arguments(arguments)
         return
@@ -71,7 +71,7 @@ def test_a_pattern_that_means_no_option_is_refused():
         prepare_arguments(["-m", "model=glob(zz*)"])
 
 
-def test_no_experiment_and_all_models_can_be_asked_for():
+def test_experiment_null_and_globs_of_models_are_accepted():
     assert prepare_arguments(["experiment=null", "heads=2"]) == ["heads=2"]
     assert prepare_arguments(["-m", "model=glob(*)"]) == ["-m", "model=glob(*)"]
 

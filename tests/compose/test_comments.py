@@ -35,7 +35,7 @@ def test_a_file_without_keys_has_the_comment_it_begins_with():
     assert read_comments("# nothing\n{}\n") == {(): Comment(("nothing",))}
 
 
-def test_a_file_that_says_nothing_leaves_the_comment_of_what_it_inherits():
+def test_a_file_without_comments_inherits_those_of_its_parent():
     below = {("a",): Comment(("above",), "beside"), ("b",): Comment((), "kept")}
     assert merge_comments(below, {("a",): Comment((), "better"), ("b",): Comment()}) == {
         ("a",): Comment(("above",), "better"),

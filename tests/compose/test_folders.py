@@ -38,7 +38,7 @@ def test_a_file_of_a_subfolder_is_an_option_and_its_parents_come_before_it():
         ("# @package _global_\ndefaults: [{override /model: bsae}]\n", "did you mean base?"),
     ],
 )
-def test_an_experiment_that_would_not_do_what_it_says_is_refused(text, told, tmp_path):
+def test_an_experiment_whose_settings_would_have_no_effect_is_refused(text, told, tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:

@@ -32,7 +32,7 @@ def test_a_knob_reaches_the_model():
         (["heads=" + "9" * 5000], "heads", "has an integer of more than 100 digits"),
     ],
 )
-def test_a_wrong_override_of_a_model_is_told(overrides, address, told):
+def test_a_wrong_override_of_a_model_is_an_error(overrides, address, told):
     with pytest.raises(ConfigError) as caught:
         compose_model("tiny", overrides)
     assert caught.value.problems[0].address == address

@@ -13,7 +13,7 @@ def test_a_knob_that_nothing_reads_is_an_error(tmp_path):
         compose_model(str(file))
 
 
-def test_an_interpolation_to_nothing_is_told_with_its_line(tmp_path):
+def test_an_interpolation_of_a_missing_key_is_an_error_with_its_line(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("# @package _global_\ndefaults: [tiny, _self_]\nmodel: {args: {d_ff: '${dff}'}}\n")
     with pytest.raises(ConfigError) as caught:

@@ -66,14 +66,14 @@ def problems(part, fruit=APPLE):
     return caught.value.problems
 
 
-def test_values_become_what_the_annotations_say():
+def test_values_are_converted_to_the_annotated_types():
     settings = read_settings(Whole, {"part": {**GOOD, "rate": 1, "limit": None}, "fruit": APPLE})
     assert settings.part == Part(steps=3, rate=1.0, betas=[0.9, 0.0], inner=Inner(file="x"), names={"en": ["y"]})
     assert type(settings.part.rate) is type(settings.fruit.weight) is float
     assert isinstance(settings.fruit, Apple)
 
 
-def test_all_that_is_wrong_is_told_together_with_addresses():
+def test_all_problems_are_reported_together_with_addresses():
     part = {"steps": True, "stps": 3, "betas": ["x"], "inner": {}, "kind": "c", "names": 4, "limit": 2.5, "rate": "1"}
     found = problems(part, {"name": "pear", "stalk": 1, "inner": {"file": "x", "fle": "y"}})
     assert {problem.address: problem.rule for problem in found} == {
@@ -96,7 +96,7 @@ def test_all_that_is_wrong_is_told_together_with_addresses():
     )
 
 
-def test_a_rule_between_settings_is_told_with_the_rest_where_those_are_valid():
+def test_a_rule_between_valid_settings_is_reported_with_other_problems():
     (rate, every) = problems({**GOOD, "rate": "x", "every": 4})
     assert (rate.address, every.address) == ("part.rate", "part.every")
     assert (every.rule, every.help) == ("must be at most 3, but is 4", "lower it")
@@ -115,7 +115,7 @@ def test_a_rule_between_settings_is_told_with_the_rest_where_those_are_valid():
         ({"weight": 1.0}, "is missing", "one of: apple, pear"),
     ],
 )
-def test_an_unknown_kind_is_told_with_the_known_ones(fruit, rule, help):
+def test_an_unknown_kind_is_an_error_that_lists_the_known_kinds(fruit, rule, help):
     (problem,) = problems(GOOD, fruit)
     assert (problem.address, problem.rule, problem.help) == ("fruit.name", rule, help)
 
@@ -139,13 +139,13 @@ def test_an_unknown_kind_is_told_with_the_known_ones(fruit, rule, help):
         ({"kind": "c" * 100}, "part.kind", f"must be one of a, b, but is '{'c' * 78}…"),
     ],
 )
-def test_a_wrong_value_is_told_by_rule_and_value(change, address, rule):
+def test_a_wrong_value_is_reported_with_rule_and_value(change, address, rule):
     (problem,) = problems({**GOOD, **change})
     assert (problem.address, problem.rule) == (address, rule)
     assert problem.help
 
 
-def test_what_a_newcomer_types_is_answered_by_what_it_is_called_here():
+def test_a_common_other_name_of_a_key_is_answered_with_its_name_here():
     (problem,) = problems({**GOOD, "learning_rate": 1e-3})
     assert "schedule.peak" in problem.help and "schedule.scale" in problem.help
 

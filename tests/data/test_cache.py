@@ -17,7 +17,7 @@ def building(calls, content="abc" * 1000):
     return build
 
 
-def test_what_is_there_is_not_built_again(tmp_path):
+def test_a_cached_entry_is_not_built_again(tmp_path):
     calls = []
     first, second = (find_or_build(tmp_path / "key", building(calls)) for _ in range(2))
     assert first == second and len(calls) == 1
@@ -64,7 +64,7 @@ assert (entry / "data").read_text() == "whole" * 2_000_000
     assert [path.name for path in tmp_path.iterdir()] == ["key-0"]
 
 
-def test_a_folder_that_cannot_be_written_is_told_with_a_way_out(tmp_path):
+def test_a_cache_folder_that_cannot_be_written_is_an_error_with_a_fix(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=r"data\.cache(.|\n)*TFM_BLOCKS_CACHE"):
         find_or_build(tmp_path / "file" / "key", building([]))

@@ -74,13 +74,13 @@ def test_a_second_run_trains_no_tokenizer_and_encodes_nothing(text, monkeypatch)
     assert second.tokenizer.text == first.tokenizer.text
 
 
-def test_changed_text_is_read_anew(text):
+def test_changed_text_is_read_again(text):
     told(text())
     data, _ = told(text({"val.src": ["other", "words", "here"]}))
     assert list(data.val.text["src"]) == ["other", "words", "here"]
 
 
-def test_a_mistake_in_the_test_files_is_told_before_anything_is_learned(text, tmp_path):
+def test_a_mistake_in_the_test_files_is_an_error_before_the_tokenizer_is_trained(text, tmp_path):
     with pytest.raises(DataError, match=r"data\.test"):
         told(text({"test.src": ["one line"]}))
     assert not list((tmp_path / "cache").glob("*/*"))

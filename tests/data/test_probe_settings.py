@@ -69,7 +69,7 @@ def test_a_key_takes_precedence_over_the_preset(conf):
         ("scan", {"test_lengths": [5]}, "data.test_lengths", "has no lengths"),
     ],
 )
-def test_what_does_not_fit_the_task_is_refused_with_its_key(conf, name, changes, address, rule):
+def test_a_setting_that_does_not_fit_the_task_is_refused_with_its_key(conf, name, changes, address, rule):
     with pytest.raises(ConfigError) as caught:
         probe(conf, name, **changes)
     (problem,) = caught.value.problems

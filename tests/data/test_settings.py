@@ -12,12 +12,12 @@ def test_the_kind_chooses_the_settings(dates, text):
     assert isinstance(text(), TextSettings)
 
 
-def test_an_unknown_kind_is_told_with_the_known_ones():
+def test_an_unknown_kind_is_an_error_that_lists_the_known_kinds():
     with pytest.raises(ConfigError, match=r"data\.kind(.|\n)*did you mean dates"):
         read_data({"kind": "date"})
 
 
-def test_a_misspelt_key_is_told_with_its_address(text):
+def test_a_misspelt_key_is_an_error_with_its_address(text):
     with pytest.raises(ConfigError, match=r"data\.val: has the columns src, tgt, but train has scr, tgt"):
         text(train={"scr": "a", "tgt": "b"})
 

@@ -48,7 +48,7 @@ def test_every_missing_file_is_named_with_its_key(text, tmp_path):
     assert str(tmp_path / "train.tgt") in str(error.value) and "test.src" in error.value.problems[0].help
 
 
-def test_a_missing_folder_is_told(text, tmp_path):
+def test_a_missing_folder_is_an_error(text, tmp_path):
     with pytest.raises(ConfigError, match=r"folder .*nowhere does not exist either: write data\.dir=PATH"):
         find_splits(text(dir=str(tmp_path / "nowhere")))
 

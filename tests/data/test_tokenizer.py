@@ -50,7 +50,7 @@ def test_the_name_of_a_special_in_the_text_is_text(tokenizer, name, tmp_path):
         assert min(one.encode(f"a {name} b")) >= len(SPECIAL)
 
 
-def test_specials_have_their_ids_and_say_nothing_when_decoded(tokenizer):
+def test_special_tokens_have_their_ids_and_decode_to_nothing(tokenizer):
     assert (Tokenizer.PAD, Tokenizer.BOS, Tokenizer.EOS, Tokenizer.UNK) == (0, 1, 2, 3)
     assert tokenizer.decode([1, *tokenizer.encode("two dogs"), 2, 0, 0, 3]) == "two dogs"
 
@@ -59,7 +59,7 @@ def test_a_batch_is_encoded_as_its_texts_are(tokenizer):
     assert tokenizer.encode_batch(ODD) == [tokenizer.encode(text) for text in ODD]
 
 
-def test_the_size_is_at_most_what_was_asked_and_holds_every_id(tokenizer):
+def test_the_vocabulary_has_at_most_the_requested_size_and_every_id(tokenizer):
     assert tokenizer.size <= 300
     assert Tokenizer.train(LINES, 10_000).size < 400
     assert max(max(ids, default=0) for ids in tokenizer.encode_batch(ODD + LINES)) < tokenizer.size

@@ -26,7 +26,7 @@ def test_processes_that_are_started_anew_do_not_believe_what_others_have_said_be
     assert len(set(names)) == 3
 
 
-def test_what_a_process_has_joined_it_leaves() -> None:
+def test_a_process_leaves_the_rendezvous_it_joined() -> None:
     meeting = Rendezvous(RankInfo())
     meeting.store = HashStore()
     for leave in (meeting.leave_together, meeting.leave):

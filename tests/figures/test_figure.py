@@ -19,10 +19,11 @@ from tfm_blocks.compose.comments import describe_models
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
+from tfm_blocks.figures.marks import mark_nodes
 from tfm_blocks.figures.svg import to_svg
 from tfm_blocks.figures.text import WIDTHS, text_width
 from tfm_blocks.figures.themes import THEMES
-from tfm_blocks.figures.tikz import to_tikz
+from tfm_blocks.figures.tikz import SPECIAL, to_tikz
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.model import write_model
 
@@ -80,16 +81,15 @@ def test_every_box_of_the_svg_names_its_node():
 @pytest.mark.parametrize("theme", THEMES)
 def test_a_mark_on_any_layer_is_a_sign_on_the_box_that_stands_for_it(mark, sign, theme):
     picture = picture_of(shipped_spec("base"), REGISTRY, Content())
-    marked = groups(to_svg(picture, THEMES[theme], {"encoder.3.ffn": mark}))
-    plain = groups(to_svg(picture, THEMES[theme], {}))
+    signed = mark_nodes(picture, {"encoder.3.ffn": mark})
+    marked = groups(to_svg(signed, THEMES[theme]))
+    plain = groups(to_svg(picture, THEMES[theme]))
     texts = {node: [text.text for text in group.iter(f"{SVG}text")] for node, group in marked.items()}
     assert sign in texts["encoder.0.ffn"]
     assert {node for node, group in marked.items() if ET.tostring(group) != ET.tostring(plain[node])} == {
         "encoder.0.ffn"
     }
-    assert f"{{{'$-$' if sign == '−' else sign.replace('~', chr(92) + 'textasciitilde{}')}}}" in to_tikz(
-        picture, THEMES[theme], {"encoder.3.ffn": mark}
-    )
+    assert f"{{{SPECIAL.get(sign, sign)}}}" in to_tikz(signed, THEMES[theme])
 
 
 @pytest.mark.parametrize("theme", ["paper", "dark"])
@@ -117,9 +117,8 @@ def test_widths_of_text_are_those_of_the_font():
         assert text_width(letter, 1000) >= metrics[names[ord(letter)]][0] * 1000 / em, letter
 
 
-def test_tikz_escapes_text_and_closes_what_it_opens(tmp_path):
-
-    text = to_tikz(picture_of(shipped_spec("base"), REGISTRY, Content(of="encoder.0")), THEMES["paper"], {}, title="a")
+def test_tikz_escapes_text_and_closes_what_it_opens():
+    text = to_tikz(picture_of(shipped_spec("base"), REGISTRY, Content(of="encoder.0")), THEMES["paper"], title="a")
     assert r"src\_pos" in text and text.count("\\begin{tikzpicture}") == text.count("\\end{tikzpicture}") == 1
     for line in text.splitlines():
         assert line.startswith(("%", "\\begin", "\\end")) or line.endswith((";", "}")), line
@@ -128,14 +127,23 @@ def test_tikz_escapes_text_and_closes_what_it_opens(tmp_path):
     assert used == set(re.findall(r"\\definecolor\{(tfm[0-9a-f]{6})\}", text))
 
 
-@pytest.mark.skipif(not shutil.which("pdflatex"), reason="there is no TeX")
-def test_tikz_compiles(tmp_path):
-    main(["figure", "t5", "--shapes", "-o", str(tmp_path / "figure.tex")])
-    page = "\\documentclass{standalone}\\usepackage{tikz}\\begin{document}\\input{figure}\\end{document}"
-    (tmp_path / "page.tex").write_text(page)
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+@pytest.mark.grid
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="there is no TeX: apt-get install texlive-pictures")
+def test_tikz_of_all_shipped_models_compiles_to_pages_of_their_size(tmp_path):
+    names = [entry.name for entry in describe_models(None)]
+    page = r"\setbox0\hbox{\input{%s}}\pdfpagewidth\wd0 \pdfpageheight\dimexpr\ht0+\dp0\relax\shipout\box0"
+    lines = [r"\documentclass{article}\usepackage{tikz}\pdfcompresslevel0\pdfobjcompresslevel0\begin{document}"]
+    for name in names:
+        main(["figure", name, "--shapes", "-o", str(tmp_path / f"{name}.tex")])
+    (tmp_path / "all.tex").write_text("\n".join([*lines, *(page % name for name in names), r"\end{document}"]))
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+    assert not re.search("Missing character|Overfull", done.stdout)
+    boxes = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", (tmp_path / "all.pdf").read_bytes())
+    pictures = [picture_of(shipped_spec(name), REGISTRY, Content(shapes=True)) for name in names]
+    expected = [(picture.width, picture.height) for picture in pictures]
+    assert [tuple(map(float, box)) for box in boxes] == [pytest.approx(size, abs=0.2) for size in expected]
 
 
 def test_the_figure_of_a_run_is_that_of_its_model(tmp_path):
@@ -167,8 +175,8 @@ def test_a_block_of_a_plug_in_is_drawn(tmp_path, monkeypatch):
     [
         (["bsae", "-o", "figure.svg"], "no model is called 'bsae'"),
         (["base", "model.add_norm=past", "-o", "figure.svg"], "'past' is not an add & norm preset"),
-        (["base", "-o", "figure.gif"], "a figure is a file .svg, .pdf, .png or .tex, but this is 'figure.gif'"),
-        (["base", "-o", "figure"], "a figure is a file .svg, .pdf, .png or .tex, but this is 'figure'"),
+        (["base", "-o", "figure.gif"], "must be a file .svg, .pdf, .png or .tex, but is 'figure.gif'"),
+        (["base", "-o", "figure"], "must be a file .svg, .pdf, .png or .tex, but is 'figure'"),
         (["base", "-o", "missing/figure.svg"], "missing/figure.svg: cannot be written: No such file or directory"),
         (["base", "-o", "missing/figure.png"], "missing/figure.png: cannot be written: No such file or directory"),
         (["base", "--of", "encoder.9", "-o", "figure.svg"], "--of: nothing is called 'encoder.9'"),

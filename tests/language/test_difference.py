@@ -193,7 +193,7 @@ def test_exactly_the_changed_things_are_named(model, name):
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_what_is_written_differently_and_means_the_same_is_no_change(name):
+def test_two_spellings_of_a_model_are_not_a_change(name):
     mapping = mapping_of("base")
     assert find_changes(spec_of(mapping), spec_of(merge(mapping, NOTHING[name])), REGISTRY) == []
 

@@ -55,7 +55,7 @@ def test_a_layers_own_args_hide_the_outer_ones():
     assert heads == {"encoder.0.attn": 2, "decoder.0.self": 4, "decoder.0.cross": 4}
 
 
-def test_args_that_refer_to_each_other_in_a_circle_are_told():
+def test_args_that_refer_to_each_other_in_a_cycle_are_an_error():
     assert "refers to itself" in problems(["model.args.d_ff=2*d_model", "model.args.d_model=d_ff"])[0].rule
 
 
@@ -71,7 +71,7 @@ def test_args_that_refer_to_each_other_in_a_circle_are_told():
         ("model.graph.encoder.layer.ffn.d_ff=1099511627777", "d_ff integers go up to 2^40"),
     ],
 )
-def test_a_wrong_value_is_told_with_its_rule(override, rule):
+def test_a_wrong_value_is_reported_with_its_rule(override, rule):
     assert rule in problems([override])[0].rule
 
 

@@ -39,7 +39,7 @@ def test_two_forms_on_a_node_print_the_nulls_to_add():
     assert "same: null" in problem.help and "layer: null" in problem.help
 
 
-def test_all_problems_of_the_pass_are_told_together():
+def test_all_problems_of_the_pass_are_reported_together():
     found = problems(
         ["model.graph.encoder.layer.attn.block=x", "model.graph.decoder.layer.ffn.block=y", "model.grph=1"]
     )

@@ -56,7 +56,7 @@ def test_all_layers_go_to_a_port_of_several_tensors(model, last):
         assert nodes[f"decoder.{layer}.cross"].reads["kv"] == (inline.address,)
 
 
-def test_entry_is_what_the_layer_reads_itself():
+def test_entry_is_the_input_of_the_layer():
     more = "{block: sum, in: [attn, entry], before: ffn}"
     spec = spec_of(["layers=2", f"model.graph.encoder.layer.skip={more}"])
     nodes = {node.address: node for node in spec.nodes}
@@ -81,7 +81,7 @@ def test_a_reference_is_written_as_it_is_read(text):
 @pytest.mark.parametrize(
     "value", ["", "encoder.", "a.b", "encoder.1.2", "encoder.00", "encoder.(", "1a", "a b", 3, None]
 )
-def test_what_is_no_reference_is_refused(value):
+def test_an_invalid_reference_is_refused(value):
     with pytest.raises(ValueError, match="must name an input, an earlier node"):
         read_reference(value)
 

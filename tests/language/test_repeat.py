@@ -97,7 +97,7 @@ def test_at_changes_layers_from_either_end():
     assert widths == {"encoder.0.ffn": 256, "encoder.1.ffn": 64}
 
 
-def test_at_reaches_into_what_the_layer_has():
+def test_at_changes_nodes_of_the_layer():
     spec = spec_of(["layers=2", "model.graph.encoder.at={1: {attn: {heads: 8}}}"])
     heads = [node.arguments["heads"] for node in spec.nodes if node.address.endswith(".attn")]
     assert heads == [4, 8]
@@ -129,7 +129,7 @@ def test_a_stack_in_a_stack_has_no_norm_at_its_end():
     assert "encoder.last" in addresses and "encoder.0.more.last" not in addresses
 
 
-def test_what_has_nothing_to_read_is_told_once():
+def test_a_node_without_an_input_is_reported_once():
     (problem,) = problems(
         [
             "model.graph.src_emb=null",

@@ -68,7 +68,7 @@ GRAPH = "model: {graph: {encoder: {layer: {%s}}}}"
         "defaults: null\n",
     ],
 )
-def test_what_the_language_can_say_is_valid(text):
+def test_every_construct_of_the_language_is_valid(text):
     assert places(text) == []
 
 

@@ -7,7 +7,7 @@ from tests.language.test_read import only, problems
 from tfm_blocks.language.spec import format_shape
 
 
-def test_heads_that_do_not_divide_the_width_are_told_with_origin_and_way_out():
+def test_heads_that_do_not_divide_the_width_are_an_error_with_origin_and_fix():
     problem = problems(["heads=7"])[0]
     assert "(D % heads == 0), but D = 128 (the width of src_pos), heads = 7" in problem.rule
     assert problem.origin == "heads comes from the command line: heads=7"
@@ -30,7 +30,7 @@ def test_a_repeated_layer_that_changes_the_width_is_refused():
     assert problem.rule == "a repeated layer must keep the shape, but this turns B S 128 into B S 64"
 
 
-def test_vectors_where_ids_belong_are_told_with_both_shapes():
+def test_vectors_in_place_of_ids_are_an_error_with_both_shapes():
     problem = only(["model.graph.src_pos={block: embedding, in: src_emb}"])
     assert problem.rule == "x of embedding reads token ids, but src_emb is B S 128"
 

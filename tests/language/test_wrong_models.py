@@ -634,7 +634,7 @@ def refused(fragment, folder):
 
 
 @pytest.mark.parametrize(("fragment", "address", "rule"), WRONG.values(), ids=WRONG)
-def test_a_wrong_model_is_told_where_it_is_wrong_by_which_rule_and_what_helps(fragment, address, rule, tmp_path):
+def test_a_wrong_model_is_an_error_with_address_rule_and_fix(fragment, address, rule, tmp_path):
     error = refused(fragment, tmp_path)
     first = error.problems[0]
     assert (first.address, first.rule) == (address, rule)

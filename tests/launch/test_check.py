@@ -31,7 +31,7 @@ def train(folder: Path, *arguments: str, **environment: str) -> subprocess.Compl
     return run_python([ROOT / "train.py", *arguments], folder, {**os.environ, **environment}, timeout=120)
 
 
-def test_settings_devices_and_the_model_are_told_together_with_their_places(tmp_path: Path) -> None:
+def test_problems_of_settings_devices_and_model_are_reported_together(tmp_path: Path) -> None:
     wrong = ["optimizer.eps=-1", "trainer.devices=1000", "trainer.accelerator=cpu", "heads=7", "+data.batch_size=32"]
     done = train(tmp_path, *wrong)
     assert done.returncode == 2
@@ -108,7 +108,7 @@ def test_a_run_has_the_plug_ins_of_its_own_model(
     ]
 
 
-def test_a_wrong_plug_in_is_told_without_the_blocks_that_it_would_have_brought(small: Callable[..., Composed]) -> None:
+def test_a_wrong_plug_in_is_reported_without_errors_on_its_blocks(small: Callable[..., Composed]) -> None:
     with pytest.raises(ConfigError) as caught:
         check_run(small("plugins=mine", "++model.graph.bad={block: theirs, after: src_pos}"))
     assert [problem.address for problem in caught.value.problems] == ["plugins"]

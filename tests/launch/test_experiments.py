@@ -33,7 +33,7 @@ PROBES = [name for name in list_options("experiment", [CONF]) if name.startswith
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_a_probe_experiment_says_its_size_and_knows_the_knobs_of_its_model(name: str) -> None:
+def test_a_probe_experiment_names_its_size_and_accepts_the_knobs_of_its_model(name: str) -> None:
     arguments = [f"experiment={name}", "mixer=attention", "trainer.accelerator=cpu"]
     settings = check_run(compose_job(prepare_arguments(arguments), None)).settings
     assert settings.data.kind == "probe" and settings.label_smoothing == 0

@@ -21,7 +21,7 @@ from tfm_blocks.training.checkpoints import PreemptedError
 Small = Callable[..., Composed]
 
 
-def test_a_run_keeps_its_facts_and_a_resume_notes_what_has_changed(
+def test_a_run_keeps_its_facts_and_a_resume_records_changes(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The vocabulary of so few dates is smaller than the one that was asked for."""

@@ -35,7 +35,7 @@ def test_the_same_model_and_vocabulary_take_everything(run):
     assert all(torch.equal(tensor, weights[name]) for name, tensor in weights_of(network).items())
 
 
-def test_a_model_that_has_grown_takes_what_it_has_in_common_and_lists_the_rest(run):
+def test_a_larger_model_loads_shared_weights_and_lists_the_others(run):
     folder, pieces, weights = run
     network = tfm.build("prenorm", **KNOBS, layers=3, vocab=pieces.size, seed=1)
     before = {name: tensor.clone() for name, tensor in weights_of(network).items()}
@@ -65,7 +65,7 @@ def test_the_pieces_in_common_with_another_vocabulary_keep_their_rows_and_biases
             assert torch.equal(weights_of(network)[table][row], expected)
 
 
-def test_a_run_without_weights_says_so(tmp_path):
+def test_a_run_without_weights_is_an_error(tmp_path):
     pieces = tokenizer("a")
     network = tfm.build("tiny", **KNOBS, layers=1, vocab=pieces.size)
     with pytest.raises(RunError, match="has no weights of a validation"):

@@ -58,7 +58,7 @@ def trained(name: str, tensors: dict[str, Tensor]) -> Tensor:
     return tensors[name].chunk(2)[1] if name.endswith(".kv.bias") else tensors[name]
 
 
-def test_a_run_leaves_a_folder_that_translates_and_says_what_to_type_next(
+def test_a_run_writes_a_folder_that_translates_and_prints_the_next_command(
     small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     composed = small()
@@ -253,7 +253,7 @@ def test_a_rank_that_breaks_does_not_leave_the_other_waiting(
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
 
 
-def test_a_wrong_setting_is_told_with_its_file_and_line_before_anything_is_written(
+def test_a_wrong_setting_is_an_error_with_file_and_line_before_anything_is_written(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     composed = small()

@@ -176,7 +176,7 @@ def _expect_facts(run: Path, configs: list[dict[str, Any]]) -> None:
     assert yaml.safe_load((run / "config.yaml").read_text())["vocab"] == configs[1]["vocab"]
 
 
-def test_wandb_has_of_a_run_what_the_contract_says_and_its_weights_only_when_asked(
+def test_wandb_has_the_keys_of_the_schema_and_the_weights_only_on_request(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And pictures of the attention of the same two sentences. One test, since the run takes as long as what is asked."""

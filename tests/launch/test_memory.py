@@ -81,7 +81,7 @@ def test_new_shapes_of_products_cost_no_memory() -> None:
         ({"DNNL_PRIMITIVE_CACHE_CAPACITY": "8"}, ["128", None, "8"]),
     ],
 )
-def test_what_the_environment_says_stays(
+def test_settings_of_the_environment_are_kept(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], sizes: list[str | None]
 ) -> None:
     for name in NAMES:

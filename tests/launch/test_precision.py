@@ -50,7 +50,7 @@ def test_auto_is_bf16_exactly_where_a_cuda_device_computes_it(native: bool, monk
     assert str(found) == f"precision: {'bf16' if native else 'fp32'} (an H200)"
 
 
-def test_what_is_asked_for_is_taken_and_said() -> None:
+def test_a_requested_precision_is_used_and_logged() -> None:
     assert choose_precision("fp32", "cpu", {"fp32": 30.0, "bf16": 10.0}).lightning == "32-true"
     assert choose_precision("bf16", "cpu").lightning == "bf16-mixed"
     assert str(choose_precision("fp32", "cpu")) == "precision: fp32 (trainer.precision=fp32)"

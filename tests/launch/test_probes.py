@@ -96,7 +96,7 @@ def test_a_model_that_answers_at_positions_is_not_translated_with(
          "callbacks", "this data does not measure"),
     ],
 )  # fmt: skip
-def test_what_does_not_suit_the_task_is_refused_before_training(
+def test_a_model_that_does_not_suit_the_task_is_refused_before_training(
     checked: Callable[..., CheckedRun], overrides: str, address: str, rule: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

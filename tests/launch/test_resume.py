@@ -361,7 +361,7 @@ def test_a_run_of_format_1_resumes_with_the_eps_that_its_norm_nodes_had(
         assert read_spec(run).nodes[2].arguments["eps"] == 1e-5
 
 
-def test_a_checkpoint_is_written_when_the_clock_says_so(small: Small, tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_after_the_configured_time(small: Small, tmp_path: Path) -> None:
     clock = ["trainer.checkpoint_every=null", "trainer.checkpoint_keep=20"]
     for minutes, steps in ((1e-6, [6, 5, 4, 3, 2, 1, 0]), (60, [6])):
         begin(small(*clock, f"trainer.checkpoint_minutes={minutes}"), tmp_path / str(minutes))
@@ -453,7 +453,7 @@ def newest(run: Path) -> int:
     return found[0].step if found else -1
 
 
-def test_what_fails_for_another_reason_says_how_to_go_on_too(
+def test_other_failures_print_the_resume_command_too(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fault = "++model.graph.bad={block: faulty, harm: error, sound: 3, after: src_pos}"

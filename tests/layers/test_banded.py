@@ -188,7 +188,7 @@ def test_gradients_agree_with_finite_differences_to_second_order() -> None:
 @pytest.mark.parametrize("r", [3, 40, 128])
 @pytest.mark.parametrize("n", [20, 64, 400])
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-def test_what_is_not_finite_in_a_sequence_stays_in_it_forward_and_backward(
+def test_non_finite_values_stay_in_their_sequence_forward_and_backward(
     n: int, r: int, causal: bool, wrong: float
 ) -> None:
     inputs, keep_BT = random_inputs(3, n), kept(n, n, n - 5, n)

@@ -22,7 +22,7 @@ def test_the_share_and_the_scale_are_those_of_torchs(rate):
     assert own.mean().item() == pytest.approx(1, abs=0.03)
 
 
-def test_what_is_dropped_is_independent_from_place_to_place():
+def test_dropped_positions_are_independent():
     torch.manual_seed(1)
     kept = (Dropout(0.5)(torch.ones(100_000)) != 0).float() - 0.5
     for lag in (1, 2, 3, 4, 8, 33):

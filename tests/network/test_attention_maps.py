@@ -7,7 +7,7 @@ from tests.network.test_graph import small
 from tfm_blocks.network.attention_maps import attention_nodes, attention_weights
 
 
-def test_each_node_with_weights_is_told_with_the_inputs_that_it_joins():
+def test_each_attention_node_is_listed_with_the_inputs_it_connects():
     nodes = attention_nodes(small())
     assert nodes["encoder.0.attn"] == ("src", "src")
     assert nodes["decoder.1.self"] == ("tgt", "tgt")

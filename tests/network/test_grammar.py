@@ -95,7 +95,7 @@ ENCODER_DECODER = {
 
 
 @torch.no_grad()
-def test_keep_masks_of_the_caller_say_what_is_padding_in_place_of_id_0():
+def test_keep_masks_of_the_caller_replace_id_0_as_padding():
     net = network({"src": "B S", "tgt": "B T"}, ENCODER_DECODER)
     src_BS, tgt_BT = ids(3, 7), ids(3, 5, 1)
     padded_BS = torch.cat([src_BS, ids(3, 4, 2)], 1)
@@ -172,7 +172,7 @@ def test_a_sum_of_one_tensor_at_the_end_is_that_tensor():
 
 
 @torch.no_grad()
-def test_two_inputs_on_one_axis_are_summed_and_the_first_says_what_is_padding():
+def test_two_inputs_on_one_axis_are_summed_and_the_first_defines_padding():
     graph = {
         "words": {**EMBED, "in": "src"},
         "segments": {**EMBED, "in": "seg", "vocab": 3},

@@ -93,6 +93,6 @@ def test_the_graph_compiles_without_a_break_and_exports(model):
     torch.testing.assert_close(torch.export.export(network, (), inputs).module()(**inputs), expected)
 
 
-def test_missing_and_unknown_inputs_are_told():
+def test_missing_and_unknown_inputs_are_errors():
     with pytest.raises(TypeError, match="reads src, tgt, but received source, tgt"):
         small()(source=torch.ones(1, 1).long(), tgt=torch.ones(1, 1).long())

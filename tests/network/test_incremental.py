@@ -35,7 +35,7 @@ def test_selected_rows_go_on_as_if_alone():
 
 @pytest.mark.parametrize("model", ["tiny", "restricted"])
 @torch.no_grad()
-def test_a_hypothesis_goes_on_from_the_one_that_it_is_given(model):
+def test_a_hypothesis_continues_its_parent(model):
     network = small(model, **({"r": 3} if model == "restricted" else {}))
     src_BS, tgt_BMT = torch.randint(4, 30, (2, 7)), torch.randint(4, 30, (2, 3, 6))
     tgt_BMT[:, :, 0] = tgt_BMT[:, :1, 0]
@@ -52,7 +52,7 @@ def test_a_hypothesis_goes_on_from_the_one_that_it_is_given(model):
 
 
 @torch.no_grad()
-def test_what_does_not_depend_on_the_target_runs_once():
+def test_nodes_that_do_not_depend_on_the_target_run_once():
     network, src_BS = small(), torch.randint(4, 30, (2, 7))
     calls = []
     network["encoder"]["0"]["ffn"].block.register_forward_hook(lambda *_: calls.append(1))

@@ -52,7 +52,7 @@ def test_a_step_equals_the_forward_whether_the_first_tokens_were_read_at_once_or
 
 @models
 @torch.no_grad()
-def test_a_hypothesis_of_a_beam_goes_on_from_the_one_that_it_is_given(path):
+def test_a_hypothesis_of_a_beam_continues_its_parent(path):
     network = build(path).eval()
     if not has_target(network):
         pytest.skip("nothing to decode")

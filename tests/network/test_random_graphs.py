@@ -114,20 +114,20 @@ COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 @settings(max_examples=20, derandomize=True, **COMMON)
 @given(models())
-def test_what_the_checks_accept_keeps_every_promise(model):
+def test_accepted_models_keep_every_rule(model):
     promise(model, first=2)
 
 
 @pytest.mark.grid
 @settings(max_examples=60, derandomize=True, **COMMON)
 @given(models())
-def test_what_the_checks_accept_keeps_every_promise_in_more_models(model):
+def test_accepted_models_keep_every_rule_in_more_models(model):
     promise(model, first=2)
 
 
 @pytest.mark.slow
 @settings(max_examples=1000, **COMMON)
 @given(models())
-def test_what_the_checks_accept_keeps_every_promise_at_length(model):
+def test_accepted_models_keep_every_rule_in_many_models(model):
     for first in (0, 1, 3):
         promise(model, first)

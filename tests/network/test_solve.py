@@ -106,7 +106,7 @@ def test_the_printed_command_line_has_the_printed_cost(capsys):
     [
         (["--like", "base"], "one of the arguments --parameters --multiply-adds --decode-state is required"),
         (["--parameters"], "error: --like: the budget needs a reference model"),
-        (["--parameters", "65M", "--like", "base"], "error: --like: and 65,000,000 are two budgets"),
+        (["--parameters", "65M", "--like", "base"], "error: --like: cannot be combined with the number 65,000,000"),
         (["--parameters", "many"], "must be a number above 0 such as 65M"),
         (["--decode-state", "--like", "encoder_only"], "error: model: has no floats of decoding state to match"),
     ],

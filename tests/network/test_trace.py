@@ -142,7 +142,7 @@ def test_nodes_that_are_alike_are_tried_once(monkeypatch):
     assert len(tried) < 12
 
 
-def test_what_draws_at_random_leaves_the_callers_state_alone():
+def test_a_random_block_does_not_change_the_random_state_of_the_caller():
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.map(x_BTD)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
+import yaml
 from torch import nn
 from transformers import (
     BartConfig,
@@ -66,7 +67,8 @@ from transformers import (
 )
 
 import tfm_blocks as tfm
-from tests.oracles.weight_map import read_table, translate
+from tfm_blocks.exchange.family import families
+from tfm_blocks.exchange.weights import Conversion, Row, read_rows
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.model import expect_weights, fill, weights_of
 from tfm_blocks.translation.search import BOS, EOS, PAD
@@ -205,6 +207,13 @@ def put(network: Network, weights: Mapping[str, torch.Tensor]) -> None:
     fill(network, weights)
 
 
+def rows_of(name: str) -> Sequence[Row]:
+    """The table of this name: that of a published family, or else the file beside this one."""
+    path = HERE / "weights" / f"{name}.yaml"
+    family = {"t5": "t5_v1"}.get(name, name)
+    return read_rows(yaml.safe_load(path.read_text("utf-8"))) if path.is_file() else families()[family].weights
+
+
 @cache
 def both(name: str) -> tuple[Network, nn.Module]:
     """The network of our file with this name and their model, with the same weights, as the table of this name says."""
@@ -216,5 +225,6 @@ def both(name: str) -> tuple[Network, nn.Module]:
     scatter(theirs)
     knobs = SIZES | OTHER_SIZES.get(name, {})
     ours = tfm.build(str(HERE / f"{name}.yaml"), **knobs)
-    put(ours, translate(read_table(HERE / "weights" / f"{name}.yaml"), weights_of(theirs), knobs))
+    weights = weights_of(theirs)
+    put(ours, Conversion(rows_of(name), knobs).present(weights).to_ours(weights)[0])
     return ours.eval(), theirs

@@ -98,7 +98,7 @@ def test_chance_is_that_of_a_uniform_guess_among_the_symbols_of_answers(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_question_shows_its_answers_only_if_the_task_says_so(name):
+def test_a_question_shows_its_answers_only_if_the_task_declares_it(name):
     task, lengths = lite(name)
     shown = [
         one.question[place + 1 : place + 2] == (token,)

@@ -89,7 +89,7 @@ def test_a_png_has_its_size(attention, tmp_path):
     assert min(struct.unpack(">II", data[16:24])) > 400
 
 
-def test_what_cannot_be_drawn_is_told(translator, tmp_path):
+def test_attention_that_cannot_be_drawn_is_an_error(translator, tmp_path):
     with pytest.raises(ConfigError, match=r"must end in \.html or \.png"):
         check_path(tmp_path / "out.pdf")
     with pytest.raises(ConfigError, match="no folder"):

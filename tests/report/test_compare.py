@@ -52,7 +52,7 @@ def sweep(tmp_path_factory):
     return folder
 
 
-def test_only_what_differs_is_told_and_each_thing_once(sweep):
+def test_only_differences_are_listed_and_each_once(sweep):
     found = asked(sweep)
     assert found["differences"] == {
         "model": {"base": {"model.add_norm": "post"}, "prenorm": {"model.add_norm": "pre"}},
@@ -63,7 +63,7 @@ def test_only_what_differs_is_told_and_each_thing_once(sweep):
     assert found["notes"] == []
 
 
-def test_what_models_bring_along_is_one_difference_however_many_they_are(tmp_path):
+def test_settings_that_vary_with_the_model_are_one_difference(tmp_path):
     local = {"r": 8, "model.args.r": 8, "model.graph.src_emb.block": "local"}
     leave_run(tmp_path / "base", REFERENCES, REFERENCES)
     leave_run(tmp_path / "prenorm", REFERENCES, REFERENCES, model="prenorm")
@@ -339,7 +339,7 @@ def test_test_sets_that_are_not_known_are_not_taken_for_the_same(tmp_path):
     assert any("the test set of heads 3 is not known, so they are not tested" in note for note in found["notes"])
 
 
-def test_what_cannot_be_compared_is_told(tmp_path):
+def test_runs_that_cannot_be_compared_have_a_note(tmp_path):
     leave_run(tmp_path / "one", REFERENCES, REFERENCES)
     leave_run(tmp_path / "two", REFERENCES[:20], REFERENCES[:20], tokenizer="two", changed={"heads": 4})
     status = json.loads((tmp_path / "two" / "status.json").read_text())
@@ -355,7 +355,7 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     assert any("so they are not tested" in note for note in found["notes"])
 
 
-def test_runs_of_several_versions_of_torch_are_told_with_what_a_resume_has_changed(tmp_path):
+def test_several_versions_of_torch_are_noted_with_changes_by_a_resume(tmp_path):
     facts = [{"versions": {"torch": version}} for version in ("2.13.0", "2.14.0")]
     leave_run(tmp_path / "unknown", REFERENCES, REFERENCES, seed=3)
     for seed, (name, more) in enumerate(
@@ -374,7 +374,7 @@ def test_runs_of_several_versions_of_torch_are_told_with_what_a_resume_has_chang
     assert (told["both"]["facts"], told["both"]["changes"]) == (facts[0], facts[1:])
 
 
-def test_a_run_of_an_older_version_is_compared_by_what_it_has(tmp_path):
+def test_a_run_of_an_older_version_is_compared_by_the_data_it_has(tmp_path):
     run = leave_run(tmp_path / "old", REFERENCES, garbled(REFERENCES, 0.2, 1), old=True)
     with (run / "metrics.csv").open("a") as file:
         file.write("70,9,90,700,17.5,,,\n")
@@ -416,7 +416,7 @@ def test_a_baseline_that_is_not_compared_is_refused_with_the_nearest(sweep, caps
     assert left.value.code == 2 and "did you mean base-" in capsys.readouterr().err
 
 
-def test_a_folder_without_runs_is_told(tmp_path, capsys):
+def test_a_folder_without_runs_is_an_error(tmp_path, capsys):
     for folder, rule in (
         (tmp_path, "is not a run folder, and contains none"),
         (tmp_path / "none", "there is no such run folder"),
@@ -443,7 +443,7 @@ def test_text_of_a_run_is_no_markup_and_breaks_no_table(tmp_path):
         '{"best": 3, "scores": [], "translation": [1, {}], "test_set": {"rows": "x"}, "state": 7, "facts": {"versions": 3}, "changes": {"x": 1}}',
     ],
 )
-def test_a_damaged_folder_is_listed_by_what_is_left(tmp_path, damage):
+def test_a_damaged_folder_is_listed_with_its_readable_data(tmp_path, damage):
     run = leave_run(tmp_path / "a", REFERENCES, REFERENCES)
     leave_run(tmp_path / "b", REFERENCES, REFERENCES, seed=2)
     for name in ("status.json", "run.json", "config.yaml", "metrics.csv", "translations.jsonl"):

@@ -11,7 +11,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_a_validation_is_placed_between_the_rows_that_say_how_far_the_run_was():
+def test_a_validation_is_placed_between_the_rows_with_the_progress_of_the_run():
     found, every = points(ROWS, "val/loss")
     assert every == 1
     assert {name: list(values) for name, values in found.items()} == {
@@ -19,7 +19,7 @@ def test_a_validation_is_placed_between_the_rows_that_say_how_far_the_run_was():
     }  # fmt: skip
 
 
-def test_a_run_that_does_not_say_so_has_a_curve_over_steps_alone():
+def test_a_run_without_tokens_and_seconds_has_a_curve_over_steps_only():
     found, _ = points([{"step": 30, "val/loss": 2.0}], "val/loss")
     assert np.isnan(found["tokens"]).all() and list(found["y"]) == [2.0]
     assert len(points([], "val/loss")[0]["y"]) == 0

@@ -2,18 +2,23 @@
 
 import json
 import re
+from collections import defaultdict
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
 import tfm_blocks as tfm
+from tests.figures.geometry import faults
+from tests.figures.test_layout import shipped_spec
 from tfm_blocks.cli import main
 from tfm_blocks.cli.diff import split_models
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.init_from import load_matching_weights
 from tfm_blocks.network import incremental
+from tfm_blocks.report.difference_marks import difference_picture
+from tfm_blocks.report.model_difference import compare_models
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
 
 KNOBS = ["d_model=16", "d_ff=8", "heads=2", "layers=2"]
@@ -64,7 +69,7 @@ def test_alike_layers_and_equal_changes_are_one_line(capsys):
     assert len(rows) == 1 and "encoder.*.attn, decoder.*.self, decoder.*.cross" in rows[0]
 
 
-def test_what_a_run_changed_is_its_difference_from_a_model(tmp_path, capsys):
+def test_the_difference_of_a_run_and_a_model_is_what_the_run_changed(tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
     write_model(run, compose_model("base", ["heads=4", "vocab=300"]).model, [])
@@ -101,16 +106,27 @@ def test_overrides_belong_to_the_model_before_them():
     ]
 
 
-def test_a_figure_marks_what_was_added_and_changed(tmp_path, capsys):
-    main(["diff", "tiny", "two_sources", "d_model=128", "-o", str(tmp_path / "figure.svg")])
-    root = ElementTree.parse(tmp_path / "figure.svg").getroot()
-    signs = {
-        group.get("data-node"): text.text
-        for group in root.iter("{http://www.w3.org/2000/svg}g")
-        for text in group.iter("{http://www.w3.org/2000/svg}text")
-        if text.text in ("+", "~", "−")
-    }
+def signs(path):
+    """Return the nodes with each sign, from both figures."""
+    nodes = defaultdict(set)
+    for group in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}g"):
+        for text in group.iter("{http://www.w3.org/2000/svg}text"):
+            nodes[text.text].add(group.get("data-node"))
+    return nodes
+
+
+def test_a_figure_marks_what_was_added_removed_and_changed(tmp_path, capsys):
     added = {"doc_emb", "doc_pos", "doc_encoder.0.attn", "doc_encoder.0.ffn", "decoder.0.second"}
-    assert {node for node, sign in signs.items() if sign == "+"} == added
     changed = {"src_emb", "tgt_emb", "encoder.0.attn", "encoder.0.ffn", "decoder.0.self", "decoder.0.cross", "decoder.0.ffn", "logits"}  # fmt: skip
-    assert {node for node, sign in signs.items() if sign == "~"} == changed
+    wide = ["two_sources", "d_model=128"]
+    for sign, words in (("+", ["tiny", *wide]), ("−", [*wide, "tiny"])):
+        main(["diff", *words, "-o", str(tmp_path / "figure.svg")])
+        shown = signs(tmp_path / "figure.svg")
+        assert (shown[sign], shown["~"]) == (added, changed)
+        assert len({"+", "−"} & shown.keys()) == 1
+
+
+def test_nothing_overlaps_in_the_figure_of_a_difference():
+    a, b = shipped_spec("two_sources"), shipped_spec("tiny")
+    difference = compare_models(("two_sources", "tiny " + "d_model=128 " * 20), a, b, {})
+    assert faults(difference_picture(a, b, difference)) == []

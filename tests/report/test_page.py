@@ -22,7 +22,7 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.attention_maps import AttentionMap
 from tfm_blocks.report.attention_images import MOST_PICTURES, shrink
 from tfm_blocks.report.attention_page import png
-from tfm_blocks.report.curves import line_style
+from tfm_blocks.report.page_chart import colours_of
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.translation.sentence_attention import SentenceAttention
 
@@ -152,28 +152,32 @@ def test_a_browser_shows_it_without_errors_and_curves_have_the_points_of_metrics
             )
             == 0
         )
-        read = f"return {SOURCES}.map(one => [one.name, one.data_source.data]).map(([name, data]) => [name, ...['steps', 'tokens', 'seconds', 'y'].map(key => Array.from(data[key]))])"
+        read = f"return {SOURCES}.map(one => [one.name, one.data_source.data]).map(([name, data]) => [name, ...['steps', 'tokens', 'seconds', 'mean', 'low', 'high'].map(key => Array.from(data[key]))])"
         drawn = opened.execute_script(read)
-        with (report.parent / "runs" / "model0-1" / "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
+        both = []
+        for seed in (0, 1):
+            with (report.parent / "runs" / f"model0-{seed}" / "metrics.csv").open() as file:
+                both.append(list(csv.DictReader(file)))
         for key in ("train/loss", "val/loss", "val/bleu"):
-            measured = [(float(row["step"]), float(row[key])) for row in rows if row[key]]
-            curves = [list(zip(steps, y, strict=True)) for name, steps, _, _, y in drawn if name == "model0-1"]
-            assert any(len(one) == len(measured) and np.allclose(one, measured, rtol=1e-6) for one in curves)
-        losses = next(one for one in drawn if one[0] == "model0-1")
+            steps = [float(row["step"]) for row in both[0] if row[key]]
+            values_RN = np.array([[float(row[key]) for row in rows if row[key]] for rows in both])
+            expected = [steps, values_RN.mean(0), values_RN.min(0), values_RN.max(0)]
+            curves = [[x, *band] for name, x, _, _, *band in drawn if name == "heads 2"]
+            assert any(len(one[0]) == len(steps) and np.allclose(one, expected, rtol=1e-6) for one in curves)
+        losses = next(one for one in drawn if one[0] == "heads 2")
         assert losses[2] == [10 * step for step in losses[1]] and losses[3] == [step / 4 for step in losses[1]]
-        assert max(len(one[1]) for one in drawn) <= 501
+        assert max(len(one[1]) for one in drawn) <= 2 * 501
         ends = "return Bokeh.documents.flatMap(one => [...one.all_models]).filter(one => one.type === 'Figure').map(one => one.x_range.end)"
         assert 2060 < opened.execute_script(ends)[0] < 2300
         opened.find_element("css selector", "input[value=tokens]").click()
         wait(opened, lambda: 20_600 < opened.execute_script(ends)[0] < 23_000)
         picture = Image.open(io.BytesIO(opened.find_element("id", "chart-0").screenshot_as_png)).convert("RGB")
-        colour = tuple(bytes.fromhex(line_style(0, 0, 5)[0][1:]))
+        colour = tuple(bytes.fromhex(colours_of(["heads 2"])["heads 2"][1:]))
         seen = np.abs(np.asarray(picture).astype(int) - colour).max(2) < 12
         assert seen.sum() > 50
-        opened.find_element("css selector", "input[value='model0-0']").click()
+        opened.find_element("css selector", "input[value='heads 2']").click()
         hidden = opened.execute_script(f"return {SOURCES}.filter(one => !one.visible).map(one => one.name)")
-        assert set(hidden) == {"model0-0"} and complaints(opened) == []
+        assert set(hidden) == {"heads 2"} and complaints(opened) == []
 
 
 def test_a_table_sorts_by_the_column_that_is_clicked_and_back(report):

@@ -1,13 +1,14 @@
 """Samples side by side."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import sentences
 from tests.run_folders import garbled, leave_run
-from tfm_blocks.report.samples import MOST_SAMPLES, choose_samples, common_test_set, mark
+from tfm_blocks.report.differences import Group
+from tfm_blocks.report.samples import MOST_SAMPLES, common_test_set, mark, samples_of
 from tfm_blocks.runs.record import read_records
-from tfm_blocks.runs.row_results import TranslatedLine
 
 REFERENCES = sentences(100, 7)
 
@@ -25,13 +26,31 @@ def test_only_what_differs_is_marked():
     assert {one.kind for one in mark("a b", "a b")} == {"same"}
 
 
-def test_lines_on_which_runs_differ_come_first_and_are_spread_over_the_test_set():
-    same = [TranslatedLine(str(number), "x", "x") for number in range(100)]
-    other = [TranslatedLine(one.source, "y" if number % 10 == 3 else "x", "x") for number, one in enumerate(same)]
-    chosen = [one.line - 1 for one in choose_samples({"a": same, "b": other})]
-    assert len(chosen) == MOST_SAMPLES and set(range(3, 100, 10)) <= set(chosen) and chosen == sorted(chosen)
-    assert min(set(chosen) - set(range(3, 100, 10))) < 10 and max(chosen) > 80
-    assert choose_samples({}) == []
+@pytest.fixture
+def models(tmp_path):
+    """Two models of two seeds, of which one seed of the second is wrong on every tenth of a hundred lines."""
+    outputs = [f"{one} wrong" if number % 10 == 3 else one for number, one in enumerate(REFERENCES)]
+    for name in ("a-1", "a-2", "b-1"):
+        leave_run(tmp_path / name, REFERENCES, REFERENCES)
+    leave_run(tmp_path / "b-2", REFERENCES, outputs)
+    runs = read_records([tmp_path / name for name in ("a-1", "a-2", "b-1", "b-2")])
+    return {"a": Group("a", runs[:2]), "b": Group("b", runs[2:])}
+
+
+def test_lines_on_which_runs_differ_are_shown_with_the_runs_of_each_output(models):
+    samples = samples_of("task", models)
+    assert (samples.runs, samples.total, samples.alike) == (4, 100, 90)
+    assert [one.line - 1 for one in samples.lines] == list(range(3, 100, 10))
+    right, wrong = samples.lines[0].outputs
+    assert (right.runs, right.names, wrong.runs, wrong.names) == (3, "a, b (1 of 2)", 1, "b (1 of 2)")
+    assert {one.kind for one in right.pieces} == {"same"} and wrong.pieces[-1].kind == "added"
+
+
+def test_runs_that_agree_on_all_lines_have_lines_spread_over_the_test_set(models):
+    samples = samples_of("task", {"a": models["a"]})
+    assert samples.alike == samples.total == 100 and len(samples.lines) == MOST_SAMPLES
+    assert samples.lines[0].line < 10 and samples.lines[-1].line > 90
+    assert samples_of("task", {}) is None
 
 
 def test_runs_of_another_test_set_or_without_translations_are_left_out(tmp_path):

@@ -6,7 +6,7 @@ from tests.conftest import sentences
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.report.differences import Group
-from tfm_blocks.report.selection import MOST_RUNS, choose_drawn, left_out
+from tfm_blocks.report.selection import MOST_MODELS, MOST_RUNS, choose_drawn, choose_models, left_out
 from tfm_blocks.runs.metrics import Best
 from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.run_file import RunFile
@@ -51,18 +51,23 @@ def test_of_many_variants_each_model_has_its_best():
     assert "none of 12 other models" in left_out(groups, drawn)
 
 
+def test_of_many_models_those_of_low_validation_loss_have_curves():
+    groups = {f"m{number}": group(f"m{number}", [100 - number], "same") for number in range(30)}
+    assert choose_models({"task": groups}) == [f"m{number}" for number in range(30 - MOST_MODELS, 30)]
+    few = {label: groups[label] for label in ("m3", "m1")}
+    assert choose_models({"one": few, "other": few}) == ["m3", "m1"]
+
+
 def test_runs_without_a_validation_are_drawn_too():
     runs = [RunRecord(Path("x"), f"x-{number}", "failed", "") for number in range(30)]
     assert len(names(choose_drawn([Group("x", runs)]))) == MOST_RUNS
 
 
-def test_the_page_says_what_it_left_out(tmp_path):
+def test_the_page_counts_omitted_runs(tmp_path):
     references = sentences(3, 7)
     for number in range(24):
         heads, seed = divmod(number, 12)
         leave_run(tmp_path / f"heads{heads}-{seed}", references, references, seed=seed, changed={"heads": heads})
     main(["report", str(tmp_path), "-o", str(tmp_path / "report.html")])
     page = (tmp_path / "report.html").read_text("utf-8")
-    assert (
-        "20 of 24 runs are drawn and sampled, the tables have all: 10 of the 12 runs of heads 0; 10 of the 12" in page
-    )
+    assert "20 of 24 runs are sampled, the tables have all: 10 of the 12 runs of heads 0; 10 of the 12" in page

@@ -138,7 +138,7 @@ def test_a_pipe_is_as_wide_as_it_needs_and_respects_columns(runs, monkeypatch):
     assert any("word " * 99 in line for line in printed(lambda: print_table(long), None, monkeypatch))
 
 
-def test_columns_that_tell_the_rows_apart_stand_in_every_part(monkeypatch):
+def test_columns_that_distinguish_rows_are_repeated_in_every_part(monkeypatch):
     rows = [["a", f"score {number}", 10**9, 10**10] for number in (1, 2)]
     table = Table("", [*texts("model", "score"), Column("one", COUNT), Column("two", COUNT)], rows, keys=2)
     first, second = tables(printed(lambda: print_table(table), 40, monkeypatch))

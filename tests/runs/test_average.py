@@ -37,12 +37,12 @@ def test_the_last_ones_are_averaged_and_the_run_is_left_alone(run):
     assert average(run, 2).name == "run-average2-2"
 
 
-def test_more_than_there_are_is_told(run):
+def test_averaging_more_validations_than_exist_is_an_error(run):
     with pytest.raises(RunError, match="has the weights of 3 validations"):
         average(run, 4)
 
 
-def test_weights_of_another_model_are_told(run):
+def test_averaging_weights_of_another_model_is_an_error(run):
     other = weights_of(tfm.build("tiny", **KNOBS | {"layers": 2}))
     write_tensors(step_file(run / "checkpoints", 200), other)
     with pytest.raises(RunError, match=r"step-00000200.safetensors: has other weights"):

@@ -78,7 +78,7 @@ def test_a_damaged_newest_one_is_told_and_the_one_before_it_is_taken(tmp_path, c
     assert f"warning: {newest} is damaged: it" in capsys.readouterr().err
 
 
-def test_where_none_is_whole_the_run_says_so_and_without_any_there_is_none(tmp_path):
+def test_a_run_without_an_intact_checkpoint_is_an_error(tmp_path):
     assert newest_intact(tmp_path) is None
     write(tmp_path, 1)
     (tmp_path / "step-00000001.ckpt").write_bytes(b"")

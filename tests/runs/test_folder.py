@@ -53,7 +53,7 @@ def unfinished(tmp_path):
         (None, [], ["the training did not finish"]),
     ],
 )  # fmt: skip
-def test_a_run_without_weights_says_what_became_of_it_and_what_can_be_done(unfinished, status, kept, told):
+def test_the_error_of_a_run_without_weights_names_its_state_and_a_fix(unfinished, status, kept, told):
     folder = unfinished(status, kept)
     with pytest.raises(RunError) as caught:
         tfm.load(folder)
@@ -66,7 +66,7 @@ def test_a_run_without_weights_says_what_became_of_it_and_what_can_be_done(unfin
     [["translate"], ["evaluate", "--src", "x", "--ref", "x"], ["attention", "-o", "x.png", "a"]],
     ids=lambda command: command[0],
 )
-def test_every_command_that_loads_a_run_tells_it(unfinished, command, capsys, tmp_path, monkeypatch):
+def test_every_command_that_loads_a_run_prints_the_same_error(unfinished, command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x").write_text("a\n")
     folder = unfinished({"state": "stopped", "reason": "SIGINT"}, [425])
@@ -76,7 +76,7 @@ def test_every_command_that_loads_a_run_tells_it(unfinished, command, capsys, tm
     assert f"tfm translate {folder} --checkpoint last" in capsys.readouterr().err
 
 
-def test_the_weights_of_a_validation_can_be_asked_for_before_the_end(unfinished):
+def test_the_weights_of_a_validation_can_be_loaded_before_the_end(unfinished):
     folder = unfinished({"state": "preempted"}, [3, 12])
     write_tensors(folder / "checkpoints" / "best.safetensors", weights_of(tfm.build("tiny", seed=5, **KNOBS)))
     for which, seed in (("best", 5), ("last", 1), ("12", 1), (12, 1)):
@@ -88,7 +88,7 @@ def test_the_weights_of_a_validation_can_be_asked_for_before_the_end(unfinished)
             read_network(folder, checkpoint=missing)
 
 
-def test_a_finished_run_that_trains_for_longer_says_whose_weights_it_has(unfinished, capsys):
+def test_a_finished_run_that_trains_longer_names_the_step_of_its_weights(unfinished, capsys):
     folder = unfinished({"state": "running"}, [3])
     write_tensors(folder / "weights.safetensors", weights_of(tfm.build("tiny", **KNOBS)))
     with hold(folder):
@@ -97,7 +97,7 @@ def test_a_finished_run_that_trains_for_longer_says_whose_weights_it_has(unfinis
 
 
 @pytest.mark.parametrize("name", ["nowhere", "a" * 5000], ids=["missing", "too long"])
-def test_a_folder_that_cannot_be_is_told_and_cut(name):
+def test_an_impossible_folder_name_is_an_error_and_is_shortened(name):
     with pytest.raises(RunError, match="there is no such run folder") as told:
         expect_folder(Path(name))
     assert len(str(told.value)) < 400

@@ -30,7 +30,7 @@ def asked(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-def test_each_run_tells_its_state_model_step_and_score_the_newest_first(tmp_path, capsys):
+def test_runs_are_listed_with_state_model_step_and_score_newest_first(tmp_path, capsys):
     leave(tmp_path / "a", model="prenorm")
     leave(tmp_path / "b", "running")
     with hold(leave(tmp_path / "sweep" / "c", "running")):
@@ -79,7 +79,7 @@ def test_a_damaged_file_of_one_run_does_not_hide_the_others(tmp_path, capsys):
     assert "test/exact_match 0.5" in shown and str(tmp_path / "b") in shown
 
 
-def test_a_run_is_deleted_when_asked_twice_and_never_while_it_trains(tmp_path, capsys):
+def test_a_run_is_deleted_only_with_yes_and_never_while_it_trains(tmp_path, capsys):
     run, other, text = leave(tmp_path / "a"), leave(tmp_path / "b", "running"), tmp_path / "my_text"
     text.mkdir()
     for arguments, said in [
@@ -182,7 +182,7 @@ def test_jobs_of_nested_sweeps_are_listed_with_their_states_those_without_a_fold
     assert "did you mean done?" in capsys.readouterr().err
 
 
-def test_a_sweep_is_deleted_whole_when_asked_twice_and_no_run_of_it_trains(tmp_path, capsys):
+def test_a_sweep_is_deleted_only_with_yes_and_if_no_run_trains(tmp_path, capsys):
     sweep, other = leave_sweep(tmp_path / "sweep"), leave(tmp_path / "other")
     with pytest.raises(SystemExit):
         main(["runs", "--delete", str(sweep)])

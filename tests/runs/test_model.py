@@ -167,7 +167,7 @@ def needs_a_plugin(folder):
         (lambda folder: (folder / "weights.safetensors").unlink(), "training did not finish"),
     ],
 )
-def test_a_damaged_or_foreign_folder_is_told(folder, damage, told):
+def test_a_damaged_or_foreign_folder_is_an_error(folder, damage, told):
     damage(folder)
     with pytest.raises(RunError, match=told):
         read_network(folder)
@@ -189,7 +189,7 @@ def counted(tmp_path, monkeypatch):
     return tmp_path, network
 
 
-def test_persistent_buffers_come_back_and_others_are_made_anew(counted):
+def test_persistent_buffers_are_loaded_and_others_are_created(counted):
     folder, network = counted
     write_weights(folder, weights_of(network))
     assert set(load_file(folder / "weights.safetensors")) == {

@@ -54,7 +54,7 @@ def test_the_tokenised_number_ignores_case_and_keeps_the_tokens(tmp_path):
     assert found.value == pytest.approx(100) and "case:lc" in found.signature and "tok:none" in found.signature
 
 
-def test_the_paired_test_tells_a_better_run_from_an_equal_one():
+def test_the_paired_test_distinguishes_a_better_run_from_an_equal_one():
     references = sentences(80, 7)
     good, bad = garbled(references, 0.1, 1), garbled(references, 0.4, 2)
     before, after = compare(bad, good, references, metrics("13a", tokenised=False))
@@ -91,7 +91,7 @@ def test_a_run_is_not_compared_with_itself_and_long_lines_are_cut_as_in_translat
         main([*asked, "--max-tokens", "10", "--strict"])
 
 
-def test_the_command_scores_what_the_run_translates(translator, tmp_path, capsys):
+def test_the_command_scores_the_translations_of_the_run(translator, tmp_path, capsys):
     texts = sentences(12, 9)
     (tmp_path / "src").write_text("\n".join(texts) + "\n")
     (tmp_path / "ref").write_text("\n".join(translator.translate(texts)) + "\n")
@@ -115,7 +115,7 @@ def test_the_command_scores_what_the_run_translates(translator, tmp_path, capsys
     assert "TER" in (table := capsys.readouterr().out) and TOKENISED in table
 
 
-def test_texts_of_unequal_length_are_told(translator, tmp_path, capsys):
+def test_texts_of_unequal_length_are_an_error(translator, tmp_path, capsys):
     (tmp_path / "src").write_text("Haus\nFluss\n")
     (tmp_path / "ref").write_text("Haus\n")
     with pytest.raises(SystemExit):

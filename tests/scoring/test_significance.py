@@ -17,7 +17,7 @@ def test_p_and_interval_over_seeds_are_those_of_scipys_welch_test(before, after)
     assert found.interval == pytest.approx(tuple(theirs.confidence_interval(0.95)))
 
 
-def test_one_seed_says_nothing_about_others():
+def test_one_seed_gives_no_p_value_over_seeds():
     assert over_seeds([1.0], [2.0, 3.0]) is None
     assert over_seeds([1.0, 1.0], [1.0, 1.0]).p == 1 and over_seeds([1.0, 1.0], [2.0, 2.0]).p == 0
 

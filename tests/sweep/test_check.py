@@ -29,7 +29,7 @@ def test_an_interval_has_no_list_of_jobs():
         combinations(parse_parts(["schedule.scale=interval(0.1,2)"], None))
 
 
-def test_check_tells_the_parameters_of_each_job_and_what_to_leave_out(capsys):
+def test_check_lists_the_parameters_of_each_job_and_invalid_combinations(capsys):
     with pytest.raises(SystemExit) as left:
         main(["check", "tiny,prenorm", "-m", "heads=2,7", "layers=1", "d_model=64"])
     out, err = capsys.readouterr()

@@ -158,7 +158,7 @@ def test_a_sweep_ends_with_the_tables_of_compare_where_two_jobs_are_done(
     assert ("next: python train.py -m seed=1,2" in output) == (other != "done")
 
 
-def test_a_job_that_was_killed_goes_on_by_itself_as_often_as_it_may(folder: Path) -> None:
+def test_a_killed_job_resumes_automatically_up_to_the_number_of_retries(folder: Path) -> None:
     status, output = run(folder, "experiment=killed", "seed=1", "sweep.retries=1", "sweep.name=x")
     assert status == 0, output
     assert "run: running, again after killed: SIGKILL" in output
@@ -198,7 +198,7 @@ def test_a_sweep_that_is_killed_leaves_nothing_and_the_same_command_finishes_it_
     "number",
     [pytest.param(signal.SIGINT, marks=pytest.mark.grid), pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
 )
-def test_ctrl_c_ends_all_within_seconds_and_the_same_command_goes_on_with_all(folder: Path, number: int) -> None:
+def test_ctrl_c_stops_all_jobs_within_seconds_and_the_same_command_resumes_them(folder: Path, number: int) -> None:
     asked = ["experiment=slow", "seed=1,2", "sweep.parallel=2", "sweep.name=stopped"]
     sweep = folder / "runs" / "stopped"
     with start(folder, *asked) as process:
@@ -221,7 +221,7 @@ def test_ctrl_c_ends_all_within_seconds_and_the_same_command_goes_on_with_all(fo
 
 
 @pytest.mark.slow
-def test_a_config_that_has_changed_is_refused_with_what_has_and_another_name_begins_anew(folder: Path) -> None:
+def test_a_changed_config_is_refused_with_its_changes_and_another_name_starts_new_runs(folder: Path) -> None:
     asked = ["experiment=fine", "seed=1", "sweep.name=x"]
     assert run(folder, *asked)[0] == 0
     path = folder / "my_conf" / "experiment" / "fine.yaml"
@@ -247,7 +247,7 @@ def test_a_config_that_has_changed_is_refused_with_what_has_and_another_name_beg
         (["launcher=slurm"], "launcher: configures a sweep, but this is a single run"),
     ],
 )  # fmt: skip
-def test_a_wrong_sweep_is_told_before_anything_is_started(arguments: list[str], told: str, tmp_path: Path) -> None:
+def test_a_wrong_sweep_is_an_error_before_anything_starts(arguments: list[str], told: str, tmp_path: Path) -> None:
     done = run_python([ROOT / "train.py", *arguments], tmp_path)
     assert done.returncode == 2 and told in done.stderr, done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -255,7 +255,7 @@ def test_a_wrong_sweep_is_told_before_anything_is_started(arguments: list[str], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "expected"), [("random", 1), ("optuna", 0)])
-def test_one_failed_job_fails_what_is_drawn_and_no_search(folder: Path, method: str, expected: int) -> None:
+def test_a_failed_job_fails_a_random_sweep_but_not_a_search(folder: Path, method: str, expected: int) -> None:
     """Of four trials optuna tries both experiments, with this seed."""
     trials = 4 if method == "optuna" else 2
     asked = ["experiment=fine,wrong", f"sweep={method}", f"sweep.trials={trials}", "sweep.name=x"]
@@ -270,7 +270,7 @@ def test_one_failed_job_fails_what_is_drawn_and_no_search(folder: Path, method: 
 
 
 @pytest.mark.slow
-def test_a_search_that_is_killed_goes_on_and_its_failed_trials_are_failed_trials(folder: Path) -> None:
+def test_a_killed_search_resumes_and_failed_trials_stay_failed(folder: Path) -> None:
     """One model cannot be built and one diverges; the weights of what is done are those of a search without a kill."""
     space = [
         "heads=2,3",

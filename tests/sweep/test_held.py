@@ -72,7 +72,7 @@ def no_signal_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals._state, "number", 0)
 
 
-def test_what_another_process_trains_is_waited_for_by_its_name_and_is_done_when_that_one_is(
+def test_a_job_of_another_process_is_waited_for_and_done_with_it(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = sweep_of(small, tmp_path, None)
@@ -111,7 +111,7 @@ def test_a_job_that_another_host_trains_is_waited_for_until_its_heartbeat_is_old
     assert "seed-1: waiting, another process (4711 on node7) trains it" in capsys.readouterr().out
 
 
-def test_a_running_run_says_which_process_it_is(small: Small, tmp_path: Path) -> None:
+def test_a_running_run_names_its_process(small: Small, tmp_path: Path) -> None:
     from tfm_blocks.launch import job
     from tfm_blocks.launch.check import check_run
 

@@ -89,7 +89,7 @@ def test_a_sweep_trains_all_its_jobs_with_the_loggers_of_the_default_config(how:
 
 
 @pytest.mark.slow
-def test_more_seeds_train_what_is_new(tmp_path: Path) -> None:
+def test_added_seeds_train_only_new_jobs(tmp_path: Path) -> None:
     (tmp_path / "my_conf").mkdir()
     assert run(tmp_path, "heads=2,4", "seed=1,2", base=TINY)[0] == 0
     before = {path: path.stat().st_mtime for path in (tmp_path / "runs").glob("*/*/weights.safetensors")}

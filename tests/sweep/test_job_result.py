@@ -22,7 +22,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("status", "state", "said", "kind", "reason"), CASES)
-def test_a_failure_is_told_by_its_type_and_its_reason(tmp_path, status, state, said, kind, reason):
+def test_a_failure_has_its_state_and_its_reason(tmp_path, status, state, said, kind, reason):
     run, log = tmp_path / "run", tmp_path / "run.log"
     before = "error: of an attempt before\n"
     log.write_text(before + said)

@@ -55,7 +55,7 @@ def test_options_that_only_the_cluster_knows_need_no_plus() -> None:
         (["launcher=slurm,ray"], "launcher=slurm,ray has several values"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_key(overrides: list[str], told: str) -> None:
+def test_a_wrong_launcher_setting_is_reported_with_its_key(overrides: list[str], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         chosen(*overrides)
     assert told in str(caught.value)

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from tfm_blocks.sweep.naming import job_names, sweep_name
 
 
-def test_names_tell_what_differs_and_nothing_else():
+def test_names_list_only_differences():
     swept = ["model", "heads", "schedule.scale"]
     assert sweep_name(swept) == "model_heads_scale"
     assert job_names(swept, [["base", "2", "1e+38"]]) == ["model-base_heads-2_scale-1e38"]
 
 
-def test_keys_that_end_alike_are_told_in_full():
+def test_keys_with_equal_ends_are_written_in_full():
     assert job_names(["data.train", "x.train"], [["1", "2"]]) == ["data.train-1_x.train-2"]
 
 

@@ -22,7 +22,7 @@ def test_rows_are_read_as_they_come_and_a_half_written_one_waits(tmp_path):
     assert found.seconds_left(8) == 0
 
 
-def test_a_run_that_goes_on_and_cuts_rows_off_is_read_anew(tmp_path):
+def test_metrics_that_a_resume_truncates_are_read_from_the_start(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text(HEADER + "2,100,4,1\n4,100,3,2\n")
     found = Progress(path)
@@ -32,7 +32,7 @@ def test_a_run_that_goes_on_and_cuts_rows_off_is_read_anew(tmp_path):
     assert found.step == 2
 
 
-def test_a_file_that_shrinks_and_grows_again_between_two_looks_is_read_anew(tmp_path):
+def test_a_file_that_shrinks_and_grows_between_two_reads_is_read_from_the_start(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text(HEADER + "2,100,4,1\n4,100,3,2\n")
     found = Progress(path, "val/bleu")

@@ -107,7 +107,7 @@ def test_the_state_of_a_job_is_that_of_its_folder(small: Small, tmp_path: Path, 
     assert state_before(folder, job) == state
 
 
-def test_what_diverged_stays_beside_and_what_never_began_goes(small: Small, tmp_path: Path) -> None:
+def test_diverged_runs_are_kept_under_another_name_and_unstarted_runs_removed(small: Small, tmp_path: Path) -> None:
     for number in (1, 2):
         folder, job = begun(small, tmp_path, "diverged")
         archive_previous(folder, job)

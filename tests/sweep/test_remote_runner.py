@@ -52,9 +52,7 @@ def said(folder: Path) -> str:
     return log.read_text() if log.exists() else ""
 
 
-def test_what_becomes_of_an_errand_is_told_in_text_and_its_output_is_at_the_end_of_the_log(
-    tmp_path: Path, do: Do
-) -> None:
+def test_the_result_of_a_job_file_is_text_and_its_output_ends_the_log(tmp_path: Path, do: Do) -> None:
     (tmp_path / "heads-2.log").write_text("before\n")
     errand = errand_of(tmp_path, "pwd; echo to you >&2; exit 3")
     assert (errand.begun, errand.ended, errand.begin) == ({}, {}, len("before\n"))
@@ -85,7 +83,7 @@ def test_however_many_signals_come_the_job_is_asked_to_stop_once(tmp_path: Path,
     assert errand.ended == {"status": 75, "signal": "SIGUSR2"}
 
 
-def test_a_job_that_a_signal_has_ended_says_which(tmp_path: Path, do: Do) -> None:
+def test_a_job_ended_by_a_signal_names_the_signal(tmp_path: Path, do: Do) -> None:
     errand = errand_of(tmp_path, "kill -9 $$")
     assert do(errand).wait(LIMIT) == 137
     assert errand.ended["status"] == 137
@@ -100,14 +98,14 @@ def test_the_job_ends_with_the_process_that_does_its_errand(tmp_path: Path, do: 
     assert not errand.ended, "nobody was left to tell"
 
 
-def test_of_several_tasks_the_first_alone_writes_down_what_becomes_of_them(tmp_path: Path, do: Do) -> None:
+def test_only_the_first_of_several_tasks_writes_the_result(tmp_path: Path, do: Do) -> None:
     errand = errand_of(tmp_path, "echo $SLURM_PROCID")
     second = do(errand, SLURM_PROCID="1")
     assert second.communicate(timeout=LIMIT)[0] == "1\n"
     assert (said(tmp_path), errand.begun, errand.ended) == ("", {}, {})
 
 
-def test_a_job_has_the_environment_of_its_node_without_what_a_launcher_has_said_of_the_sweep(
+def test_a_job_has_the_environment_of_its_node_without_launcher_variables(
     tmp_path: Path, do: Do, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_RUN_ID", "of-the-sweep")
@@ -116,7 +114,7 @@ def test_a_job_has_the_environment_of_its_node_without_what_a_launcher_has_said_
     assert said(tmp_path) == "here 1\n"
 
 
-def test_what_a_node_reads_and_writes_is_plain_text(tmp_path: Path, do: Do) -> None:
+def test_files_that_a_node_reads_and_writes_are_plain_text(tmp_path: Path, do: Do) -> None:
     errand = errand_of(tmp_path, "true")
     do(errand).wait(LIMIT)
     for path in errand.path.parent.iterdir():

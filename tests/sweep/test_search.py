@@ -88,7 +88,7 @@ def test_values_are_of_the_space_in_hydras_syntax(start: Start) -> None:
         assert 8 <= int(d_ff) <= 64
 
 
-def test_a_search_that_goes_on_asks_for_what_it_would_have_asked_for(start: Start) -> None:
+def test_a_resumed_search_requests_the_trials_of_an_uninterrupted_search(start: Start) -> None:
     whole = work(start("whole"), 12)
     parts = work(start("parts"), 5)
     journal = Path(start("parts").folder.path / JOURNAL)
@@ -98,14 +98,14 @@ def test_a_search_that_goes_on_asks_for_what_it_would_have_asked_for(start: Star
     assert parts + work(start("parts"), 12) == whole
 
 
-def test_the_search_finds_what_is_better(start: Start) -> None:
+def test_the_search_finds_better_values(start: Start) -> None:
     """TPE against what is drawn at random, for a score that is easy to learn."""
     tried = work(start("one", trials=40, halving=None), 40)
     scales = [float(job[0].partition("=")[2]) for job in tried]
     assert sum(scales[20:]) / len(scales[20:]) < sum(scales[:3]) / 3
 
 
-def test_failed_trials_are_failed_trials_and_one_that_was_stopped_goes_on(start: Start) -> None:
+def test_failed_trials_count_as_failed_and_a_stopped_trial_resumes(start: Start) -> None:
     search = start("one", trials=12)
     states = [DONE, DIVERGED, PRUNED, STOPPED, NOT_STARTED]
     given = []
@@ -131,7 +131,7 @@ def test_failed_trials_are_failed_trials_and_one_that_was_stopped_goes_on(start:
     assert first.overrides == next(job.overrides for job in search.jobs if job.name == first.name)
 
 
-def test_successive_halving_ends_what_is_not_in_the_best_third(start: Start) -> None:
+def test_successive_halving_stops_trials_outside_the_best_third(start: Start) -> None:
     search = start("one", startup=50)
     jobs = [job for _ in range(6) if (job := search.next())]
     scores = [3.0, 2.0, 1.0, 5.0, 0.5, 4.0]
@@ -173,7 +173,7 @@ state done
 """
 
 
-def test_a_trial_that_others_leave_behind_is_ended_with_a_checkpoint_and_never_goes_on(
+def test_a_pruned_trial_stops_with_a_checkpoint_and_never_resumes(
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     composed, asked = small(), ["schedule.scale=interval(1,2)"]

@@ -80,7 +80,7 @@ def test_the_exit_status_is_that_of_the_job(job, status):
         assert keeper.wait() == status
 
 
-def test_a_job_that_is_asked_to_stop_may_take_its_time():
+def test_a_job_that_receives_a_stop_has_time_to_finish():
     job = "trap 'sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
     with subprocess.Popen(keep("bash", "-c", job), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as keeper:
         assert keeper.stdout.readline() == "ready\n"

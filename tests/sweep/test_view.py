@@ -13,7 +13,7 @@ RUNNING = SweepRow("seed-2", "running", step=4, steps=8, pace=1234.5, best=3.25,
 FAILED = SweepRow("seed-3", "out of memory", "data.batch_tokens: is 8", "seed-3.log", steps=8)
 
 
-def test_where_nobody_watches_each_change_is_a_line_and_what_was_known_is_none(capsys):
+def test_without_a_terminal_each_new_change_is_a_line(capsys):
     with SweepView([DONE]) as view:
         view.show([DONE, SweepRow("seed-2", "waiting"), SweepRow("seed-3", "waiting")])
         assert capsys.readouterr().out == ""
@@ -23,7 +23,7 @@ def test_where_nobody_watches_each_change_is_a_line_and_what_was_known_is_none(c
     assert lines == ["seed-2: running", "seed-3: out of memory, data.batch_tokens: is 8"]
 
 
-def test_a_minute_without_a_change_says_how_far_it_is(capsys, monkeypatch):
+def test_a_minute_without_a_change_prints_the_progress(capsys, monkeypatch):
     monkeypatch.setattr("tfm_blocks.sweep.view.MINUTE", 0.0)
     with SweepView([DONE, RUNNING]) as view:
         view.show([DONE, RUNNING])
@@ -31,7 +31,7 @@ def test_a_minute_without_a_change_says_how_far_it_is(capsys, monkeypatch):
     assert "1 of 2 done, 1 running; seed-2 step 4/8, 1,234 tokens/s, best val/loss 3.2500, 1:01:01 left" in told
 
 
-def test_the_end_tells_each_failure_with_its_log(capsys):
+def test_the_end_lists_each_failure_with_its_log(capsys):
     show_end([DONE, FAILED], "runs/x")
     told = capsys.readouterr().out
     assert "runs/x/seed-3.log" in told and "runs/x/seed-1.log" not in told
@@ -47,7 +47,7 @@ with SweepView(rows) as view:
 """
 
 
-def test_on_a_terminal_there_is_a_table_and_what_does_not_fit_is_what_waits():
+def test_on_a_terminal_a_table_omits_waiting_jobs_that_do_not_fit():
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "LINES": "14", "COLUMNS": "100"}
     subprocess.run([sys.executable, "-c", WATCHED], stdout=slave, env=environment, check=True)

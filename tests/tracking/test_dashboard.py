@@ -38,7 +38,7 @@ def test_what_is_rendered_is_read_back_by_wandb_workspaces_as_it_was(name: str) 
     assert rendered(back) == view
 
 
-def test_a_dashboard_that_cannot_be_pushed_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_a_dashboard_that_cannot_be_pushed_is_an_error_without_a_traceback(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "NETRC"))}
     command = ["-m", "tfm_blocks", "dashboard", "push", "training"]
     done = run_python(command, env=environment | {"HOME": str(tmp_path)})
@@ -48,7 +48,7 @@ def test_a_dashboard_that_cannot_be_pushed_is_told_without_a_traceback(tmp_path:
     assert "Traceback" not in done.stderr and "wandb login" in done.stderr.splitlines()[-1]
 
 
-def test_a_panel_says_to_wandb_what_the_file_says() -> None:
+def test_a_panel_in_wandb_equals_the_panel_of_the_file() -> None:
     importance, comparison = (workspace(read_dashboard(name, [CONF]), "p", "") for name in ("importance", "comparison"))
     configs = [
         panel._to_model().config.model_dump(by_alias=True) for one in importance.sections for panel in one.panels

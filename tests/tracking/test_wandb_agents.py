@@ -56,7 +56,7 @@ def test_models_of_ones_own_are_found_by_the_agent(tmp_path: Path) -> None:
         ("int(tag(log,interval(8,64)))", IntDistribution(8, 64, log=True)),
     ],
 )
-def test_an_interval_is_to_weights_and_biases_what_it_is_here(asked: str, expected: BaseDistribution) -> None:
+def test_an_interval_has_the_same_distribution_in_wandb(asked: str, expected: BaseDistribution) -> None:
     """As W&B's own scheduler reads the file."""
     told = yaml.safe_load(sweep_file(["model=tiny", f"d_ff={asked}"], None, "random", "val/loss", "p"))
     assert sweep_parameter_to_distribution(told["parameters"]["d_ff"]) == expected
@@ -76,6 +76,6 @@ def test_an_interval_is_to_weights_and_biases_what_it_is_here(asked: str, expect
         ),
     ],
 )
-def test_what_train_py_would_refuse_is_refused(overrides: list[str], metric: str, told: str) -> None:
+def test_a_sweep_that_train_py_would_refuse_is_refused(overrides: list[str], metric: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         sweep_file(overrides, None, "grid", metric, "project")

@@ -83,7 +83,7 @@ def test_a_step_has_all_on_one_device_and_waits_for_nothing(model: str) -> None:
         steps.read()  # which is for the steps that log
 
 
-def test_what_would_wait_for_the_device_is_found() -> None:
+def test_operations_that_synchronise_with_the_device_are_detected() -> None:
     x = torch.ones(3, device=META)
     with pytest.raises(RuntimeError):
         float(x.sum())

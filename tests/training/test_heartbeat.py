@@ -47,7 +47,7 @@ def test_what_is_done_is_told_until_its_end_and_only_by_who_speaks(
         heard()
 
 
-def test_what_somebody_else_says_puts_it_off(heard: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_output_postpones_the_heartbeat(heard: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence, "LONGEST", 0.5)
     with Heartbeat("reading", enabled=True) as told:
         time.sleep(0.3)

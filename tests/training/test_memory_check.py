@@ -106,13 +106,13 @@ def test_the_most_expensive_of_all_micro_batches_are_tried(small: Callable[..., 
     assert sum(rows * width**2 for rows, width in sizes[1]) >= 0.9 * max(products for _, products in costs)
 
 
-def test_what_is_most_expensive_in_both_ways_is_tried_once(small: Callable[..., Composed]) -> None:
+def test_a_batch_that_is_the_largest_in_both_ways_is_tried_once(small: Callable[..., Composed]) -> None:
     feed = trial(small("data.train=60", "data.step_tokens=5000", "data.batch_tokens=5000")).planned_corpus
     assert len(feed.plan(seed=1, epoch=0)) == 1
     assert len(list(worst(feed, 1, Ranks()))) == 1
 
 
-def test_a_trial_tells_its_peak_and_leaves_the_network_as_it_was(small: Callable[..., Composed]) -> None:
+def test_the_memory_check_returns_its_peak_and_does_not_change_the_network(small: Callable[..., Composed]) -> None:
     one = trial(small("dropout=0.3"))
     before = [parameter.detach().clone() for parameter in one.network.parameters()]
     state = torch.random.get_rng_state()

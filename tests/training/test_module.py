@@ -221,7 +221,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_run_with_the_weights_of_the_ste
         assert torch.equal(one, other)
 
 
-def test_a_patience_that_a_resume_has_lowered_below_what_was_skipped_before_ends_the_run(
+def test_a_resume_with_a_patience_below_the_skipped_steps_ends_the_run(
     small: Callable[..., Composed],
 ) -> None:
     skipped = make(small("trainer.patience_nan=2"))[0].skipped
@@ -272,7 +272,7 @@ def test_dropout_of_a_step_does_not_depend_on_what_was_drawn_before(small: Calla
     assert max(float((one - other).abs().max()) for one, other in zip(*weights, strict=True)) < 1e-6
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_has_the_weights_of_one_without_a_stop(
+def test_a_run_resumed_from_a_checkpoint_has_the_weights_of_an_uninterrupted_run(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     whole, data = make(small("dropout=0.3"))
@@ -369,7 +369,9 @@ def test_callbacks_of_ones_own_trainer_see_the_values_of_metrics_csv(
     assert read_rows(path) == rows, "a logger of Lightning gets the same rows"
 
 
-def test_lightnings_callbacks_monitor_what_training_measures(small: Callable[..., Composed], tmp_path: Path) -> None:
+def test_callbacks_of_lightning_can_monitor_the_metrics_of_training(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
     module, data = make(small("trainer.log_every=2", "schedule.peak=1e-9"))
     stop = EarlyStopping("val/bleu", mode="max", patience=1, min_delta=100.0)
     best = ModelCheckpoint(tmp_path, "{step}", monitor="val/loss")

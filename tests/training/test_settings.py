@@ -36,7 +36,7 @@ def test_numbers_with_an_exponent_are_numbers(small: Callable[..., Composed]) ->
     assert settings.optimizer.eps == 1e-9
 
 
-def test_all_that_is_wrong_in_any_group_is_told_together(small: Callable[..., Composed]) -> None:
+def test_problems_of_all_groups_are_reported_together(small: Callable[..., Composed]) -> None:
     groups = ["data=text", "data.dir=x", "data.max_length=0", "optimizer.eps=-1", "+optimizer.lr=1", "schedule=linear"]
     rest = ["schedule.warmup=9", "trainer.steps=6", "trainer.average=3", "trainer.clip=0", "+logger.tensorbord={}"]
     with pytest.raises(ConfigError) as caught:
@@ -59,7 +59,7 @@ def test_all_that_is_wrong_in_any_group_is_told_together(small: Callable[..., Co
         (["callbacks.early_stopping.monitor=val/bleu", "callbacks.early_stopping.patience=1", "trainer.validate_sentences=0"], "but trainer.validate_sentences is 0"),
     ],
 )  # fmt: skip
-def test_early_stopping_monitors_what_the_run_measures(
+def test_early_stopping_monitors_metrics_of_the_run(
     small: Callable[..., Composed], overrides: list[str], told: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -124,7 +124,9 @@ def test_whatever_a_value_is_it_is_read_or_refused_with_a_way_out(small: Callabl
         ("+trainer.stepz=3", "trainer.stepz"),
     ],
 )
-def test_what_cannot_be_is_refused_at_its_address(small: Callable[..., Composed], override: str, address: str) -> None:
+def test_an_invalid_value_is_refused_with_its_address(
+    small: Callable[..., Composed], override: str, address: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         read_run(small(override).mapping)
     assert [problem.address for problem in caught.value.problems] == [address]
@@ -133,7 +135,7 @@ def test_what_cannot_be_is_refused_at_its_address(small: Callable[..., Composed]
 @pytest.mark.parametrize(
     ("override", "address"), [("trainer.ema=0.9", "trainer.ema"), ("trainer.compile=true", "trainer.compile")]
 )
-def test_what_needs_the_whole_weights_is_refused_where_they_are_shared_out(
+def test_options_that_need_full_weights_are_refused_with_sharded_weights(
     small: Callable[..., Composed], override: str, address: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"needs unsharded weights(?s:.*)trainer\.strategy=ddp") as caught:

@@ -50,7 +50,7 @@ def test_coverage_leaves_nbest_of_all_hypotheses_of_the_beam(translator):
 
 
 @pytest.mark.parametrize("wrong", [{"coverage": 0.2}, {"beam": 2, "coverage": -0.1}, {"beam": 2, "coverage": math.nan}])
-def test_what_coverage_cannot_be(wrong):
+def test_invalid_coverage_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="coverage"):
         Search(**wrong)
 

@@ -94,7 +94,7 @@ PENALTIES = {
     ("beam", "nbest"), [(4, 4), *(pytest.param(beam, 1, marks=pytest.mark.grid) for beam in (2, 4))]
 )
 @pytest.mark.parametrize("penalty", PENALTIES.values(), ids=PENALTIES)
-def test_a_patient_search_finds_what_one_that_never_stops_early_finds(beam, nbest, penalty):
+def test_a_patient_search_equals_a_search_without_early_stopping(beam, nbest, penalty):
     made, put, most = network(20), sources(vocab=20), [14, 14, 5, 9, 14]
     found = beam_search(made, put, bounds(most), beam=beam, penalty=penalty, nbest=nbest, patient=True)
     for row, longest in enumerate(most):

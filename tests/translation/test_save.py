@@ -43,7 +43,7 @@ def test_a_saved_network_translates_as_before_in_python_and_on_the_command_line(
     assert "saved" in capsys.readouterr().out
 
 
-def test_the_folder_says_no_more_than_is_known(translator: Translator, tmp_path: Path) -> None:
+def test_a_saved_folder_records_only_known_facts(translator: Translator, tmp_path: Path) -> None:
     folder = tfm.save(translator.network, tmp_path / "mine", tokenizer=translator.tokenizer)
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.yaml", "model.json", "status.json", "tokenizer.json", "weights.safetensors",
@@ -64,7 +64,7 @@ def test_another_run_starts_with_the_weights_of_a_saved_network(translator: Tran
     assert all(torch.equal(one, weights_of(network)[name]) for name, one in weights_of(translator.network).items())
 
 
-def test_what_could_not_be_loaded_again_is_refused_and_nothing_is_written(
+def test_a_model_that_could_not_be_loaded_again_is_refused_before_writing(
     translator: Translator, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer: has 26\d subwords, but the model has a vocabulary of"):

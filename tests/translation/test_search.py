@@ -114,7 +114,7 @@ def running_sum(monkeypatch):
 
 
 @pytest.mark.parametrize("beam", [2, 5])
-def test_what_a_recurrent_block_remembers_goes_with_its_hypothesis(running_sum, beam):
+def test_the_state_of_a_recurrent_block_follows_its_hypothesis(running_sum, beam):
     made, put = network(**{"model.graph.decoder.layer.self": "{block: running_sum, mask: null}"}), sources()
     for row, hypotheses in enumerate(beam_search(made, put, bounds([8] * 5), beam=beam, penalty=gnmt(0.6), nbest=beam)):
         src_S = put["src"][row][put["src"][row] != PAD]
@@ -164,7 +164,7 @@ def test_the_fewest_and_the_most_tokens_are_kept(beam):
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_a_translation_begins_with_its_prefix_and_goes_on_as_the_model_says(beam):
+def test_a_translation_begins_with_its_prefix_and_continues_by_the_model(beam):
     made, put = network(), sources()
     free = beam_search(made, put, bounds([9] * 5), beam=beam, penalty=gnmt(0.6))
     prefixes = [[5, 6, 7], [], [9], [8, 8], []]
@@ -178,7 +178,7 @@ def test_a_translation_begins_with_its_prefix_and_goes_on_as_the_model_says(beam
 
 
 @torch.no_grad()
-def test_a_beam_tells_logits_that_are_not_finite_for_any_of_its_hypotheses():
+def test_non_finite_logits_of_any_hypothesis_are_reported():
     made, put = (
         network(40, **{"model.graph.tgt_emb": "{same: null, block: embedding}", "model.graph.logits.tie": None}),
         sources(),

@@ -90,7 +90,7 @@ def test_a_line_is_cut_between_characters(translator):
 @pytest.mark.parametrize(
     ("lines", "told"), [("zwei\n", "ends after 1 lines"), ("zwei\n\nund\n", "more lines than the 2")]
 )
-def test_a_prefix_file_of_another_length_is_told(translator, tmp_path, lines, told):
+def test_a_prefix_file_of_another_length_is_an_error(translator, tmp_path, lines, told):
     (tmp_path / "prefix").write_text(lines)
     assert told in run(translator, b"Haus\nFluss\n", prefix=tmp_path / "prefix")[1]
 

@@ -176,7 +176,7 @@ def test_a_vocabulary_other_than_the_tokenizers_is_refused(translator):
         Translator(tfm.build("tiny", layers=1, vocab=41), translator.tokenizer)
 
 
-def test_a_sentence_beyond_the_known_positions_is_told_by_its_number(translator):
+def test_a_sentence_longer_than_the_positions_is_an_error_with_its_line(translator):
     position = "{block: learned_position, max_length: 6}"
     knobs = {"layers": 1, "d_model": 16, "vocab": translator.tokenizer.size, "model.graph.src_pos": position}
     short = Translator(tfm.build("tiny", **knobs).eval(), translator.tokenizer)
@@ -196,7 +196,7 @@ def untied(translator):
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "plain", "sampling"])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 @torch.no_grad()
-def test_a_sentence_whose_logits_are_not_finite_is_told(untied, search, wrong):
+def test_a_sentence_with_non_finite_logits_is_an_error(untied, search, wrong):
     texts = ["am Fluss", "zwei Kinder", "ein Haus"]
     (*_, id) = untied.tokenizer.encode(texts[1])
     untied.network["src_emb"].block.weight[id] = wrong
@@ -207,7 +207,7 @@ def test_a_sentence_whose_logits_are_not_finite_is_told(untied, search, wrong):
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "plain", "sampling"])
 @torch.no_grad()
-def test_weights_that_overflow_are_told(translator, search):
+def test_weights_that_overflow_are_an_error(translator, search):
     broken = copy.deepcopy(translator)
     norms = [one for one in broken.network.modules() if hasattr(one, "normalized_shape")]
     norms[-1].weight *= 1e38
@@ -216,13 +216,13 @@ def test_weights_that_overflow_are_told(translator, search):
 
 
 @pytest.mark.parametrize("device", ["foo", "meta"])
-def test_a_device_that_cannot_compute_is_told(translator, tmp_path, device):
+def test_an_unusable_device_is_an_error(translator, tmp_path, device):
     save(translator, tmp_path / "run")
     with pytest.raises(RunError, match=f"'{device}' cannot be used"):
         Translator.load(tmp_path / "run", device=device)
 
 
-def test_a_run_of_a_model_that_is_not_autoregressive_is_told(translator, tmp_path):
+def test_a_model_that_is_not_autoregressive_is_an_error(translator, tmp_path):
     graph = {"emb": {"block": "embedding", "in": "src"}, "out": {"block": "unembed"}}
     model = {"inputs": {"src": "B S"}, "args": {"d_model": 8, "vocab": translator.tokenizer.size}, "graph": graph}
     write_model(tmp_path, model, [])

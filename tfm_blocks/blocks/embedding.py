@@ -18,7 +18,8 @@ from tfm_blocks.registry.blocks import block
     source="Vaswani et al. 2017, section 3.4",
     tieable="weight",
     where={
-        "vocab >= 1": "there is at least one token",
+        "vocab > first": "a row is needed for the ids from first on",
+        "first >= 0": "ids are counted from 0",
         "d_model >= 1": "the width is at least 1",
         "scale > 0": "a vector keeps its direction",
     },
@@ -26,20 +27,25 @@ from tfm_blocks.registry.blocks import block
 class Embedding(nn.Module):
     """E[x] · scale: ids_BN -> x_BND. `scale` defaults to √d_model.
 
+    The ids below `first` have no row and read the row of the id `first`. With `first: 1` padding has no row; with
+    `first: 2` the begin of a sequence also reads the row of its end, as in GPT-2.
+
     Also known as: token embedding, lookup table.
     Use: the first node of an input of ids.
     """
 
-    def __init__(self, *, vocab: int, d_model: int, scale: float | None = None) -> None:
+    def __init__(self, *, vocab: int, d_model: int, scale: float | None = None, first: int = 0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab, d_model))
+        self.weight = nn.Parameter(torch.empty(vocab - first, d_model))
+        self.first = first
         self.scale = math.sqrt(d_model) if scale is None else scale
 
     def initialise(self, name: str, generator: Generator) -> None:
         normal_(self.weight, self.weight.shape[1], generator)
 
     def forward(self, x_BN: Tensor) -> Tensor:
-        return F.embedding(x_BN, self.weight) * self.scale
+        rows_BN = (x_BN - self.first).clamp(min=0) if self.first else x_BN
+        return F.embedding(rows_BN, self.weight) * self.scale
 
 
 @block(
@@ -47,18 +53,28 @@ class Embedding(nn.Module):
     "x: B N D -> B N vocab",
     source="Vaswani et al. 2017, section 3.4",
     tieable="weight",
-    where={"vocab >= 1": "there is at least one token"},
+    where={
+        "vocab > first": "a row is needed for the ids from first on",
+        "first >= 0": "ids are counted from 0",
+    },
 )
 class Unembed(Linear):
     """x W^T: x_BND -> logits_BNV. With `tie`, W is the embedding's matrix; `out_bias` adds a bias for each token.
+
+    The ids below `first` have no row in W, and their logits are -inf.
 
     Also known as: LM head, output projection, classifier.
     Use: the last node; `tie` shares the matrix of the embedding.
     Cost: d · vocab multiply-adds for each position.
     """
 
-    def __init__(self, D: int, *, vocab: int, out_bias: bool = False) -> None:
-        super().__init__(D, vocab, bias=out_bias)
+    def __init__(self, D: int, *, vocab: int, out_bias: bool = False, first: int = 0) -> None:
+        super().__init__(D, vocab - first, bias=out_bias)
+        self.first = first
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        logits_BNV = super().forward(x_BND)
+        return F.pad(logits_BNV, (self.first, 0), value=-math.inf) if self.first else logits_BNV
 
 
 @block(
@@ -68,7 +84,7 @@ class Unembed(Linear):
     source="Gemma Team 2024 (Gemma 2), section 2, logit soft-capping",
 )
 class TanhCap(nn.Module):
-    """cap · tanh(x / cap), which bounds logits by `cap`: x_BND -> x_BND.
+    """cap · tanh(x / cap), which bounds logits by `cap`: x_BND -> x_BND. A logit of -inf stays -inf.
 
     Also known as: final logit soft-capping.
     Use: weights of Gemma 2.
@@ -79,4 +95,4 @@ class TanhCap(nn.Module):
         self.cap = cap
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        return torch.tanh(x_BND / self.cap) * self.cap
+        return (torch.tanh(x_BND / self.cap) * self.cap).where(x_BND > -math.inf, x_BND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ def add_commands(commands: options.Commands) -> None:
     shapes = command.add_mutually_exclusive_group()
     for shape in ("csv", "markdown", "latex", "json"):
         shapes.add_argument(f"--{shape}", action="store_true", help=f"print {shape} instead of tables")
+    what = "write the figures of a paper into this folder, as PDF and SVG"
+    command.add_argument("--figures", type=Path, metavar="FOLDER", help=what)
     command.add_argument("--matrix", action="store_true", help="print only the matrix of models and tasks")
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
     command = options.add_command(commands, "report", _report, "write a page about runs", what)
@@ -34,7 +37,7 @@ def add_commands(commands: options.Commands) -> None:
 
 def _add_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="run folders, or the folder of a sweep")
-    what = "run against which, with all its seeds, the others are tested"
+    what = "run whose model, with all its seeds, is the baseline of the tests"
     command.add_argument("--baseline", metavar="RUN", help=what)
     what = "scores that tfm evaluate --test wrote, such as beam4 (default: the scores of the training)"
     command.add_argument("--scores", metavar="NAME", help=what)
@@ -57,6 +60,15 @@ def _compare(arguments: argparse.Namespace) -> None:
         show = compare.print_markdown if arguments.markdown else compare.show_tables
         show = compare.print_latex if arguments.latex else show
         show([matrix_table(matrix)] if matrix else tables_of(comparison), comparison.notes)
+    if arguments.figures:
+        _save_figures(comparison, arguments.figures)
+
+
+def _save_figures(comparison: Comparison, folder: Path) -> None:
+    from tfm_blocks.report.paper import save_figures
+
+    for path in save_figures(comparison, folder):
+        print(f"{path}", file=sys.stderr)
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:

@@ -22,7 +22,7 @@ def add_commands(commands: options.Commands) -> None:
     command = options.add_command(commands, "diff", _diff, "show how two models differ", what)
     what = "two models or run folders, each followed by its overrides: base heads=8 base heads=4"
     command.add_argument("words", nargs="+", metavar="MODEL|RUN", help=what)
-    options.add_file(command, "draw the second model with its changes marked: .svg, .pdf, .png or .tex")
+    options.add_file(command, "draw both models with their changes marked: .svg, .pdf, .png or .tex")
     options.add_config_dir(command)
     options.add_plugins(command)
     add_lengths(command)
@@ -39,21 +39,18 @@ def _diff(arguments: argparse.Namespace) -> None:
     names = " ".join([first, *ours]), " ".join([second, *theirs])
     difference = compare_models(names, a, b, requested_lengths(arguments, [*a.inputs, *b.inputs]))
     if arguments.path:
-        _draw(arguments.path, b, difference)
+        _draw(arguments.path, a, b, difference)
     if arguments.json:
         print_json(model_difference_record(difference))
     else:
         show_model_difference(difference, a, b)
 
 
-def _draw(path: Path, spec: Spec, difference: ModelDifference) -> None:
-    from tfm_blocks.figures.draw import Content
-    from tfm_blocks.figures.figure import Style, picture_of, write_figure
-    from tfm_blocks.registry.blocks import REGISTRY
-    from tfm_blocks.report.difference_marks import marks_of_second
+def _draw(path: Path, a: Spec, b: Spec, difference: ModelDifference) -> None:
+    from tfm_blocks.figures.figure import Style, write_figure
+    from tfm_blocks.report.difference_marks import difference_picture
 
-    style = Style(title=" → ".join(difference.names), marks=marks_of_second(spec, difference))
-    write_figure(path, picture_of(spec, REGISTRY, Content()), style)
+    write_figure(path, difference_picture(a, b, difference), Style(title=" → ".join(difference.names)))
 
 
 def split_models(words: Sequence[str], counts: Collection[int]) -> list[tuple[str, list[str]]]:

@@ -27,12 +27,12 @@ def add_commands(commands: options.Commands) -> None:
     command = add_model(commands, "figure", _figure, "draw a model or a run like figure 1 of its paper", "MODEL|RUN")
     options.add_file(command, "write the figure to this file: .svg, .pdf, .png or .tex (TikZ)", required=True)
     add = command.add_argument
-    what = "draw every layer (none), alike layers once (layers), or each stack as one box (stacks)"
+    what = "draw every layer (none), identical layers once (layers), or each stack as one box (stacks)"
     add("--fold", choices=get_args(Fold), default="layers", help=what)
-    add("--of", default="", metavar="ADDRESS", help="draw only this node, layer or stack, such as encoder.0; larger")
+    add("--of", default="", metavar="ADDRESS", help="draw only this node, layer or stack, such as encoder.0, enlarged")
     add("--theme", choices=list(THEMES), default="paper", help="colours (paper)")
     add("--shapes", action="store_true", help="write shapes on the arrows, such as B S 512")
-    what = "write parameters and multiply-adds into the boxes, for one row of 32 tokens of each input"
+    what = "write parameters and multiply-adds into the boxes, for one sentence of 32 tokens per input"
     add("--cost", action="store_true", help=what)
 
 

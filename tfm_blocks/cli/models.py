@@ -148,7 +148,7 @@ def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Name
     if not Path(model).is_dir():
         return _checked_model(model, overrides, arguments)
     if overrides:
-        rule = f"has its settings, and none can be changed: {shown(overrides[0])}"
+        rule = f"is a run folder, whose settings cannot be changed: {shown(overrides[0])}"
         raise ConfigError(Problem(model, rule, help="show the model by its name, with what differs"))
     return read_spec(Path(model), arguments.plugins), Sources()
 

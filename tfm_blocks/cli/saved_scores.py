@@ -48,7 +48,7 @@ def _refuse_other_modes(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for options that --test replaces."""
     for option in ("src", "ref", "text", "against", "checkpoint"):
         if getattr(arguments, option) is not None:
-            rule = f"--test scores the final weights on one test set, so it does not go with --{option}"
+            rule = f"--test scores the final weights on one test set, so it cannot be combined with --{option}"
             raise ConfigError(Problem(f"--{option}", rule, help="leave one of them out"))
 
 

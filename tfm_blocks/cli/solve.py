@@ -70,7 +70,9 @@ def _solve(arguments: argparse.Namespace) -> None:
     load_plugins(arguments.plugins)
     requested = number or _cost_of_reference(arguments, budget)
     if number and arguments.like:
-        raise ConfigError(Problem("--like", f"and {number:,} are two budgets", help="leave one of them out"))
+        raise ConfigError(
+            Problem("--like", f"cannot be combined with the number {number:,}", help="leave one of them out")
+        )
     composed = compose_model(arguments.model, overrides, arguments.config_dir)
     within = budget.within if arguments.within is None else arguments.within / 100
     solution = solve(composed, knobs, budget, requested, within)

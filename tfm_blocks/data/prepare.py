@@ -8,7 +8,7 @@ from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
 
-from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
+from tfm_blocks.data.cache import cache_folder, cache_key, expand_home, find_or_build
 from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
 from tfm_blocks.data.dates import date_splits
 from tfm_blocks.data.probe_corpora import probe_corpora
@@ -16,7 +16,7 @@ from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings, TextSettings
 from tfm_blocks.data.text import Split, find_splits
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.errors import DataError, Problem
+from tfm_blocks.errors import ConfigError, DataError, Problem
 
 FORMAT = 2  # version of the cache format
 SAMPLE = 1_000_000  # maximum rows for training the tokenizer: more cost memory and change little
@@ -52,7 +52,8 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
     if settings.first:
         splits = {name: split.first(settings.first) for name, split in splits.items()}
     cache = cache_folder(settings.cache)
-    tokenizer = _tokenizer(cache / "tokenizers", splits, vocab)
+    kept = settings.tokenizer
+    tokenizer = _existing_tokenizer(kept) if kept else _tokenizer(cache / "tokenizers", splits, vocab)
     corpora: dict[str, Corpus] = {
         name: _corpus(cache / "corpora", splits[name], tokenizer, settings, training=name == "train")
         for name in ("val", "test", "train")  # small splits first, so that their errors appear early
@@ -60,9 +61,18 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
     }
     for name in splits:
         tell(_report(name, corpora[name], settings))
-    requested = f", {vocab:,} requested" if tokenizer.size < vocab else ""
+    requested = f", {vocab:,} requested" if tokenizer.size < vocab and not kept else ""
     tell(f"data: vocabulary of {tokenizer.size:,} subwords{requested}")
     return Prepared(tokenizer=tokenizer, **corpora)
+
+
+def _existing_tokenizer(run: str) -> Tokenizer:
+    """Return the tokenizer of a run folder. Raises ConfigError if there is none, and RunError if it is damaged."""
+    path = expand_home("data.tokenizer", run) / "tokenizer.json"
+    if not path.is_file():
+        help = "name a run folder; tfm import makes one of a published model"
+        raise ConfigError(Problem("data.tokenizer", f"there is no file {path}", help=help))
+    return Tokenizer.load(path)
 
 
 def _tokenizer(cache: Path, splits: Mapping[str, Split], vocab: int) -> Tokenizer:

@@ -31,6 +31,7 @@ class PairSettings(Settings):
     step_tokens: approximate maximum of target tokens, eos included, of an optimizer step.
     batch_tokens: maximum padded tokens of a micro-batch, over all columns.
     first: number of rows to read from the start of each split; null: all.
+    tokenizer: a run folder whose tokenizer is used; null: learn one from the training text.
     cache: folder of tokenizers and encoded text; null: $TFM_BLOCKS_CACHE, else the user's cache folder; none: no
     cache.
     """
@@ -39,6 +40,7 @@ class PairSettings(Settings):
     step_tokens: int
     batch_tokens: int
     first: Count | None = None
+    tokenizer: str | None = None
     cache: str | None = None
 
     @field_validator("step_tokens", "batch_tokens")
@@ -172,7 +174,7 @@ class TextSettings(PairSettings):
 class LmSettings(Settings):
     """Settings of plain text files, also .gz, in the folder `dir`, packed into rows of `context` tokens.
 
-    Each line ends with eos. test may be null. step_tokens, batch_tokens, first and cache are as in PairSettings.
+    Each line ends with eos. test may be null. The other settings are as in PairSettings.
     """
 
     kind: Literal["lm"]
@@ -184,6 +186,7 @@ class LmSettings(Settings):
     step_tokens: int
     batch_tokens: int
     first: Count | None = None
+    tokenizer: str | None = None
     cache: str | None = None
 
     @field_validator("step_tokens", "batch_tokens")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
@@ -114,6 +115,10 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """Read a file of `save`. Raises RunError if it is missing, damaged or another kind of tokenizer."""
+        from tfm_blocks.data.published_tokenizer import PublishedTokenizer, is_published
+
+        if is_published(path):
+            return PublishedTokenizer.load(path)
         pieces = _read_pieces(path)
         if not isinstance(pieces.model, (models.BPE, models.WordLevel)) or [
             pieces.token_to_id(name) for name in SPECIAL
@@ -130,14 +135,21 @@ def _read_pieces(path: Path) -> Pieces:
     """Read the library's tokenizer; unsupported settings give a tokenizer without BPE. Raises RunError."""
     if not path.is_file():
         raise RunError(Problem(str(path), "the tokenizer is missing"))
-    try:
+    with refusing_damage(str(path)):
         text = path.read_text(encoding="utf-8")
         return Pieces.from_str(text) if _has_known_settings(json.loads(text)) else Pieces(models.WordLevel())
+
+
+@contextmanager
+def refusing_damage(where: str) -> Iterator[None]:
+    """Raise RunError for any error inside, a panic of the Rust library included."""
+    try:
+        yield
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of the Rust library
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         rule = f"cannot be read as a tokenizer: {(str(error).splitlines() or [''])[0]}"
-        raise RunError(Problem(str(path), rule, help="the file is damaged: restore it")) from None
+        raise RunError(Problem(where, rule, help="the file is damaged: restore it")) from None
 
 
 def _has_known_settings(record: object) -> bool:

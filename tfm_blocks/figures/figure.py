@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tfm_blocks.errors import ConfigError, Problem, shown
@@ -11,7 +10,7 @@ from tfm_blocks.figures.draw import Content, draw_model
 from tfm_blocks.figures.layout import lay_out
 from tfm_blocks.figures.picture import FigurePicture
 from tfm_blocks.figures.svg import to_svg
-from tfm_blocks.figures.themes import THEMES, Mark, Theme
+from tfm_blocks.figures.themes import THEMES, Theme
 from tfm_blocks.figures.tikz import to_tikz
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.registry.blocks import Registry
@@ -21,12 +20,11 @@ SUFFIXES = (".svg", ".pdf", ".png", ".tex")
 
 @dataclass(frozen=True)
 class Style:
-    """How a picture is drawn: its theme, its title for screen readers, its scale, and marks of nodes by address."""
+    """How a picture is drawn: its theme, its title for screen readers, and its scale."""
 
     theme: Theme = THEMES["paper"]
     title: str = ""
     scale: float = 1.0
-    marks: Mapping[str, Mark] = field(default_factory=dict)
 
 
 def picture_of(spec: Spec, registry: Registry, content: Content) -> FigurePicture:
@@ -36,13 +34,13 @@ def picture_of(spec: Spec, registry: Registry, content: Content) -> FigurePictur
 
 def svg_of(picture: FigurePicture, style: Style) -> str:
     """Return a picture as SVG."""
-    return to_svg(picture, style.theme, style.marks, title=style.title, scale=style.scale)
+    return to_svg(picture, style.theme, title=style.title, scale=style.scale)
 
 
 def expect_format(path: Path) -> None:
     """Raise ConfigError unless a figure can be written to this path."""
     if path.suffix not in SUFFIXES:
-        rule = f"a figure is a file {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, but this is {shown(path.name)}"
+        rule = f"must be a file {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, but is {shown(path.name)}"
         raise ConfigError(Problem("-o", rule, help=f"write -o {path.stem or 'figure'}.svg"))
 
 
@@ -53,12 +51,12 @@ def write_figure(path: Path, picture: FigurePicture, style: Style) -> None:
         if path.suffix == ".svg":
             path.write_text(svg_of(picture, style), "utf-8")
         elif path.suffix == ".tex":
-            text = to_tikz(picture, style.theme, style.marks, title=style.title, scale=style.scale)
+            text = to_tikz(picture, style.theme, title=style.title, scale=style.scale)
             path.write_text(text, "utf-8")
         else:
             from tfm_blocks.figures.raster import write_raster
 
-            write_raster(path, picture, style.theme, style.marks, scale=style.scale)
+            write_raster(path, picture, style.theme, scale=style.scale)
     except OSError as error:
         rule = f"cannot be written: {error.strerror}"
         raise ConfigError(Problem(str(path), rule, help="choose a file in a folder that you can write")) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tfm_blocks.figures.drawing import Arrow, Box, Drawing, Frame, Side, boxes
-from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, PlacedBox, PlacedPlate, Text
+from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, PlacedBox, PlacedPlate, Text, rounded
 from tfm_blocks.figures.routes import BoxPort, Line, Routes, SideOf, Spine, Track, find_routes, roof
 from tfm_blocks.figures.sizes import (
     BELOW,
@@ -71,10 +71,10 @@ class _Layout:
         plates = [self._plate(frame) for frame in self.corners if frame is not self.drawing.root]
         arrows = [placed for arrow in self.drawing.arrows for placed in self._arrow(arrow)]
         placed = [self._box(box) for box in boxes(self.drawing.root)]
-        return FigurePicture(_round(width), _round(height), tuple(plates), tuple(arrows), tuple(placed))
+        return FigurePicture(rounded(width), rounded(height), tuple(plates), tuple(arrows), tuple(placed))
 
     def _flip(self, y: float) -> float:
-        return _round(self.height - y)
+        return rounded(self.height - y)
 
     def _plate(self, frame: Frame) -> PlacedPlate:
         grid, (x, y) = self.sizes.grids[frame], self.corners[frame]
@@ -85,7 +85,9 @@ class _Layout:
         edge = inner - 4 if left else inner + width - grid.label_width + 4
         texts = self._lines(label_lines(frame), edge, y + bottom + height / 2, "end" if left else "start")
         top = self._flip(y + grid.size.height)
-        return PlacedPlate(frame, _round(inner), top, _round(width - grid.label_width), _round(grid.size.height), texts)
+        return PlacedPlate(
+            frame, rounded(inner), top, rounded(width - grid.label_width), rounded(grid.size.height), texts
+        )
 
     def _row_height(self, frame: Frame, row: int) -> float:
         grid = self.sizes.grids[frame]
@@ -102,15 +104,15 @@ class _Layout:
         if box.glyph == "wave":
             sign = -1 if box_side(box) == "left" else 1
             centre = x + sign * (PLUS + BESIDE + WAVE)
-            wave = (_round(centre), self._flip(middle))
+            wave = (rounded(centre), self._flip(middle))
             edge = centre + sign * (WAVE + BESIDE)
             texts = self._lines(box_lines(box), edge, middle, "end" if sign < 0 else "start")
         else:
             texts = self._lines(box_lines(box), x, middle, "middle")
         if box.output:
-            texts += (Text(box.output, _round(x + 4), self._flip(y + size.body + 2.5), NOTE, "start"),)
-        left, top = _round(x - half_width), self._flip(middle + half_height)
-        return PlacedBox(box, left, top, _round(2 * half_width), _round(2 * half_height), texts, wave)
+            texts += (Text(box.output, rounded(x + 4), self._flip(y + size.body + 2.5), NOTE, "start"),)
+        left, top = rounded(x - half_width), self._flip(middle + half_height)
+        return PlacedBox(box, left, top, rounded(2 * half_width), rounded(2 * half_height), texts, wave)
 
     def _half_width(self, box: Box) -> float:
         return self.sizes.items[box].left
@@ -121,7 +123,7 @@ class _Layout:
         texts = []
         for text, size in lines:
             y -= size * LEADING
-            texts.append(Text(text, _round(x), self._flip(y + size * 0.33), size, align))  # type: ignore[arg-type]
+            texts.append(Text(text, rounded(x), self._flip(y + size * 0.33), size, align))  # type: ignore[arg-type]
         return tuple(texts)
 
     def _arrow(self, arrow: Arrow) -> Iterator[PlacedArrow]:
@@ -150,7 +152,7 @@ class _Layout:
     def _placed(self, arrow: Arrow, points: Sequence[Point], *, head: bool = False) -> PlacedArrow:
         (x, y), (last_x, last_y) = points[-2:]
         far = abs(x - last_x) + abs(y - last_y) >= HEAD
-        return PlacedArrow(arrow, tuple((_round(x), self._flip(y)) for x, y in points), head or far)
+        return PlacedArrow(arrow, tuple((rounded(x), self._flip(y)) for x, y in points), head or far)
 
     def _points(self, arrow: Arrow, start: Point) -> list[Point]:
         """Return the corners of the line: each vertical line fixes x, each horizontal one y."""
@@ -226,7 +228,3 @@ def _without_middles(points: Sequence[Point]) -> list[Point]:
 
 def _close(first: Point, second: Point) -> bool:
     return abs(first[0] - second[0]) < 0.05 and abs(first[1] - second[1]) < 0.05
-
-
-def _round(value: float) -> float:
-    return round(value, 1) + 0.0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tfm_blocks.figures.drawing import Arrow, Box, Frame
+from tfm_blocks.figures.themes import Mark
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,10 @@ class Text:
 
 @dataclass(frozen=True)
 class PlacedBox:
-    """A box with its rectangle and texts. `wave` is the centre of the circle of a positional encoding."""
+    """A box with its rectangle and texts. `wave` is the centre of the circle of a positional encoding.
+
+    `mark` says how a box or plate differs from another model.
+    """
 
     box: Box
     x: float
@@ -30,6 +34,7 @@ class PlacedBox:
     height: float
     texts: tuple[Text, ...]
     wave: tuple[float, float] | None = None
+    mark: Mark | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class PlacedPlate:
     width: float
     height: float
     texts: tuple[Text, ...]
+    mark: Mark | None = None
 
 
 @dataclass(frozen=True)
@@ -62,3 +68,8 @@ class FigurePicture:
     plates: tuple[PlacedPlate, ...]
     arrows: tuple[PlacedArrow, ...]
     boxes: tuple[PlacedBox, ...]
+
+
+def rounded(value: float) -> float:
+    """Return a coordinate with the precision of a file, and without a negative zero."""
+    return round(value, 1) + 0.0

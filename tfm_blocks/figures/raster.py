@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +10,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch, Polygon
 
+from tfm_blocks.figures.marks import sign_of
 from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, PlacedBox, PlacedPlate, Text
 from tfm_blocks.figures.sizes import WAVE
-from tfm_blocks.figures.svg import mark_of
-from tfm_blocks.figures.themes import SIGNS, Mark, Theme
+from tfm_blocks.figures.themes import Mark, Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,9 +24,7 @@ ALIGN = {"start": "left", "middle": "center", "end": "right"}
 PLATES, ARROWS, BOXES = 1, 2, 3  # from the back to the front
 
 
-def write_raster(
-    path: Path, picture: FigurePicture, theme: Theme, marks: Mapping[str, Mark], *, scale: float = 1.0
-) -> None:
+def write_raster(path: Path, picture: FigurePicture, theme: Theme, *, scale: float = 1.0) -> None:
     """Write a picture to a .png or .pdf file, without the time and the versions that would change its bytes."""
     truetype = 42  # which journals accept
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "pdf.fonttype": truetype}):
@@ -37,7 +34,7 @@ def write_raster(
         FigureCanvasAgg(figure)
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, picture.width), ylim=(picture.height, 0))
         axes.axis("off")
-        painter = _Painter(axes, theme, marks, scale)
+        painter = _Painter(axes, theme, scale)
         painter.paint(picture)
         none = (
             {"CreationDate": None, "Creator": None, "Producer": None} if path.suffix == ".pdf" else {"Software": None}
@@ -48,10 +45,9 @@ def write_raster(
 class _Painter:
     """Paint on axes whose unit is a point."""
 
-    def __init__(self, axes: Axes, theme: Theme, marks: Mapping[str, Mark], scale: float) -> None:
+    def __init__(self, axes: Axes, theme: Theme, scale: float) -> None:
         self.axes = axes
         self.theme = theme
-        self.marks = marks
         self.scale = scale
 
     def paint(self, picture: FigurePicture) -> None:
@@ -64,40 +60,35 @@ class _Painter:
 
     def _plate(self, plate: PlacedPlate) -> None:
         if plate.frame.plate:
-            mark = mark_of(plate.frame.addresses, self.marks)
-            self._rectangle(plate, 8, self.theme.plate, mark, PLATES)
+            self._rectangle(plate, 8, self.theme.plate, PLATES)
         for text in plate.texts:
             self._text(text, self.theme.ink)
 
     def _box(self, placed: PlacedBox) -> None:
-        mark = mark_of(placed.box.addresses, self.marks)
         if placed.box.glyph == "box":
-            self._rectangle(placed, 3, self.theme.fill(placed.box.kind), mark, BOXES)
+            self._rectangle(placed, 3, self.theme.fill(placed.box.kind), BOXES)
         elif placed.box.glyph != "text":
-            self._plus(placed, mark)
+            self._plus(placed)
         for text in placed.texts:
             self._text(text, self.theme.faint if text.size < 9 else self.theme.ink)
-        if mark:
-            place = Text(SIGNS[mark], placed.x + placed.width - 2, placed.y + 8, 10, "end")
-            self._text(place, self.theme.marks[mark])
+        if placed.mark:
+            self._text(sign_of(placed, placed.mark), self.theme.marks[placed.mark])
 
     def _stroke(self, mark: Mark | None) -> tuple[str, float, str]:
         """Return the colour, the width and the style of a border."""
         colour = self.theme.marks[mark] if mark else self.theme.ink
         return colour, (2 if mark else 0.8) * self.scale, "--" if mark == "removed" else "-"
 
-    def _rectangle(
-        self, placed: PlacedBox | PlacedPlate, radius: float, fill: str, mark: Mark | None, layer: int
-    ) -> None:
-        colour, width, style = self._stroke(mark)
+    def _rectangle(self, placed: PlacedBox | PlacedPlate, radius: float, fill: str, layer: int) -> None:
+        colour, width, style = self._stroke(placed.mark)
         box = f"round,pad=0,rounding_size={radius}"
         patch = FancyBboxPatch((placed.x, placed.y), placed.width, placed.height, boxstyle=box, zorder=layer)
         patch.set(facecolor=fill, edgecolor=colour, linewidth=width, linestyle=style)
         self.axes.add_patch(patch)
 
-    def _plus(self, placed: PlacedBox, mark: Mark | None) -> None:
+    def _plus(self, placed: PlacedBox) -> None:
         """Paint a circled plus, and the circled wave beside it."""
-        colour, width, style = self._stroke(mark)
+        colour, width, style = self._stroke(placed.mark)
         options = {"edgecolor": colour, "facecolor": self.theme.background, "linewidth": width, "linestyle": style}
         radius = placed.width / 2
         x, y = placed.x + radius, placed.y + radius

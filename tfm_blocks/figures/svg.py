@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
+from tfm_blocks.figures.marks import sign_of
 from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, PlacedBox, PlacedPlate, Text
 from tfm_blocks.figures.sizes import WAVE
-from tfm_blocks.figures.themes import SIGNS, Mark, Theme
+from tfm_blocks.figures.themes import Theme
 
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 ARROW = "M0,0 L6,3 L0,6 L1.5,3 z"
 
 
-def to_svg(
-    picture: FigurePicture, theme: Theme, marks: Mapping[str, Mark], *, title: str = "", scale: float = 1.0
-) -> str:
-    """Return a picture as SVG. `marks` maps addresses to signs of a difference."""
+def to_svg(picture: FigurePicture, theme: Theme, *, title: str = "", scale: float = 1.0) -> str:
+    """Return a picture as SVG."""
     width, height = picture.width, picture.height
     size = f'width="{width * scale:g}" height="{height * scale:g}" viewBox="0 0 {width:g} {height:g}"'
     lines = [
@@ -25,48 +24,44 @@ def to_svg(
         f'<defs><marker id="head" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
         f'<path d="{ARROW}" fill="{theme.ink}"/></marker></defs>',
         f'<rect width="{width:g}" height="{height:g}" fill="{theme.background}"/>',
-        *(line for plate in picture.plates for line in _plate(plate, theme, marks)),
+        *(line for plate in picture.plates for line in _plate(plate, theme)),
         *(_arrow(arrow, theme) for arrow in picture.arrows),
-        *(line for box in picture.boxes for line in _box(box, theme, marks)),
+        *(line for box in picture.boxes for line in _box(box, theme)),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def mark_of(addresses: Sequence[str], marks: Mapping[str, Mark]) -> Mark | None:
-    """Return the mark of a box or plate, which is that of any node that it stands for."""
-    return next((marks[address] for address in addresses if address in marks), None)
-
-
-def _plate(plate: PlacedPlate, theme: Theme, marks: Mapping[str, Mark]) -> Iterator[str]:
+def _plate(plate: PlacedPlate, theme: Theme) -> Iterator[str]:
     frame = plate.frame
     yield _group("plate", frame.addresses)
     yield f"<title>{escape(' … '.join(dict.fromkeys((frame.addresses[0], frame.addresses[-1]))))}</title>"
-    mark = mark_of(frame.addresses, marks)
-    colour, width = (theme.marks[mark], 2) if mark else (theme.ink, 0.8)
-    paint = f'fill="{theme.plate}" stroke="{colour}" stroke-width="{width}"' if frame.plate else 'fill="none"'
+    paint = f'fill="{theme.plate}" {_stroke(plate, theme)}' if frame.plate else 'fill="none"'
     yield _rectangle(plate, f'rx="8" {paint}')
     yield from (_text(text) for text in plate.texts)
     yield "</g>"
 
 
-def _box(placed: PlacedBox, theme: Theme, marks: Mapping[str, Mark]) -> Iterator[str]:
+def _box(placed: PlacedBox, theme: Theme) -> Iterator[str]:
     box = placed.box
     yield _group(box.glyph, box.addresses)
     if box.about:
         yield f"<title>{escape(box.about)}</title>"
-    mark = mark_of(box.addresses, marks)
-    colour, width = (theme.marks[mark], 2) if mark else (theme.ink, 0.8)
-    stroke = f'stroke="{colour}" stroke-width="{width}"' + (' stroke-dasharray="4 2"' if mark == "removed" else "")
+    stroke = _stroke(placed, theme)
     if box.glyph == "box":
         yield _rectangle(placed, f'rx="3" fill="{theme.fill(box.kind)}" {stroke}')
     elif box.glyph != "text":
         yield from _plus(placed, f'fill="{theme.background}" {stroke}')
     yield from (_text(text, theme.faint if text.size < 9 else "") for text in placed.texts)
-    if mark:
-        x, y = placed.x + placed.width - 2, placed.y + 8
-        yield f'<text x="{x:g}" y="{y:g}" font-size="10" text-anchor="end" fill="{colour}">{SIGNS[mark]}</text>'
+    if placed.mark:
+        yield _text(sign_of(placed, placed.mark), theme.marks[placed.mark])
     yield "</g>"
+
+
+def _stroke(placed: PlacedBox | PlacedPlate, theme: Theme) -> str:
+    colour, width = (theme.marks[placed.mark], 2) if placed.mark else (theme.ink, 0.8)
+    dash = ' stroke-dasharray="4 2"' if placed.mark == "removed" else ""
+    return f'stroke="{colour}" stroke-width="{width}"{dash}'
 
 
 def _group(name: str, addresses: Sequence[str]) -> str:

@@ -2,12 +2,12 @@ r"""Picture → TikZ, for \input in a paper that has \usepackage{tikz}."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from tfm_blocks.figures.marks import sign_of
 from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, PlacedBox, PlacedPlate, Text
 from tfm_blocks.figures.sizes import LEADING, WAVE
-from tfm_blocks.figures.svg import mark_of
-from tfm_blocks.figures.themes import SIGNS, Mark, Theme
+from tfm_blocks.figures.themes import Mark, Theme
 
 SPECIAL = {
     **{letter: f"\\{letter}" for letter in "#$%&_{}"},
@@ -22,9 +22,7 @@ SPECIAL = {
 ANCHORS = {"start": "base west", "middle": "base", "end": "base east"}
 
 
-def to_tikz(
-    picture: FigurePicture, theme: Theme, marks: Mapping[str, Mark], *, title: str = "", scale: float = 1.0
-) -> str:
+def to_tikz(picture: FigurePicture, theme: Theme, *, title: str = "", scale: float = 1.0) -> str:
     """Return a picture as a tikzpicture; its unit is a PostScript point."""
     colours = {theme.ink, theme.faint, theme.plate, theme.background, *theme.fills.values(), *theme.marks.values()}
     size = f"x={scale:g}bp, y=-{scale:g}bp"
@@ -33,9 +31,9 @@ def to_tikz(
         f"\\begin{{tikzpicture}}[{size}, inner sep=0, outer sep=0, >=stealth, line width=0.8bp]",
         *(f"\\definecolor{{{_colour(colour)}}}{{HTML}}{{{colour[1:].upper()}}}" for colour in sorted(colours)),
         f"\\fill[{_colour(theme.background)}] (0,0) rectangle ({picture.width:g},{picture.height:g});",
-        *(line for plate in picture.plates for line in _plate(plate, theme, marks, scale)),
+        *(line for plate in picture.plates for line in _plate(plate, theme, scale)),
         *(_arrow(arrow, theme) for arrow in picture.arrows),
-        *(line for box in picture.boxes for line in _box(box, theme, marks, scale)),
+        *(line for box in picture.boxes for line in _box(box, theme, scale)),
         "\\end{tikzpicture}",
     ]
     return "\n".join(lines) + "\n"
@@ -45,17 +43,16 @@ def _colour(colour: str) -> str:
     return f"tfm{colour[1:]}"
 
 
-def _plate(plate: PlacedPlate, theme: Theme, marks: Mapping[str, Mark], scale: float) -> Iterator[str]:
+def _plate(plate: PlacedPlate, theme: Theme, scale: float) -> Iterator[str]:
     if plate.frame.plate:
-        style = _stroke(mark_of(plate.frame.addresses, marks), theme)
+        style = _stroke(plate.mark, theme)
         yield _rectangle(plate, f"{style}, fill={_colour(theme.plate)}, rounded corners=8bp")
     yield from (_text(text, theme.ink, scale) for text in plate.texts)
 
 
-def _box(placed: PlacedBox, theme: Theme, marks: Mapping[str, Mark], scale: float) -> Iterator[str]:
+def _box(placed: PlacedBox, theme: Theme, scale: float) -> Iterator[str]:
     box = placed.box
-    mark = mark_of(box.addresses, marks)
-    style = _stroke(mark, theme)
+    style = _stroke(placed.mark, theme)
     if box.addresses:
         yield f"% {box.addresses[0]}"
     if box.glyph == "box":
@@ -63,9 +60,8 @@ def _box(placed: PlacedBox, theme: Theme, marks: Mapping[str, Mark], scale: floa
     elif box.glyph != "text":
         yield from _plus(placed, f"{style}, fill={_colour(theme.background)}")
     yield from (_text(text, theme.faint if text.size < 9 else theme.ink, scale) for text in placed.texts)
-    if mark:
-        sign = Text(SIGNS[mark], placed.x + placed.width - 2, placed.y + 8, 10, "end")
-        yield _text(sign, theme.marks[mark], scale)
+    if placed.mark:
+        yield _text(sign_of(placed, placed.mark), theme.marks[placed.mark], scale)
 
 
 def _stroke(mark: Mark | None, theme: Theme) -> str:

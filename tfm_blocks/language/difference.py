@@ -1,4 +1,4 @@
-"""The difference of two checked models by meaning: what changed in which nodes, not how the files say it."""
+"""Compare the graphs of two checked models: which nodes changed, and how. Two spellings of one value do not differ."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _inputs(a: Spec, b: Spec) -> Iterator[Change]:
 
 
 def _fold(changes: Iterable[_NodeChange]) -> list[list[_NodeChange]]:
-    """Group equal changes of the layers of a stack; if each layer differs, changes that follow the layer's number."""
+    """Group equal changes of the layers of a stack, and changes that depend only on the number of the layer."""
     groups = _group(changes)
     single = [group[0] for group in groups if len(group) == 1]
     followed = [[change.relative() for change in group] for group in _group(single, relative=True) if len(group) > 1]

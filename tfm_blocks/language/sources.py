@@ -126,12 +126,10 @@ class Pass:
             self.problems.append(problem)
 
 
-def find_knobs(mapping: Mapping[str, object]) -> set[str]:
-    """Return the names of all `${knob}` in a raw (unresolved) mapping."""
-    knobs: set[str] = set()
-    for value in mapping.values():
-        if isinstance(value, Mapping):
-            knobs |= find_knobs(value)
-        elif isinstance(value, str):
-            knobs |= set(_KNOB.findall(value))
-    return knobs
+def find_knobs(value: object) -> set[str]:
+    """Return the names of all `${knob}` in a raw (unresolved) value."""
+    if isinstance(value, Mapping):
+        return set[str]().union(*map(find_knobs, value.values()))
+    if isinstance(value, list):
+        return set[str]().union(*map(find_knobs, value))
+    return set(_KNOB.findall(value)) if isinstance(value, str) else set()

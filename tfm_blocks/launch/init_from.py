@@ -49,12 +49,14 @@ def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> 
     saved = read_tensors(find_weights(run))
     ids, saved_ids = tokenizer.ids, Tokenizer.load(run / TOKENIZER).ids
     common = [subword for subword in ids if subword in saved_ids]
-    rows = torch.tensor([[ids[subword], saved_ids[subword]] for subword in common])
+    pairs_N2 = torch.tensor([[ids[subword], saved_ids[subword]] for subword in common])
     match = match_weights(network, len(ids), {name: tensor.shape for name, tensor in saved.items()}, len(saved_ids))
     weights = weights_of(network)
     for name in match.loaded:
         if name in match.tables:
-            weights[name][rows[:, 0]] = saved[name][rows[:, 1]].to(weights[name].dtype)
+            without_row = torch.tensor([len(ids) - len(weights[name]), len(saved_ids) - len(saved[name])])
+            rows_N2 = (pairs_N2 - without_row)[(pairs_N2 >= without_row).all(1)]
+            weights[name][rows_N2[:, 0]] = saved[name][rows_N2[:, 1]].to(weights[name].dtype)
         else:
             weights[name].copy_(saved[name])
     return InitReport(match.loaded, match.new, match.unused, len(common))

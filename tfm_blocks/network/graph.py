@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.language.spec import TARGET, Axis, Input, Node, Spec, names
 from tfm_blocks.layers.add_norm import Branch
 from tfm_blocks.layers.state import Bounded
@@ -98,6 +99,11 @@ class Network(nn.ModuleDict):
             values = {call.node.entry: x_1ND}
             x_1ND = call.after(call.block(**call.operands(values)), values)
         return x_1ND.view(*x_ND.shape[:-1], -1)
+
+    @cached_property
+    def first_predicted(self) -> int:
+        """Return the first id that has a logit; the logits of the ids before it are -inf."""
+        return next((call.block.first for call in self.head_calls if isinstance(call.block, Unembed)), 0)
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the head uses, tied ones included."""

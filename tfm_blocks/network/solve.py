@@ -1,7 +1,7 @@
 """Find the values of a model's knobs that meet a budget.
 
-The cost must grow with the knobs. Several knobs are first scaled together, in their present ratio; then they are
-adjusted alone, the finest first.
+The cost must grow with the knobs. Several knobs are first scaled by a common factor, which keeps their ratio. Then each
+knob is adjusted separately, beginning with the knob whose steps are relatively smallest.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Grid:
         return max(0, round((value - self.first) / self.step))
 
 
-Ladder = Callable[[int], Values]
+Ladder = Callable[[int], Values]  # the values of the knobs at rung 0, 1, … of a search in which the cost grows
 
 
 class _Search:
@@ -177,7 +177,7 @@ def _outward(middle: int, low: int, high: int) -> Iterator[int]:
 
 
 def _grid(search: _Search, present: Values, knob: str) -> _Grid:
-    """Return the grid through the first two values, from the present one up, that the check accepts."""
+    """Return the grid through the first two values, from the current value up, that the check accepts."""
     ladder = range(present[knob], present[knob] + TRIES)
     accepted = (value for value in ladder if search.cost({**present, knob: value}) is not None)
     two = list(islice(accepted, 2))
@@ -193,12 +193,12 @@ def _on_grids(present: Values, grids: Mapping[str, _Grid]) -> Values:
 
 
 def _alone(start: Values, grid: _Grid, knob: str) -> tuple[Ladder, int]:
-    """Return the ladder of one knob, with the others fixed, and its present rung."""
+    """Return the ladder of one knob, with the others fixed, and its current rung."""
     return lambda rung: {**start, knob: grid.value(rung)}, grid.rung(start[knob])
 
 
 def _together(present: Values, grids: Mapping[str, _Grid]) -> tuple[Ladder, int]:
-    """Return the ladder of all knobs in their present ratio, and its present rung. The finest knob sets the scale."""
+    """Return the ladder of all knobs in their current ratio, and its current rung. The finest knob sets the scale."""
     finest = max(grids, key=lambda knob: present[knob] / grids[knob].step)
 
     def scaled(rung: int) -> Values:

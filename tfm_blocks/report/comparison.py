@@ -74,13 +74,16 @@ def compare_runs(
 
         against, untested = compare_groups(compared, chosen, grid)
         notes += untested
-    matrix = _matrix(grid, metric, chosen)
+    matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
     return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, against, notes)
 
 
-def _matrix(grid: ModelGrid, metric: str | None, baseline: Group | None) -> Matrix | None:
-    if metric is None and not grid.crossed:
-        return None
+def matrix_of(comparison: Comparison) -> Matrix | None:
+    """Return the matrix, also of a single task or model; None if no run has a score."""
+    return comparison.matrix or _score(comparison.grid, None, comparison.baseline)
+
+
+def _score(grid: ModelGrid, metric: str | None, baseline: Group | None) -> Matrix | None:
     from tfm_blocks.report.matrix import score_matrix  # imports mpmath
 
     matrix = score_matrix(grid, metric, baseline)

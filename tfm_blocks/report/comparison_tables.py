@@ -119,14 +119,15 @@ def _mark(curve: RateCurve, rate: Rate) -> str:
 
 
 def seeds_table(comparison: Comparison) -> Table:
-    """Return a row for each group: means and standard deviations over its counted runs."""
+    """Return a row for each group: means and standard deviations over its counted runs. One task has a best model."""
+    several_tasks = len(comparison.grid.tasks) > 1
     scores = [SCORES[name] for name in (*_scores(comparison), *WITHOUT_INTERVAL) if SCORES[name].mean]
     loss = find_key(OBJECTIVE).form
     columns = [
         *texts("model"),
         Column("seeds", COUNT),
-        Column(f"best {OBJECTIVE}", loss, "lower"),
-        *(Column(score.name, score.mean, score.better) for score in scores),
+        Column(f"best {OBJECTIVE}", loss, "" if several_tasks else "lower"),
+        *(Column(score.name, score.mean, "" if several_tasks else score.better) for score in scores),
     ]
     rows = []
     for group in comparison.compared:

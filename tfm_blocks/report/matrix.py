@@ -37,6 +37,10 @@ class ScoreCell:
         """Return half of the 95 % interval of the mean; None for one seed."""
         return half_interval(self.values)
 
+    def text(self, form: str) -> str:
+        """Return the mean and half of its interval."""
+        return form.format(self.mean) + ("" if self.half is None else f" ± {form.format(self.half)}")
+
     @property
     def differs(self) -> bool:
         """Return True if the score differs significantly from the reference."""
@@ -58,6 +62,14 @@ class Matrix:
     references: Mapping[int, int]
     baseline: int | None
     tests: int
+
+    def shades(self) -> dict[Place, float]:
+        """Return how good each score is, from 0 to 1: of the possible percents, or else of the values in the matrix."""
+        means = {place: cell.mean for place, cell in self.cells.items()}
+        low, high = (0.0, 100.0) if self.score.in_percent else (min(means.values()), max(means.values()))
+        shares = {place: (mean - low) / (high - low) if high > low else 1.0 for place, mean in means.items()}
+        shares = {place: min(1.0, max(0.0, share)) for place, share in shares.items()}
+        return shares if self.score.better == "higher" else {place: 1 - share for place, share in shares.items()}
 
 
 def score_matrix(grid: ModelGrid, metric: str | None = None, baseline: Group | None = None) -> Matrix:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfm_blocks.report.differences import settings_of
-from tfm_blocks.report.matrix import ALPHA, Matrix, ScoreCell
+from tfm_blocks.report.matrix import ALPHA, Matrix
 from tfm_blocks.report.rates import RATES
 from tfm_blocks.report.table import Cell, Column, Table, texts
 
@@ -19,13 +19,8 @@ def matrix_table(matrix: Matrix) -> Table:
         [*model, *(_cell(matrix, row, column) for column in range(len(grid.tasks)))]
         for row, model in enumerate(grid.models)
     ]
-    heading = f"{title(matrix)}: mean ± half of the 95 % interval over seeds"
+    heading = f"{score.heading}: mean ± half of the 95 % interval over seeds"
     return Table(heading, columns, rows, keys=len(grid.keys), note=legend(matrix))
-
-
-def title(matrix: Matrix) -> str:
-    """Return the name of the score and its unit."""
-    return f"{matrix.score.name}{', %' if matrix.score.in_percent else ''}"
 
 
 def _cell(matrix: Matrix, row: int, column: int) -> Cell | None:
@@ -33,11 +28,7 @@ def _cell(matrix: Matrix, row: int, column: int) -> Cell | None:
     cell, group = matrix.cells.get((row, column)), matrix.grid.groups.get((row, column))
     if not cell:
         return Cell(group.counted[0].state) if group else None
-    return Cell(_spread(cell, matrix.score.cell) + "*" * cell.differs, cell.mean)
-
-
-def _spread(cell: ScoreCell, form: str) -> str:
-    return form.format(cell.mean) + ("" if cell.half is None else f" ± {form.format(cell.half)}")
+    return Cell(f"{cell.text(matrix.score.cell)}{'*' * cell.differs}", cell.mean)
 
 
 def legend(matrix: Matrix) -> str:
@@ -47,15 +38,10 @@ def legend(matrix: Matrix) -> str:
     seeds = f"{number} seed{'s' * (counts[-1] > 1)} in each cell"
     if not matrix.tests:
         return f"{seeds}, too few for tests"
-    name = "the best model of the task" if matrix.baseline is None else model_name(matrix, matrix.baseline)
+    name = "the best model of the task" if matrix.baseline is None else matrix.grid.labels[matrix.baseline]
     family = "all {:,} pairs of models on a task" if matrix.baseline is None else "all {:,} tests of the table"
     how = f"p < {ALPHA} by Welch's t-test over seeds, corrected for {family.format(matrix.tests)} (Holm 1979)"
     return f"{seeds}; *: differs from {name}, {how}"
-
-
-def model_name(matrix: Matrix, row: int) -> str:
-    """Return the values that distinguish a model, such as `lstm` or `attention, 4`."""
-    return ", ".join(matrix.grid.models[row]) or "the model"
 
 
 def matrix_rows(matrix: Matrix) -> Iterator[dict[str, Any]]:
@@ -71,7 +57,7 @@ def matrix_rows(matrix: Matrix) -> Iterator[dict[str, Any]]:
             "half_interval": cell.half,
             "seeds": len(cell.values),
             "values": list(cell.values),
-            "against": None if reference in (None, row) else model_name(matrix, reference),
+            "against": None if reference in (None, row) else matrix.grid.labels[reference],
             "p_corrected": cell.p,
             **{key: settings[key] for key in RATES if key in settings},
         }

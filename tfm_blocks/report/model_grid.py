@@ -10,6 +10,7 @@ from tfm_blocks.report.differences import ABSENT, TASK, Factor, Group, settings_
 from tfm_blocks.report.rates import RATES
 from tfm_blocks.runs.record import RunRecord, Setting
 
+TaskGroups = dict[str, dict[str, Group]]  # by task and by model
 DATA = "data"  # the config group of tasks
 
 
@@ -21,6 +22,21 @@ class ModelGrid:
     models: Sequence[tuple[str, ...]]
     tasks: Sequence[str]
     groups: Mapping[tuple[int, int], Group]
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the names of the models, such as `lstm` or `prenorm, heads 4`; of a single model, its name."""
+        if not self.keys:
+            return [group.runs[0].model or ABSENT for group in self.groups.values()][:1]
+        rows = (zip(self.keys, model, strict=True) for model in self.models)
+        return [", ".join(_named(key, value) for key, value in row if value != ABSENT) or ABSENT for row in rows]
+
+    def by_task(self) -> TaskGroups:
+        """Return the groups of each task, by the names of their models."""
+        tasks: TaskGroups = {task: {} for task in self.tasks}
+        for (row, column), group in sorted(self.groups.items()):
+            tasks[self.tasks[column]][self.labels[row]] = group
+        return tasks
 
     @property
     def crossed(self) -> bool:
@@ -37,6 +53,11 @@ class ModelGrid:
 
 
 NO_MODELS = ModelGrid((), (), (), {})
+
+
+def _named(key: str, value: str) -> str:
+    """Return a name as it is, and a number with its setting."""
+    return f"{key.rpartition('.')[2]} {value}" if value.replace(".", "").isdecimal() else value
 
 
 def arrange(groups: Sequence[Group], factors: Sequence[Factor]) -> ModelGrid:

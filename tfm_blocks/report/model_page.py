@@ -12,6 +12,7 @@ from markupsafe import Markup
 from tfm_blocks.errors import Problem
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
+from tfm_blocks.figures.marks import mark_nodes
 from tfm_blocks.figures.themes import THEMES, Mark, Theme
 from tfm_blocks.language.outline import Outline
 from tfm_blocks.language.pairing import pattern
@@ -115,13 +116,16 @@ def _foldable(spec: Spec) -> list[str]:
 
 def _figures(spec: Spec, foldable: Sequence[str], marks: Mapping[str, Mark], title: str) -> Iterator[tuple[str, str]]:
     """Yield a figure for each choice of closed stacks and parallels, and the figure with every layer."""
-    style = Style(COLOURS, title, marks=marks)
+    style = Style(COLOURS, title)
+
+    def draw(content: Content) -> str:
+        return svg_of(mark_nodes(picture_of(spec, REGISTRY, content), marks), style)
+
     sizes = range(len(foldable) + 1) if len(foldable) <= MOST_CLOSED else (0, 1)
     for closed in (choice for size in sizes for choice in combinations(foldable, size)):
-        content = Content(closed=frozenset(closed))
-        yield " ".join(closed), svg_of(picture_of(spec, REGISTRY, content), style)
+        yield " ".join(closed), draw(Content(closed=frozenset(closed)))
     if len(spec.nodes) <= MOST_NODES:
-        yield UNFOLDED, svg_of(picture_of(spec, REGISTRY, Content("none")), style)
+        yield UNFOLDED, draw(Content("none"))
 
 
 def problem_record(problem: Problem) -> dict[str, str]:

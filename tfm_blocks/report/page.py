@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from bokeh.core.json_encoder import serialize_json
 from bokeh.resources import Resources
 from markupsafe import Markup
 
 from tfm_blocks.errors import RunError, TfmError
+from tfm_blocks.report.answer import answer
 from tfm_blocks.report.assets import asset, content_policy, page_template
 from tfm_blocks.report.attention_images import pictures_of
-from tfm_blocks.report.comparison import Comparison
+from tfm_blocks.report.comparison import Comparison, matrix_of
 from tfm_blocks.report.comparison_tables import tables_of
-from tfm_blocks.report.curves import AXES, MOST_POINTS, RunLine, charts_of, line_style
+from tfm_blocks.report.curves import AXES, MOST_POINTS, learning_curves
 from tfm_blocks.report.differences import Group
+from tfm_blocks.report.forest import forests_of
 from tfm_blocks.report.length_chart import length_charts
+from tfm_blocks.report.matrix import Matrix
+from tfm_blocks.report.matrix_table import legend, matrix_table
+from tfm_blocks.report.model_grid import ModelGrid
+from tfm_blocks.report.page_chart import colours_of, page_chart
 from tfm_blocks.report.rate_chart import rate_charts
-from tfm_blocks.report.samples import choose_samples, common_test_set
-from tfm_blocks.report.selection import choose_drawn, left_out
+from tfm_blocks.report.samples import MOST_SAMPLES, common_test_set, samples_of
+from tfm_blocks.report.selection import choose_drawn, choose_models, left_out
 from tfm_blocks.report.show import nodes_table
 from tfm_blocks.report.table import Table
 from tfm_blocks.runs.files import read_bytes
-from tfm_blocks.runs.folder import CONFIG, METRICS
-from tfm_blocks.runs.metrics import read_rows
+from tfm_blocks.runs.folder import CONFIG
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.record import RunRecord
 
+MOST_ROWS = 40  # of an open table
+FEWEST_SAMPLES = 3  # lines of each of many tasks
 LONGEST_CONFIG = 20_000  # characters
 
 
@@ -37,41 +46,78 @@ def render_report(
 
     `sentence` replaces the sentence of the test set whose attention is shown.
     """
-    groups = choose_drawn(comparison.groups)
-    runs = [run for group in groups for run in group.runs]
-    lines = _lines(groups)
-    charts = [*charts_of(lines), *length_charts(groups)]
-    over_rates = rate_charts(comparison.curves)
-    lines_of_runs = common_test_set(runs)
     scripts = {"bokeh": Resources(mode="inline", components=["bokeh"]).js_raw[0], "own": asset("page.js")}
+    groups = choose_drawn(comparison.compared)
+    matrix = matrix_of(comparison)
     return page_template("page.html").render(
         title=title,
         policy=content_policy(scripts.values()),
         scripts={name: Markup(text) for name, text in scripts.items()},
         style=Markup(asset("page.css")),
         comparison=comparison,
-        left_out=left_out(comparison.groups, groups),
-        tables=tables_of(comparison),
-        lines=lines,
-        axes=list(AXES),
-        charts=charts,
-        rate_charts=over_rates,
-        most_points=MOST_POINTS,
-        chart_data=_data([chart.item for chart in (*charts, *over_rates)]),
-        samples=choose_samples(lines_of_runs),
-        pictures=pictures_of(groups, lines_of_runs, sentence, plugins),
+        most_rows=MOST_ROWS,
+        tables=tables_of(replace(comparison, matrix=None)),
+        **_answer(matrix, comparison.grid),
+        **_charts(comparison, matrix),
+        **_samples(comparison.grid, sentence, plugins),
         models=_models(groups, plugins),
         configs=[(group.label, _config(group.runs[0])) for group in groups],
     )
 
 
-def _lines(groups: Sequence[Group]) -> list[RunLine]:
-    found = []
-    for number, group in enumerate(groups):
-        for place, run in enumerate(group.runs):
-            colour, dash = line_style(number, place, len(groups))
-            found.append(RunLine(run.name, colour, dash, read_rows(run.folder / METRICS)))
-    return found
+def _answer(matrix: Matrix | None, grid: ModelGrid) -> dict[str, Any]:
+    """Return the sentences, the heat map and the forest plots."""
+    if matrix is None:
+        return {"sentences": []}
+    heat_map = matrix_table(matrix) if grid.crossed else None
+    return {
+        "sentences": list(answer(matrix)),
+        "score": matrix.score.heading,
+        "legend": legend(matrix),
+        "forests": forests_of(matrix),
+        "heat_map": heat_map,
+        "shades": {(row, len(grid.keys) + column): shade for (row, column), shade in matrix.shades().items()},
+    }
+
+
+def _charts(comparison: Comparison, matrix: Matrix | None) -> dict[str, Any]:
+    """Return the line charts of the models that are drawn, and their colours."""
+    tasks = comparison.grid.by_task()
+    labels = choose_models(tasks)
+    drawn = {task: {label: groups[label] for label in labels if label in groups} for task, groups in tasks.items()}
+    curves = learning_curves(drawn)
+    others = [*length_charts(drawn), *rate_charts(comparison.grid, comparison.curves, matrix.score if matrix else None)]
+    colours = colours_of(comparison.grid.labels)
+    items = [page_chart(chart, colours) for chart in (*curves, *others)]
+    return {
+        "curves": curves,
+        "other_charts": others,
+        "colours": {label: colours[label] for label in labels},
+        "left_out": f"{len(labels)} of {len(colours)} models are drawn." if len(labels) < len(colours) else "",
+        "axes": list(AXES),
+        "most_points": MOST_POINTS,
+        "chart_data": _data(items),
+    }
+
+
+def _samples(grid: ModelGrid, sentence: str | None, plugins: Sequence[str]) -> dict[str, Any]:
+    """Return sample lines of each task, and attention pictures of the models of the first task."""
+    drawn = {}
+    for task, groups in grid.by_task().items():
+        chosen = {group.label: group for group in choose_drawn(list(groups.values()))}
+        drawn[task] = {label: chosen[group.label] for label, group in groups.items() if group.label in chosen}
+    most = max(FEWEST_SAMPLES, MOST_SAMPLES // max(1, len(drawn)))
+    samples = [one for task, groups in drawn.items() if (one := samples_of(task, groups, most))]
+    first = list(next(iter(drawn.values()), {}).values())
+    lines = common_test_set([run for group in first for run in group.runs])
+    omitted = [
+        left_out(list(all_of_task.values()), list(drawn[task].values())) for task, all_of_task in grid.by_task().items()
+    ]
+    return {
+        "samples": samples,
+        "unsampled": " ".join(dict.fromkeys(filter(None, omitted))),
+        "pictures": pictures_of(first, lines, sentence, plugins),
+    }
 
 
 def _models(groups: Sequence[Group], plugins: Sequence[str]) -> list[tuple[str, Table | None, str]]:

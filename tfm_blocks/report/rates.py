@@ -115,10 +115,12 @@ def rate_notes(curves: Sequence[RateCurve]) -> Iterator[str]:
         yield f"each model is compared at the learning rate with its lowest mean {OBJECTIVE}"
     if any(len(rate.losses) < len(_finished(rate.group)) for curve in curves for rate in curve.rates):
         yield "the learning rate is chosen on the seeds that all its values share; all seeds count at the best one"
+    ends: dict[tuple[str, str, str], list[str]] = {}
     for curve in curves:
         if curve.edge:
-            value = show_setting(curve.best.value)
-            yield (
-                f"{curve.label}: its best {curve.key}, {value}, is the {curve.edge} of the grid; a value beyond it may "
-                "be better, so extend the grid"
-            )
+            ends.setdefault((curve.key, show_setting(curve.best.value), curve.edge), []).append(curve.label)
+    for (key, value, edge), labels in ends.items():
+        yield (
+            f"{'; '.join(labels)}: {'its' if len(labels) == 1 else 'their'} best {key}, {value}, is the {edge} of the "
+            "grid; a value beyond it may be better, so extend the grid"
+        )

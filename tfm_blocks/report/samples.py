@@ -1,8 +1,9 @@
-"""Translations of several runs side by side, with their differences from the reference marked."""
+"""Outputs of several runs for lines on which the runs differ, with their differences from the reference marked."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from difflib import SequenceMatcher
 from typing import Literal
 
 from tfm_blocks.errors import RunError
+from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.row_results import TranslatedLine, read_translations
 
@@ -27,13 +29,46 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class SampleOutput:
+    """An output, and the runs that have it: names of models, with their numbers of runs if not all have it."""
+
+    pieces: Sequence[Piece]
+    runs: int
+    names: str
+
+
+@dataclass(frozen=True)
 class SampleLine:
-    """A line of the test set, numbered from 1, and the output of each run."""
+    """A line of the test set, numbered from 1, and the different outputs, those of many runs first."""
 
     line: int
     source: str
     reference: str
-    outputs: Mapping[str, Sequence[Piece]]
+    outputs: Sequence[SampleOutput]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Lines of a task on which its runs differ, or lines on which they agree if they differ on none."""
+
+    task: str
+    runs: int
+    total: int
+    alike: int
+    lines: Sequence[SampleLine]
+
+
+def samples_of(task: str, groups: Mapping[str, Group], most: int = MOST_SAMPLES) -> Samples | None:
+    """Return at most `most` sample lines of the models of a task; None if no run has outputs."""
+    runs = {run.name: label for label, group in groups.items() for run in group.runs}
+    outputs = common_test_set([run for group in groups.values() for run in group.runs])
+    lines = list(zip(*outputs.values(), strict=True))
+    if not lines:
+        return None
+    unlike = [place for place, row in enumerate(lines) if len({one.output for one in row}) > 1]
+    names = [runs[name] for name in outputs]
+    chosen = [_sample(place, lines[place], names) for place in _spread(unlike or range(len(lines)), most)]
+    return Samples(task, len(outputs), len(lines), len(lines) - len(unlike), chosen)
 
 
 def common_test_set(runs: Sequence[RunRecord]) -> dict[str, Sequence[TranslatedLine]]:
@@ -48,16 +83,6 @@ def common_test_set(runs: Sequence[RunRecord]) -> dict[str, Sequence[TranslatedL
     return found
 
 
-def choose_samples(translations: Mapping[str, Sequence[TranslatedLine]]) -> list[SampleLine]:
-    """Return sample lines in the order of the test set, spread evenly; lines with different outputs take precedence."""
-    lines = list(zip(*translations.values(), strict=True))
-    unlike = [place for place, row in enumerate(lines) if len({one.output for one in row}) > 1]
-    alike = sorted(set(range(len(lines))) - set(unlike))
-    chosen = _spread(unlike, MOST_SAMPLES)
-    chosen += _spread(alike, MOST_SAMPLES - len(chosen))
-    return [_sample(place, dict(zip(translations, lines[place], strict=True))) for place in sorted(chosen)]
-
-
 def _spread(places: Sequence[int], count: int) -> list[int]:
     """Return `count` of the places, evenly spaced."""
     if len(places) <= count:
@@ -65,10 +90,22 @@ def _spread(places: Sequence[int], count: int) -> list[int]:
     return [places[number * len(places) // count] for number in range(count)]
 
 
-def _sample(place: int, row: Mapping[str, TranslatedLine]) -> SampleLine:
-    first = next(iter(row.values()))
-    outputs = {name: mark(one.output[:LONGEST], one.reference[:LONGEST]) for name, one in row.items()}
-    return SampleLine(place + 1, first.source[:LONGEST], first.reference[:LONGEST], outputs)
+def _sample(place: int, row: Sequence[TranslatedLine], names: Sequence[str]) -> SampleLine:
+    by_output: dict[str, list[str]] = {}
+    for line, name in zip(row, names, strict=True):
+        by_output.setdefault(line.output[:LONGEST], []).append(name)
+    source, reference = row[0].source[:LONGEST], row[0].reference[:LONGEST]
+    totals = Counter(names)
+    outputs = [
+        SampleOutput(mark(output, reference), len(having), _name(Counter(having), totals))
+        for output, having in sorted(by_output.items(), key=lambda item: -len(item[1]))
+    ]
+    return SampleLine(place + 1, source, reference, outputs)
+
+
+def _name(having: Mapping[str, int], totals: Mapping[str, int]) -> str:
+    parts = [name if count == totals[name] else f"{name} ({count} of {totals[name]})" for name, count in having.items()]
+    return ", ".join(parts)
 
 
 def mark(output: str, reference: str) -> list[Piece]:

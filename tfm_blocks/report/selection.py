@@ -1,4 +1,4 @@
-"""The choice of runs that a page draws: some of every model, from the best to the worst seed."""
+"""The choice of models that a page draws, and of runs that it samples: some of every model, best to worst."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from collections.abc import Sequence
 
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import Group
+from tfm_blocks.report.model_grid import TaskGroups
 from tfm_blocks.runs.record import RunRecord
 
-MOST_RUNS = 20  # runs that are drawn and sampled; the tables show all runs
+MOST_RUNS = 20  # runs that are sampled on a task; the tables show all runs
+MOST_MODELS = 20  # models with curves
+
+
+def choose_models(tasks: TaskGroups) -> list[str]:
+    """Return at most MOST_MODELS models, those of low validation loss, in their order."""
+    labels = [label for groups in tasks.values() for label in groups]
+    groups = [group for groups in tasks.values() for group in groups.values()]
+    chosen = list(dict.fromkeys(labels[place] for place in _by_model(groups)))[:MOST_MODELS]
+    return [label for label in dict.fromkeys(labels) if label in chosen]
 
 
 def choose_drawn(groups: Sequence[Group]) -> list[Group]:
@@ -40,7 +50,7 @@ def left_out(groups: Sequence[Group], drawn: Sequence[Group]) -> str:
     ]
     if missing := len(groups) - len(drawn):
         parts.append(f"none of {missing} other models of higher validation loss")
-    said = f"{shown} of {runs} runs are drawn and sampled, the tables have all: {'; '.join(parts)}."
+    said = f"{shown} of {runs} runs are sampled, the tables have all: {'; '.join(parts)}."
     return said if parts else ""
 
 

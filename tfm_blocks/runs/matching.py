@@ -10,6 +10,7 @@ from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.model import weights_of
 
 Shapes = Mapping[str, Sequence[int]]
+WITHOUT_ROW = 2  # ids that may lack a row in a table of the vocabulary: padding and bos
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,22 @@ def match_weights(network: Network, vocab: int, saved: Shapes, saved_vocab: int)
     weights, tables = weights_of(network), _vocabulary_tables(network, vocab)
     loaded = []
     for name, weight in weights.items():
-        rows = (saved_vocab,) if name in tables else weight.shape[:1]
-        if name in saved and tuple(saved[name]) == (*rows, *weight.shape[1:]):
-            loaded.append(name)
+        if name in saved and tuple(saved[name][1:]) == weight.shape[1:]:
+            rows = saved[name][:1]
+            is_table = name in tables and saved_vocab - WITHOUT_ROW <= rows[0] <= saved_vocab
+            loaded += [name] if is_table or (name not in tables and rows == weight.shape[:1]) else []
     new, unused = ([name for name in names if name not in loaded] for names in (weights, saved))
     return WeightMatch(loaded, new, unused, tables.intersection(loaded))
 
 
 def _vocabulary_tables(network: Network, vocab: int) -> set[str]:
     """Return the addresses of weights with a row for each subword: those of blocks that can be tied."""
-    blocks = tuple(
-        f"{node.owner}.block." for node in network.spec.nodes if node.block and REGISTRY.blocks[node.block].tieable
-    )
+    rows = {
+        f"{node.owner}.block.": (vocab - node.arguments.get("first", 0),)
+        for node in network.spec.nodes
+        if node.block and REGISTRY.blocks[node.block].tieable
+    }
     weights = weights_of(network).items()
-    return {name for name, weight in weights if name.startswith(blocks) and weight.shape[:1] == (vocab,)}
+    return {
+        name for name, weight in weights for block in rows if name.startswith(block) and weight.shape[:1] == rows[block]
+    }

@@ -32,14 +32,15 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     write_tensors(folder / WEIGHTS, tensors)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically, with the default permissions of new files. Raises RunError."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     part.touch()
     mode = part.stat().st_mode  # safetensors ignores the umask and makes files unreadable to others
     try:
-        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, part)
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        save_file(copies, part, dict(metadata) if metadata else None)
     except SafetensorError as error:
         part.unlink(missing_ok=True)
         raise RunError(Problem(str(path), f"cannot be written: {error}", help="free disk space")) from None

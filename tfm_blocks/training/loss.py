@@ -18,36 +18,46 @@ Sums = tuple[Tensor, Tensor, Tensor]
 
 
 def smoothed_loss(
-    head: Head, parameters: Sequence[Tensor], x_ND: Tensor, labels_N: Tensor, *, smoothing: float, chunk: int
+    head: Head,
+    parameters: Sequence[Tensor],
+    x_ND: Tensor,
+    labels_N: Tensor,
+    *,
+    smoothing: float,
+    chunk: int,
+    first: int = 0,
 ) -> Sums:
     """Return sums over N: the smoothed loss (differentiable), -log p(label), and the labels with the largest logit.
 
     Each chunk runs forward and backward before the next begins, so that its logits stay in the cache and memory never
     holds the logits of all positions. `head` maps x_ND -> logits_NV and uses only `parameters`. Sums are float32 or
-    wider. Smoothing is that of `F.cross_entropy`: mass 1 - s on the label, and s spread over all V tokens.
+    wider. Smoothing is that of `F.cross_entropy`: mass 1 - s on the label, and s spread over all V tokens. The ids
+    below `first` have logits of -inf, and no part of s.
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (x_ND.requires_grad or trainable):
-        loss, nll, correct = _Fused.apply(head, labels_N, smoothing, chunk, x_ND, *trainable)  # type: ignore[no-untyped-call]
+        loss, nll, correct = _Fused.apply(head, labels_N, smoothing, first, chunk, x_ND, *trainable)  # type: ignore[no-untyped-call]
         return loss, nll, correct
     totals = _zeros(x_ND)
     for rows in _chunks(len(labels_N), chunk):
-        _add(totals, _cross_entropy_and_grad(head(x_ND[rows]), labels_N[rows], smoothing)[0])
+        _add(totals, _cross_entropy_and_grad(head(x_ND[rows]), labels_N[rows], smoothing, first)[0])
     return totals
 
 
-def position_losses(head: Head, x_ND: Tensor, labels_N: Tensor, *, smoothing: float, chunk: int) -> Sums:
+def position_losses(
+    head: Head, x_ND: Tensor, labels_N: Tensor, *, smoothing: float, chunk: int, first: int = 0
+) -> Sums:
     """Return the smoothed loss, -log p(label) and the most probable token of each position, without gradients."""
     chunks = _chunks(max(1, len(labels_N)), chunk)  # an idle rank has no labels
-    parts = [_position_losses(head(x_ND[rows]), labels_N[rows], smoothing) for rows in chunks]
+    parts = [_position_losses(head(x_ND[rows]), labels_N[rows], smoothing, first) for rows in chunks]
     loss_N, nll_N, best_N = (torch.cat(one) for one in zip(*parts, strict=True))
     return loss_N, nll_N, best_N
 
 
-def _position_losses(logits_NV: Tensor, labels_N: Tensor, smoothing: float) -> Sums:
+def _position_losses(logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int) -> Sums:
     log_p_NV = torch.log_softmax(logits_NV, 1, dtype=torch.promote_types(logits_NV.dtype, torch.float32))
     label_N = log_p_NV.gather(1, labels_N[:, None])[:, 0]
-    loss_N = -(1 - smoothing) * label_N - smoothing * log_p_NV.mean(1)
+    loss_N = -(1 - smoothing) * label_N - smoothing * log_p_NV[:, first:].mean(1)
     return loss_N, -label_N, log_p_NV.argmax(1)
 
 
@@ -55,7 +65,9 @@ class _Fused(torch.autograd.Function):
     """The forward pass computes the gradients of x and the parameters; the backward pass scales them in place, once."""
 
     @staticmethod
-    def forward(ctx: Any, head: Head, labels_N: Tensor, smoothing: float, chunk: int, *tensors: Tensor) -> Sums:
+    def forward(
+        ctx: Any, head: Head, labels_N: Tensor, smoothing: float, first: int, chunk: int, *tensors: Tensor
+    ) -> Sums:
         x_ND, *parameters = (tensor.detach() for tensor in tensors)
         slope_ND = torch.zeros_like(x_ND)
         slopes: Sequence[Tensor] = []
@@ -64,7 +76,7 @@ class _Fused(torch.autograd.Function):
             with torch.enable_grad():
                 x_nD = x_ND[rows].detach().requires_grad_()
                 logits_nV = head(x_nD)
-            sums, slope_nV = _cross_entropy_and_grad(logits_nV.detach(), labels_N[rows], smoothing)
+            sums, slope_nV = _cross_entropy_and_grad(logits_nV.detach(), labels_N[rows], smoothing, first)
             gradients = torch.autograd.grad(logits_nV, [x_nD, *tensors[1:]], slope_nV)
             slope_ND[rows] = gradients[0]
             slopes = _accumulate(slopes, gradients[1:])
@@ -78,23 +90,23 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.gradients
         del ctx.gradients
-        return (None, None, None, None, *(gradient.mul_(scale) for gradient in gradients))
+        return (None, None, None, None, None, *(gradient.mul_(scale) for gradient in gradients))
 
 
-def _cross_entropy_and_grad(logits_NV: Tensor, labels_N: Tensor, smoothing: float) -> tuple[Sums, Tensor]:
+def _cross_entropy_and_grad(logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int) -> tuple[Sums, Tensor]:
     """Return the three sums, and the gradient of the loss by the logits: softmax minus the smoothed label.
 
     On CPUs `amax`, `sum` and `softmax` are vectorised, but `argmax` and `exp` after `log_softmax` cost more than
     softmax itself. The largest probability is at least 1/V, so the log-normaliser computed from it is exact.
     """
-    vocab = logits_NV.shape[1]
+    vocab = logits_NV.shape[1] - first
     wide_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     p_NV = torch.softmax(wide_NV, 1)
     best_N = wide_NV.amax(1)
     normaliser_N = best_N - p_NV.amax(1).log()
     label_N = wide_NV.gather(1, labels_N[:, None])[:, 0]
     nll = (normaliser_N - label_N).sum()
-    spread = normaliser_N.sum() - wide_NV.sum() / vocab
+    spread = normaliser_N.sum() - wide_NV[:, first:].sum() / vocab
     slope_NV = p_NV.sub_(smoothing / vocab)
     slope_NV.scatter_add_(1, labels_N[:, None], torch.full_like(label_N, smoothing - 1)[:, None])
     loss = (1 - smoothing) * nll + smoothing * spread
@@ -169,7 +181,7 @@ class Objective:
         x_ND, labels_N, _ = self._predicted(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
             x_ND = x_ND.float()
-            return position_losses(self.network.head, x_ND, labels_N, smoothing=self.smoothing, chunk=chunk_size(x_ND))
+            return position_losses(self.network.head, x_ND, labels_N, **self._options(x_ND))
 
     def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor, Values]:
         """Return the trunk's output and the labels of the predicted positions, and the auxiliary losses."""
@@ -179,7 +191,10 @@ class Objective:
 
     def _sums(self, x_ND: Tensor, labels_N: Tensor) -> Sums:
         head, parameters = self.network.head, self.network.head_parameters()
-        return smoothed_loss(head, parameters, x_ND, labels_N, smoothing=self.smoothing, chunk=chunk_size(x_ND))
+        return smoothed_loss(head, parameters, x_ND, labels_N, **self._options(x_ND))
+
+    def _options(self, x_ND: Tensor) -> dict[str, Any]:
+        return {"smoothing": self.smoothing, "chunk": chunk_size(x_ND), "first": self.network.first_predicted}
 
 
 def backward_scale(loss: Tensor, scale: float) -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import yaml
 
@@ -19,8 +22,13 @@ from tfm_blocks.runs.model import expect_weights, weights_of, write_model, write
 from tfm_blocks.runs.status import Status
 
 
-def save_network(network: Network, folder: Path, tokenizer: Tokenizer) -> Path:
-    """Write model, tokenizer, config, weights and, last, the status. Raises ConfigError or RunError."""
+def save_network(
+    network: Network, folder: Path, tokenizer: Tokenizer, knobs: Mapping[str, Any] = MappingProxyType({})
+) -> Path:
+    """Write model, tokenizer, config, weights and, last, the status. Raises ConfigError or RunError.
+
+    `knobs` are the values of the knobs that gave the model.
+    """
     spec, weights = network.spec, weights_of(network)
     if spec.sink.shape[-1] != tokenizer.size:
         rule = f"has {tokenizer.size} subwords, but the model has a vocabulary of {spec.sink.shape[-1]}"
@@ -34,7 +42,8 @@ def save_network(network: Network, folder: Path, tokenizer: Tokenizer) -> Path:
         raise RunError(Problem(str(folder), "exists already, and nothing is overwritten", help=help)) from None
     write_model(folder, spec.mapping, plugins)
     tokenizer.save(folder / TOKENIZER)
-    config = {"name": folder.name, "vocab": tokenizer.size, "plugins": plugins, "model": spec.mapping}
+    knobs = {**knobs, "vocab": tokenizer.size}
+    config = {"name": folder.name, **knobs, "plugins": plugins, "model": spec.mapping}
     (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
     write_weights(folder, weights)
     Status("saved", parameters=sum(weight.numel() for weight in network.parameters())).write(folder)

@@ -24,7 +24,7 @@ def test_threads_stay_as_they_are_for_one_job_at_a_time_or_where_the_user_has_se
     assert DevicePool({"OMP_NUM_THREADS": "3"}, parallel=4, cores=8, devices=0).environment["OMP_NUM_THREADS"] == "3"
 
 
-def test_a_job_hears_nothing_of_a_launcher_or_of_another_run():
+def test_the_environment_of_a_job_has_no_launcher_and_no_other_run():
     foreign = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_NAME NODE_RANK MASTER_ADDR MASTER_PORT"
     foreign += " TORCHELASTIC_RUN_ID PL_GLOBAL_SEED WANDB_SERVICE WANDB_RUN_ID"
     kept = {"WANDB_API_KEY": "k", "WANDB_MODE": "offline", "PATH": "p", "SLURM_JOB_ID": "1"}

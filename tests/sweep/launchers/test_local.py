@@ -67,9 +67,7 @@ def test_jobs_see_their_part_of_the_cores_and_a_device_that_goes_to_the_next_whe
     end(tmp_path, "third", workers["third"])
 
 
-def test_devices_that_are_not_enough_are_lent_twice_and_who_takes_none_sees_what_the_user_has_set(
-    start: Start, tmp_path: Path
-) -> None:
+def test_scarce_devices_are_shared_and_jobs_without_devices_see_the_users_setting(start: Start, tmp_path: Path) -> None:
     workers = {"one": start("one"), "both": start("both", devices=2), "none": start("none", accelerator="cpu")}
     assert [seen(tmp_path, name).partition(", ")[2] for name in workers] == ["devices 5", "devices 7,5", "devices 5,7"]
     for name, worker in workers.items():

@@ -101,7 +101,7 @@ def test_jobs_end_with_their_status_one_after_the_other_where_there_is_room_for_
     assert said(logs[1]) == f"{Path.cwd()}\nknown\n"
 
 
-def test_a_job_has_what_it_asks_for_of_the_cluster_and_the_next_waits_for_what_there_is_one_of(
+def test_a_job_has_the_requested_resources_and_the_next_waits_for_them(
     launcher: RayLauncher,
     start: Callable[..., Worker],
     tmp_path: Path,
@@ -126,7 +126,7 @@ def taken() -> dict[str, float]:
     return {name: rest for name, has in ray.cluster_resources().items() if (rest := has - free.get(name, 0)) > 1e-6}
 
 
-def test_what_is_to_end_at_once_does_and_so_does_what_still_waits(start: Callable[..., Worker], tmp_path: Path) -> None:
+def test_a_second_signal_ends_running_and_waiting_jobs_at_once(start: Callable[..., Worker], tmp_path: Path) -> None:
     first = start(tmp_path / "first.log", WAITS.replace("exit 75", "sleep 1000"))
     until(lambda: "ready" in said(tmp_path / "first.log"))
     second = start(tmp_path / "second.log", "echo never")
@@ -138,7 +138,7 @@ def test_what_is_to_end_at_once_does_and_so_does_what_still_waits(start: Callabl
     assert found == 137 or (isinstance(found, JobResult) and found.state == KILLED)
 
 
-def test_a_node_that_is_lost_is_told_and_leaves_no_process(start: Callable[..., Worker], tmp_path: Path) -> None:
+def test_a_lost_node_is_reported_and_leaves_no_process(start: Callable[..., Worker], tmp_path: Path) -> None:
     worker = start(tmp_path / "x.log", "echo $$; while true; do sleep 0.05; done")
     until(lambda: "\n" in said(tmp_path / "x.log"))
     until(worker.place)
@@ -153,19 +153,19 @@ def test_ray_leaves_signals_to_the_sweep(launcher: RayLauncher) -> None:
     assert signal.getsignal(signal.SIGTERM) is signals._handle
 
 
-def test_a_node_that_does_not_see_the_folder_says_so(start: Callable[..., Worker], tmp_path: Path) -> None:
+def test_a_node_without_the_shared_folder_is_an_error(start: Callable[..., Worker], tmp_path: Path) -> None:
     found = until(start(tmp_path / "nowhere" / "x.log", "true").ended)
     assert isinstance(found, JobResult) and found.state == ERROR
     assert "No such file or directory" in found.reason and "nowhere/x.log" in found.reason
 
 
-def test_an_address_that_leads_to_no_cluster_is_told() -> None:
+def test_an_address_without_a_cluster_is_an_error() -> None:
     code = "from tests.sweep.launchers.test_ray import *\nRayLauncher(settings_with(address='nowhere'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "launcher.address: leads to no Ray cluster: " in done.stderr
 
 
-def test_the_missing_extra_is_told_with_its_command() -> None:
+def test_a_missing_extra_is_an_error_with_its_command() -> None:
     code = "import sys; sys.modules['ray'] = None\nimport tfm_blocks.sweep.launchers.ray"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ray is not installed" in done.stderr and "pip install -c constraints.txt -e '.[ray]'" in done.stderr

@@ -74,9 +74,7 @@ def log_of(sweep: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_sbatch_is_asked_for_what_the_settings_say_and_for_nothing_else(
-    tmp_path: Path, cluster: Path, trainer: Trainer
-) -> None:
+def test_sbatch_receives_exactly_the_options_of_the_settings(tmp_path: Path, cluster: Path, trainer: Trainer) -> None:
     launcher = launcher_with(
         timeout=7200.0, partition="gpu", account="lab", qos="high", cpus=8, memory="32GB", setup=["module load cuda"],
         sbatch={"constraint": "a100", "exclusive": True, "mail-type": "END"},
@@ -93,7 +91,7 @@ def test_sbatch_is_asked_for_what_the_settings_say_and_for_nothing_else(
     assert " --cpus-per-task=32 " in srun, "srun does not inherit it"
 
 
-def test_what_nobody_asks_for_is_left_to_the_cluster(tmp_path: Path, cluster: Path, trainer: Trainer) -> None:
+def test_options_that_are_not_set_are_left_to_the_cluster(tmp_path: Path, cluster: Path, trainer: Trainer) -> None:
     assert end_of(start(launcher_with(), tmp_path / "x", trainer())) == 0
     names = {option.partition("=")[0] for option in script_of(cluster)}
     assert names == {
@@ -121,7 +119,7 @@ def test_the_exit_status_of_a_job_is_read_as_text_and_no_result_is_pickled(
     assert pickles == ["101_submitted.pkl"]
 
 
-def test_a_job_that_is_asked_to_stop_has_its_time_and_one_that_still_waits_goes(
+def test_a_stopped_job_has_its_grace_and_a_waiting_job_leaves_the_queue(
     tmp_path: Path, cluster: Path, trainer: Trainer
 ) -> None:
     launcher, sweep = launcher_with(), tmp_path / "x"
@@ -146,7 +144,7 @@ def test_a_job_that_is_asked_to_stop_has_its_time_and_one_that_still_waits_goes(
         ("echo OUT_OF_MEMORY > {job}/state; kill -9 {task}", MEMORY, "Slurm says of job 101: OUT_OF_MEMORY"),
     ],
 )
-def test_what_the_cluster_does_to_a_job_has_a_type(
+def test_every_end_of_a_job_by_the_cluster_is_classified(
     harm: str, state: str, reason: str, tmp_path: Path, cluster: Path, trainer: Trainer
 ) -> None:
     worker, job = start(launcher_with(), tmp_path / "x", trainer(), WAITS), cluster / "jobs" / "101"
@@ -175,14 +173,14 @@ def test_slurm_that_does_not_answer_has_lost_no_job(
     assert isinstance(end_of(worker), JobResult)
 
 
-def test_a_job_that_sbatch_refuses_is_told_in_its_words(tmp_path: Path, cluster: Path, trainer: Trainer) -> None:
+def test_a_refusal_by_sbatch_is_reported_with_its_message(tmp_path: Path, cluster: Path, trainer: Trainer) -> None:
     (cluster / "refuse").write_text("sbatch: error: invalid partition specified: gpuu\n")
     with pytest.raises(RefusedError, match="invalid partition specified: gpuu"):
         start(launcher_with(), tmp_path / "x", trainer())
     assert launcher_with().find(tmp_path / "x") == {}
 
 
-def test_jobs_of_a_command_that_is_gone_are_found_again_whether_they_run_or_wait(
+def test_running_and_waiting_jobs_of_an_exited_command_are_found(
     tmp_path: Path, cluster: Path, trainer: Trainer
 ) -> None:
     for name, script in (("runs", WAITS), ("over", "exit 0")):
@@ -218,7 +216,7 @@ def test_a_job_whose_number_was_never_written_down_finds_nothing_to_do(
     assert log_of(tmp_path) == ""
 
 
-def test_another_launcher_does_not_start_what_may_still_be_in_a_queue(
+def test_another_launcher_does_not_start_jobs_that_may_be_queued(
     tmp_path: Path, cluster: Path, trainer: Trainer
 ) -> None:
     worker = start(launcher_with(), tmp_path, trainer(), WAITS)
@@ -247,7 +245,7 @@ def test_submitits_own_processes_do_the_same_without_slurm(tmp_path: Path, train
     assert isinstance(end_of(worker), JobResult) and isinstance(end_of(again), JobResult)
 
 
-def test_a_process_of_submitits_that_is_killed_is_told(
+def test_a_killed_submitit_process_is_reported(
     tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "LATE", 1.0)
@@ -260,7 +258,7 @@ def test_a_process_of_submitits_that_is_killed_is_told(
     assert found == 128 + signal.SIGKILL or (isinstance(found, JobResult) and found.state == KILLED)
 
 
-def test_the_missing_extra_is_told_with_its_command(tmp_path: Path) -> None:
+def test_a_missing_extra_is_an_error_with_its_command(tmp_path: Path) -> None:
     code = "import sys; sys.modules['submitit'] = None\nimport tfm_blocks.sweep.launchers.slurm"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "submitit is not installed" in done.stderr and "pip install -c constraints.txt -e '.[slurm]'" in done.stderr

@@ -109,9 +109,7 @@ def test_time_in_the_queue_does_not_count(make: Callable[..., Sweep], cluster: P
     assert (states(sweep), sweep.source.jobs[0].reason) == (["timed out"], "after 2 s")
 
 
-def test_the_same_sweep_goes_on_with_what_another_command_has_left_in_the_queue(
-    make: Callable[..., Sweep], cluster: Path, tmp_path: Path
-) -> None:
+def test_the_same_sweep_takes_over_jobs_in_the_queue(make: Callable[..., Sweep], cluster: Path, tmp_path: Path) -> None:
     """Of three jobs one runs, one waits, and one ends between the two commands; none is started twice."""
     gone = make("a", "b", "c")
     until(gone, lambda: trains(tmp_path, "a") and trains(tmp_path, "b"))
@@ -150,9 +148,7 @@ def test_what_is_left_in_the_queue_is_among_the_jobs_of_a_time_and_goes_from_it_
         assert (cluster / "jobs" / str(number) / "state").read_text().startswith("CANCELLED")
 
 
-def test_a_job_that_is_killed_goes_on_after_what_it_has(
-    make: Callable[..., Sweep], cluster: Path, tmp_path: Path
-) -> None:
+def test_a_killed_job_resumes_from_its_checkpoint(make: Callable[..., Sweep], cluster: Path, tmp_path: Path) -> None:
     sweep = make("a", retries=1)
     until(sweep, lambda: trains(tmp_path, "a"))
     (cluster / "jobs" / "101" / "state").write_text("NODE_FAIL\n")

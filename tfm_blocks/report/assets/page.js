@@ -15,13 +15,14 @@ function paint() {
 }
 
 function drawOver(name) {
-  for (const renderer of models("GlyphRenderer")) {
-    if (name in renderer.data_source.data) renderer.glyph.x = {field: name};  // charts over rates have no such axis
+  for (const figure of models("Figure")) {
+    const drawn = figure.renderers.filter((renderer) => name in renderer.data_source.data);
+    for (const renderer of drawn) renderer.glyph.x = {field: name};
+    if (drawn.length) figure.below[0].axis_label = name;  // charts over lengths and rates keep their axis
   }
-  for (const axis of models("LinearAxis").filter((one) => one.name === "x")) axis.axis_label = name;
 }
 
-function showRun(name, visible) {
+function showModel(name, visible) {
   for (const renderer of models("GlyphRenderer").filter((one) => one.name === name)) renderer.visible = visible;
 }
 
@@ -52,5 +53,5 @@ async function draw() {
 
 for (const button of document.querySelectorAll(".sortable th button")) button.addEventListener("click", () => sortBy(button));
 for (const input of document.querySelectorAll("input[name=axis]")) input.addEventListener("change", () => drawOver(input.value));
-for (const input of document.querySelectorAll("input[name=run]")) input.addEventListener("change", () => showRun(input.value, input.checked));
+for (const input of document.querySelectorAll("input[name=model]")) input.addEventListener("change", () => showModel(input.value, input.checked));
 draw();

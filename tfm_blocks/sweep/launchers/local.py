@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from tfm_blocks.launch.check import CheckedRun, available_cores, check_run
 from tfm_blocks.network.build import choose_device
 from tfm_blocks.sweep.job_file import VISIBLE, clean, supervised
 from tfm_blocks.sweep.launcher import Launcher, LauncherSettings, Worker
+from tfm_blocks.sweep.preloaded import start_supervised
 from tfm_blocks.sweep.remote_runner import Supervised
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -58,9 +61,40 @@ class LocalLauncher(Launcher):
         self.pool = DevicePool(os.environ, parallel, available_cores(), torch.cuda.device_count())
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
-        """Start the command in a separate session, under a supervisor that ends it with the sweep."""
+        """Start the command in a separate session, under a supervisor that ends it with the sweep.
+
+        A Python command is forked from a process that has imported the libraries. A job with devices is a new process,
+        because CUDA does not work in a fork of a process that used it.
+        """
         devices = self.pool.take(trainer.devices) if choose_device(trainer.accelerator) == "cuda" else []
+        if command[0] == sys.executable and not devices:
+            return _ForkedWorker(command[1:], log, self.pool.environment_with(devices))
         return _LocalWorker(command, log, self.pool, devices)
+
+
+class _ForkedWorker:
+    patience = PATIENCE
+
+    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.begin = log.stat().st_size if log.is_file() else 0
+        self.supervisor = start_supervised(arguments, log.resolve(), environment)
+
+    def place(self) -> str:
+        return ""
+
+    def ended(self) -> int | None:
+        """Return the exit status, or 128 + the signal that ended the supervisor."""
+        status = self.supervisor.exitcode
+        return 128 - status if status is not None and status < 0 else status
+
+    def stop(self) -> None:
+        self.supervisor.terminate()
+
+    def kill(self) -> None:
+        os.kill(self.supervisor.pid or 0, signal.SIGUSR1)
+
+    def wait(self) -> None:
+        self.supervisor.join()
 
 
 class _LocalWorker(Supervised):

@@ -1,0 +1,84 @@
+"""Runs that start from imported weights: the first loss is that of transformers, and the result can be exported."""
+
+import csv
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+import tfm_blocks as tfm
+from tests.exchange.published import publish
+from tfm_blocks.exchange.exporting import export_run
+from tfm_blocks.exchange.importing import import_folder
+
+LINES = [f"w{a} w{b} w{a + b}" for a in range(3, 9) for b in range(3, 27)]
+SHORT = [
+    "trainer.steps=3",
+    "trainer.log_every=1",
+    "trainer.validate_sentences=2",
+    "trainer.precision=fp32",
+    "schedule.warmup=1",
+    "logger=csv",
+    "dropout=0",
+    "label_smoothing=0",
+]
+
+
+@pytest.fixture
+def text(tmp_path):
+    for split in ("train", "val", "test"):
+        for column in ("src", "tgt", "txt"):
+            (tmp_path / f"{split}.{column}").write_text("\n".join(LINES) + "\n")
+    return tmp_path
+
+
+def first_loss(run):
+    with (run / "metrics.csv").open(newline="") as file:
+        return next(float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"])
+
+
+def fine_tune(name, folder, *overrides):
+    """A run that starts from an imported model, with the command that the import prints."""
+    theirs = publish(name, folder / "theirs")
+    command = str(import_folder(folder / "theirs", folder / "imported")).partition("train.py ")[2]
+    model, *knobs = command.removesuffix(" data=…").split()
+    settings = [f"data.dir={folder}", f"data.cache={folder / 'cache'}", *SHORT, *overrides, *knobs]
+    return theirs, tfm.train(model.removeprefix("model="), overrides=settings, name="tuned").folder
+
+
+def ids_of(line):
+    return [int(word[1:]) for word in line.split()]
+
+
+def test_gpt2_starts_with_the_loss_of_transformers_and_is_exported_to_it(text, monkeypatch):
+    monkeypatch.chdir(text)
+    files = {split: f"data.{split}={split}.txt" for split in ("train", "val", "test")}
+    theirs, run = fine_tune("gpt2", text, "data=lm", "data.context=16", *files.values())
+    eos = theirs.config.eos_token_id
+    stream = torch.tensor([id for line in LINES for id in (*ids_of(line), eos)])
+    rows_BT = stream.view(-1, 16)
+    read_BT = torch.cat((torch.full((len(rows_BT), 1), eos), rows_BT[:, :-1]), 1)
+    expected = torch.nn.functional.cross_entropy(theirs(read_BT).logits.flatten(0, 1), rows_BT.flatten())
+    assert first_loss(run) == pytest.approx(expected.item(), rel=1e-5)
+    export_run(run, text / "back")
+    back, ours = AutoModelForCausalLM.from_pretrained(text / "back").eval(), tfm.load(run)
+    vocabulary = ours.tokenizer.vocabulary
+    ids_BT = torch.tensor([vocabulary.to_here(row) for row in read_BT.tolist()])
+    logits_BTV = ours.network(tgt=ids_BT)[..., vocabulary.to_here(range(vocabulary.size))]
+    torch.testing.assert_close(back(read_BT).logits, logits_BTV, rtol=1e-5, atol=1e-5)
+    assert (back(read_BT).logits - theirs(read_BT).logits).abs().max() > 1e-3
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", ["t5", "t5_v1_1"])
+def test_t5_starts_with_the_loss_of_transformers_and_is_exported_to_it(name, text, monkeypatch):
+    monkeypatch.chdir(text)
+    theirs, run = fine_tune(name, text, "data=text")
+    pairs = torch.tensor([[*ids_of(line), 1] for line in LINES])
+    assert first_loss(run) == pytest.approx(theirs(input_ids=pairs, labels=pairs).loss.item(), rel=1e-5)
+    export_run(run, text / "back")
+    back, ours = AutoModelForSeq2SeqLM.from_pretrained(text / "back").eval(), tfm.load(run)
+    read_BS = torch.tensor([[*ids_of(LINES[7]), 1]])
+    (out,) = back.generate(read_BS, max_new_tokens=9, do_sample=False)[:, 1:].tolist()
+    words = [f"w{id}" for id in out[: out.index(1) if 1 in out else len(out)]]
+    assert ours.translate([LINES[7]], longest=(0.0, 9)) == [" ".join(words)]

@@ -1,0 +1,116 @@
+"""Folders of published models become runs: equal logits, equal output, and back to the same bytes."""
+
+import pytest
+import torch
+
+import tfm_blocks as tfm
+from tests.exchange.published import FAMILIES, GREEDY, VOCAB, publish
+from tfm_blocks.cli import main
+from tfm_blocks.exchange.exporting import export_run
+from tfm_blocks.exchange.importing import import_folder
+from tfm_blocks.translation.settings import Search
+
+DEFAULT = ("gpt2", "t5")
+
+
+def each_family(*more):
+    names = [*FAMILIES, *more]
+    marks = {name: [] if name in DEFAULT else [pytest.mark.grid] for name in names}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
+
+
+def imported(name, folder, **options):
+    theirs = publish(name, folder / "theirs", **options)
+    import_folder(folder / "theirs", folder / "run")
+    return theirs, tfm.load(folder / "run")
+
+
+def random_ids(rows, length, seed=0):
+    return torch.randint(VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def here(translator, ids_BN):
+    return torch.tensor([translator.tokenizer.vocabulary.to_here(row) for row in ids_BN.tolist()])
+
+
+def logits_of_both(theirs, translator):
+    """Logits of the same ids, in the order of the published vocabulary."""
+    src_BS, tgt_BT = random_ids(3, 7), random_ids(3, 5, 1)
+    with torch.no_grad():
+        if translator.inputs:
+            expected = theirs(input_ids=src_BS, decoder_input_ids=tgt_BT).logits
+            found = translator.network(src=here(translator, src_BS), tgt=here(translator, tgt_BT))
+        else:
+            expected = theirs(input_ids=tgt_BT).logits
+            found = translator.network(tgt=here(translator, tgt_BT))
+    return found[..., here(translator, torch.arange(VOCAB)[None])[0]], expected
+
+
+def far_apart(found, expected):
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@each_family()
+def test_logits_and_greedy_output_are_those_of_transformers(name, tmp_path):
+    theirs, translator = imported(name, tmp_path)
+    assert far_apart(*logits_of_both(theirs, translator)) < 1e-5
+    texts = [f"w{a} w{b} w{a + b}" for a, b in ((3, 4), (9, 17), (12, 20))]
+    for text in texts:
+        ids = [int(word[1:]) for word in text.split()]
+        if translator.inputs:
+            read = torch.tensor([[*ids, theirs.config.eos_token_id]])
+            (found,) = translator.translate([text], longest=(0.0, 9))
+            (out,) = theirs.generate(read, **GREEDY)[:, 1:].tolist()
+        else:
+            read = torch.tensor([[theirs.config.bos_token_id, *ids]])
+            ((best,),) = translator.generate([text], 9, Search())
+            found, (out,) = (
+                best.text,
+                theirs.generate(read, attention_mask=torch.ones_like(read), **GREEDY)[:, 4:].tolist(),
+            )
+        end = out.index(theirs.config.eos_token_id) if theirs.config.eos_token_id in out else len(out)
+        assert found == " ".join(f"w{id}" for id in out[:end])
+
+
+@each_family()
+def test_export_restores_every_byte(name, tmp_path):
+    imported(name, tmp_path)
+    export_run(tmp_path / "run", tmp_path / "back")
+    assert files_of(tmp_path / "back") == files_of(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.grid)])
+def test_sixteen_bits_and_shards_are_restored_too(dtype, tmp_path):
+    imported("gpt2", tmp_path, dtype=dtype, shard="4KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").is_file()
+    export_run(tmp_path / "run", tmp_path / "back")
+    assert files_of(tmp_path / "back") == files_of(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(
+    ("name", "tie"), [("gpt2", False), *(pytest.param("llama", tie, marks=pytest.mark.grid) for tie in (True, False))]
+)
+def test_the_output_matrix_may_be_tied_or_not(name, tie, tmp_path):
+    theirs, translator = imported(name, tmp_path, tie_word_embeddings=tie)
+    assert ("logits.block.weight" in dict(translator.network.named_parameters())) is not tie
+    assert far_apart(*logits_of_both(theirs, translator)) < 1e-5
+    export_run(tmp_path / "run", tmp_path / "back")
+    assert files_of(tmp_path / "back") == files_of(tmp_path / "theirs")
+
+
+def test_the_commands_import_and_export(tmp_path, capsys):
+    publish("gpt2", tmp_path / "theirs")
+    main(["import", str(tmp_path / "theirs"), "-o", str(tmp_path / "run")])
+    assert (
+        f"model=gpt2 d_model=16 d_ff=28 heads=4 layers=2 max_length=20 first=2 init_from={tmp_path / 'run'}"
+        in capsys.readouterr().out
+    )
+    main(["export", str(tmp_path / "run"), "--to", "huggingface", "-o", str(tmp_path / "back")])
+    assert capsys.readouterr().out == f"{tmp_path / 'back'}: GPT2LMHeadModel\n"
+    with pytest.raises(SystemExit):
+        main(["export", str(tmp_path / "run"), "--to", "huggingface", "-o", str(tmp_path / "back")])
+    assert "exists already" in capsys.readouterr().err

@@ -1,0 +1,74 @@
+"""The sentences at the top of a report, the forest plot and the shades of the heat map."""
+
+from pathlib import Path
+
+import pytest
+
+from tfm_blocks.metric_schema import find_score
+from tfm_blocks.report.answer import answer
+from tfm_blocks.report.differences import Group
+from tfm_blocks.report.forest import forests_of
+from tfm_blocks.report.matrix import score_matrix
+from tfm_blocks.report.model_grid import ModelGrid
+from tfm_blocks.runs.record import Measured, RunRecord
+
+
+def matrix_of(scores, metric="accuracy", baseline=None):
+    """The matrix of scores by task and model."""
+    models, tasks = list(dict.fromkeys(model for row in scores.values() for model in row)), list(scores)
+    groups = {}
+    for column, (task, row) in enumerate(scores.items()):
+        for model, values in row.items():
+            name = find_score(metric).name
+            runs = [
+                RunRecord(Path(f"{model}{seed}"), model, "done", "", settings={"seed": seed}, test_set=task, scored_on="test", scores={name: Measured(value, 0, 0)})
+                for seed, value in enumerate(values)
+            ]  # fmt: skip
+            groups[models.index(model), column] = Group(model, runs)
+    grid = ModelGrid(["model"], [(model,) for model in models], tasks, groups)
+    return score_matrix(grid, metric, groups[models.index(baseline), 0] if baseline else None)
+
+
+def test_the_best_model_of_one_task_is_named_with_what_differs_from_it():
+    one, other = answer(matrix_of({"x": {"a": [10, 11, 12], "b": [50, 51, 52], "c": [49, 52, 50]}}))
+    assert one == "b has the best accuracy, %: 51.0 ± 2.5, 3 seeds."
+    assert other == (
+        "the best model differs significantly from a (p < 0.05, Holm's correction for 3 tests). "
+        "No significant difference from c was found (p < 0.05, Holm's correction for 3 tests)."
+    )
+
+
+def test_each_task_has_its_best_model_and_ties_are_named():
+    scores = {"x": {"a": [1, 2], "b": [5, 6]}, "y": {"a": [3, 3], "b": [1, 1]}, "z": {"a": [7, 8], "b": [7, 8]}}
+    best, tie, tests = answer(matrix_of(scores))
+    assert best == "Best accuracy of 3 tasks: b on 1 (x); a on 1 (y)."
+    assert tie == "On z, a, b share the best accuracy."
+    assert tests.startswith("Of 3 differences from the best model, 1 is significant (p < 0.05")
+    assert "does not mean that the models are equal" in tests
+
+
+def test_less_is_better_of_a_perplexity():
+    matrix = matrix_of({"x": {"a": [4.0], "b": [2.0]}}, "perplexity")
+    assert next(answer(matrix)).startswith("b has the best perplexity") and matrix.shades() == {(0, 0): 0, (1, 0): 1}
+
+
+def test_nothing_is_said_about_significance_without_a_test():
+    _, untested = answer(matrix_of({"x": {"a": [1], "b": [2]}}))
+    assert untested == "No difference was tested: a test needs at least two seeds of both models."
+    assert list(answer(matrix_of({"x": {"a": [1, 2]}}))) == ["a has the accuracy, %: 1.5 ± 6.4, 2 seeds."]
+
+
+def test_a_baseline_is_named_as_the_reference():
+    *_, tests = answer(matrix_of({"x": {"a": [1, 2, 1], "b": [9, 9, 8]}}, baseline="a"))
+    assert tests == "a differs significantly from b (p < 0.05, Holm's correction for 1 test)."
+
+
+def test_a_forest_spans_the_intervals_of_all_models():
+    (forest,) = forests_of(matrix_of({"x": {"a": [0, 10], "b": [5]}}))
+    wide, single = forest.rows
+    assert (wide.low, wide.high, wide.mean) == pytest.approx((0, 100, 50))
+    assert single.low == single.mean == single.high == pytest.approx(50) and single.text == "5.0"
+
+
+def test_shades_of_percents_span_all_possible_percents():
+    assert matrix_of({"x": {"a": [-20], "b": [25]}}).shades() == {(0, 0): 0, (1, 0): 0.25}

@@ -1,0 +1,92 @@
+"""Figures for papers: files, bytes, fonts, and lines that need no colour."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.run_folders import leave_answers
+from tfm_blocks.cli import main
+from tfm_blocks.report.comparison import compare_runs
+from tfm_blocks.report.line_chart import line_through
+from tfm_blocks.report.paper import save_figures
+from tfm_blocks.report.paper_figure import WIDTH, paper_style
+from tfm_blocks.report.paper_lines import line_style
+from tfm_blocks.report.paper_matrix import draw_heat_map
+
+FIGURES = {
+    "means", "matrix", "val-loss", "test-accuracy-over-length", "best-val-loss-over-schedule-peak",
+    "scaled-accuracy-over-schedule-peak",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("paper")
+    for mixer, task, rate, seed in itertools.product(("attention", "lstm"), ("parity", "mqar"), (0.001, 0.01), (1, 2)):
+        score = 0.9 if (mixer, task) == ("lstm", "parity") else 0.1 * seed
+        name = f"{mixer}-{task}-{rate}-{seed}"
+        leave_answers(
+            folder / name, task, mixer, seed, score, rate=rate, loss=1 - 10 * rate, lengths={8: 0.5, 16: score}
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def figures(sweep, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figures") / "new"
+    main(["compare", str(sweep), "--matrix", "--figures", str(folder)])
+    return folder
+
+
+def test_every_figure_is_a_pdf_and_an_svg(figures):
+    assert {path.name for path in figures.iterdir()} == {
+        f"{name}{suffix}" for name in FIGURES for suffix in (".pdf", ".svg")
+    }
+    assert all(path.read_bytes().startswith(b"%PDF") for path in figures.glob("*.pdf"))
+    assert all(f'width="{72 * WIDTH:g}pt"' in path.read_text() for path in figures.glob("*.svg"))
+
+
+def test_pdfs_embed_truetype_fonts_and_svgs_need_none(figures):
+    assert all(
+        b"/FontFile2" in path.read_bytes() and b"/Type3" not in path.read_bytes() for path in figures.glob("*.pdf")
+    )
+    assert not any("<text" in path.read_text() for path in figures.glob("*.svg"))
+
+
+@pytest.mark.grid
+def test_the_same_runs_give_the_same_bytes(sweep, figures, tmp_path):
+    again = save_figures(compare_runs([sweep]), tmp_path)
+    assert len(again) == 2 * len(FIGURES)
+    assert [path.name for path in again if path.read_bytes() != (figures / path.name).read_bytes()] == []
+
+
+def test_a_heat_map_has_the_mean_and_the_mark_of_each_cell(sweep):
+    matrix = compare_runs([sweep]).matrix
+    with paper_style():
+        (axes,) = draw_heat_map(matrix).axes
+    shown = {text.get_position()[::-1]: text.get_text() for text in axes.texts}
+    assert shown == {place: f"{cell.mean:.1f}{'*' * cell.differs}" for place, cell in matrix.cells.items()}
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["attention", "lstm"]
+
+
+def test_models_differ_without_colour():
+    without_colour = [tuple(line_style(number)[key] for key in ("linestyle", "marker")) for number in range(8)]
+    every = [tuple(line_style(number)[key] for key in ("color", "linestyle", "marker")) for number in range(56)]
+    assert len(set(without_colour)) == 8 and len(set(every)) == 56
+
+
+def test_a_band_spans_the_seeds_and_interpolates_between_their_points():
+    first = {"steps": np.array([0.0, 10, 20]), "tokens": np.array([0.0, 1, 2]), "y": np.array([4.0, 2, 1])}
+    second = {"steps": np.array([0.0, 20]), "tokens": np.array([0.0, 4]), "y": np.array([8.0, 4])}
+    short = {"steps": np.array([0.0]), "tokens": np.array([np.nan]), "y": np.array([6.0])}
+    line = line_through("steps", "a", [first, second, short])
+    assert list(line.x["steps"]) == [0, 10, 20] and list(line.x["tokens"]) == [0, 1.5, 3]
+    assert (list(line.low), list(line.mean), list(line.high)) == ([4, 2, 1], [6, 4, 2.5], [8, 6, 4])
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(sweep, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as left:
+        main(["compare", str(sweep), "--matrix", "--figures", str(tmp_path / "file")])
+    assert left.value.code == 2 and "--figures: must be a folder" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""A job that is forked from a process with the libraries is like a new one: its end, its output, its environment."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.sweep.test_supervisor import LIMIT, of_session, wait_until_gone
+from tfm_blocks.sweep.preloaded import start_supervised
+
+STUBBORN = """
+import signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["bash", "-c", "trap '' TERM; sleep 1000 & while true; do sleep 0.1; done"])
+print("ready")
+time.sleep(1000)
+"""
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from tfm_blocks.sweep.preloaded import start_supervised
+print(start_supervised(["-c", sys.argv[1]], Path(sys.argv[2]), os.environ).pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+    """Exit status and log of a job."""
+    log = folder / "job.log"
+    supervisor = start_supervised(arguments, log, {**os.environ, **environment})
+    supervisor.join(LIMIT)
+    assert supervisor.exitcode is not None
+    return supervisor.exitcode, log.read_text()
+
+
+def wait_for(log: Path, text: str) -> None:
+    begun = time.monotonic()
+    while not log.is_file() or text not in log.read_text():
+        assert time.monotonic() < begun + LIMIT
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("pass", 0),
+        ("import sys; sys.exit(75)", 75),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+        ("import os; os.kill(os.getpid(), 11)", 139),
+    ],
+)
+def test_the_exit_status_is_that_of_the_job(tmp_path, code, status):
+    assert run(tmp_path, "-c", code)[0] == status
+
+
+def test_a_job_has_its_environment_arguments_threads_and_folder_and_imports_no_library(tmp_path, monkeypatch):
+    script = tmp_path / "job.py"
+    shows = "sys.argv[1:], os.environ['KEY'], 'HOME' in os.environ, torch.get_num_threads(), os.getcwd()"
+    script.write_text(
+        "import sys\nassert {'torch', 'lightning.pytorch', 'torch._dynamo'} <= set(sys.modules)\n"
+        f"import os, torch, beside\nprint({shows}, sys.stdin.read(), __name__)"
+    )
+    (tmp_path / "beside.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME", raising=False)
+    status, log = run(tmp_path, "job.py", "a=1", "b", KEY="value", OMP_NUM_THREADS="3")
+    assert (status, log) == (0, f"['a=1', 'b'] value False 3 {tmp_path}  __main__\n")
+
+
+def test_output_is_appended_line_by_line_with_the_traceback_of_an_error(tmp_path):
+    (tmp_path / "job.log").write_text("before\n")
+    code = "import os, sys; print('out'); print('error', file=sys.stderr); os.system('echo child'); 1 / 0"
+    status, log = run(tmp_path, "-c", code)
+    assert status == 1
+    assert log.index("before\nout\nerror\nchild\n") == 0 and "ZeroDivisionError" in log
+
+
+def test_a_job_that_is_asked_to_stop_may_take_its_time_and_its_exit_functions_run(tmp_path):
+    code = """
+import atexit, signal, sys, time
+atexit.register(print, "last")
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(75)))
+print("ready")
+time.sleep(1000)
+"""
+    supervisor = start_supervised(["-c", code], tmp_path / "job.log", os.environ)
+    wait_for(tmp_path / "job.log", "ready")
+    supervisor.terminate()
+    supervisor.join(LIMIT)
+    assert (supervisor.exitcode, (tmp_path / "job.log").read_text()) == (75, "ready\nlast\n")
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_a_job_that_is_to_end_at_once_takes_all_that_it_has_started_with_it(tmp_path):
+    supervisor = start_supervised(["-c", STUBBORN], tmp_path / "job.log", os.environ)
+    wait_for(tmp_path / "job.log", "ready")
+    assert len(of_session(supervisor.pid)) >= 3
+    os.kill(supervisor.pid, signal.SIGUSR1)
+    supervisor.join(LIMIT)
+    assert supervisor.exitcode == 137
+    wait_until_gone(supervisor.pid)
+
+
+@pytest.mark.grid
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_a_sweep_that_is_killed_leaves_nothing_even_of_a_job_that_does_not_want_to_end(tmp_path):
+    command = [sys.executable, "-c", PARENT, STUBBORN, str(tmp_path / "job.log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:
+        session = int(sweep.stdout.readline())
+        wait_for(tmp_path / "job.log", "ready")
+        assert len(of_session(session)) >= 3
+        sweep.kill()
+        wait_until_gone(session)

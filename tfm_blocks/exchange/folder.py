@@ -1,0 +1,146 @@
+"""A folder with a published model: config.json, safetensors and tokenizer files. Nothing in it is executed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tfm_blocks.errors import Problem, RunError, shown
+from tfm_blocks.runs.files import damaged, read_json
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
+LARGEST_JSON = 64 << 20  # bytes; the largest tokenizer.json of the families has about 35 MB
+MOST_TENSORS = 200_000
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """The file, shape and dtype of a tensor."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class PublishedFolder:
+    """A folder whose weights were found; `tensors` are those of all its files by name."""
+
+    path: Path
+    tensors: Mapping[str, StoredTensor]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return the content of config.json. Raises RunError."""
+        return read_small_json(self.path / CONFIG)
+
+    def load(self) -> dict[str, Tensor]:
+        """Return all tensors. Raises RunError if one is not finite."""
+        loaded = {}
+        for file in sorted({tensor.file for tensor in self.tensors.values()}):
+            with _opened(self.path / file) as content:
+                loaded.update({name: content.get_tensor(name) for name in content.keys()})  # noqa: SIM118
+        for name, tensor in loaded.items():
+            if not tensor.isfinite().all():
+                raise RunError(Problem(str(self.path), f"{name} has values that are not finite"))
+        return loaded
+
+
+def open_folder(path: Path) -> PublishedFolder:
+    """Read the headers of the weights of a folder. Raises RunError."""
+    if not path.is_dir():
+        raise RunError(
+            Problem(str(path), "there is no such folder", help="name a folder with config.json and *.safetensors")
+        )
+    if not (path / SINGLE).is_file() and not (path / INDEX).is_file():
+        raise _no_weights(path)
+    tensors: dict[str, StoredTensor] = {}
+    for file in [SINGLE] if (path / SINGLE).is_file() else _shards(path / INDEX):
+        for name, tensor in _header(path / file, file):
+            if name in tensors:
+                raise RunError(Problem(str(path / file), f"has the tensor {name}, which {tensors[name].file} has too"))
+            tensors[name] = tensor
+    return PublishedFolder(path, tensors)
+
+
+def read_small_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of at most LARGEST_JSON bytes. Raises RunError."""
+    expect_small(path)
+    return read_json(path)
+
+
+def expect_small(path: Path) -> None:
+    """Raise RunError if a file has more than LARGEST_JSON bytes or does not exist."""
+    if not path.is_file():
+        raise RunError(Problem(str(path), "the file is missing"))
+    if path.stat().st_size > LARGEST_JSON:
+        raise RunError(Problem(str(path), f"has {path.stat().st_size:,} bytes, but at most {LARGEST_JSON:,} are read"))
+
+
+def _no_weights(path: Path) -> RunError:
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
+    if not pickles:
+        return RunError(Problem(str(path), f"has no {SINGLE} and no {INDEX}"))
+    rule = f"has its weights in {pickles[0]}, a pickle, which can execute any code when it is read"
+    help = "save the model with transformers: model.save_pretrained(FOLDER) writes safetensors"
+    return RunError(Problem(str(path), rule, help=help))
+
+
+def _shards(index: Path) -> list[str]:
+    """Return the files of an index. Raises RunError for a name that is not a plain name of a file beside it."""
+    files = read_small_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise damaged(index, "weight_map must be a mapping of names to files")
+    for name, file in files.items():
+        if not isinstance(file, str) or not PLAIN_NAME.fullmatch(file):
+            raise RunError(
+                Problem(str(index), f"{shown(name)} is in {shown(file)}, which is not the name of a file here")
+            )
+    return sorted(set(files.values()))
+
+
+def _header(path: Path, file: str) -> Iterator[tuple[str, StoredTensor]]:
+    with _opened(path) as content:
+        names = content.keys()
+        if len(names) > MOST_TENSORS:
+            raise RunError(Problem(str(path), f"has {len(names):,} tensors, but at most {MOST_TENSORS:,} are read"))
+        for name in names:
+            part = content.get_slice(name)
+            if part.get_dtype() not in DTYPES:
+                rule = f"{shown(name)} has the type {part.get_dtype()}, but only {', '.join(DTYPES)} are read"
+                raise RunError(Problem(str(path), rule))
+            yield name, StoredTensor(file, tuple(part.get_shape()), part.get_dtype())
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file. Raises RunError if it is missing or damaged."""
+    if not path.is_file():
+        raise RunError(Problem(str(path), "the file is missing"))
+    try:
+        with safe_open(path, "pt") as content:
+            yield content
+    except (SafetensorError, OSError) as error:
+        raise damaged(path, error) from None
+
+
+def metadata_of(folder: PublishedFolder) -> dict[str, dict[str, str]]:
+    """Return the metadata of each file of weights."""
+    metadata = {}
+    for file in sorted({tensor.file for tensor in folder.tensors.values()}):
+        with _opened(folder.path / file) as content:
+            metadata[file] = content.metadata() or {}
+    return metadata

@@ -1,0 +1,116 @@
+"""Import a folder of a published model as a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer
+from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.exchange.config import Published, knob_defaults, read_published
+from tfm_blocks.exchange.folder import CONFIG, INDEX, PublishedFolder, expect_small, metadata_of, open_folder
+from tfm_blocks.exchange.record import LEFTOVERS, PublishedFile
+from tfm_blocks.exchange.weights import Conversion
+from tfm_blocks.language.spec import Spec
+from tfm_blocks.network.build import build_network, check_model, network_without_values
+from tfm_blocks.runs.files import read_text
+from tfm_blocks.runs.model import fill, weights_of, write_tensors
+from tfm_blocks.translation.save import save_network
+
+KEPT = (CONFIG, INDEX, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """The new run, its family and model, the overrides that build this model, and its number of weights."""
+
+    run: Path
+    family: str
+    overrides: tuple[str, ...]
+    parameters: int
+
+    def __str__(self) -> str:
+        head = f"{self.run}: {self.family}, {self.parameters:,} parameters"
+        command = f"python train.py {' '.join(self.overrides)} init_from={self.run} data.tokenizer={self.run}"
+        return f"{head}\ntrain it on: {command} data=…"
+
+
+def import_folder(folder: Path, run: Path) -> ImportReport:
+    """Write the model, the weights and the tokenizer of a folder as a run folder. Raises RunError."""
+    stored = open_folder(folder)
+    published = read_published(stored.config, stored.tensors, str(folder / CONFIG))
+    composed, spec = _checked(published, folder)
+    conversion = conversion_of(published)
+    _expect_tensors(stored, conversion, spec)
+    tokenizer = _tokenizer(folder, published)
+    weights, leftovers = conversion.present(stored.tensors).to_ours(stored.load())
+    network = build_network(spec, seed=0)
+    fill(network, weights)
+    knobs = {name: value for name, value in composed.mapping.items() if name != "model"}
+    save_network(network, run, tokenizer, knobs)
+    _write_record(stored, published, run, leftovers)
+    count = sum(parameter.numel() for parameter in network.parameters())
+    return ImportReport(run, published.family.name, _overrides(published.family.model, knobs), count)
+
+
+def conversion_of(published: Published) -> Conversion:
+    """Return the table of weights for the knobs and the vocabulary of a model."""
+    return Conversion(published.family.weights, published.knobs, published.vocabulary.front)
+
+
+def _checked(published: Published, folder: Path) -> tuple[Composed, Spec]:
+    """Return our model with the values of config.json. Raises RunError for values that it refuses."""
+    try:
+        composed = published.compose()
+        return composed, check_model(composed.model)
+    except ConfigError as error:
+        problems = [Problem(f"{folder / CONFIG}: {one.address}", one.rule) for one in error.problems]
+        raise RunError(problems) from None
+
+
+def _expect_tensors(stored: PublishedFolder, conversion: Conversion, spec: Spec) -> None:
+    """Raise RunError unless the tensors have the names and shapes of the model. Nothing is allocated."""
+    expected = conversion.to_theirs(weights_of(network_without_values(spec)))
+    without = conversion.without_counterpart(stored.tensors)
+    problems = [f"lacks the tensor {name}" for name in expected if name not in stored.tensors]
+    extra = stored.tensors.keys() - expected.keys() - without
+    problems += [f"has the tensor {name}, which the model lacks" for name in extra]
+    for name in expected.keys() & stored.tensors.keys():
+        shapes = list(stored.tensors[name].shape), list(expected[name].shape)
+        if shapes[0] != shapes[1]:
+            problems.append(f"{name} has the shape {shapes[0]}, but config.json gives {shapes[1]}")
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise RunError(Problem(str(stored.path), f"{min(problems)}{more}"))
+
+
+def _tokenizer(folder: Path, published: Published) -> PublishedTokenizer:
+    if not (folder / FAST).is_file():
+        help = "save it with transformers: tokenizer.save_pretrained(FOLDER) writes tokenizer.json"
+        raise RunError(Problem(str(folder), f"has no {FAST}", help=help))
+    expect_small(folder / FAST)
+    return PublishedTokenizer(published.vocabulary, {FAST: read_text(folder / FAST)}, str(folder / FAST))
+
+
+def _write_record(stored: PublishedFolder, published: Published, run: Path, leftovers: Mapping[str, Tensor]) -> None:
+    texts = {}
+    for name in KEPT:
+        if (stored.path / name).is_file():
+            expect_small(stored.path / name)
+            texts[name] = read_text(stored.path / name)
+    tensors = {name: (tensor.file, tensor.dtype) for name, tensor in stored.tensors.items()}
+    if leftovers:
+        write_tensors(run / LEFTOVERS, leftovers)
+    PublishedFile(published.family.name, texts, tensors, metadata_of(stored)).write(run)
+
+
+def _overrides(model: str, knobs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the overrides with which a new run has the model; the vocabulary comes from the tokenizer."""
+    defaults = {**knob_defaults(model), "vocab": knobs["vocab"]}
+    changed = {name: value for name, value in knobs.items() if value != defaults[name]}
+    return (f"model={model}", *(f"{name}={'null' if value is None else value}" for name, value in changed.items()))

@@ -1,0 +1,281 @@
+"""A reversible table between the weights of another library, by name, and ours, by address.
+
+A table is a YAML mapping from their names to our addresses, one row each:
+
+    model.norm.weight: decoder.last.norm.weight
+    model.layers.{i}.attn.{q,k}.weight: {parts: [heads, kv_heads], to: "decoder.{i}.self.block.qk.weight"}
+    final_logits_bias: {squeeze: 0, vocabulary: true, to: logits.block.bias}
+    model.{side}.embed_positions.weight: null
+
+`{i}` stands for any part of a name without a dot, the same on both sides. In their names `{2*i+1}` is a number computed
+from it. `{q,k,v}` are several names, whose tensors are
+stacked by rows, or along the `axis` of the row; they share that axis by `parts`, or equally. Rows with one address are
+stacked in the order of the table. null: the tensor has no counterpart here. A row that is a mapping lists operations in
+their order: `skip` the first rows, `transpose` two axes, `regroup: [a, b]` (of each of a groups of rows b parts, which
+become b groups of a parts), `permute` all axes, `reshape`, `squeeze` an axis of size 1, `vocabulary` (the rows of the
+begin and end of a sequence come first), and `split` into fractions of the rows, each with its own address. With
+`stack: e`, tensors that differ in `{e}` become slices of one tensor. Numbers may be arithmetic with knobs of the model.
+Skipped rows and tensors without counterpart are returned as leftovers, from which the inverse restores them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise, product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tfm_blocks.errors import suggest
+from tfm_blocks.registry.expression import evaluate, names_in
+
+JOINS = ("axis", "parts", "stack")
+STEPS = ("skip", "transpose", "regroup", "permute", "reshape", "squeeze", "vocabulary", "split")
+BRACES = re.compile(r"(\{[^}]*\})")
+Tensors = Mapping[str, Tensor]
+
+
+class Row(NamedTuple):
+    """Their name, our addresses, the operations on each tensor, and how several tensors are joined."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    steps: dict[str, Any]
+    joins: dict[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        """Return the name for each combination of the alternatives."""
+        pieces = BRACES.split(self.theirs)  # alternately text and braces
+        choices = [piece.strip("{}").split(",") if "," in piece else [piece] for piece in pieces]
+        return ["".join(chosen) for chosen in product(*choices)]
+
+
+def read_rows(table: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of a table. Raises ValueError for an unknown operation."""
+    rows = []
+    for theirs, value in table.items():
+        options = dict(value) if isinstance(value, Mapping) else {"to": value}
+        to = options.pop("to", None)
+        for name in options:
+            if name not in (*STEPS, *JOINS):
+                raise ValueError(f"{theirs}: {suggest(name, STEPS)}")
+        joins = {name: options.pop(name) for name in JOINS if name in options}
+        rows.append(Row(theirs, tuple([to] if isinstance(to, str) else to or ()), options, joins))
+    return rows
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The rows of a table for a model with the knobs `sizes`.
+
+    `front` are the ids whose rows the operation `vocabulary` moves to the front.
+    """
+
+    rows: Sequence[Row]
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    front: tuple[int, ...] = ()
+
+    def to_ours(self, theirs: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return our weights by address, and the leftovers by their name.
+
+        Raises ValueError if a row matches nothing, or a tensor matches no row or two.
+        """
+        parts: defaultdict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+        axes: dict[str, int] = {}
+        leftovers: dict[str, Tensor] = {}
+        remaining = set(theirs)
+        for row in self.rows:
+            for name, wild in _matches(row, theirs):
+                if name not in remaining:
+                    raise ValueError(f"{row.theirs}: {name} was taken by a row before")
+                remaining.remove(name)
+                if not row.ours or "skip" in row.steps:
+                    leftovers[name] = theirs[name][: self._numbers(row.steps["skip"])[0]] if row.ours else theirs[name]
+                for address, part in self._parts(row, name, theirs[name]):
+                    address = _format(address, wild)
+                    parts[address][wild.get(row.joins.get("stack", ""), "")].append(part)
+                    axes[address] = row.joins.get("axis", 0)
+        if remaining:
+            raise ValueError(f"no row takes {', '.join(sorted(remaining))}")
+        return {address: _joined(slices, axes[address]) for address, slices in parts.items()}, leftovers
+
+    def present(self, names: Iterable[str]) -> Conversion:
+        """Return the conversion with the rows that match one of these names."""
+        known = list(names)
+        rows = [
+            row for row in self.rows if any(_wildcards(text, name) is not None for text in row.names for name in known)
+        ]
+        return replace(self, rows=rows)
+
+    def without_counterpart(self, names: Iterable[str]) -> set[str]:
+        """Return the names that a row of the table leaves out."""
+        return {name for row in self.rows if not row.ours for name, _ in _matches(row, names)}
+
+    def _parts(self, row: Row, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        made = self._changed(row, tensor) if row.ours else []
+        if len(made) != len(row.ours):
+            raise ValueError(f"{row.theirs}: makes {len(made)} of {name}, but its addresses are {len(row.ours)}")
+        return zip(row.ours, made, strict=True)
+
+    def _changed(self, row: Row, tensor: Tensor) -> Sequence[Tensor]:
+        """Return the tensor after the operations of its row, in one part for each address."""
+        for step, value in row.steps.items():
+            if step == "split":
+                return torch.split(tensor, _fractions(len(tensor), self._numbers(value), row.theirs))
+            tensor = self._apply(step, value, tensor)
+        return [tensor]
+
+    def _apply(self, step: str, value: Any, tensor: Tensor) -> Tensor:
+        numbers = self._numbers(value)
+        match step:
+            case "skip":
+                return tensor[numbers[0] :]
+            case "transpose":
+                return tensor.transpose(numbers[0], numbers[1])
+            case "reshape":
+                return tensor.reshape(numbers)
+            case "permute":
+                return tensor.permute(numbers)
+            case "squeeze":
+                return tensor.squeeze(numbers[0])
+            case "vocabulary":
+                return _to_front(tensor, self.front)
+        return torch.unflatten(tensor, 0, (*numbers, -1)).transpose(0, 1).flatten(0, 2)  # regroup
+
+    def to_theirs(self, ours: Tensors, leftovers: Tensors | None = None) -> dict[str, Tensor]:
+        """Return their weights by name, the inverse of `to_ours`. Skipped rows without leftovers are zeros.
+
+        Rows without one of our weights give nothing. Raises ValueError for a weight that no row has, and for an
+        operation without inverse.
+        """
+        theirs = {} if leftovers is None else dict(leftovers)
+        remaining = set(ours)
+        for row in self.rows:
+            for address, wild in _addresses(row, ours):
+                addresses = [address, *(_format(other, wild) for other in row.ours[1:])]
+                remaining -= set(addresses)
+                tensor = torch.cat([ours[name] for name in addresses]) if len(addresses) > 1 else ours[address]
+                for name, part in self._names(row, wild, tensor):
+                    for step, value in reversed(row.steps.items()):
+                        part = self._undo(step, value, part, theirs.get(name), row.theirs)
+                    theirs[name] = part
+        if remaining:
+            raise ValueError(f"no row has {', '.join(sorted(remaining))}")
+        return theirs
+
+    def _names(self, row: Row, wild: Mapping[str, str], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield each of their names with its part of our tensor."""
+        index, axis = row.joins.get("stack"), row.joins.get("axis", 0)
+        slices = (
+            [({**wild, index: str(number)}, one) for number, one in enumerate(tensor)] if index else [(wild, tensor)]
+        )
+        for values, one in slices:
+            shares = self._numbers(row.joins.get("parts", [1] * len(row.names)))
+            parts = torch.split(one, _fractions(one.shape[axis], shares, row.theirs), axis)
+            for name, part in zip(row.names, parts, strict=True):
+                yield _format(name, values), part
+
+    def _undo(self, step: str, value: Any, tensor: Tensor, leftover: Tensor | None, name: str) -> Tensor:
+        numbers = self._numbers(value)
+        match step:
+            case "skip":
+                zeros = tensor.new_zeros(numbers[0], *tensor.shape[1:])
+                return torch.cat((zeros if leftover is None else leftover.to(tensor.dtype), tensor))
+            case "permute":
+                return tensor.permute([numbers.index(axis) for axis in range(len(numbers))])
+            case "squeeze":
+                return tensor.unsqueeze(numbers[0])
+            case "vocabulary":
+                return _from_front(tensor, self.front)
+            case "transpose" | "regroup":
+                return self._apply(step, numbers[::-1], tensor)
+            case "split":
+                return tensor
+        raise ValueError(f"{name}: {step} has no inverse")
+
+    def _numbers(self, value: Any) -> list[int]:
+        return [int(evaluate(item, self.sizes.__getitem__)) for item in (value if isinstance(value, list) else [value])]
+
+
+def _matches(row: Row, names: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the names of a row in the order of its alternatives, with the values of its wildcards."""
+    for chosen in row.names:
+        matches = [(name, wild) for name in names if (wild := _wildcards(chosen, name)) is not None]
+        if row.joins.get("stack"):
+            matches.sort(key=lambda match: int(match[1][row.joins["stack"]]))
+        if not matches and row.ours:
+            raise ValueError(f"{row.theirs}: no weight has the name {chosen}")
+        yield from matches
+
+
+def _addresses(row: Row, addresses: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield our addresses of a row, with the values of its wildcards."""
+    for address in addresses if row.ours else ():
+        if (wild := _wildcards(row.ours[0], address)) is not None:
+            yield address, wild
+
+
+@cache
+def _pattern(text: str) -> tuple[re.Pattern[str], list[str]]:
+    """Return a pattern with a group for each wildcard, and the insides of the wildcards."""
+    pieces = BRACES.split(text)
+    pattern = "".join("([^.]+)" if piece.startswith("{") else re.escape(piece) for piece in pieces)
+    return re.compile(pattern), [piece[1:-1] for piece in pieces if piece.startswith("{")]
+
+
+def _wildcards(text: str, name: str) -> dict[str, str] | None:
+    """Return the values of the wildcards with which `text` is `name`, or None."""
+    pattern, insides = _pattern(text)
+    if not (match := pattern.fullmatch(name)):
+        return None
+    wild = {}
+    for inside, value in zip(insides, match.groups(), strict=True):
+        (key,) = names_in(inside)
+        if key != inside:  # arithmetic, such as 2*i+1
+            offset, after = (int(evaluate(inside, {key: number}.__getitem__)) for number in (0, 1))
+            number, rest = divmod(int(value) - offset, after - offset) if value.isdecimal() else (0, 1)
+            if rest:
+                return None
+            value = str(number)
+        wild[key] = value
+    return wild
+
+
+def _format(text: str, wild: Mapping[str, str]) -> str:
+    """Return `text` with the values of its wildcards."""
+    return BRACES.sub(lambda brace: _formatted(brace[0][1:-1], wild), text)
+
+
+def _formatted(inside: str, wild: Mapping[str, str]) -> str:
+    return wild[inside] if inside in wild else str(evaluate(inside, lambda key: int(wild[key])))
+
+
+def _joined(slices: Mapping[str, list[Tensor]], axis: int) -> Tensor:
+    """Join the tensors of each slice, and stack the slices if there are several."""
+    joined = [torch.cat(parts, axis) if len(parts) > 1 else parts[0] for parts in slices.values()]
+    return torch.stack(joined) if "" not in slices else joined[0]
+
+
+def _fractions(size: int, shares: Sequence[int], name: str) -> list[int]:
+    unit, rest = divmod(size, sum(shares))
+    if rest:
+        raise ValueError(f"{name}: {size} rows cannot be split into {' and '.join(map(str, shares))} shares")
+    return [unit * share for share in shares]
+
+
+def _to_front(tensor: Tensor, front: Sequence[int]) -> Tensor:
+    cuts = (-1, *sorted(front), len(tensor))
+    return torch.cat([tensor[id : id + 1] for id in front] + [tensor[a + 1 : b] for a, b in pairwise(cuts)])
+
+
+def _from_front(tensor: Tensor, front: Sequence[int]) -> Tensor:
+    cuts = (-1, *sorted(front), len(tensor))
+    rest = torch.split(tensor[len(front) :], [b - a - 1 for a, b in pairwise(cuts)])
+    rows = [tensor[front.index(id)][None] for id in sorted(front)]
+    return torch.cat([part for pair in zip(rest, rows, strict=False) for part in pair] + [rest[-1]])

@@ -1,0 +1,56 @@
+"""Files of figures for papers: PDF and SVG of the width of a column, with the same bytes for the same runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+WIDTH = 3.3  # inches of a column
+STYLE: dict[Any, Any] = {
+    "font.size": 7,
+    "axes.titlesize": 7,
+    "axes.linewidth": 0.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.width": 0.5,
+    "ytick.major.width": 0.5,
+    "xtick.minor.width": 0.4,
+    "legend.frameon": False,
+    "text.parse_math": False,
+    "pdf.fonttype": 42,  # embedded TrueType
+    "svg.fonttype": "path",
+    "svg.hashsalt": "tfm-blocks",
+}
+UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+
+
+@contextmanager
+def paper_style() -> Iterator[None]:
+    """Draw with the sizes and fonts of a paper."""
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def panels(tasks: int, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel for each task, in up to two columns of panels of this height in inches."""
+    columns = min(2, tasks)
+    rows = -(-tasks // columns)
+    drawn = Figure(figsize=(WIDTH, rows * height), layout="constrained")
+    axes = list(drawn.subplots(rows, columns, squeeze=False).flat)
+    for unused in axes[tasks:]:
+        unused.remove()
+    return drawn, axes[:tasks]
+
+
+def save_figure(drawn: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PDF and SVG."""
+    paths = [folder / f"{name}{suffix}" for suffix in UNDATED]
+    for path in paths:
+        drawn.savefig(path, metadata=UNDATED[path.suffix])
+    return paths

@@ -1,0 +1,98 @@
+"""Start the Python processes of jobs as forks of a process that has imported the libraries, which takes seconds."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver, get_context, parent_process, resource_tracker
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from tfm_blocks.distributed.signals import block_signals
+from tfm_blocks.distributed.workers import LoaderContext
+from tfm_blocks.sweep.supervisor import SIGNALS, die_with_supervisor, record_signals, supervise
+
+# torch imports the last two for the first optimizer and for a model without values
+MODULES = [
+    "tfm_blocks.launch.job",
+    "tfm_blocks.compose.job_config",
+    "torch._dynamo",
+    "torch.fx.experimental.symbolic_shapes",
+]
+
+
+def start_fork_server() -> None:
+    """Let the fork server import the modules of a run in the background."""
+    with block_signals():
+        resource_tracker.ensure_running()  # unblocks SIGINT and SIGTERM again
+    with block_signals():
+        context = LoaderContext()
+        context.set_forkserver_preload(MODULES)
+        forkserver.ensure_running()
+
+
+def start_supervised(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> BaseProcess:
+    """Run `python ARGUMENTS` under a supervisor, and return the supervisor, which ends with this process."""
+    start_fork_server()
+    supervisor = LoaderContext().Process(target=_supervise, args=(list(arguments), log, dict(environment)))
+    supervisor.start()
+    return supervisor
+
+
+def _supervise(arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+    os.setsid()
+    _redirect(log)
+    os.environ.clear()
+    os.environ.update(environment)
+    record_signals()
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    job = get_context("fork").Process(target=_run_job, args=(arguments,))
+    job.start()
+    sweep = parent_process()
+    assert sweep is not None and job.pid is not None
+    sys.exit(supervise(job.pid, lambda: job.exitcode, sweep.sentinel))
+
+
+def _redirect(log: Path) -> None:
+    """Append the output of this process and of its children to `log`, line by line."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(file, stream.fileno())
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _run_job(arguments: list[str]) -> None:
+    os.setpgid(0, 0)
+    die_with_supervisor()
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    if "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    try:
+        run_python(arguments)
+    finally:
+        atexit._run_exitfuncs()
+
+
+def run_python(arguments: Sequence[str]) -> None:
+    """Run what `python ARGUMENTS` runs: -c CODE, -m MODULE, or a script."""
+    option, *rest = arguments
+    if option == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif option == "-m":
+        sys.path.insert(0, str(Path.cwd()))
+        sys.argv = list(rest)
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(option).resolve().parent))
+        sys.argv = list(arguments)
+        runpy.run_path(option, run_name="__main__")
