@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from tfm_blocks.data.dates import Form, date_splits
+from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError
 
 SHIPPED = yaml.safe_load((Path(__file__).parents[2] / "conf/data/dates.yaml").read_text())["patterns"]
@@ -79,6 +80,21 @@ def test_a_seed_gives_the_same_corpus_and_another_seed_another(dates):
     for name in one:
         assert list(one[name].rows()) == list(same[name].rows()) != list(other[name].rows())
         assert one[name].fingerprint == same[name].fingerprint != other[name].fingerprint
+
+
+@pytest.mark.parametrize(
+    "changes", [{"last_year": 2009}, {"train": 60}, {"val": 9}, {"patterns": {"en": ["d MMM y"]}}], ids=str
+)
+def test_a_setting_that_changes_the_text_changes_the_fingerprint(dates, changes):
+    before, after = (date_splits(dates(**changed))["train"] for changed in ({}, changes))
+    assert list(before.rows()) != list(after.rows()) and before.fingerprint != after.fingerprint
+
+
+def test_a_cached_corpus_is_read_without_writing_its_dates_again(dates, tmp_path, monkeypatch):
+    settings = dates(cache=str(tmp_path))
+    text = prepare(settings, 300).val.text["src"]
+    monkeypatch.setattr(Form, "write", None)
+    assert list(prepare(settings, 300).val.text["src"]) == list(text)
 
 
 @pytest.mark.parametrize(

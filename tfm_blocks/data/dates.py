@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property
-from itertools import chain
+from functools import cache, cached_property
+from importlib.metadata import version
+from itertools import cycle, islice
 
 import numpy as np
 from babel import Locale
 from babel.dates import DateTimePattern, parse_pattern
 
+from tfm_blocks.data.cache import cache_key
 from tfm_blocks.data.settings import CASES, DatesSettings, days_of
 from tfm_blocks.data.text import Split
 from tfm_blocks.language.spec import TARGET
+
+FORMAT = 1  # version of how a date is written; a new number renews cached corpora
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,21 @@ def date_splits(settings: DatesSettings) -> dict[str, Split]:
 
 
 def _draw(address: str, days: list[int], settings: DatesSettings, size: int, random: np.random.PCG64) -> Split:
+    """Draw the formats. The dates are written when they are first read, which a cached corpus never needs."""
     forms = [[Form(language, pattern) for pattern in patterns] for language, patterns in settings.patterns.items()]
-    pairs, groups = [], []
-    for row, number in enumerate(random.random_raw(size).tolist()):
-        choices = forms[row % len(forms)]
-        day, form = date.fromordinal(days[row % len(days)]), choices[number % len(choices)]
-        pairs.append((form.write(day), day.isoformat()))
-        groups.append(form.language)
-    text = "\n".join(chain.from_iterable(pairs))
-    return Split(address, ("src", TARGET), lambda: iter(pairs), hashlib.sha256(text.encode()).hexdigest, groups)
+    numbers = random.random_raw(size).tolist()
+
+    @cache
+    def pairs() -> list[tuple[str, str]]:
+        rows = []
+        for row, number in enumerate(numbers):
+            choices = forms[row % len(forms)]
+            day = date.fromordinal(days[row % len(days)])
+            rows.append((choices[number % len(choices)].write(day), day.isoformat()))
+        return rows
+
+    def digest() -> str:
+        return cache_key(FORMAT, version("babel"), settings.patterns, days, numbers)
+
+    groups = list(islice(cycle(settings.patterns), size))
+    return Split(address, ("src", TARGET), lambda: iter(pairs()), digest, groups)
