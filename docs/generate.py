@@ -111,7 +111,7 @@ def _config() -> Iterator[str]:
     for group in GROUPS:
         yield f"## {group}"
         for path in _files(group):
-            yield f"### {group}={path.stem}"
+            yield f"### {_title(group, path.stem)}"
             yield from _about(path)
             yield from _inherited(path, group)
             yield _keys(path, SCHEMA["properties"][group])
@@ -122,6 +122,11 @@ def _config() -> Iterator[str]:
         yield f"### {name.parent}={path.stem}"
         yield from _about(path)
         yield f"File: [conf/{name}](../../conf/{name})"
+
+
+def _title(group: str, name: str) -> str:
+    """Return the option of a command line, or the name of a file that is only inherited."""
+    return name if name.startswith("_") else f"{group}={name}"
 
 
 def _files(group: str) -> list[Path]:
@@ -137,7 +142,7 @@ def _about(path: Path) -> Iterator[str]:
 def _inherited(path: Path, group: str) -> Iterator[str]:
     """Yield a sentence that names the files whose keys a file also has."""
     defaults = yaml.safe_load(path.read_text("utf-8")).get("defaults", [])
-    if parents := [f"`{group}={name}`" for name in defaults if name != "_self_"]:
+    if parents := [f"`{_title(group, name)}`" for name in defaults if name != "_self_"]:
         yield f"It also has the keys of {' and '.join(parents)}."
 
 

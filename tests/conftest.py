@@ -109,7 +109,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Comp
 
 
 def composed_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Composed]:
-    """What the fixture gives, for a process of its own."""
+    """Return the fixture's value in a separate process."""
     monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "cache"))
 
     def composed(*overrides: str) -> Composed:

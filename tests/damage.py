@@ -97,7 +97,7 @@ def leave_runs(root, monkeypatch):
 
 
 class Resumed:
-    """What `resume=RUN trainer.steps=9` checks before it trains."""
+    """Run the checks of `resume=RUN trainer.steps=9` before training."""
 
     def __init__(self, run):
         with initialize_config_dir(str(CONF.resolve()), version_base=None):
@@ -218,7 +218,7 @@ class Fuzz:
             shutil.rmtree(self.runs / "victim-average1", ignore_errors=True)
 
     def poll(self):
-        """What a sweep reads of its own folder and of the runs of its jobs."""
+        """Read a sweep's folder and the runs of its jobs."""
         folder = claim_sweep(self.runs, "sweep", [], "…", configs=["x"])
         adopt_names(folder, [])
         for name in folder.known:
@@ -228,7 +228,7 @@ class Fuzz:
         result_of(1, self.runs / "victim", self.runs / "no.log", 0)
 
     def list_runs(self, path):
-        """One damaged run is one entry, and changes no other."""
+        """A damaged run is one entry and does not change other entries."""
         out, _ = self.run(["runs", "--json", "--in", str(self.runs)])
         self.tfm("runs", "--in", str(self.runs))
         found = self.entries(out)
@@ -245,7 +245,7 @@ class Fuzz:
         self.run(list(arguments), lines)
 
     def run(self, arguments, lines=""):
-        """What a command prints; it must be printable, and an error a sentence."""
+        """Return the output of a command, which must be printable; an error must be a sentence."""
         with tempfile.NamedTemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as given, io.StringIO() as err:
             given.write(lines)
             given.seek(0)

@@ -212,7 +212,7 @@ HALF = "half \ud800 a letter"
 
 
 def told_to(command, terminal, monkeypatch):
-    """What a command prints to a terminal or to a pipe, both of which take nothing but UTF-8."""
+    """Return the output of a command on a terminal or in a pipe that accepts only UTF-8."""
     read, write = pty.openpty() if terminal else os.pipe()
     with ThreadPoolExecutor() as reader:
         said = reader.submit(lambda: b"".join(parse_parts(read)))

@@ -1,4 +1,4 @@
-"""What Tab gives in bash and zsh."""
+"""Completions in bash and zsh."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ eval "$(tfm completion bash)"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With the command tfm, a model of one's own, a run, and a sweep of one run."""
+    """Return a folder with the command tfm, a custom model, a run, and a sweep of one run."""
     (tmp_path / "tfm").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tfm_blocks "$@"\n')
     (tmp_path / "tfm").chmod(0o755)
     (tmp_path / "my_conf" / "model").mkdir(parents=True)
@@ -50,7 +50,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def ask(folder: Path, *lines: str) -> list[list[str]]:
-    """What bash offers after each of the lines."""
+    """Return bash's completions of each line."""
     asked = "\n".join(f"ask '{line}'; echo ---" for line in lines)
     command = ["bash", "--norc", "-c", ASK + asked]
     done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True)
@@ -121,7 +121,7 @@ def test_zsh_gets_the_same(folder: Path) -> None:
 
 
 def typed_into_zsh(folder: Path, begin: str, line: str, expected: str) -> bool:
-    """Whether it shows what is expected within two minutes, in which it also has to start."""
+    """Return True if the expected text appears within two minutes of the start."""
     process, terminal = pty.fork()
     if not process:
         os.chdir(folder)
@@ -143,7 +143,7 @@ def typed_into_zsh(folder: Path, begin: str, line: str, expected: str) -> bool:
 
 
 def completed(folder: Path, line: str, shell: str) -> list[str]:
-    """What the process that the shell starts answers."""
+    """Return the output of the process that the shell starts."""
     own = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": shell, "COMP_LINE": line, "COMP_POINT": str(len(line))}
     own |= {"IFS": "\013", "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "answer"), "COMP_TYPE": "9"}
     subprocess.run([sys.executable, "-m", "tfm_blocks"], cwd=folder, env=environment(folder) | own, check=True)

@@ -1,4 +1,4 @@
-"""What a user reads when something is wrong."""
+"""Error messages."""
 
 import pytest
 

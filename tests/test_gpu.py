@@ -1,4 +1,4 @@
-"""What needs an accelerator: pytest -m gpu -n 0. Without one these tests are skipped."""
+"""Tests that need an accelerator: pytest -m gpu -n 0. Without one, they are skipped."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_run_computes_in_bf16_and_its_batches_are_pinned(small: Small) -> None
 
 
 def test_two_parts_of_a_run_are_one(small: Small, tmp_path: Path, repeatable: None) -> None:
-    """With dropout, whose random numbers are the accelerator's, and kernels that add in a fixed order."""
+    """With dropout on the accelerator's random generator, and deterministic kernels."""
     whole = run(small("dropout=0.3", *THERE), tmp_path / "whole")
     part = run(small("dropout=0.3", "trainer.steps=3", *THERE), tmp_path / "part")
     go_on(part, "trainer.steps=6")

@@ -1,4 +1,4 @@
-"""What commands print where stdout is not UTF-8."""
+"""Output of commands if stdout is not UTF-8."""
 
 import json
 import os

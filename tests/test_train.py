@@ -24,7 +24,7 @@ HEADER = "# @package _global_\n"
 
 
 def states(folder):
-    """How the runs below it ended."""
+    """Return the states of the runs below the folder."""
     return sorted(json.loads(path.read_text())["state"] for path in folder.glob("runs/**/status.json"))
 
 

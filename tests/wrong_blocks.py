@@ -190,7 +190,7 @@ class DividesBy0(Mean):
 
 @block("reads_numbers", "x: B T D -> B T D", source="a test")
 class ReadsNumbers(nn.Module):
-    """What it computes depends on a number, which the meta device does not have."""
+    """The output shape depends on a value, which the meta device does not have."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return x_BTD * 2 if x_BTD.sum().item() > 0 else x_BTD

@@ -319,7 +319,7 @@ def test_the_first_positions_see_all_and_are_seen_by_all(mask, n, first, r):
 
 @torch.no_grad()
 def test_a_prefix_is_visible_to_all_later_positions():
-    """As one sequence of both, whose mask is full over the prefix and causal behind it."""
+    """Compare with one sequence whose mask is full over the prefix and causal after it."""
     own = started(PrefixAttention(D, heads=H, kv_heads=2))
     whole = Attention(D, None, heads=H, kv_heads=2).eval()
     whole.qkv.weight.copy_(torch.cat((own.q.weight, own.kv.weight)))

@@ -1,4 +1,4 @@
-"""What every block keeps, whoever wrote it: it is what its declaration says, at any length and in any batch."""
+"""The contract of blocks: each block matches its declaration at every length and in every batch."""
 
 import pytest
 import torch

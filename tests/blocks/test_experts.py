@@ -30,7 +30,7 @@ def with_random_weights(block):
 
 
 def expert(mixture, number):
-    """One expert as a feed-forward network of its own."""
+    """Return one expert as a separate feed-forward network."""
     kind = GatedFeedForward if isinstance(mixture, GatedMixtureOfExperts) else FeedForward
     one = kind(D, d_ff=INNER, bias=False)
     one.inner.weight = nn.Parameter(mixture.experts.inner.weight[number])

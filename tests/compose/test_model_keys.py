@@ -1,4 +1,4 @@
-"""What is offered below `model`, against the registry and the checker, which know what may stand there."""
+"""Completions of keys below `model`, compared with the registry and the checker."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ SHIPPED = {name for name, info in REGISTRY.blocks.items() if info.cls.__module__
 
 
 def offered(prefix, *overrides, own=None):
-    """What may stand behind the `=`, or the whole keys."""
+    """Return the values that can follow the `=`, or the complete keys."""
     found = complete_override(prefix, overrides, own)
     return [one.removeprefix(prefix.partition("=")[0] + "=") for one in found] if "=" in prefix else found
 

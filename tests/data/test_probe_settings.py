@@ -15,7 +15,7 @@ from tfm_blocks.probes.mqar import Mqar
 
 def mapping(conf, name, **changes):
     return {
-        **yaml.safe_load((conf / "probe.yaml").read_text()),
+        **yaml.safe_load((conf / "_probe.yaml").read_text()),
         **{
             key: value
             for key, value in yaml.safe_load((conf / f"{name}.yaml").read_text()).items()

@@ -1,4 +1,4 @@
-"""What each kind of wrong or odd file leads to."""
+"""Invalid and unusual text files."""
 
 import gzip
 

@@ -71,7 +71,7 @@ def run_alone(folder: Path, *overrides: str) -> str:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one command trains with two processes of its own."""
+    """Return the run of one command that starts two processes."""
     folder = tmp_path_factory.mktemp("alone") / "one"
     run_alone(folder, "trainer.devices=2")
     return folder
@@ -163,7 +163,7 @@ def test_a_world_that_was_not_asked_for_ends_before_anything_is_started(tmp_path
 
 
 def slurm(rank: int, world: int, port: int) -> dict[str, str]:
-    """What srun gives each task of a step, for one task on each node."""
+    """Return the environment that srun gives each task, with one task on each node."""
     return {
         "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": str(world), "SLURM_NTASKS_PER_NODE": "1",
         "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank), "SLURM_NNODES": str(world),

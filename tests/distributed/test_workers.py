@@ -21,7 +21,7 @@ Facts = tuple[int, bool, bool]
 
 
 class Inside(IterableDataset[Facts]):
-    """One item of each worker: its parent, and whether it ignores signals and has imported Lightning."""
+    """Return for each worker its parent, and whether it ignores signals and has imported Lightning."""
 
     def __iter__(self) -> Iterator[Facts]:
         ignores = all(signal.getsignal(number) == signal.SIG_IGN for number in STOPS)

@@ -37,9 +37,9 @@ def first_loss(run):
         return next(float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"])
 
 
-def fine_tune(name, folder, *overrides):
+def fine_tune(name, folder, *overrides, **config):
     """A run that starts from an imported model, with the command that the import prints."""
-    theirs = publish(name, folder / "theirs")
+    theirs = publish(name, folder / "theirs", **config)
     command = str(import_folder(folder / "theirs", folder / "imported")).partition("train.py ")[2]
     model, *knobs = command.removesuffix(" data=…").split()
     settings = [f"data.dir={folder}", f"data.cache={folder / 'cache'}", *SHORT, *overrides, *knobs]
@@ -50,10 +50,11 @@ def ids_of(line):
     return [int(word[1:]) for word in line.split()]
 
 
+@pytest.mark.grid
 def test_gpt2_starts_with_the_loss_of_transformers_and_is_exported_to_it(text, monkeypatch):
     monkeypatch.chdir(text)
     files = {split: f"data.{split}={split}.txt" for split in ("train", "val", "test")}
-    theirs, run = fine_tune("gpt2", text, "data=lm", "data.context=16", *files.values())
+    theirs, run = fine_tune("gpt2", text, "data=lm", "data.context=16", *files.values(), n_positions=64)
     eos = theirs.config.eos_token_id
     stream = torch.tensor([id for line in LINES for id in (*ids_of(line), eos)])
     rows_BT = stream.view(-1, 16)

@@ -193,7 +193,7 @@ def test_a_damaged_tokenizer_is_refused(folder, text):
 
 def test_a_folder_without_tokenizer_or_weights_or_itself_is_refused(folder):
     (folder / "tokenizer.json").unlink()
-    refused(folder, "has no tokenizer.json", "tokenizer.save_pretrained")
+    refused(folder, "has no tokenizer.json and no model", "tokenizer.save_pretrained")
     (folder / WEIGHTS).unlink()
     refused(folder, "has no model.safetensors")
     refused(folder / "none", "there is no such folder")

@@ -1,4 +1,4 @@
-"""What must not touch in a picture: boxes, texts and lines, measured from the coordinates of the layout."""
+"""Overlaps of boxes, texts and lines in a picture, measured from the coordinates of the layout."""
 
 from collections import defaultdict
 from itertools import combinations

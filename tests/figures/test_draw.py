@@ -1,4 +1,4 @@
-"""What a figure shows: which boxes stand above each other, what reads what, and which layers are drawn once."""
+"""The drawing tree of a figure: boxes, arrows, and layers that are drawn once."""
 
 from collections import Counter
 

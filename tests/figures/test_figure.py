@@ -94,7 +94,7 @@ def test_a_mark_on_any_layer_is_a_sign_on_the_box_that_stands_for_it(mark, sign,
 
 @pytest.mark.parametrize("theme", ["paper", "dark"])
 def test_text_has_a_contrast_of_at_least_seven_on_every_box(theme):
-    """As WCAG 2.2 measures it; 7 is its highest level."""
+    """WCAG 2.2 defines the contrast ratio; its strictest level is 7."""
 
     def luminance(colour):
         parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]

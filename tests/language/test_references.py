@@ -1,4 +1,4 @@
-"""What a node reads: layers of a stack from either end, by index and all of them, the entry, inline nodes."""
+"""References of nodes: layers of a stack, the entry, inline nodes."""
 
 import pytest
 
@@ -9,7 +9,7 @@ CROSS = "model.graph.decoder.layer.cross.kv"
 
 
 def read_by_cross(reference, model="tiny", layers=3):
-    """What the cross-attention of each decoder layer reads."""
+    """Return the inputs of the cross-attention of each decoder layer."""
     spec = spec_of([f"layers={layers}", f"{CROSS}={reference}"], model)
     return [node.reads["kv"] for node in spec.nodes if node.address.endswith(".cross")]
 

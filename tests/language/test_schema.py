@@ -28,7 +28,7 @@ def as_json(value):
 
 
 def places(text, found=None):
-    """Where the schema finds something wrong, the outermost place of each."""
+    """Return the outermost place of each error of the schema."""
     validator = Draft202012Validator(found or json.loads(FILE.read_text("utf-8")))
     return [error.json_path for error in validator.iter_errors(as_json(yaml.safe_load(text)))]
 

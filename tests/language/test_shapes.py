@@ -14,10 +14,14 @@ def test_heads_that_do_not_divide_the_width_are_an_error_with_origin_and_fix():
     assert problem.help.startswith("heads can be 1, 2, 4, 8")
 
 
-@pytest.mark.parametrize("knob", ["heads=0", "heads=-1", "d_ff=0", "d_ff=-3", "vocab=0", "d_model=-8"])
+@pytest.mark.parametrize("knob", ["heads=0", "heads=-1", "d_ff=0", "d_ff=-3", "d_model=-8"])
 def test_sizes_are_at_least_one(knob):
     name, value = knob.split("=")
     assert f"({name} >= 1), but {name} = {value}" in problems([knob])[0].rule
+
+
+def test_a_vocabulary_has_a_row():
+    assert "(vocab > first), but vocab = 0" in problems(["vocab=0"])[0].rule
 
 
 def test_a_shape_clash_in_a_residual_names_both_shapes():

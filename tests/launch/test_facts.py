@@ -1,4 +1,4 @@
-"""What a run folder knows of its run beside the config, and what `tfm show` and `tfm compare` make of it."""
+"""Facts that a run folder records, and their use in `tfm show` and `tfm compare`."""
 
 from __future__ import annotations
 

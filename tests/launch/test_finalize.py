@@ -1,4 +1,4 @@
-"""What a finished run leaves to be compared by."""
+"""Scores and translations of a finished run."""
 
 import csv
 import hashlib

@@ -50,7 +50,7 @@ def test_a_larger_model_loads_shared_weights_and_lists_the_others(run):
 
 @pytest.mark.parametrize("words", [("hund", "vogel", "katzen"), ("hund", "haus", "katze")], ids=["size", "order"])
 def test_the_pieces_in_common_with_another_vocabulary_keep_their_rows_and_biases(run, words):
-    """Whether it has another size, or the same pieces by other numbers."""
+    """The vocabulary has another size, or the same subwords with other ids."""
     folder, old, weights = run
     new = tokenizer(*words)
     assert new.ids != old.ids

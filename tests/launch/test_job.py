@@ -82,7 +82,7 @@ def test_a_run_writes_a_folder_that_translates_and_prints_the_next_command(
 
 
 def test_a_run_logs_what_the_contract_says_and_nothing_else(small: Callable[..., Composed], tmp_path: Path) -> None:
-    """With a block that adds a loss, and with text in groups."""
+    """With a block that adds a loss, and with a corpus in groups."""
     experts = "++model.graph.decoder.layer.ffn={block: gated_moe, experts: 2, d_ff: 8, balance: 1.0}"
     run(small(experts, "trainer.test_beam=1"), tmp_path)
     with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
@@ -128,7 +128,7 @@ GRID = [(1, CAP, {1}), (1, CAP // 4, {3, 4}), (2, CAP // 2, {1}), (2, CAP // 4, 
 
 
 def micro_batches(composed: Composed, devices: int) -> set[int]:
-    """How many a rank reads in each step of the run."""
+    """Return the numbers of micro-batches that a rank reads in a step."""
     plan = feed_of(make(composed)[1]).plan(seed=1, epoch=0)
     return {len(step.share(rank, devices)) for step in islice(plan, 6) for rank in range(devices)}
 
@@ -193,7 +193,7 @@ def test_what_is_shared_out_becomes_the_weights_of_ddp_and_checkpoints_of_the_sa
 def test_divergence_ends_with_status_3_and_is_written_down(
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: int
 ) -> None:
-    """With two devices it is the second alone whose loss is not finite."""
+    """With two devices, only the second has a non-finite loss."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
     load_plugins(["faulty"])
     fault = "++model.graph.bad={block: faulty, harm: poison, sound: 0, steps: 2-5-6-, after: src_pos}"
@@ -218,7 +218,7 @@ def test_divergence_ends_with_status_3_and_is_written_down(
 
 
 def records(run: Path) -> list[list[dict[str, Any]]]:
-    """Of each part of an offline run of W&B, as its own reader tells them."""
+    """Return the records of each part of an offline W&B run, read by W&B."""
     found = []
     for part in sorted((run / "wandb").glob("offline-run-*")):
         done = run_python(["-m", "wandb", "leet", "inspect", "--json", part])
@@ -228,12 +228,12 @@ def records(run: Path) -> list[list[dict[str, Any]]]:
 
 
 def wandb_exit_code(folder: Path) -> int:
-    """Of the last part of an offline run: 0 is shown as finished, anything else as failed."""
+    """Return the exit code of the last part of an offline run: W&B shows 0 as finished and others as failed."""
     return int(wandb_summary(folder)["exit_code"])
 
 
 def wandb_summary(folder: Path) -> dict[str, Any]:
-    """What W&B's own reader shows of the last part of an offline run."""
+    """Return the last part of an offline run, read by W&B."""
     part = max((folder / "wandb").glob("offline-run-*"))
     done = run_python(["-m", "wandb", "leet", "inspect", "--summary", "--json", part])
     assert done.returncode == 0, (done.stderr, [(one.name, one.stat().st_size) for one in part.iterdir()])

@@ -1,4 +1,4 @@
-"""What W&B, TensorBoard and MLflow hold of a run is what metrics.csv holds."""
+"""W&B, TensorBoard and MLflow have the values of metrics.csv."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def of_kind(parts: list[list[dict[str, Any]]], kind: str) -> list[dict[str, Any]
 
 
 def config_of(part: list[dict[str, Any]]) -> dict[str, Any]:
-    """As the run began, with what was told later."""
+    """Return the config of the run with later updates."""
     (run,) = of_kind([part], "run")
     told = [one["update"] for one in of_kind([part], "config") if "update" in one]
     return {name: value for one in (run["config"]["update"], *told) for name, value in one.items()}
@@ -192,7 +192,7 @@ def test_wandb_has_the_keys_of_the_schema_and_the_weights_only_on_request(
 
 
 def _expect_summaries(run: Path) -> None:
-    """Of each key the value of metrics.csv that the contract names, and nothing but keys and media."""
+    """The summary has the value of the schema for each key, and otherwise only media."""
     found = wandb_summary(run)["summary"]
     curves: dict[str, list[float]] = {}
     for (_, name), value in sorted(written(run).items()):
@@ -210,7 +210,7 @@ def _expect_summaries(run: Path) -> None:
 def test_a_run_that_was_killed_goes_on_in_wandb_without_a_gap_and_without_a_step_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What W&B had not written yet when it was killed is told again, out of metrics.csv."""
+    """Values that W&B had not written when it was killed are sent again from metrics.csv."""
     fault = "++model.graph.bad={block: faulty, harm: end, sound: 5, after: src_pos}"
     first = [
         "name=run", fault, "d_model=16", "d_ff=24", "heads=2", "layers=1", "vocab=300", "data.train=200", "data.val=20",

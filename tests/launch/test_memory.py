@@ -57,7 +57,7 @@ def growth() -> int:
 
 
 def with_caches(code: str, **given: str) -> str:
-    """What `code` prints in a new process whose environment has no other sizes of caches than `given`."""
+    """Return the output of `code` in a new process whose environment has only the cache sizes `given`."""
     environment = {name: value for name, value in os.environ.items() if name not in NAMES} | given
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)

@@ -43,7 +43,7 @@ def test_auto_without_bf16_instructions_is_fp32() -> None:
 
 @pytest.mark.parametrize("native", [True, False])
 def test_auto_is_bf16_exactly_where_a_cuda_device_computes_it(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a device that is not there."""
+    """The CUDA device is simulated."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native and not including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an H200")
     found = choose_precision("auto", "cuda")

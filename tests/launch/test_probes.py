@@ -91,7 +91,7 @@ def test_a_model_that_answers_at_positions_is_not_translated_with(
         ("model=encoder_only data=dates", "model.inputs", "training predicts tgt, but the inputs are src"),
         ("model=two_sources data=parity", "model.inputs.doc", "is not a column of the data"),
         ("data=mqar mixer=atention", "model.graph.decoder.layer.self.block", "no block is called 'atention'"),
-        ("data=mqar data.pairs=40", "data.train_lengths", "to hold 40 pairs"),
+        ("data=mqar data.vocab=256 data.pairs=40", "data.train_lengths", "to hold 40 pairs"),
         ("data=mqar callbacks.early_stopping.monitor=val/bleu callbacks.early_stopping.patience=2",
          "callbacks", "this data does not measure"),
     ],

@@ -195,7 +195,7 @@ def test_a_model_with_numbers_as_keys_resumes(small: Small, tmp_path: Path) -> N
 def test_two_processes_of_which_one_gets_the_signal_agree_on_a_step_and_resume_exactly(
     small: Small, tmp_path: Path
 ) -> None:
-    """With workers that make batches ahead, too."""
+    """Also with workers that prefetch batches."""
     begin(small("trainer.devices=2", *stopping(1000)), tmp_path)
     with pytest.raises(PreemptedError, match="stopped by SIGTERM"):
         begin(small("trainer.devices=2", "trainer.workers=2", *stopping(5)), tmp_path)
@@ -410,7 +410,7 @@ SMALL = [
 
 
 def outside(folder: Path) -> dict[str, Any]:
-    """Where a command runs that is a process of its own."""
+    """Return the working directory and the environment of a command in a separate process."""
     environment = {**os.environ, "TFM_BLOCKS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     return {"cwd": folder, "env": environment}
 
@@ -427,7 +427,7 @@ def outside(folder: Path) -> dict[str, Any]:
 def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_is_not(
     tmp_path: Path, kills: int, devices: int
 ) -> None:
-    """By the command that it has left in status.json. Of two processes all are killed, or the one that started them."""
+    """Resume with the command in status.json. All processes are killed, or only the parent."""
     train_py = [sys.executable, str(ROOT / "train.py")]
     asked = [*SMALL[1:], f"trainer.steps={30 * kills}", f"trainer.devices={devices}"]  # a kill takes up to 20 steps
     run_python([*train_py[1:], *asked, "name=run"], **outside(tmp_path)).check_returncode()

@@ -1,4 +1,4 @@
-"""What the grammar makes, run: losses, sequences end to end, masks of the caller, heads, several inputs on one axis."""
+"""Models of the grammar run: losses, concatenated sequences, masks of the caller, heads, several inputs on one axis."""
 
 import pytest
 import torch
@@ -192,7 +192,7 @@ def test_two_inputs_on_one_axis_are_summed_and_the_first_defines_padding():
 
 
 def test_a_sequence_is_not_read_as_a_width():
-    """As a width it would be seen whole at every position, unnoticed by the pass on causality."""
+    """Read as a width, the whole sequence would be visible at every position, and no pass would notice."""
     with pytest.raises(ConfigError, match=r"D of relu is a width, but has Q in img \(B P Q\)"):
         network({"img": "B P Q"}, {"relu": {"block": "relu", "in": "img"}})
 

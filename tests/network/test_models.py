@@ -1,4 +1,4 @@
-"""What the language promises of any model, kept on every shipped and test model."""
+"""Properties of every valid model, tested on all shipped models and test models."""
 
 import pytest
 import torch

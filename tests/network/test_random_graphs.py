@@ -1,4 +1,4 @@
-"""What the checks accept runs: it is finite, learns, decodes as it reads, sees no later token and ignores padding."""
+"""Accepted random models run: finite, trainable, causal, independent of padding, and decoded as read."""
 
 import pytest
 import torch

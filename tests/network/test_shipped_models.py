@@ -1,4 +1,4 @@
-"""What the models of conf/model/ promise beyond those of the tests: at their own size, and where they differ."""
+"""Further properties of the models of conf/model/: their sizes, and their differences."""
 
 import re
 from pathlib import Path
@@ -74,7 +74,7 @@ REACH = {"restricted": (["r=5", "heads=2"], 2), "conv": (["kernel_size=3"], 1)}
 @pytest.mark.parametrize("model", REACH)
 @torch.no_grad()
 def test_beyond_depth_times_radius_nothing_reaches(model):
-    """Of an encoder alone, whose radius is that of one layer to either side."""
+    """Each layer of the encoder extends the visible range by its radius on both sides."""
     overrides, radius = REACH[model]
     network = build_network(composed(model, *SMALL, *overrides, "layers=3", *NO_TARGET), seed=1).eval()
     src_BS = torch.randint(4, 30, (1, 25), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""What holds for every task: the same examples everywhere, valid presets, and lengths that fit."""
+"""Properties of every task: reproducible examples, valid presets, and lengths that fit."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What people read of the registry."""
+"""`tfm blocks` and docs/blocks.md."""
 
 from pathlib import Path
 

@@ -104,7 +104,7 @@ def test_scores_have_the_intervals_of_sacrebleu_and_of_wilson(sweep):
 
 
 def counted_bleu(outputs):
-    """What sacreBLEU counts in each line."""
+    """Return sacreBLEU's statistics of each line."""
     lines = [BLEU(force=True).corpus_score([output], [[one]]) for output, one in zip(outputs, REFERENCES, strict=True)]
     return np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in lines], float)
 

@@ -107,7 +107,7 @@ def test_as_many_operations_wait_for_each_other_as_declared(name):
 
 
 def layers_until_seen(name, n):
-    """How many causal layers of the block, with residuals and norms, until the last of n positions sees the first.
+    """Return the number of causal layers after which the last of n positions sees the first.
 
     Seen is what has a gradient: it is a perturbation so small that nothing is rounded away.
     """

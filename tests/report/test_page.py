@@ -133,6 +133,7 @@ def test_ten_runs_of_base_size_with_long_curves_and_six_pictures_take_less_than_
 def test_the_page_asks_for_nothing(report):
     text = report.read_text("utf-8")
     written = re.sub("<script>.*?</script>", "", text, flags=re.DOTALL)  # Bokeh's has addresses that it does not need
+    written = written.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
     assert "http:" not in written and "https:" not in written and "<link" not in written
     assert "default-src 'none'" in html.unescape(written)
     assert (
@@ -180,6 +181,19 @@ def test_a_browser_shows_it_without_errors_and_curves_have_the_points_of_metrics
         assert set(hidden) == {"heads 2"} and complaints(opened) == []
 
 
+def test_a_link_opens_the_page_of_each_model_from_the_disk(report):
+    with browser() as opened:
+        show(opened, report)
+        links = opened.find_elements("css selector", "a.model")
+        assert len(links) == len(opened.find_elements("css selector", "#models ~ details table"))
+        links[0].click()
+        opened.switch_to.window(opened.window_handles[-1])
+        wait(opened, lambda: opened.execute_script("return document.body.dataset.drawn") == "true")
+        opened.execute_script("select(views[0], 'encoder.0.attn')")
+        assert "softmax" in opened.execute_script("return document.getElementById('details').textContent")
+        assert complaints(opened) == []
+
+
 def test_a_table_sorts_by_the_column_that_is_clicked_and_back(report):
     with browser() as opened:
         show(opened, report)
@@ -223,7 +237,7 @@ def test_text_of_a_run_stays_text(report):
     with browser() as opened:
         show(opened, report)
         assert opened.execute_script("return typeof hacked") == "undefined"
-        assert opened.execute_script("return document.scripts.length") == 3
+        assert opened.execute_script("return document.scripts.length") == 4
         assert (
             opened.execute_script("return document.querySelectorAll('img:not([src^=\"data:image/png\"])').length") == 0
         )

@@ -1,4 +1,4 @@
-"""What is told of a run folder that cannot be used yet."""
+"""Errors for run folders that cannot be used yet."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What lies in a folder of runs is listed, found, and deleted when asked twice."""
+"""Listing, finding and deleting runs."""
 
 import json
 from datetime import datetime

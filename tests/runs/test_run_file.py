@@ -1,4 +1,4 @@
-"""What run.json keeps of the facts of a run, part by part."""
+"""The parts of run.json."""
 
 import json
 from dataclasses import replace

@@ -256,7 +256,7 @@ def test_a_wrong_sweep_is_an_error_before_anything_starts(arguments: list[str], 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "expected"), [("random", 1), ("optuna", 0)])
 def test_a_failed_job_fails_a_random_sweep_but_not_a_search(folder: Path, method: str, expected: int) -> None:
-    """Of four trials optuna tries both experiments, with this seed."""
+    """With this seed, four trials of optuna include both experiments."""
     trials = 4 if method == "optuna" else 2
     asked = ["experiment=fine,wrong", f"sweep={method}", f"sweep.trials={trials}", "sweep.name=x"]
     status, output = run(folder, *asked)
@@ -271,7 +271,7 @@ def test_a_failed_job_fails_a_random_sweep_but_not_a_search(folder: Path, method
 
 @pytest.mark.slow
 def test_a_killed_search_resumes_and_failed_trials_stay_failed(folder: Path) -> None:
-    """One model cannot be built and one diverges; the weights of what is done are those of a search without a kill."""
+    """One model cannot be built and one diverges. Finished jobs have the weights of an uninterrupted search."""
     space = [
         "heads=2,3",
         "schedule.scale=0.5,1e38",

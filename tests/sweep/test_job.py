@@ -1,4 +1,4 @@
-"""What a job is: the config that was checked, which its process reads."""
+"""A job: its process reads the checked config."""
 
 from __future__ import annotations
 

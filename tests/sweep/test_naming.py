@@ -1,4 +1,4 @@
-"""What jobs are called."""
+"""Names of jobs."""
 
 import re
 

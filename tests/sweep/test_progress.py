@@ -1,4 +1,4 @@
-"""What is read of a run while it writes."""
+"""Reading the progress of a running run."""
 
 import math
 

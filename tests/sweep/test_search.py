@@ -1,4 +1,4 @@
-"""What a search asks for, what it ends early, and what it knows after it was killed."""
+"""Trials of a search, pruning, and the state after a kill."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def told(job: SweepJob, *scores: float) -> Progress:
 
 
 def score_of(job: SweepJob) -> float:
-    """As if a smaller scale were better."""
+    """Return the score of a job: a smaller scale is better."""
     return float(job.overrides[0].partition("=")[2])
 
 

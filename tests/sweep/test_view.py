@@ -1,4 +1,4 @@
-"""What people see of a sweep."""
+"""The live view of a sweep."""
 
 import os
 import pty

@@ -57,7 +57,7 @@ def test_models_of_ones_own_are_found_by_the_agent(tmp_path: Path) -> None:
     ],
 )
 def test_an_interval_has_the_same_distribution_in_wandb(asked: str, expected: BaseDistribution) -> None:
-    """As W&B's own scheduler reads the file."""
+    """Read the file with W&B's own scheduler."""
     told = yaml.safe_load(sweep_file(["model=tiny", f"d_ff={asked}"], None, "random", "val/loss", "p"))
     assert sweep_parameter_to_distribution(told["parameters"]["d_ff"]) == expected
 

@@ -55,7 +55,7 @@ def batch_for(network: Network) -> Batch:
 
 
 def take_step(network: Network, batch: Batch, there: Batch) -> tuple[StepSums, Throughput]:
-    """What a step of training does between two rows of metrics, beside the optimizer; `there` is on the device."""
+    """Run a training step without the optimizer and without logging; `there` is on the device."""
     device = there.labels_BT.device
     steps, pace = StepSums(losses_of(network.spec)).to(device), Throughput().to(device)
     loss, sums = Objective(network, 0.1).loss(there)

@@ -22,7 +22,7 @@ from tfm_blocks.training.settings import read_run
 
 @pytest.fixture
 def read(small: Callable[..., Composed]) -> tuple[PlannedCorpus, PlannedCorpus]:
-    """What is read of the training and of the validation set."""
+    """Return the batches of the training set and of the validation set."""
     settings = read_run(small("data.train=60", "data.val=7").mapping)
     prepared = prepare(settings.data, 300, tell=lambda text: None)
     layout = Sides(["src"])

@@ -22,7 +22,7 @@ KNOBS = {"layers": 3, "d_model": 16, "d_ff": 24, "heads": 2, "vocab": 40, "dropo
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """Of this process alone: FSDP gathers and exchanges as it does among several."""
+    """Start a process group of one rank, in which FSDP uses the same collectives as with several."""
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()

@@ -19,7 +19,7 @@ from tfm_blocks.training.heartbeat import Heartbeat
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
-    """What is written to a pipe in the place of standard output."""
+    """Return the text that is written to a pipe instead of stdout."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     monkeypatch.setattr(silence, "OUTPUT", write)

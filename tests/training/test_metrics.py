@@ -59,7 +59,7 @@ def step(tokens: int) -> StepBatches:
 
 
 def counted(rank: int) -> StepSums:
-    """Of rank 0 a step of loss 6 and one that was skipped, of rank 1 of loss 12 and one that was skipped."""
+    """Rank 0 has a step with loss 6 and a skipped step, rank 1 a step with loss 12 and a skipped step."""
     sums = StepSums(["experts"])
     good, bad = torch.tensor(False), torch.tensor(True)
     sums.update(torch.tensor([6.0 * (rank + 1), 4.0, 1.0]), step(2 + rank), torch.tensor(0.5), good)
@@ -76,7 +76,7 @@ def test_a_skipped_step_counts_as_skipped_and_nowhere_else() -> None:
 
 
 def reduce(ranks: Ranks, folder: Path) -> None:
-    """What the ranks have counted together, from a checkpoint as well."""
+    """Check the counts over all ranks, also after loading a checkpoint."""
     torch.distributed.init_process_group("gloo")
     sums, pace, exact = counted(ranks.rank), Throughput(), ExactMatch(["en", "de"])
     pace.update(3 + ranks.rank, 0.0)

@@ -302,7 +302,7 @@ def test_ranks_draw_different_dropout_and_differ_in_nothing_else(
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_compiled_trunk_has_the_same_losses(small: Callable[..., Composed], dropout: float) -> None:
-    """With micro-batches of many shapes, and the same elements dropped."""
+    """Micro-batches of many shapes, with the same dropout masks."""
     losses = []
     for compiled in (False, True):
         asked = ("trainer.log_every=1", "data.batch_tokens=200", f"dropout={dropout}")

@@ -1,4 +1,4 @@
-"""How much of what a model reads is padding."""
+"""The fraction of padding in batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPLITS = {"train": "tok/train.lc.norm.tok", "val": "tok/val.lc.norm.tok", "test"
 
 
 def share(composed: Composed, steps: int) -> float:
-    """Of the first steps, by the lengths of their rows alone."""
+    """Return the fraction of padding in the first steps, from the lengths of their rows."""
     feed = feed_of(make(composed)[1])
     rows = [rows_B for step in islice(feed.plan(seed=1, epoch=0), steps) for rows_B in step.share(0, 1)]
     widths_NC = feed.layout.widths_NC(feed.corpus)

@@ -46,7 +46,7 @@ def two_sources():
 
 @torch.no_grad()
 def naive_greedy(network, before, most, **inputs):
-    """One forward of all tokens so far for every token."""
+    """Decode greedily with a full forward pass for each token."""
     ids = list(before)
     while len(ids) - len(before) < most:
         logits_V = network(tgt=torch.tensor([ids]), **inputs)[0, -1]

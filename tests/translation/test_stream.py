@@ -149,7 +149,7 @@ def test_a_terminal_gets_a_prompt_and_each_answer_at_once(translator, tmp_path):
 
 
 def until(terminal, end):
-    """What a terminal shows up to `end`."""
+    """Return the terminal output up to `end`."""
     shown = b""
     while not shown.decode(errors="replace").endswith(end):
         shown += os.read(terminal, 1024)

@@ -72,9 +72,10 @@ def _save_figures(comparison: Comparison, folder: Path) -> None:
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:
-    from tfm_blocks.report.comparison import compare_runs
+    from tfm_blocks.report.comparison import compare_runs, read_comparison
 
-    return compare_runs(arguments.folders, arguments.baseline, arguments.scores, arguments.metric)
+    compare = read_comparison if getattr(arguments, "matrix", False) else compare_runs
+    return compare(arguments.folders, arguments.baseline, arguments.scores, arguments.metric)
 
 
 def _expect_matrix(comparison: Comparison) -> Matrix:

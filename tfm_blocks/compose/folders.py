@@ -39,6 +39,11 @@ def root_keys() -> set[str]:
 
 
 def list_options(group: str, folders: list[Path]) -> dict[str, Path]:
+    """Return the files that can be chosen, by name. A file such as `_probe` is only inherited."""
+    return {name: path for name, path in _all_files(group, folders).items() if not path.name.startswith("_")}
+
+
+def _all_files(group: str, folders: list[Path]) -> dict[str, Path]:
     """Return the files by name; a file of a subfolder is named such as `probe/mqar`."""
     paths = ((folder / group, path) for folder in folders for path in sorted((folder / group).rglob("*.yaml")))
     return {path.relative_to(root).with_suffix("").as_posix(): path for root, path in paths}
@@ -72,7 +77,7 @@ def split_choice(choice: str) -> list[str]:
 
 def group_files(group: str, choice: str | None, folders: list[Path]) -> list[Path]:
     """Return the files of the options, each after its parents; [] for Hydra's own groups."""
-    known = list_options(group, folders)
+    known = _all_files(group, folders)
     names = split_choice(choice) if choice else []
     return [file for name in names if name in known for file in _inherited(group, known[name], folders)]
 

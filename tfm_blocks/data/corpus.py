@@ -113,9 +113,9 @@ def write_corpus(
     def encoded_rows() -> Iterator[list[int]]:
         remaining = iter(rows)
         while chunk := list(islice(remaining, CHUNK)):
-            encoded = iter(tokenizer.encode_batch(list(chain.from_iterable(chunk))))
-            for texts in chunk:
-                ids = list(islice(encoded, len(columns)))
+            by_column = zip(columns, zip(*chunk, strict=True), strict=True)
+            encoded = [tokenizer.of(column).encode_batch(texts) for column, texts in by_column]
+            for texts, ids in zip(chunk, zip(*encoded, strict=True), strict=True):
                 longest = max(map(len, ids))
                 if max_length is None:
                     counts["cut"] += longest > LONGEST

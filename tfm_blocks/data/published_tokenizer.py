@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,21 +24,38 @@ FAST = "tokenizer.json"
 class PublishedTokenizer(Tokenizer):
     """The tokenizer of a published model, with the ids of `Vocabulary`.
 
-    `files` are the texts of its files by name. Their rules for special tokens around a text are not used: a model adds
-    bos and eos by its layout.
+    `files` are the contents of its files by name. Its rules for special tokens around a text are not used, because the
+    layout of the data adds bos and eos.
     """
 
-    def __init__(self, vocabulary: Vocabulary, files: Mapping[str, str], where: str = "tokenizer") -> None:
+    def __init__(self, vocabulary: Vocabulary, files: Mapping[str, bytes], where: str = "tokenizer") -> None:
         self.vocabulary, self.files = vocabulary, dict(files)
         with refusing_damage(where):
-            super().__init__(Pieces.from_str(files[FAST]))
-        largest = max(self._pieces.get_vocab().values(), default=0)
+            self.open()
+        largest = max(self.names.values(), default=0)
         if largest >= vocabulary.size:
             rule = f"has the id {largest}, but the vocabulary of the model has {vocabulary.size} ids"
             raise RunError(Problem(where, rule, help="use the tokenizer of this model"))
 
+    @abstractmethod
+    def open(self) -> None:
+        """Read the files."""
+
+    @property
+    @abstractmethod
+    def names(self) -> dict[str, int]:
+        """Return the published id of each subword."""
+
+    @abstractmethod
+    def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the published ids of each text."""
+
+    @abstractmethod
+    def text_of(self, published: Sequence[int]) -> str:
+        """Return the text of published ids without special tokens."""
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return PublishedTokenizer, (self.vocabulary, self.files)
+        return type(self), (self.vocabulary, self.files)
 
     @property
     def size(self) -> int:
@@ -45,37 +64,74 @@ class PublishedTokenizer(Tokenizer):
     @cached_property
     def ids(self) -> dict[str, int]:
         """Return the id of each subword; ids without subword have a name with their number."""
-        published = self._pieces.get_vocab()
-        names = dict(zip(self.vocabulary.to_here(list(published.values())), published, strict=True))
-        unnamed = {id: f"<id {id}>" for id in range(OTHERS, self.size) if id not in names}
+        subwords = dict(zip(self.vocabulary.to_here(list(self.names.values())), self.names, strict=True))
+        unnamed = {id: f"<id {id}>" for id in range(OTHERS, self.size) if id not in subwords}
         special = dict(enumerate(SPECIAL[:OTHERS]))
-        return {name: id for id, name in (unnamed | names | special).items()}
+        return {name: id for id, name in (unnamed | subwords | special).items()}
+
+    @cached_property
+    def _subwords(self) -> dict[int, str]:
+        return {id: name for name, id in self.ids.items()}
 
     @property
     def text(self) -> str:
-        """Return the tokenizer as JSON: the vocabulary, and the files."""
+        """Return the tokenizer as JSON: the vocabulary, and the files, in base64 unless they are JSON."""
         vocabulary = [self.vocabulary.size, self.vocabulary.start, self.vocabulary.eos]
-        return json.dumps({KEY: vocabulary, "files": self.files}, ensure_ascii=False)
+        files = {
+            name: content.decode() if name.endswith(".json") else b64encode(content).decode()
+            for name, content in self.files.items()
+        }
+        return json.dumps({KEY: vocabulary, "files": files}, ensure_ascii=False)
 
     def encode(self, text: str) -> list[int]:
-        return self.vocabulary.to_here(self._pieces.encode(text, add_special_tokens=False).ids)
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        encodings = self._pieces.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self.vocabulary.to_here(encoding.ids) for encoding in encodings]
+        return [self.vocabulary.to_here(ids) for ids in self.published_ids(texts)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._pieces.decode(self.vocabulary.to_published(ids), skip_special_tokens=True)
+        return self.text_of(self.vocabulary.to_published(ids))
 
     def piece(self, id: int) -> str:
-        return SPECIAL[id] if id < OTHERS else str(self._pieces.id_to_token(self.vocabulary.to_published([id])[0]))
+        return self._subwords[id]
 
     @classmethod
     def load(cls, path: Path) -> PublishedTokenizer:
         with refusing_damage(str(path)):
             content = json.loads(path.read_text("utf-8"))
             size, start, eos = content[KEY]
-            return cls(Vocabulary(size, start, eos), content["files"], str(path))
+            files = {
+                name: text.encode() if name.endswith(".json") else b64decode(text)
+                for name, text in content["files"].items()
+            }
+        return published_tokenizer(Vocabulary(size, start, eos), files, str(path))
+
+
+class FastTokenizer(PublishedTokenizer):
+    """A tokenizer.json of the tokenizers library."""
+
+    def open(self) -> None:
+        Tokenizer.__init__(self, Pieces.from_str(self.files[FAST].decode()))
+
+    @cached_property
+    def names(self) -> dict[str, int]:
+        return self._pieces.get_vocab()
+
+    def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        encodings = self._pieces.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def text_of(self, published: Sequence[int]) -> str:
+        return self._pieces.decode(list(published), skip_special_tokens=True)
+
+
+def published_tokenizer(vocabulary: Vocabulary, files: Mapping[str, bytes], where: str) -> PublishedTokenizer:
+    """Return the tokenizer for the files of a folder. Raises RunError if they are damaged or its library is missing."""
+    if FAST in files:
+        return FastTokenizer(vocabulary, files, where)
+    from tfm_blocks.data.sentencepiece_tokenizer import SentencePieceTokenizer
+
+    return SentencePieceTokenizer(vocabulary, files, where)
 
 
 def is_published(path: Path) -> bool:

@@ -91,6 +91,10 @@ class Tokenizer:
         """Return the tokenizer as JSON, in the format of the tokenizers library."""
         return self._pieces.to_str()
 
+    def of(self, column: str) -> Tokenizer:
+        """Return the tokenizer for the text of a column."""
+        return self
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without bos and eos."""
         return self._pieces.encode(text).ids
@@ -145,6 +149,8 @@ def refusing_damage(where: str) -> Iterator[None]:
     """Raise RunError for any error inside, a panic of the Rust library included."""
     try:
         yield
+    except RunError:
+        raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

@@ -1,1 +1,1 @@
-"""Ways out of tfm-blocks, and into it."""
+"""Models of other libraries: import, export, and the tables that both read."""

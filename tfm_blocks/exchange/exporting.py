@@ -38,14 +38,15 @@ def export_run(run: Path, folder: Path) -> str:
     leftovers = read_tensors(run / LEFTOVERS) if (run / LEFTOVERS).is_file() else {}
     tensors = conversion_of(published).to_theirs(weights_of(network), leftovers)
     texts = dict(record.texts) or {CONFIG: _json(write_published(published, "float32"))}
-    texts |= tokenizer.files if isinstance(tokenizer, PublishedTokenizer) else {TOKENIZER: tokenizer.text}
+    files = {name: text.encode() for name, text in texts.items()}
+    files |= tokenizer.files if isinstance(tokenizer, PublishedTokenizer) else {TOKENIZER: tokenizer.text.encode()}
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         rule, help = "exists already, and nothing is overwritten", "choose another name, or delete it first"
         raise RunError(Problem(str(folder), rule, help=help)) from None
-    for name, text in texts.items():
-        (folder / name).write_text(text, "utf-8", newline="")
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     _write_weights(folder, tensors, record)
     return published.family.architecture
 

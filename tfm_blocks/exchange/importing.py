@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer
+from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, published_tokenizer
+from tfm_blocks.data.sentencepiece_tokenizer import PAIR, SINGLE
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.config import Published, knob_defaults, read_published
 from tfm_blocks.exchange.folder import CONFIG, INDEX, PublishedFolder, expect_small, metadata_of, open_folder
@@ -18,7 +19,7 @@ from tfm_blocks.exchange.record import LEFTOVERS, PublishedFile
 from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
-from tfm_blocks.runs.files import read_text
+from tfm_blocks.runs.files import read_bytes, read_text
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
 from tfm_blocks.translation.save import save_network
 
@@ -90,11 +91,14 @@ def _expect_tensors(stored: PublishedFolder, conversion: Conversion, spec: Spec)
 
 
 def _tokenizer(folder: Path, published: Published) -> PublishedTokenizer:
-    if not (folder / FAST).is_file():
-        help = "save it with transformers: tokenizer.save_pretrained(FOLDER) writes tokenizer.json"
-        raise RunError(Problem(str(folder), f"has no {FAST}", help=help))
-    expect_small(folder / FAST)
-    return PublishedTokenizer(published.vocabulary, {FAST: read_text(folder / FAST)}, str(folder / FAST))
+    for names in ((FAST,), PAIR, *((name,) for name in SINGLE)):
+        if all((folder / name).is_file() for name in names):
+            for name in names:
+                expect_small(folder / name)
+            files = {name: read_bytes(folder / name) for name in names}
+            return published_tokenizer(published.vocabulary, files, str(folder / names[0]))
+    help = "save it with transformers: tokenizer.save_pretrained(FOLDER) writes tokenizer.json"
+    raise RunError(Problem(str(folder), f"has no {FAST} and no model of SentencePiece", help=help))
 
 
 def _write_record(stored: PublishedFolder, published: Published, run: Path, leftovers: Mapping[str, Tensor]) -> None:

@@ -34,7 +34,7 @@ def to_tikz(picture: FigurePicture, theme: Theme, *, title: str = "", scale: flo
         *(line for plate in picture.plates for line in _plate(plate, theme, scale)),
         *(_arrow(arrow, theme) for arrow in picture.arrows),
         *(line for box in picture.boxes for line in _box(box, theme, scale)),
-        "\\end{tikzpicture}",
+        "\\end{tikzpicture}%",  # no space after the figure
     ]
     return "\n".join(lines) + "\n"
 

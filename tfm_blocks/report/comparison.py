@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,23 @@ class Comparison:
 def compare_runs(
     paths: Sequence[Path], baseline: str | None = None, scores: str | None = None, metric: str | None = None
 ) -> Comparison:
-    """Compare runs, given by their folders or by folders that contain them.
+    """Compare runs, given by their folders or by folders that contain them, and test them against the baseline.
+
+    Raises the errors of `read_comparison`.
+    """
+    comparison = read_comparison(paths, baseline, scores, metric)
+    if not comparison.baseline:
+        return comparison
+    from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
+
+    against, untested = compare_groups(comparison.compared, comparison.baseline, comparison.grid)
+    return replace(comparison, against=against, notes=[*comparison.notes, *untested])
+
+
+def read_comparison(
+    paths: Sequence[Path], baseline: str | None = None, scores: str | None = None, metric: str | None = None
+) -> Comparison:
+    """Compare runs without tests over sentences.
 
     `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. `metric` is the score
     of the matrix. Raises RunError, and ConfigError if the baseline is not one of the runs, or no run has such scores.
@@ -60,22 +76,11 @@ def compare_runs(
     compared = best_groups(groups, curves)
     grid = arrange(compared, factors)
     parts = _columns(grid) if grid.crossed else [runs]
-    notes = [
-        *(note for part in parts for note in unlike(part)),
-        *find_notes(runs),
-        *_repeats(groups),
-        *rate_notes(curves),
-        *_without_scores(runs, scores),
-    ]
+    notes = [*(note for part in parts for note in unlike(part)), *find_notes(runs), *_repeats(groups)]
+    notes += [*rate_notes(curves), *_without_scores(runs, scores)]
     chosen = _at_best_rate(_find_group(groups, baseline), curves) if baseline else None
-    against: Sequence[Against] = []
-    if chosen:
-        from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
-
-        against, untested = compare_groups(compared, chosen, grid)
-        notes += untested
     matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
-    return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, against, notes)
+    return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, notes=notes)
 
 
 def matrix_of(comparison: Comparison) -> Matrix | None:

@@ -10,28 +10,25 @@ from bokeh.core.json_encoder import serialize_json
 from bokeh.resources import Resources
 from markupsafe import Markup
 
-from tfm_blocks.errors import RunError, TfmError
+from tfm_blocks.errors import RunError
 from tfm_blocks.report.answer import answer
 from tfm_blocks.report.assets import asset, content_policy, page_template
 from tfm_blocks.report.attention_images import pictures_of
 from tfm_blocks.report.comparison import Comparison, matrix_of
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.curves import AXES, MOST_POINTS, learning_curves
-from tfm_blocks.report.differences import Group
 from tfm_blocks.report.forest import forests_of
 from tfm_blocks.report.length_chart import length_charts
 from tfm_blocks.report.matrix import Matrix
 from tfm_blocks.report.matrix_table import legend, matrix_table
 from tfm_blocks.report.model_grid import ModelGrid
 from tfm_blocks.report.page_chart import colours_of, page_chart
+from tfm_blocks.report.page_models import models_of
 from tfm_blocks.report.rate_chart import rate_charts
 from tfm_blocks.report.samples import MOST_SAMPLES, common_test_set, samples_of
 from tfm_blocks.report.selection import choose_drawn, choose_models, left_out
-from tfm_blocks.report.show import nodes_table
-from tfm_blocks.report.table import Table
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import CONFIG
-from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.record import RunRecord
 
 MOST_ROWS = 40  # of an open table
@@ -49,9 +46,10 @@ def render_report(
     scripts = {"bokeh": Resources(mode="inline", components=["bokeh"]).js_raw[0], "own": asset("page.js")}
     groups = choose_drawn(comparison.compared)
     matrix = matrix_of(comparison)
+    models = models_of(groups, plugins)
     return page_template("page.html").render(
         title=title,
-        policy=content_policy(scripts.values()),
+        policy=content_policy([*scripts.values(), asset("view.js")]),  # pages of models inherit the policy of this page
         scripts={name: Markup(text) for name, text in scripts.items()},
         style=Markup(asset("page.css")),
         comparison=comparison,
@@ -60,7 +58,8 @@ def render_report(
         **_answer(matrix, comparison.grid),
         **_charts(comparison, matrix),
         **_samples(comparison.grid, sentence, plugins),
-        models=_models(groups, plugins),
+        models=models,
+        model_pages=_data([model.page for model in models]),
         configs=[(group.label, _config(group.runs[0])) for group in groups],
     )
 
@@ -118,22 +117,6 @@ def _samples(grid: ModelGrid, sentence: str | None, plugins: Sequence[str]) -> d
         "unsampled": " ".join(dict.fromkeys(filter(None, omitted))),
         "pictures": pictures_of(first, lines, sentence, plugins),
     }
-
-
-def _models(groups: Sequence[Group], plugins: Sequence[str]) -> list[tuple[str, Table | None, str]]:
-    """Return the names, the table and an error for each model; groups with the same model share a table."""
-    names: dict[str, list[str]] = {}
-    models: dict[str, tuple[Table | None, str]] = {}
-    for group in groups:
-        try:
-            spec = read_spec(group.runs[0].folder, plugins)
-            key = repr(spec.mapping)
-            models.setdefault(key, (nodes_table(spec), ""))
-        except TfmError as error:
-            key = group.label
-            models[key] = None, error.problems[0].rule
-        names.setdefault(key, []).append(group.label)
-    return [("; ".join(names[key]), *model) for key, model in models.items()]
 
 
 def _config(run: RunRecord) -> str:

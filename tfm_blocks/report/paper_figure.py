@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,8 @@ UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Draw with the sizes and fonts of a paper."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a name with a letter that the font lacks
         yield
 
 

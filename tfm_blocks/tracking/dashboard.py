@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, list_options, read_yaml
+from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, group_files, list_options, read_yaml
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Place, Problem, suggest
 from tfm_blocks.language.files import display_path
@@ -124,7 +124,7 @@ def settings_logged(folders: list[Path]) -> set[str]:
         *GLOBAL_GROUPS,
         *OF_A_SWEEP,
     }:
-        for path in list_options(group, folders).values():
+        for path in [path for name in list_options(group, folders) for path in group_files(group, name, folders)]:
             keys |= set(_addresses(read_yaml(path), group))
     return keys
 

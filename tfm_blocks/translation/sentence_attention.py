@@ -46,7 +46,7 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
         ((best,),) = translator.search([sentence], Search())
         target, target_ids = best.text, list(best.ids)
     else:
-        target_ids = tokenizer.encode(target)
+        target_ids = tokenizer.of(TARGET).encode(target)
     (texts,) = texts_of([sentence], translator.sources)
     sources = [tokenizer.encode(text) for text in texts]
     ids = {name: [*source, EOS] for name, source in zip(translator.inputs, sources, strict=False)}

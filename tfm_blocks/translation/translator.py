@@ -137,7 +137,8 @@ class Translator:
         if begins and len(begins) != len(rows):
             raise ValueError(f"there are {len(rows)} sentences, but {len(begins)} prefixes")
         encoded = iter(self.tokenizer.encode_batch([text for row in rows for text in row]))
-        starts = self.tokenizer.encode_batch(plain_texts(begins, "prefixes")) if begins else [[]] * len(rows)
+        target = self.tokenizer.of(TARGET)
+        starts = target.encode_batch(plain_texts(begins, "prefixes")) if begins else [[]] * len(rows)
         tasks = []
         for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
             ids = [next(encoded) for _ in row]

@@ -1,4 +1,4 @@
-"""What jobs that run at a time share."""
+"""Devices and cores of concurrent jobs."""
 
 from tfm_blocks.sweep.launchers.local import DevicePool
 

@@ -121,7 +121,7 @@ def test_a_job_has_the_requested_resources_and_the_next_waits_for_them(
 
 
 def taken() -> dict[str, float]:
-    """What jobs have of the cluster."""
+    """Return the cluster resources of the jobs."""
     free = ray.available_resources()
     return {name: rest for name, has in ray.cluster_resources().items() if (rest := has - free.get(name, 0)) > 1e-6}
 

@@ -110,7 +110,7 @@ def test_time_in_the_queue_does_not_count(make: Callable[..., Sweep], cluster: P
 
 
 def test_the_same_sweep_takes_over_jobs_in_the_queue(make: Callable[..., Sweep], cluster: Path, tmp_path: Path) -> None:
-    """Of three jobs one runs, one waits, and one ends between the two commands; none is started twice."""
+    """Of three jobs, one runs, one waits, and one ends between the two commands. None is started twice."""
     gone = make("a", "b", "c")
     until(gone, lambda: trains(tmp_path, "a") and trains(tmp_path, "b"))
     (cluster / "full").touch()
@@ -132,7 +132,7 @@ def test_the_same_sweep_takes_over_jobs_in_the_queue(make: Callable[..., Sweep],
 def test_what_is_left_in_the_queue_is_among_the_jobs_of_a_time_and_goes_from_it_when_the_command_is_stopped(
     make: Callable[..., Sweep], cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four jobs the first has gone since, and the last is of a trial that the second command does not ask for."""
+    """Of four jobs, the first has ended, and the last is a trial that the second command does not request."""
     (cluster / "full").touch()
     make("a", "b", "c", "d", parallel=4)._poll()
     subprocess.run(["scancel", "101"], check=True)
@@ -192,7 +192,7 @@ def test_what_is_stopped_in_the_queue_goes_from_it_and_what_runs_gets_a_checkpoi
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With experiments that end in all ways."""
+    """Return a folder with experiments that end in every state."""
     return local.with_experiments(tmp_path)
 
 

@@ -45,7 +45,7 @@ COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 def binary(sign: ast.operator, left: Any, right: Any) -> Any:
     """Return the value of a binary operator."""
     function = BINARY[type(sign)]
-    if is_static(left) and is_static(right) or isinstance(left, tuple | list):
+    if (is_static(left) and is_static(right)) or isinstance(left, tuple | list):
         return function(left, right)
     runs = trial(function, left, right)
     if isinstance(sign, ast.Mult | ast.Div) and isinstance(right, float) and right == 1 and _is_float(left):
@@ -105,6 +105,6 @@ def compare(sign: ast.cmpop, left: Any, right: Any) -> Any:
         return COMPARE[type(sign)](left, right)
     if isinstance(left, AnyDevice):
         return isinstance(sign, ast.NotEq | ast.NotIn)
-    if is_static(left) and is_static(right) or isinstance(sign, ast.Is | ast.IsNot):
+    if (is_static(left) and is_static(right)) or isinstance(sign, ast.Is | ast.IsNot):
         return COMPARE[type(sign)](left, right)
     return Code(ast.Compare(to_expr(left), [sign], [to_expr(right)]), trial(COMPARE[type(sign)], left, right))

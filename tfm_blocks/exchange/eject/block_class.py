@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,7 +21,22 @@ from tfm_blocks.exchange.eject.values import RUNS, Code, Ref, name, to_expr
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.network.call import Call
 
-RESERVED = {"self", "torch", "F", "nn", "math", "Tensor", "Any", "State", "Node", "len", "min", "max", "zip", "enumerate"}
+RESERVED = {
+    "self",
+    "torch",
+    "F",
+    "nn",
+    "math",
+    "Tensor",
+    "Any",
+    "State",
+    "Node",
+    "len",
+    "min",
+    "max",
+    "zip",
+    "enumerate",
+}
 RESERVED |= {"list", "slice", "range", "sum", "int", "float", "str", "getattr"}
 TYPES = {"position": "int", "rows": "int", "length": "int", "state": "State"}
 INLINED = 60  # characters of an expression that replaces a class without parameters
@@ -37,6 +52,11 @@ class MethodCode:
     result: str = "Tensor"
     types: Mapping[str, str] | None = None
     kept: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """Return the statements as text."""
+        return ast.unparse(ast.fix_missing_locations(ast.Module(self.body, [])))
 
     @property
     def text(self) -> str:
@@ -78,7 +98,7 @@ class BlockClass:
     @property
     def state_needed(self) -> bool:
         """Return True if the steps carry tensors."""
-        return "start" in self.methods and ast.unparse(self.methods["start"].body) != "return {}"
+        return "start" in self.methods and self.methods["start"].source != "return {}"
 
 
 class BlockWriter:
@@ -88,6 +108,7 @@ class BlockWriter:
         self.context, self.call = context, call
         self.ref = Ref(call.block, name("self"))
         self.state: State | None = None
+        self.moves = call.node.sees != "nothing"
 
     def write(self) -> BlockClass:
         """Add the class to the file, unless the block is a layer of torch or one short expression."""
@@ -103,7 +124,13 @@ class BlockWriter:
     def _word(self) -> str:
         kind = type(self.call.block).__name__
         node = self.call.node
-        return f"Causal{kind}" if node.arguments.get("mask") == "causal" else f"Cross{kind}" if "kv" in node.reads else kind
+        return (
+            f"Causal{kind}"
+            if node.arguments.get("mask") == "causal"
+            else f"Cross{kind}"
+            if "kv" in node.reads
+            else kind
+        )
 
     def _is_expression(self, forward: MethodCode) -> bool:
         first, *others = forward.body
@@ -114,7 +141,7 @@ class BlockWriter:
         """Return the parameters of the ports."""
         operands = {}
         for port in self.call.ports:
-            runs = [self.context.runs(address, step=step) for address in port.addresses]
+            runs = [self.context.runs(address, step=step, alone=step and not self.moves) for address in port.addresses]
             together = tuple([run[i] for run in runs] for i in range(RUNS))
             operands[port.parameter] = value(port.parameter, together if port.many else runs[0])
         return operands
@@ -154,7 +181,7 @@ class BlockWriter:
 
     @staticmethod
     def _tensors(state: Any) -> dict[str, Any]:
-        return {**state.fixed, **state.caches, **state.moving}
+        return {key: tensor for tensors in parts_of(state) for key, tensor in tensors.items()}
 
     def _step(self) -> MethodCode:
         operands = self.operands(step=True)
@@ -180,15 +207,20 @@ class BlockWriter:
     def _read_state(self, position: Code) -> State:
         """Return the state of a step: the tensors that `start` returned, for one hypothesis."""
         assert self.state is not None
-        parts = [
+        fixed, caches, moving = (
             {key: value(f"state[{key!r}]", tensor.runs) for key, tensor in tensors.items()}
-            for tensors in (self.state.fixed, self.state.caches, self.state.moving)
-        ]
-        return State(*parts, position=position)  # type: ignore[arg-type]
+            for tensors in parts_of(self.state)
+        )
+        return State(cast(Any, fixed), cast(Any, caches), cast(Any, moving), cast(int, position))
+
+
+def parts_of(state: Any) -> tuple[dict[str, Any], ...]:
+    """Return the tensors of a state, which are code while it is ejected."""
+    return state.fixed, state.caches, state.moving
 
 
 def room(context: Context) -> dict[str, Code]:
-    """Return what caches are allocated from: the number of rows, of positions, and a tensor of their dtype and device."""
+    """Return the sizes of caches: rows and positions, and a tensor with their dtype and device."""
     like = value("like", context.tensors((1,), torch.float32))
     return {"rows": value("rows", BATCHES), "length": value("length", LENGTHS), "like": like}
 

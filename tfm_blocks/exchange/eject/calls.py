@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from tfm_blocks.exchange.eject.arithmetic import terms_of
-from tfm_blocks.exchange.eject.expressions import Closure, Expressions, Frame, Statements, parameters_of
+from tfm_blocks.exchange.eject.expressions import Closure, Expressions, Frame, Statements
 from tfm_blocks.exchange.eject.plain import PLAIN, is_leaf
 from tfm_blocks.exchange.eject.values import (
     CannotEjectError,
@@ -24,6 +23,7 @@ from tfm_blocks.exchange.eject.values import (
     CodeMethod,
     Method,
     Ref,
+    concrete,
     is_static,
     name,
     parse,
@@ -79,9 +79,16 @@ class Calls(Expressions):
         """Return the call of a tensor's method; a view of the same shape is the tensor."""
         runs = trial(lambda x, a, n: getattr(x, method.name)(*a, **n), method.owner, arguments, named)
         before = method.owner.runs
-        if method.name in SAME_SHAPE and runs and before and all(a.shape == b.shape for a, b in zip(runs, before, strict=True)):
+        if (
+            method.name in SAME_SHAPE
+            and runs
+            and before
+            and all(a.shape == b.shape for a, b in zip(runs, before, strict=True))
+        ):
             return method.owner
-        if method.name == "to" and [ast.unparse(to_expr(a)) for a in arguments] == [f"{ast.unparse(method.owner.expr)}.dtype"]:
+        if method.name == "to" and [ast.unparse(to_expr(a)) for a in arguments] == [
+            f"{ast.unparse(method.owner.expr)}.dtype"
+        ]:
             return method.owner
         return self.residual(to_expr(method), arguments, named, runs)
 
@@ -139,12 +146,14 @@ class Calls(Expressions):
         runs = trial(len, value)
         if runs and isinstance((value.runs or (0,))[0], torch.Tensor):
             return self.get(value, "shape")[0]
-        return runs[0] if runs and len(set(runs)) == 1 else Code(parse(f"len({ast.unparse(value.expr)})"), runs)
+        if runs is not None and len(set(runs)) == 1:
+            return runs[0]
+        return Code(parse(f"len({ast.unparse(value.expr)})"), runs)
 
     def _call_isinstance(self, value: Any, kind: Any) -> bool:
         if isinstance(value, Code) and value.runs is None:
             return kind is torch.Tensor
-        return isinstance(value.module if isinstance(value, Ref) else value.runs[0] if isinstance(value, Code) else value, kind)
+        return isinstance(concrete(value, 0) if isinstance(value, Code | Ref) else value, kind)
 
     def _call_type(self, value: Any) -> Any:
         return type(value.module) if isinstance(value, Ref) else type(value)
@@ -160,7 +169,8 @@ class Calls(Expressions):
     def _call_enumerate(self, value: Any, start: int = 0) -> Any:
         if not isinstance(value, Code):
             return list(enumerate(value, start))
-        return self.residual(name("enumerate"), [value, *[start] * bool(start)], {}, trial(lambda v: list(enumerate(v, start)), value))
+        runs = trial(lambda v: list(enumerate(v, start)), value)
+        return self.residual(name("enumerate"), [value, *[start] * bool(start)], {}, runs)
 
     def _call_min(self, *values: Any) -> Any:
         return self._extreme(min, values)
@@ -196,6 +206,10 @@ class Calls(Expressions):
         return set(values)
 
 
+def _shapes(runs: Any) -> list[Any]:
+    return [run.shape for run in runs or () if isinstance(run, torch.Tensor)]
+
+
 def _argument(value: Any) -> ast.expr:
     if isinstance(value, slice):
         return ast.Call(name("slice"), [to_expr(part) for part in (value.start, value.stop, value.step)], [])
@@ -228,7 +242,7 @@ def _has_own_source(function: Any) -> bool:
         file = inspect.getsourcefile(function) or ""
     except TypeError:
         return False
-    return "site-packages" in file and not file.startswith(STANDARD) or not file.startswith((*STANDARD, "<"))
+    return ("site-packages" in file and not file.startswith(STANDARD)) or not file.startswith((*STANDARD, "<"))
 
 
 @functools.cache
@@ -246,6 +260,3 @@ def source_of(function: Any) -> ast.FunctionDef:
 def _scope(function: Any) -> dict[str, Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {**function.__globals__, **{key: cell.cell_contents for key, cell in cells if key != "__class__"}}
-
-
-__all__ = ["Calls", "nn", "parameters_of", "source_of"]

@@ -72,7 +72,11 @@ def _drop(body: Statements, loads: Counter[str]) -> bool:
             body.remove(statement)
             dropped = True
         elif isinstance(statement, ast.If) and not statement.body:
-            statement.test, statement.body, statement.orelse = ast.UnaryOp(ast.Not(), statement.test), statement.orelse, []
+            statement.test, statement.body, statement.orelse = (
+                ast.UnaryOp(ast.Not(), statement.test),
+                statement.orelse,
+                [],
+            )
         elif isinstance(statement, ast.Assign) and len(targets) > 1:
             dropped |= _hide(statement, loads)
     return dropped
@@ -120,7 +124,7 @@ class _Replace(ast.NodeTransformer):
     def __init__(self, variable: str, value: ast.expr) -> None:
         self.variable, self.value = variable, value
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802  the name that ast expects
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         return self.value if node.id == self.variable and isinstance(node.ctx, ast.Load) else node
 
 
@@ -128,12 +132,13 @@ def _without_result(body: Statements) -> Statements:
     """Return a value where it is computed: at the end of a function, and of the sides of an `if` at its end."""
     if len(body) < 2 or not isinstance(body[-1], ast.Return) or not isinstance(body[-1].value, ast.Name):
         return body
-    *rest, before, last = body
-    variable = body[-1].value.id
+    rest, before, variable = body[:-2], body[-2], body[-1].value.id
     if _targets(before) == [variable] and isinstance(before, ast.Assign) and isinstance(before.targets[0], ast.Name):
         return [*rest, ast.Return(before.value)]
-    if isinstance(before, ast.If) and before.orelse and all(
-        _targets(inner[-1]) == [variable] for inner in (before.body, before.orelse)
+    if (
+        isinstance(before, ast.If)
+        and before.orelse
+        and all(_targets(inner[-1]) == [variable] for inner in (before.body, before.orelse))
     ):
         result = ast.Return(ast.Name(variable, ast.Load()))
         before.body = _without_result([*before.body, result])

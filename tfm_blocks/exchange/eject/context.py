@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from tfm_blocks.exchange.eject.values import RUNS, Code, Ref, parse
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.exchange.eject.values import RUNS, CannotEjectError, Code, Ref, parse
+from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import TARGET, Axis, Node, Shape, Size
 from tfm_blocks.network.call import Call
 from tfm_blocks.network.graph import Network
@@ -43,13 +46,27 @@ class Classes:
 
 @dataclass(frozen=True)
 class Context:
-    """The network that is ejected, on the meta device."""
+    """The network that is ejected, on the meta device; `sources` has the places of its nodes."""
 
     network: Network
+    sources: Sources
     classes: Classes = field(default_factory=Classes)
     blocks: dict[str, Any] = field(default_factory=dict)  # classes of blocks, by address
     layers: dict[str, Any] = field(default_factory=dict)  # classes of layers, by address
     norms: dict[int, str] = field(default_factory=dict)  # classes of norms in add & norm, by their identity
+
+    @contextmanager
+    def refusing(self, node: Node) -> Iterator[None]:
+        """Raise ConfigError with the place of the node if its source is not covered."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except Exception as error:  # the source of a plug-in may be any Python
+            reason = str(error) if isinstance(error, CannotEjectError) else f"{type(error).__name__}: {error}"
+            rule = f"cannot be ejected: {reason}"
+            help = "docs/ejecting.md lists what the source of a block may use"
+            raise ConfigError(self.sources.problem(node.path, rule, help=help)) from error
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -80,23 +97,28 @@ class Context:
     def shape(self, address: str) -> Shape:
         return self.nodes[address].shape if address in self.nodes else self.network.spec.input(address).shape
 
-    def runs(self, address: str, *, step: bool = False) -> tuple[torch.Tensor, ...]:
-        """Return a value in each trial run; in a decoding step there is one target position."""
+    def runs(self, address: str, *, step: bool = False, alone: bool = False) -> tuple[torch.Tensor, ...]:
+        """Return a value in each trial run; in a decoding step there is one target position.
+
+        With `alone` every sequence has one position.
+        """
         inputs = {tensor.name: tensor for tensor in self.network.spec.inputs}
         ids = address in inputs and inputs[address].tokens
         one = step and self.moves(address)
-        return self.tensors(self.shape(address), torch.int64 if ids else torch.float32, step=one)
+        return self.tensors(self.shape(address), torch.int64 if ids else torch.float32, step=one, alone=alone)
 
-    def tensors(self, shape: Iterable[Size], dtype: torch.dtype, *, step: bool = False) -> tuple[torch.Tensor, ...]:
-        sizes = list(zip(*(self._sizes(size, step=step) for size in shape), strict=True))
+    def tensors(
+        self, shape: Iterable[Size], dtype: torch.dtype, *, step: bool = False, alone: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        sizes = list(zip(*(self._sizes(size, step=step, alone=alone) for size in shape), strict=True))
         return tuple(torch.zeros(size, dtype=dtype, device="meta") for size in sizes)
 
-    def _sizes(self, size: Size, *, step: bool) -> tuple[int, ...]:
+    def _sizes(self, size: Size, *, step: bool, alone: bool) -> tuple[int, ...]:
         if not isinstance(size, Axis):
             return (size,) * RUNS
         if not size.inputs:
             return BATCHES
-        if step and TARGET in size.inputs:
+        if alone or (step and TARGET in size.inputs):
             return (1,) * RUNS
         parts = [self.lengths[part] for part in size.name.split("+")]
         return tuple(sum(part) for part in zip(*parts, strict=True))

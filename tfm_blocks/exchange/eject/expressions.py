@@ -9,10 +9,10 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from tfm_blocks.exchange.eject import arithmetic
 from tfm_blocks.exchange.eject.values import (
@@ -245,8 +245,7 @@ class Expressions(ABC):
         test = self.truth(self.evaluate(node.test, frame))
         if not isinstance(test, Code):
             return self.evaluate(node.body if test else node.orelse, frame)
-        branches = [lambda part=part: self.evaluate(part, frame) for part in (node.body, node.orelse)]
-        return self.both(test, branches)
+        return self.both(test, [partial(self.evaluate, part, frame) for part in (node.body, node.orelse)])
 
     def _call(self, node: ast.Call, frame: Frame) -> Any:
         if isinstance(node.func, ast.Name) and node.func.id == "super":
@@ -268,7 +267,7 @@ class Expressions(ABC):
             known = is_static(value)
             parts.append(ast.Constant(str(value)) if known else ast.FormattedValue(to_expr(value), -1, None))
         if all(isinstance(part, ast.Constant) for part in parts):
-            return "".join(part.value for part in parts if isinstance(part, ast.Constant))
+            return "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
         return Code(ast.JoinedStr(parts))
 
     def _listcomp(self, node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Any:
@@ -374,8 +373,3 @@ def _size(shape: ast.expr, sizes: tuple[int, ...], axis: int) -> Any:
     if len(set(sizes)) == 1:
         return sizes[0]
     return Code(ast.Subscript(shape, ast.Constant(axis), ast.Load()), sizes)
-
-
-def parameters_of(module: nn.Module) -> bool:
-    """Return True if the module has parameters."""
-    return next(module.parameters(), None) is not None

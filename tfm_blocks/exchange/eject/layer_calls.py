@@ -49,7 +49,9 @@ class ScopeMethod:
                 self.kept[address] = self.scope.relative(address)
                 return value(f"state[{self.kept[address]!r}]", self.context.runs(address))
             word = "x" if not self.parameters and self.scope.address else address.split(".")[0]
-            self.values[address] = self._parameter(word, ("value", address), self.context.runs(address, step=self.steps))
+            self.values[address] = self._parameter(
+                word, ("value", address), self.context.runs(address, step=self.steps)
+            )
         return self.values[address]
 
     def mask(self, axis: str) -> Code:
@@ -138,7 +140,9 @@ class CallWriter:
             return self.evaluator.call(ref, list(operands), {})
         x = value("x", operands[0].runs)
         own = Ref(module, name("self"))
-        forward = method_of("forward", {"x": x}, lambda evaluator: evaluator.call(evaluator.get(own, "forward"), [x], {}))
+        forward = method_of(
+            "forward", {"x": x}, lambda evaluator: evaluator.call(evaluator.get(own, "forward"), [x], {})
+        )
         self.context.norms[id(module)] = class_name(self.context, module, {"forward": forward}, type(module).__name__)
         return self.evaluator.residual(ref.expr, list(operands), {}, operands[0].runs)
 

@@ -11,11 +11,11 @@ from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode
 from tfm_blocks.exchange.eject.cleanup import clean
 from tfm_blocks.exchange.eject.context import Context, value
 from tfm_blocks.exchange.eject.layer_calls import KEEP, CallWriter, Mode, ScopeMethod, Source
+from tfm_blocks.exchange.eject.modules import render
 from tfm_blocks.exchange.eject.scopes import Scope, Stack, outputs_of
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.tree import scope_tree
-from tfm_blocks.exchange.eject.modules import render
-from tfm_blocks.exchange.eject.values import CannotEjectError, Code, name, parse, to_expr
+from tfm_blocks.exchange.eject.values import Code, name, parse
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ def write_items(method: ScopeMethod) -> None:
     for item in method.scope.items:
         if isinstance(item, Stack):
             StackWriter(method, item).write()
-        elif method.steps is False or item.node.sees != "nothing":
-            if method.mode == "forward" or item.node.sees == "nothing" or method.steps:
+        elif method.mode == "forward" or (item.node.sees != "nothing") is method.steps:
+            with method.context.refusing(item.node):
                 CallWriter(method, item).value()
 
 
@@ -44,7 +44,8 @@ def state_entries(method: ScopeMethod) -> list[tuple[str, ast.expr]]:
         if isinstance(item, Stack):
             expr = StackWriter(method, item).start()
         else:
-            expr = CallWriter(method, item).start() if item.node.sees != "nothing" else None
+            with method.context.refusing(item.node):
+                expr = CallWriter(method, item).start() if item.node.sees != "nothing" else None
         if expr is not None:
             entries.append((method.scope.relative(item.address), expr))
     return entries
@@ -63,10 +64,7 @@ def scope_method(context: Context, scope: Scope, mode: Mode, output: str, kept: 
     evaluator = Evaluator(names=set(RESERVED))
     method = ScopeMethod(context, scope, mode, evaluator)
     write_items(method)
-    if mode == "start":
-        result = state_of(method, state_entries(method), kept)
-    else:
-        result = method.read(output).expr
+    result = state_of(method, state_entries(method), kept) if mode == "start" else method.read(output).expr
     body = clean([*evaluator.body, ast.Return(result)], evaluator.temporary)
     used = {node.id for root in body for node in ast.walk(root) if isinstance(node, ast.Name)}
     parameters = {key: source for key, source in method.parameters.items() if key in used}
@@ -90,7 +88,7 @@ def _layer_class(context: Context, scope: Scope) -> LayerClass:
     if any(call.node.sees != "nothing" for call in scope.calls):
         step = scope_method(context, scope, "step", output, {})
         start = scope_method(context, scope, "start", output, step.kept)
-        if ast.unparse(start.body) != "return {}":
+        if start.source != "return {}":
             methods["start"] = start
         methods["step"] = step
     tree = scope_tree(context, scope)
@@ -198,7 +196,9 @@ class StackWriter:
         container = self.context.path(self.stack.address, self.method.scope.home)
         if paths == [f"{container}[{index}]" for index in range(len(paths))] and self._is_whole():
             return container
-        return f"[{', '.join(paths)}]" if len(paths) < 3 or "'" not in paths[0] else f"[{container}[str(i)] for i in range({len(paths)})]"
+        if paths == [f"{container}['{index}']" for index in range(len(paths))]:
+            return f"[{container}[str(i)] for i in range({len(paths)})]"
+        return f"[{', '.join(paths)}]"
 
     def _is_whole(self) -> bool:
         return len(self.context.children(self.stack.address)) == len(self.classes)
@@ -270,6 +270,3 @@ class StackWriter:
         expr = self._comprehension(mode, pattern)
         self.method.evaluator.body.append(self.method.assignment(self.classes[-1].output, variable, expr))
         self._keep("", variable)
-
-
-__all__ = ["CannotEjectError", "Context", "Evaluator", "LayerClass", "layer_class", "scope_method", "to_expr"]

@@ -15,8 +15,10 @@ from tfm_blocks.exchange.eject.modules import render
 from tfm_blocks.exchange.eject.scopes import Scope, reads, scope_of
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.tree import scope_tree
-from tfm_blocks.exchange.eject.values import Code, name, parse
+from tfm_blocks.exchange.eject.values import Code, parse
 from tfm_blocks.language.spec import TARGET, Input
+
+ABOUT = "Ids are int64; id 0 is padding and comes last in a sequence. The logits at padding have no meaning."
 
 
 class ModelWriter:
@@ -50,12 +52,9 @@ class ModelWriter:
         ]
         init = "".join(f"        {line}\n" for line in lines)
         return (
-            f'class Model(nn.Module):\n    """{self._about()}"""\n\n    def __init__(self) -> None:\n'
+            f'class Model(nn.Module):\n    """{ABOUT}"""\n\n    def __init__(self) -> None:\n'
             f"        super().__init__()\n{init}\n" + "\n".join(method.text for method in methods)
         )
-
-    def _about(self) -> str:
-        return "Ids are int64; id 0 is padding, and comes last in a sequence."
 
     def _methods(self) -> list[MethodCode]:
         sources = [tensor for tensor in self.inputs if tensor.name != TARGET]
@@ -90,7 +89,7 @@ class ModelWriter:
     def _add_masks(self, method: ScopeMethod, inputs: tuple[Input, ...]) -> None:
         for tensor in inputs:
             for position, axis in enumerate(tensor.shape):
-                if position and axis in tensor.sequences and axis.inputs == (tensor.name,):  # type: ignore[union-attr]
+                if position and axis in tensor.sequences and axis.inputs == (tensor.name,):
                     text = f"{tensor.name} != 0"
                     if not tensor.tokens:
                         text = f"torch.ones({tensor.name}.shape[:2], dtype=torch.bool, device={tensor.name}.device)"
@@ -122,7 +121,13 @@ class ModelWriter:
         return parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load())
 
     def _finish(
-        self, text: str, method: ScopeMethod, parameters: list[str], result: ast.expr, typed: str, kept: Mapping[str, str] | None = None
+        self,
+        text: str,
+        method: ScopeMethod,
+        parameters: list[str],
+        result: ast.expr,
+        typed: str,
+        kept: Mapping[str, str] | None = None,
     ) -> MethodCode:
         body = clean([*method.evaluator.body, ast.Return(result)], method.evaluator.temporary)
         return MethodCode(text, dict.fromkeys(parameters), body, typed, None, kept or {})
@@ -161,29 +166,3 @@ class ModelWriter:
 
 def _calls(item: Any) -> list[Any]:
     return item.calls if hasattr(item, "calls") else [item]
-
-
-NODE = '''class Node(nn.Module):
-    """Modules and parameters by name."""
-
-    def __init__(self, /, **children: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        for name, child in children.items():
-            setattr(self, name, child)
-'''
-IMPORTS = "import torch\nfrom torch import Tensor, nn\nfrom torch.nn import functional as F\n"
-
-
-def file_text(context: Context, docstring: str) -> str:
-    """Return the ejected file, not formatted yet."""
-    model = ModelWriter(context).text()
-    parts = [context.classes.text, model]
-    body = "\n\n".join(part for part in parts if part)
-    node = f"{NODE}\n\n" if "Node(" in body else ""
-    state = "State = dict[str, Any]\n\n" if "State" in body else ""
-    typing = "from typing import Any\n\n" if state else ""
-    imports = IMPORTS if "F." in body else IMPORTS.rpartition("from")[0]
-    return f'"""{docstring}"""\n\nfrom __future__ import annotations\n\n{typing}{imports}\n{state}\n{node}{body}'
-
-
-__all__ = ["Mapping", "ModelWriter", "file_text", "name"]

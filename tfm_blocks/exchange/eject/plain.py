@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.norm import LayerNorm, RMSNorm
+from tfm_blocks.exchange.eject.values import CannotEjectError
 from tfm_blocks.layers.banded import windows
 from tfm_blocks.layers.expert_linear import grouped_product
 from tfm_blocks.layers.linear import Dropout, Linear
@@ -21,7 +22,7 @@ def _dropout(layer: Dropout, x: Tensor) -> Tensor:
 
 def _grouped_product(x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
     rows_E = ends_E.diff(prepend=ends_E.new_zeros(1)).tolist()
-    return torch.cat([x @ weight_OI.T for x, weight_OI in zip(x_RI.split(rows_E), weight_EOI, strict=True)])
+    return torch.cat([x @ weight_OI.T for x, weight_OI in zip(torch.split(x_RI, rows_E), weight_EOI, strict=True)])
 
 
 def _windows(x_BHTK: Tensor, block: int, reach: tuple[int, int]) -> Tensor:
@@ -31,7 +32,11 @@ def _windows(x_BHTK: Tensor, block: int, reach: tuple[int, int]) -> Tensor:
     return x_BHLK.unfold(2, before + block + after, block).permute(0, 2, 1, 4, 3).flatten(0, 1)
 
 
-PLAIN: dict[Any, Callable[..., Tensor]] = {Dropout.forward: _dropout, id(grouped_product): _grouped_product, windows: _windows}
+PLAIN: dict[Any, Callable[..., Tensor]] = {
+    Dropout.forward: _dropout,
+    id(grouped_product): _grouped_product,
+    windows: _windows,
+}
 FORWARDS = {Linear.forward: "Linear", LayerNorm.forward: "LayerNorm", RMSNorm.forward: "RMSNorm"}
 
 
@@ -41,7 +46,7 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def constructor(module: nn.Module) -> str:
-    """Return the expression that constructs the torch layer. Raises LookupError for a layer without one."""
+    """Return the expression that constructs the torch layer. Raises CannotEjectError for another layer."""
     if isinstance(module, nn.Linear):
         bias = "" if module.bias is not None else ", bias=False"
         return f"nn.Linear({module.in_features}, {module.out_features}{bias})"
@@ -51,4 +56,4 @@ def constructor(module: nn.Module) -> str:
         return f"nn.LayerNorm({module.normalized_shape[0]}{options})"
     if isinstance(module, nn.RMSNorm):
         return f"nn.RMSNorm({module.normalized_shape[0]}, eps={module.eps})"
-    raise LookupError(f"torch.nn.{type(module).__name__} is not covered")
+    raise CannotEjectError(f"the layer torch.nn.{type(module).__name__} is not covered")

@@ -11,7 +11,7 @@ from tfm_blocks.network.call import Call
 
 @dataclass(frozen=True)
 class Scope:
-    """The model (address "") or a layer, such as `encoder.0`. `home` is the address of the layer that owns its weights."""
+    """The model (address "") or a layer, such as `encoder.0`; `home` is the layer that owns the weights."""
 
     address: str
     home: str
@@ -52,8 +52,11 @@ def scope_of(calls: Sequence[Call], network: Sequence[Call], address: str = "", 
             items += group
             continue
         stack, inner = layer.rpartition(".")[0], scope_of(group, network, layer, owner)
-        before = items.pop().layers if items and isinstance(items[-1], Stack) and items[-1].address == stack else ()
-        items.append(Stack(stack, (*before, inner)))
+        last = items[-1] if items else None
+        if isinstance(last, Stack) and last.address == stack:
+            items[-1] = Stack(stack, (*last.layers, inner))
+        else:
+            items.append(Stack(stack, (inner,)))
     return Scope(address, home, tuple(items))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tfm_blocks.exchange.eject import arithmetic
@@ -145,7 +146,8 @@ class Evaluator(Calls):
             return a
         if isinstance(a, tuple | list) and type(a) is type(b) and len(a) == len(b):
             parts = [
-                self._merged(test, Branch(first.body, x), Branch(second.body, y), words) for x, y in zip(a, b, strict=True)
+                self._merged(test, Branch(first.body, x), Branch(second.body, y), words)
+                for x, y in zip(a, b, strict=True)
             ]
             return type(a)(*parts) if hasattr(a, "_fields") else type(a)(parts)
         runs = next((value.runs for value in (a, b) if isinstance(value, Code) and value.runs), None)
@@ -162,10 +164,7 @@ class Evaluator(Calls):
             return self.execute(statement.body if test else statement.orelse, frame)
         frames = [Frame({**frame.env}, frame.scope, frame.owner, frame.cls) for _ in range(2)]
         sides = (statement.body, statement.orelse)
-        branches = [
-            self._buffered(lambda body=body, inner=inner: self.execute(body, inner))
-            for body, inner in zip(sides, frames, strict=True)
-        ]
+        branches = [self._buffered(partial(self.execute, *side)) for side in zip(sides, frames, strict=True)]
         if RAISED in [branch.value for branch in branches]:
             return self._guard(test, branches, frames, frame)
         for variable in dict.fromkeys(_assigned([statement])):
@@ -246,4 +245,6 @@ def _changed(statements: Statements) -> list[str]:
 
 
 def _word(*values: Any) -> str:
-    return next((value.expr.id for value in values if isinstance(value, Code) and isinstance(value.expr, ast.Name)), "y")
+    return next(
+        (value.expr.id for value in values if isinstance(value, Code) and isinstance(value.expr, ast.Name)), "y"
+    )

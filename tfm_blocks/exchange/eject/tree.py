@@ -20,7 +20,9 @@ def scope_tree(context: Context, scope: Scope) -> dict[str, Any]:
         if isinstance(item, Stack):
             for layer in item.layers:
                 if layer.home == layer.address:
-                    _place(tree, scope.relative(_local(scope, layer.address)), f"{context.layers[layer.address].name}()")
+                    _place(
+                        tree, scope.relative(_local(scope, layer.address)), f"{context.layers[layer.address].name}()"
+                    )
         elif not item.node.shares:
             _place_module(context, tree, scope.relative(_local(scope, item.address)), item)
     return tree

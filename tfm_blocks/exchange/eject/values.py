@@ -111,9 +111,9 @@ def is_static(value: Any) -> bool:
 def concrete(value: Any, run: int) -> Any:
     """Return the value in a trial run. Raises LookupError if it is unknown."""
     match value:
-        case Code(runs=None):
-            raise LookupError(ast.unparse(value.expr))
         case Code(runs=runs):
+            if runs is None:
+                raise LookupError(ast.unparse(value.expr))
             return runs[run]
         case Ref(module=module):
             return module

@@ -5,7 +5,7 @@ from base64 import b64encode
 from collections.abc import Iterable
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
 
 def asset(name: str) -> str:
@@ -15,8 +15,11 @@ def asset(name: str) -> str:
 
 def page_template(name: str) -> Template:
     """Return a template that escapes all text."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(asset(name))
+    loader = FunctionLoader(asset)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(name)
 
 
 def content_policy(scripts: Iterable[str], connect: str = "'none'") -> str:

@@ -43,6 +43,13 @@ function sortBy(button) {
   body.append(...rows);
 }
 
+function linkModels() {
+  const pages = JSON.parse(document.getElementById("model-pages").textContent);
+  for (const link of document.querySelectorAll("a.model")) {
+    link.href = URL.createObjectURL(new Blob([pages[link.dataset.number]], {type: "text/html"}));
+  }
+}
+
 async function draw() {
   const items = JSON.parse(document.getElementById("chart-data").textContent);
   for (const [place, item] of items.entries()) await Bokeh.embed.embed_item(item, `chart-${place}`);
@@ -54,4 +61,5 @@ async function draw() {
 for (const button of document.querySelectorAll(".sortable th button")) button.addEventListener("click", () => sortBy(button));
 for (const input of document.querySelectorAll("input[name=axis]")) input.addEventListener("change", () => drawOver(input.value));
 for (const input of document.querySelectorAll("input[name=model]")) input.addEventListener("change", () => showModel(input.value, input.checked));
+linkModels();
 draw();

@@ -1,0 +1,246 @@
+"""The ejected file computes what the model computes, in a process that cannot import the project."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+
+import tests.exchange.wrong_sources
+from tests.network.random_graphs import models
+from tests.network.test_random_graphs import inputs_of, sources_of
+from tests.plugged import PLUGGED
+from tfm_blocks.cli import main
+from tfm_blocks.compose.comments import describe_models
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.exchange.eject.file import eject
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import TARGET
+from tfm_blocks.network import incremental
+from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.registry.blocks import REGISTRY
+
+SIZES = {"d_model": 16, "d_ff": 24, "heads": 4, "layers": 3, "vocab": 50, "r": 4}
+ENTRIES = {entry.name: entry for entry in describe_models(None)}
+DEFAULT = ("base", "prenorm", "rotary")
+FUSED = {"t5"}  # with a learned bias of scores: on the CPU ours computes the softmax step by step
+EXACT, CLOSE = {"rtol": 0, "atol": 0}, {"rtol": 1e-4, "atol": 1e-5}
+ALONE = textwrap.dedent("""
+    import importlib.util, sys, torch
+    from pathlib import Path
+
+    class Refuse:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name.partition(".")[0] in ("tfm_blocks", "tests"):
+                raise ImportError(name)
+
+    sys.meta_path.insert(0, Refuse)
+    for folder in Path(sys.argv[1]).iterdir():
+        case = torch.load(folder / "case.pt")
+        torch.set_num_threads(case["threads"])
+        before = set(sys.modules)
+        spec = importlib.util.spec_from_file_location("model", folder / "model.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert set(sys.modules) <= before, set(sys.modules) - before
+        network = module.Model().eval()
+        network.load_state_dict(case["weights"], strict=True)
+        logits = network(**case["inputs"])
+        logits.square().sum().backward()
+        steps = []
+        if "tgt" in case["inputs"]:
+            sources = {name: value for name, value in case["inputs"].items() if name != "tgt"}
+            with torch.no_grad():
+                state = network.start(**sources, **({} if sources else {"rows": 3}), length=6)
+                steps = [network.step(ids_B, state) for ids_B in case["inputs"]["tgt"].T]
+        grads = {name: tensor.grad for name, tensor in network.named_parameters()}
+        torch.save({"logits": logits.detach(), "grads": grads, "steps": steps}, folder / "result.pt")
+""")
+
+
+def knobs_of(name):
+    """The knobs of a shipped model and of those that it inherits."""
+    own = {knob.partition("=")[0] for knob in ENTRIES[name].knobs}
+    return own.union(*(knobs_of(parent) for parent in ENTRIES[name].parents))
+
+
+def spec_of(name):
+    """A shipped model in small sizes; of these it takes the knobs that it has."""
+    knobs = knobs_of(name)
+    composed = compose_model(name, [f"{key}={value}" for key, value in SIZES.items() if key in knobs])
+    return check_model(composed.model, composed.sources)
+
+
+def trained(spec):
+    """A network whose parameters have moved away from their initial values, such as gains of 0."""
+    network = build_network(spec, seed=1).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
+    return network
+
+
+def eject_alone(cases, folder):
+    """The results of ejected files, by name, in a process that cannot import the project."""
+    for name, (spec, network, inputs) in cases.items():
+        case = folder / name
+        case.mkdir()
+        (case / "model.py").write_text(eject(spec, Sources(), name), "utf-8")
+        content = {"weights": network.state_dict(), "inputs": inputs, "threads": torch.get_num_threads()}
+        torch.save(content, case / "case.pt")
+    command = [sys.executable, "-I", "-c", ALONE, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {name: torch.load(folder / name / "result.pt") for name in cases}
+
+
+def agree(names, folder):
+    """Compare logits, gradients and steps of shipped models with those of their ejected files."""
+    cases = {}
+    for name in names:
+        network = trained(spec_of(name))
+        cases[name] = (network.spec, network, inputs_of(network))
+    for name, result in eject_alone(cases, folder).items():
+        _, network, inputs = cases[name]
+        tolerance = CLOSE if name in FUSED else EXACT
+        logits = network(**inputs)
+        logits.square().sum().backward()
+        torch.testing.assert_close(result["logits"], logits.detach(), **tolerance, msg=name)
+        for address, parameter in network.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(result["grads"][address], parameter.grad, **tolerance, msg=address)
+        if result["steps"]:
+            decodes_alike(network, inputs, result["steps"])
+
+
+@torch.no_grad()
+def decodes_alike(network, inputs, steps):
+    decoding = incremental.start(network, sources_of(inputs), 6, sentences=3)
+    for ids_B, step_BV in zip(inputs[TARGET].T, steps, strict=True):
+        x_BD, decoding = incremental.step(network, ids_B, decoding)
+        torch.testing.assert_close(step_BV, network.head(x_BD), **CLOSE)
+
+
+def test_three_shipped_models_have_equal_logits_gradients_and_steps(tmp_path):
+    agree(DEFAULT, tmp_path)
+
+
+@pytest.mark.grid
+def test_all_other_shipped_models_have_equal_logits_gradients_and_steps(tmp_path):
+    agree([name for name in ENTRIES if name not in DEFAULT], tmp_path)
+
+
+@pytest.mark.grid
+def test_random_models_have_equal_logits_gradients_and_steps(tmp_path):
+    REGISTRY.blocks.update(PLUGGED)
+    checked = []
+
+    @settings(
+        max_examples=150,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(models())
+    def compare(model):
+        try:
+            spec = check_model(model)
+        except ConfigError:
+            return
+        agrees_here(spec)
+        checked.append(spec)
+
+    try:
+        compare()
+    finally:
+        for name in PLUGGED:
+            del REGISTRY.blocks[name]
+    assert len(checked) >= 100
+
+
+def ejected_here(spec, network):
+    """The model of the ejected file in this process, with the weights of the network."""
+    names = {}
+    exec(compile(eject(spec, Sources(), "test"), "model.py", "exec"), names)
+    ejected = names["Model"]().eval()
+    ejected.load_state_dict(network.state_dict(), strict=True)
+    return ejected
+
+
+def agrees_here(spec):
+    """The same in this process, which spares a start of Python for each of many models."""
+    network = trained(spec)
+    inputs, ejected = inputs_of(network), ejected_here(spec, network)
+    torch.testing.assert_close(ejected(**inputs), network(**inputs), **CLOSE)
+    if TARGET in inputs:
+        with torch.no_grad():
+            sources = sources_of(inputs)
+            state = ejected.start(**sources, **({} if sources else {"rows": 3}), length=6)
+            decodes_alike(network, inputs, [ejected.step(ids_B, state) for ids_B in inputs[TARGET].T])
+
+
+def test_padding_does_not_change_the_logits_of_other_positions():
+    spec = spec_of("base")
+    network = trained(spec)
+    inputs = inputs_of(network)
+    inputs["src"][1, 3:] = inputs["tgt"][2, 4:] = 0
+    ejected = ejected_here(spec, network)
+    keep_BT = inputs["tgt"] != 0
+    torch.testing.assert_close(ejected(**inputs)[keep_BT], network(**inputs)[keep_BT], **CLOSE)
+
+
+def test_the_base_model_is_short_and_has_no_trace_of_other_blocks():
+    spec = check_model(compose_model("base", []).model)
+    text = eject(spec, Sources(), "base")
+    code = text.split('"""', 2)[2]
+    assert len(text.splitlines()) <= 300
+    assert not any(word in code for word in ("kv_heads", "qk_norm", "dilation", "clamp", "Part(", "tfm_blocks"))
+
+
+def test_the_file_is_formatted_and_has_no_unused_name(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(eject(spec_of("rotary"), Sources(), "rotary"), "utf-8")
+    command = ["ruff", "check", "--isolated", "--select", "F,E7,E9,I", str(path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stdout == "All checks passed!\n"
+    assert (
+        subprocess.run(
+            ["ruff", "format", "--isolated", "--line-length", "120", "--check", str(path)], check=False
+        ).returncode
+        == 0
+    )
+
+
+def test_quotes_in_a_model_file_stay_in_the_docstring():
+    model = dict(compose_model("base", ["layers=1", "d_model=16", "vocab=20"]).model)
+    title = 'x""" + print(1) + """\\'
+    names = {}
+    exec(compile(eject(check_model(model), Sources(), title), "model.py", "exec"), names)
+    assert names["__doc__"].startswith(title)
+
+
+def test_the_command_writes_the_file_and_the_weights(tmp_path, capsys):
+    options = [f"{key}={value}" for key, value in SIZES.items() if key != "r"]
+    main(["eject", "base", *options, "-o", str(tmp_path / "model.py"), "--weights", str(tmp_path / "model.pt")])
+    assert "model.py:" in capsys.readouterr().out
+    names = {}
+    exec((tmp_path / "model.py").read_text("utf-8"), names)
+    names["Model"]().load_state_dict(torch.load(tmp_path / "model.pt"), strict=True)
+
+
+def test_a_block_whose_source_is_not_covered_is_refused_by_node():
+    name = tests.exchange.wrong_sources.NAME
+    inputs, args = {"src": "B S"}, {"d_model": 8, "vocab": 11}
+    graph = {"emb": {"block": "embedding", "in": "src"}, "odd": {"block": name}, "logits": {"block": "unembed"}}
+    try:
+        spec = check_model({"inputs": inputs, "args": args, "add_norm": "none", "graph": graph})
+        with pytest.raises(ConfigError, match="While statements are not covered"):
+            eject(spec, Sources(), "test")
+    finally:
+        del REGISTRY.blocks[name]

@@ -1,0 +1,49 @@
+"""The command `tfm eject`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfm_blocks.cli import options
+from tfm_blocks.cli.models import add_model, read_model_or_run
+
+if TYPE_CHECKING:
+    from tfm_blocks.language.spec import Spec
+
+INITIAL_SEED = 1
+
+
+def add_commands(commands: options.Commands) -> None:
+    """Add the parser of this command."""
+    what = "write a model as one PyTorch file that imports torch and nothing else"
+    command = add_model(commands, "eject", _eject, what, "MODEL|RUN")
+    options.add_file(command, "write the model to this Python file", required=True)
+    what = "also write the weights for torch.load: those of the run, or initial ones"
+    command.add_argument("--weights", type=Path, metavar="FILE", help=what)
+
+
+def _eject(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.exchange.eject.file import eject
+
+    spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    title = " ".join([Path(arguments.model).name, *arguments.overrides])
+    text = eject(spec, sources, title)
+    options.write_output(text, arguments.path)
+    print(f"{arguments.path}: {len(text.splitlines())} lines")
+    if arguments.weights:
+        _write_weights(arguments, spec)
+
+
+def _write_weights(arguments: argparse.Namespace, spec: Spec) -> None:
+    """Write the state dict of the run, or of the model's initial values."""
+    import torch
+
+    from tfm_blocks.network.build import build_network
+    from tfm_blocks.runs.model import read_network
+
+    run = Path(arguments.model)
+    network = read_network(run, arguments.plugins) if run.is_dir() else build_network(spec, seed=INITIAL_SEED)
+    torch.save(network.state_dict(), arguments.weights)
+    print(f"{arguments.weights}: {sum(p.numel() for p in network.parameters()):,} parameters")
