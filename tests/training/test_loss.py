@@ -120,3 +120,20 @@ def test_a_rank_without_positions_has_no_losses() -> None:
     model = Tied(torch.float32)
     found = position_losses(model.head, model.trunk()[:0], model.labels_N[:0], smoothing=0.1, chunk=5)
     assert [len(one_N) for one_N in found] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_ids_without_a_logit_take_no_part_in_the_loss(smoothing: float) -> None:
+    model, first = Tied(torch.float64), 2
+
+    def head(x_ND: Tensor) -> Tensor:
+        return F.pad(model.head(x_ND), (first, 0), value=-torch.inf)
+
+    x_ND, parameters = model.trunk(), [model.weight, model.bias]
+    options = {"smoothing": smoothing, "chunk": 5, "first": first}
+    loss, _, _ = smoothed_loss(head, parameters, x_ND, model.labels_N + first, **options)
+    expected = F.cross_entropy(model.head(model.trunk()), model.labels_N, label_smoothing=smoothing, reduction="sum")
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(model.gradients(loss), model.gradients(expected))
+    loss_N, _, _ = position_losses(head, x_ND, model.labels_N + first, **options)
+    torch.testing.assert_close(loss_N.sum(), expected)
