@@ -5,17 +5,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 import tfm_blocks as tfm
-from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.run import compose_run
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins
@@ -24,6 +21,7 @@ from tfm_blocks.runs.model import weights_of, write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 
+COMPOSER = JobComposer(None)  # shared by all tests of a process
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]
 
 
@@ -116,9 +114,7 @@ def composed_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     def composed(*overrides: str) -> Composed:
         given = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}
-        with initialize_config_dir(str(CONF.resolve()), version_base=None):
-            config: Any = compose("train", list(given.values()), return_hydra_config=True)
-        run = compose_run(config)
+        run = COMPOSER.compose(list(given.values()))
         run.mapping["name"] = "run"
         return run
 

@@ -19,6 +19,7 @@ import rich.table
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from tfm_blocks.errors import printable
 from tfm_blocks.report.table import Table
@@ -99,12 +100,12 @@ class FittedTable:
 
     table: Table
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[rich.table.Table]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[rich.table.Table | Text]:
         widths = [_measure(self.table, number) for number in range(len(self.table.columns))]
-        title = printable(self.table.title)
+        if self.table.title:
+            yield Text(printable(self.table.title), "table.title")
         for part in split_columns(widths, self.table.keys, options.max_width):
-            yield _part(self.table, title, part, fit(part, options.max_width))
-            title = ""
+            yield _part(self.table, part, fit(part, options.max_width))
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,8 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + 3 * len(widths) + 1
 
 
-def _part(table: Table, title: str, columns: Sequence[ColumnWidths], widths: Sequence[int]) -> rich.table.Table:
-    part = rich.table.Table(title=title or None, title_justify="left", width=_total(widths))
+def _part(table: Table, columns: Sequence[ColumnWidths], widths: Sequence[int]) -> rich.table.Table:
+    part = rich.table.Table(width=_total(widths))
     for column, width in zip(columns, widths, strict=True):
         part.add_column(table.headings[column.number], width=width, overflow="fold")
         if table.columns[column.number].form:

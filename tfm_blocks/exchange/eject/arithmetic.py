@@ -99,7 +99,7 @@ def unary(sign: ast.unaryop, value: Any) -> Any:
     return binary(ast.Sub(), 0, value) if code.is_int and isinstance(sign, ast.USub) else code
 
 
-def compare(sign: ast.cmpop, left: Any, right: Any) -> Any:
+def comparison(sign: ast.cmpop, left: Any, right: Any) -> Any:
     """Return the value of a comparison. Code is never None, and the type of a device equals no string."""
     if isinstance(sign, ast.Is | ast.IsNot) and (left is None or right is None):
         return COMPARE[type(sign)](left, right)

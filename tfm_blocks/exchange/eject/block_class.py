@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tfm_blocks.exchange.eject.cleanup import clean
-from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, POSITIONS, Context, kind_of, value
+from tfm_blocks.exchange.eject.cleanup import tidy
+from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, POSITIONS, EjectContext, block_kind, value
 from tfm_blocks.exchange.eject.expressions import Statements
 from tfm_blocks.exchange.eject.modules import init_lines
 from tfm_blocks.exchange.eject.plain import is_leaf
@@ -83,7 +83,7 @@ def method_of(
     """Return the method whose statements an action emits, and whose value it returns; unused parameters are dropped."""
     evaluator = Evaluator(names={*RESERVED, *parameters})
     returned = to_expr(action(evaluator))
-    body = clean([*evaluator.body, ast.Return(returned)], evaluator.temporary)
+    body = tidy([*evaluator.body, ast.Return(returned)], evaluator.temporary)
     used = {node.id for root in body for node in ast.walk(root) if isinstance(node, ast.Name)}
     return MethodCode(method_name, {key: parameters[key] for key in parameters if key in used}, body, result, types)
 
@@ -104,7 +104,7 @@ class BlockClass:
 class BlockWriter:
     """Write the class of the block of a call."""
 
-    def __init__(self, context: Context, call: Call) -> None:
+    def __init__(self, context: EjectContext, call: Call) -> None:
         self.context, self.call = context, call
         self.ref = Ref(call.block, name("self"))
         self.state: State | None = None
@@ -113,7 +113,7 @@ class BlockWriter:
     def write(self) -> BlockClass:
         """Add the class to the file, unless the block is a layer of torch or one short expression."""
         methods = {"forward": self._forward()}
-        if self.call.stepping is not None and kind_of(self.call) in self.context.moving_kinds:
+        if self.call.stepping is not None and block_kind(self.call) in self.context.moving_kinds:
             methods |= {"start": self._start(), "step": self._step()}
         if is_leaf(self.call.block) or self._is_expression(methods["forward"]):
             return BlockClass("", methods)
@@ -219,13 +219,13 @@ def parts_of(state: Any) -> tuple[dict[str, Any], ...]:
     return state.fixed, state.caches, state.moving
 
 
-def room(context: Context) -> dict[str, Code]:
+def room(context: EjectContext) -> dict[str, Code]:
     """Return the sizes of caches: rows and positions, and a tensor with their dtype and device."""
     like = value("like", context.tensors((1,), torch.float32))
     return {"rows": value("rows", BATCHES), "length": value("length", LENGTHS), "like": like}
 
 
-def class_name(context: Context, module: nn.Module, methods: Mapping[str, MethodCode], word: str) -> str:
+def class_name(context: EjectContext, module: nn.Module, methods: Mapping[str, MethodCode], word: str) -> str:
     """Add a class with these methods to the file and return its name."""
     inits = init_lines(module)
     init = "".join(f"        {line}\n" for line in inits)

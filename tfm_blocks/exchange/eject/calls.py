@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tfm_blocks.exchange.eject.arithmetic import terms_of
-from tfm_blocks.exchange.eject.expressions import Closure, Expressions, Frame, Statements
+from tfm_blocks.exchange.eject.expressions import Closure, Expressions, Namespace, Statements
 from tfm_blocks.exchange.eject.plain import PLAIN, is_leaf
 from tfm_blocks.exchange.eject.values import (
     CannotEjectError,
@@ -44,7 +44,7 @@ class Calls(Expressions):
     depth = 0
 
     @abstractmethod
-    def run(self, statements: Statements, frame: Frame) -> Any:
+    def run(self, statements: Statements, frame: Namespace) -> Any:
         """Execute the body of an inlined function, and return its value."""
 
     def call(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
@@ -58,7 +58,7 @@ class Calls(Expressions):
             case Closure(node=node, frame=frame):
                 names = [argument.arg for argument in node.args.args]
                 inner = {**frame.env, **dict(zip(names, arguments, strict=True)), **named}
-                return self.evaluate(node.body, Frame(inner, frame.scope, frame.owner, frame.cls))
+                return self.evaluate(node.body, Namespace(inner, frame.scope, frame.owner, frame.cls))
             case functools.partial():
                 return self.call(function.func, [*function.args, *arguments], {**function.keywords, **named})
             case Code():
@@ -136,7 +136,7 @@ class Calls(Expressions):
         env = {key: self.bind(key, value, temporary=True) for key, value in bound.arguments.items() if key in used}
         owner = next(iter(bound.arguments.values()), None)
         self.depth += 1
-        value = self.run(tree.body, Frame(env, _scope(function), owner, cls))
+        value = self.run(tree.body, Namespace(env, _scope(function), owner, cls))
         self.depth -= 1
         return value
 

@@ -11,7 +11,7 @@ from tfm_blocks.exchange.eject.expressions import Statements
 LONGEST = 100  # characters of a statement into which the value of a variable is moved
 
 
-def clean(body: Statements, temporary: Collection[str]) -> Statements:
+def tidy(body: Statements, temporary: Collection[str]) -> Statements:
     """Return equal statements; `temporary` are the variables that no author named."""
     body = _without_unused(body)
     body = _without_temporary(body, temporary)

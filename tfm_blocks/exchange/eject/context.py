@@ -45,7 +45,7 @@ class Classes:
 
 
 @dataclass(frozen=True)
-class Context:
+class EjectContext:
     """The network that is ejected, on the meta device; `sources` has the places of its nodes."""
 
     network: Network
@@ -139,7 +139,7 @@ class Context:
     @cached_property
     def moving_kinds(self) -> set[str]:
         """Return the kinds of blocks that decoding steps call."""
-        return {kind_of(call) for call in self.calls if call.node.sees != "nothing"}
+        return {block_kind(call) for call in self.calls if call.node.sees != "nothing"}
 
     def ref(self, address: str, home: str, module: Any) -> Ref:
         """Return a module and its path from the layer `home`."""
@@ -170,7 +170,7 @@ class Context:
         return list(module._modules)
 
 
-def kind_of(call: Call) -> str:
+def block_kind(call: Call) -> str:
     """Return a text that is equal for nodes with equal blocks."""
     widths = {letter: size for letter, size in call.node.axes.items() if isinstance(size, int)}
     return str((call.node.block, call.node.arguments, widths, sorted(call.node.reads)))

@@ -36,7 +36,7 @@ Statements = list[ast.stmt]
 
 
 @dataclass
-class Frame:
+class Namespace:
     """The names that a function sees; `owner` and `cls` are those of a method."""
 
     env: dict[str, Any]
@@ -50,7 +50,7 @@ class Closure:
     """A lambda with the names around it."""
 
     node: ast.Lambda
-    frame: Frame
+    frame: Namespace
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Expressions(ABC):
         self.body.append(ast.Assign([ast.Name(variable, ast.Store())], value.expr, lineno=0))
         return Code(name(variable), value.runs, arithmetic.terms_of(value) if value.is_int else None)
 
-    def evaluate(self, node: ast.expr, frame: Frame) -> Any:
+    def evaluate(self, node: ast.expr, frame: Namespace) -> Any:
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
             raise CannotEjectError(f"{type(node).__name__} expressions are not covered: {ast.unparse(node)}")
@@ -101,16 +101,16 @@ class Expressions(ABC):
             return value
         return True if isinstance(value, Ref | Method) else bool(value)
 
-    def _constant(self, node: ast.Constant, frame: Frame) -> Any:
+    def _constant(self, node: ast.Constant, frame: Namespace) -> Any:
         return node.value
 
-    def _name(self, node: ast.Name, frame: Frame) -> Any:
+    def _name(self, node: ast.Name, frame: Namespace) -> Any:
         for names in (frame.env, frame.scope, vars(builtins)):
             if node.id in names:
                 return names[node.id]
         raise CannotEjectError(f"the name {node.id} has no value")
 
-    def _attribute(self, node: ast.Attribute, frame: Frame) -> Any:
+    def _attribute(self, node: ast.Attribute, frame: Namespace) -> Any:
         return self.get(self.evaluate(node.value, frame), node.attr)
 
     def get(self, value: Any, text: str) -> Any:
@@ -158,7 +158,7 @@ class Expressions(ABC):
             return Method(owner, member, cls)
         return member.__func__ if isinstance(member, staticmethod) else member
 
-    def _subscript(self, node: ast.Subscript, frame: Frame) -> Any:
+    def _subscript(self, node: ast.Subscript, frame: Namespace) -> Any:
         return self.item(self.evaluate(node.value, frame), self.evaluate(node.slice, frame))
 
     def item(self, value: Any, index: Any) -> Any:
@@ -170,10 +170,10 @@ class Expressions(ABC):
             return Code(ast.Subscript(to_expr(value), index.expr, ast.Load()), trial(lambda x, i: x[i], value, index))
         return value[index]
 
-    def _slice(self, node: ast.Slice, frame: Frame) -> slice:
+    def _slice(self, node: ast.Slice, frame: Namespace) -> slice:
         return slice(*(part and self.evaluate(part, frame) for part in (node.lower, node.upper, node.step)))
 
-    def _elements(self, nodes: list[ast.expr], frame: Frame) -> Iterator[Any]:
+    def _elements(self, nodes: list[ast.expr], frame: Namespace) -> Iterator[Any]:
         for node in nodes:
             if isinstance(node, ast.Starred):
                 yield from self.iterate(self.evaluate(node.value, frame))
@@ -190,28 +190,28 @@ class Expressions(ABC):
             raise CannotEjectError(f"the number of elements of {ast.unparse(value.expr)} is unknown")
         return [self.item(value, index) for index in range(length)]
 
-    def _tuple(self, node: ast.Tuple, frame: Frame) -> Any:
+    def _tuple(self, node: ast.Tuple, frame: Namespace) -> Any:
         return tuple(self._elements(node.elts, frame))
 
-    def _list(self, node: ast.List, frame: Frame) -> Any:
+    def _list(self, node: ast.List, frame: Namespace) -> Any:
         return list(self._elements(node.elts, frame))
 
-    def _dict(self, node: ast.Dict, frame: Frame) -> Any:
+    def _dict(self, node: ast.Dict, frame: Namespace) -> Any:
         entries: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             inner = self.evaluate(value, frame)
             entries |= inner if key is None else {self.evaluate(key, frame): inner}
         return entries
 
-    def _binop(self, node: ast.BinOp, frame: Frame) -> Any:
+    def _binop(self, node: ast.BinOp, frame: Namespace) -> Any:
         left, right = self.evaluate(node.left, frame), self.evaluate(node.right, frame)
         return arithmetic.binary(node.op, left, right)
 
-    def _unaryop(self, node: ast.UnaryOp, frame: Frame) -> Any:
+    def _unaryop(self, node: ast.UnaryOp, frame: Namespace) -> Any:
         value = self.evaluate(node.operand, frame)
         return arithmetic.unary(node.op, self.truth(value) if isinstance(node.op, ast.Not) else value)
 
-    def _boolop(self, node: ast.BoolOp, frame: Frame) -> Any:
+    def _boolop(self, node: ast.BoolOp, frame: Namespace) -> Any:
         """Return the value that decides; operands that can no longer change it are not evaluated."""
         decides = isinstance(node.op, ast.Or)
         unknown: list[Code] = []
@@ -231,9 +231,9 @@ class Expressions(ABC):
             return True
         return Code(ast.BoolOp(ast.Or(), [*(code.expr for code in unknown), to_expr(value)]))
 
-    def _compare(self, node: ast.Compare, frame: Frame) -> Any:
+    def _compare(self, node: ast.Compare, frame: Namespace) -> Any:
         values = [self.evaluate(part, frame) for part in (node.left, *node.comparators)]
-        results = [arithmetic.compare(sign, *values[i : i + 2]) for i, sign in enumerate(node.ops)]
+        results = [arithmetic.comparison(sign, *values[i : i + 2]) for i, sign in enumerate(node.ops)]
         if len(results) == 1:
             return results[0]
         if any(result is False for result in results):
@@ -241,13 +241,13 @@ class Expressions(ABC):
         unknown = [result.expr for result in results if isinstance(result, Code)]
         return Code(unknown[0] if len(unknown) == 1 else ast.BoolOp(ast.And(), unknown)) if unknown else True
 
-    def _ifexp(self, node: ast.IfExp, frame: Frame) -> Any:
+    def _ifexp(self, node: ast.IfExp, frame: Namespace) -> Any:
         test = self.truth(self.evaluate(node.test, frame))
         if not isinstance(test, Code):
             return self.evaluate(node.body if test else node.orelse, frame)
         return self.both(test, [partial(self.evaluate, part, frame) for part in (node.body, node.orelse)])
 
-    def _call(self, node: ast.Call, frame: Frame) -> Any:
+    def _call(self, node: ast.Call, frame: Namespace) -> Any:
         if isinstance(node.func, ast.Name) and node.func.id == "super":
             return Super(frame.owner, frame.cls)
         function = self.evaluate(node.func, frame)
@@ -257,10 +257,10 @@ class Expressions(ABC):
             named |= value if keyword.arg is None else {keyword.arg: value}
         return self.call(function, list(self._elements(node.args, frame)), named)
 
-    def _lambda(self, node: ast.Lambda, frame: Frame) -> Closure:
+    def _lambda(self, node: ast.Lambda, frame: Namespace) -> Closure:
         return Closure(node, frame)
 
-    def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Any:
+    def _joinedstr(self, node: ast.JoinedStr, frame: Namespace) -> Any:
         parts: list[ast.expr] = []
         for part in node.values:
             value = self.evaluate(part.value if isinstance(part, ast.FormattedValue) else part, frame)
@@ -270,7 +270,7 @@ class Expressions(ABC):
             return "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
         return Code(ast.JoinedStr(parts))
 
-    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Any:
+    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp, frame: Namespace) -> Any:
         (generator,) = node.generators
         values = self.evaluate(generator.iter, frame)
         if isinstance(values, Code) and not _has_fixed_length(values):
@@ -279,7 +279,7 @@ class Expressions(ABC):
             values = self.iterate(self.bind("parts", values))
         results = []
         for value in list(values):
-            inner = Frame({**frame.env}, frame.scope, frame.owner, frame.cls)
+            inner = Namespace({**frame.env}, frame.scope, frame.owner, frame.cls)
             self.unpack(generator.target, value, inner)
             if all(self.truth(self.evaluate(test, inner)) for test in generator.ifs):
                 results.append(self.evaluate(node.elt, inner))
@@ -288,10 +288,10 @@ class Expressions(ABC):
     _generatorexp = _listcomp
 
     def _repeated(
-        self, node: ast.ListComp | ast.GeneratorExp, generator: ast.comprehension, values: Code, frame: Frame
+        self, node: ast.ListComp | ast.GeneratorExp, generator: ast.comprehension, values: Code, frame: Namespace
     ) -> Code:
         """Return a comprehension over a number of elements that is known only in the ejected file."""
-        inner = Frame({**frame.env}, frame.scope, frame.owner, frame.cls)
+        inner = Namespace({**frame.env}, frame.scope, frame.owner, frame.cls)
         target, before = self.loop_target(generator.target, values, inner), len(self.body)
         element = to_expr(self.evaluate(node.elt, inner))
         if generator.ifs or len(self.body) > before:
@@ -299,11 +299,11 @@ class Expressions(ABC):
         comprehension = ast.comprehension(target, values.expr, [], 0)
         return Code(type(node)(element, [comprehension]))
 
-    def _dictcomp(self, node: ast.DictComp, frame: Frame) -> Any:
+    def _dictcomp(self, node: ast.DictComp, frame: Namespace) -> Any:
         pair = ast.Tuple([node.key, node.value], ast.Load())
         return dict(self._listcomp(ast.ListComp(pair, node.generators), frame))
 
-    def loop_target(self, target: ast.expr, values: Code, frame: Frame) -> ast.expr:
+    def loop_target(self, target: ast.expr, values: Code, frame: Namespace) -> ast.expr:
         """Bind the names of a loop to new variables, and return the loop's target."""
         runs = trial(lambda run: next(iter(run)), values)
         if isinstance(target, ast.Name):
@@ -317,7 +317,7 @@ class Expressions(ABC):
         ]
         return ast.Tuple(parts, ast.Store())
 
-    def unpack(self, target: ast.expr, value: Any, frame: Frame) -> None:
+    def unpack(self, target: ast.expr, value: Any, frame: Namespace) -> None:
         """Assign a value, or its parts, to the names of a target."""
         if isinstance(target, ast.Name):
             frame.env[target.id] = self.bind(target.id, value)

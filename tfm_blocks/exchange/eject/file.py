@@ -8,7 +8,7 @@ import subprocess
 import yaml
 
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.exchange.eject.context import Context
+from tfm_blocks.exchange.eject.context import EjectContext
 from tfm_blocks.exchange.eject.model_class import ModelWriter
 from tfm_blocks.exchange.eject.values import CannotEjectError
 from tfm_blocks.language.sources import Sources
@@ -32,7 +32,7 @@ K width of a head, F inner width, V vocabulary. Parameters start as torch leaves
 
 def eject(spec: Spec, sources: Sources, title: str) -> str:
     """Return the PyTorch file of a model. Raises ConfigError for a block whose source is not covered."""
-    context = Context(network_without_values(spec), sources)
+    context = EjectContext(network_without_values(spec), sources)
     try:
         body = ModelWriter(context).text()
     except CannotEjectError as error:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from torch import nn
 
 from tfm_blocks.exchange.eject.block_class import BlockClass, BlockWriter, class_name, method_of
-from tfm_blocks.exchange.eject.context import POSITIONS, Context, value
+from tfm_blocks.exchange.eject.context import POSITIONS, EjectContext, value
 from tfm_blocks.exchange.eject.plain import is_leaf
-from tfm_blocks.exchange.eject.scopes import Scope
+from tfm_blocks.exchange.eject.scopes import CallScope
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.values import Code, Ref, name, parse, to_expr
 from tfm_blocks.language.spec import TARGET, format_shape
@@ -29,8 +29,8 @@ OWN = (Add, Scale, Gain, DropPath, Dropout)  # operations of add & norm that are
 class ScopeMethod:
     """The method of a scope that is being written: what it has computed, and what it reads from outside."""
 
-    context: Context
-    scope: Scope
+    context: EjectContext
+    scope: CallScope
     mode: Mode
     evaluator: Evaluator
     values: dict[str, Code] = field(default_factory=dict)
@@ -203,7 +203,7 @@ class CallWriter:
         return self.evaluator.residual(function, [known[key] for key in parameters], {}, None).expr
 
 
-def block_class(context: Context, call: Call) -> BlockClass:
+def block_class(context: EjectContext, call: Call) -> BlockClass:
     """Return the class of a call's block, written on the first request."""
     if call.address not in context.blocks:
         context.blocks[call.address] = BlockWriter(context, call).write()

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode
-from tfm_blocks.exchange.eject.cleanup import clean
-from tfm_blocks.exchange.eject.context import Context, value
+from tfm_blocks.exchange.eject.cleanup import tidy
+from tfm_blocks.exchange.eject.context import EjectContext, value
 from tfm_blocks.exchange.eject.layer_calls import KEEP, CallWriter, Mode, ScopeMethod, Source
 from tfm_blocks.exchange.eject.modules import render
-from tfm_blocks.exchange.eject.scopes import Scope, Stack, outputs_of
+from tfm_blocks.exchange.eject.scopes import CallScope, LayerStack, outputs_of
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.tree import scope_tree
 from tfm_blocks.exchange.eject.values import Code, name, parse
@@ -30,7 +30,7 @@ class LayerClass:
 def write_items(method: ScopeMethod) -> None:
     """Write the nodes of a scope that a method computes."""
     for item in method.scope.items:
-        if isinstance(item, Stack):
+        if isinstance(item, LayerStack):
             StackWriter(method, item).write()
         elif method.mode == "forward" or (item.node.sees != "nothing") is method.steps:
             with method.context.refusing(item.node):
@@ -41,7 +41,7 @@ def state_entries(method: ScopeMethod) -> list[tuple[str, ast.expr]]:
     """Return the state before the first step of the blocks and stacks of a scope, by their addresses in it."""
     entries = []
     for item in method.scope.items:
-        if isinstance(item, Stack):
+        if isinstance(item, LayerStack):
             expr = StackWriter(method, item).start()
         else:
             with method.context.refusing(item.node):
@@ -51,7 +51,7 @@ def state_entries(method: ScopeMethod) -> list[tuple[str, ast.expr]]:
     return entries
 
 
-def state_of(method: ScopeMethod, entries: list[tuple[str, ast.expr]], kept: Mapping[str, str]) -> ast.expr:
+def initial_state(method: ScopeMethod, entries: list[tuple[str, ast.expr]], kept: Mapping[str, str]) -> ast.expr:
     """Return the state before the first step; `kept` are the keys of values and masks that the steps read."""
     for address, key in kept.items():
         mask = address.startswith(KEEP)
@@ -59,13 +59,15 @@ def state_of(method: ScopeMethod, entries: list[tuple[str, ast.expr]], kept: Map
     return ast.Dict([ast.Constant(key) for key, _ in entries], [expr for _, expr in entries])
 
 
-def scope_method(context: Context, scope: Scope, mode: Mode, output: str, kept: Mapping[str, str]) -> MethodCode:
+def scope_method(
+    context: EjectContext, scope: CallScope, mode: Mode, output: str, kept: Mapping[str, str]
+) -> MethodCode:
     """Return the method of a layer. `kept` are the values that a step reads from the state."""
     evaluator = Evaluator(names=set(RESERVED))
     method = ScopeMethod(context, scope, mode, evaluator)
     write_items(method)
-    result = state_of(method, state_entries(method), kept) if mode == "start" else method.read(output).expr
-    body = clean([*evaluator.body, ast.Return(result)], evaluator.temporary)
+    result = initial_state(method, state_entries(method), kept) if mode == "start" else method.read(output).expr
+    body = tidy([*evaluator.body, ast.Return(result)], evaluator.temporary)
     used = {node.id for root in body for node in ast.walk(root) if isinstance(node, ast.Name)}
     parameters = {key: source for key, source in method.parameters.items() if key in used}
     if mode == "step" and "state" in used:
@@ -74,7 +76,7 @@ def scope_method(context: Context, scope: Scope, mode: Mode, output: str, kept: 
     return MethodCode(mode, parameters, body, types, None, method.kept)
 
 
-def layer_class(context: Context, scope: Scope) -> LayerClass:
+def layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
     """Return the class of a layer, written on the first request."""
     if scope.address not in context.layers:
         context.layers[scope.address] = _layer_class(context, scope)
@@ -82,7 +84,7 @@ def layer_class(context: Context, scope: Scope) -> LayerClass:
     return written
 
 
-def _layer_class(context: Context, scope: Scope) -> LayerClass:
+def _layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
     (output,) = outputs_of(scope.calls, context.calls)
     methods: dict[Mode, MethodCode] = {"forward": scope_method(context, scope, "forward", output, {})}
     if any(call.node.sees != "nothing" for call in scope.calls):
@@ -103,7 +105,7 @@ def _layer_class(context: Context, scope: Scope) -> LayerClass:
 class StackWriter:
     """Write the calls of the layers of a stack into a method: as a loop if they differ only in what they read."""
 
-    def __init__(self, method: ScopeMethod, stack: Stack) -> None:
+    def __init__(self, method: ScopeMethod, stack: LayerStack) -> None:
         self.method, self.stack, self.context = method, stack, method.context
         self.classes = [layer_class(self.context, layer) for layer in stack.layers]
         self.moves = any(call.node.sees != "nothing" for call in stack.calls)

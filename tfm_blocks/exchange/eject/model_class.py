@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode
-from tfm_blocks.exchange.eject.cleanup import clean
-from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, Context, value
+from tfm_blocks.exchange.eject.cleanup import tidy
+from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, EjectContext, value
 from tfm_blocks.exchange.eject.layer_calls import KEEP, Mode, ScopeMethod
-from tfm_blocks.exchange.eject.layers import state_entries, state_of, write_items
+from tfm_blocks.exchange.eject.layers import initial_state, state_entries, write_items
 from tfm_blocks.exchange.eject.modules import render
-from tfm_blocks.exchange.eject.scopes import Scope, reads, scope_of
+from tfm_blocks.exchange.eject.scopes import CallScope, reads, scope_of
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.tree import scope_tree
 from tfm_blocks.exchange.eject.values import Code, parse
@@ -24,7 +24,7 @@ ABOUT = "Ids are int64; id 0 is padding and comes last in a sequence. The logits
 class ModelWriter:
     """Write the class `Model`: encode, forward, start and step."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: EjectContext) -> None:
         self.context = context
         self.scope = scope_of(context.calls, context.calls)
         self.inputs = context.network.spec.inputs
@@ -62,20 +62,20 @@ class ModelWriter:
             return [self._method("forward", self.inputs, self.scope, self._result)]
         methods = []
         if self.encoded:
-            items = Scope("", "", tuple(self._source_items()))
+            items = CallScope("", "", tuple(self._source_items()))
             methods.append(self._method("encode", sources, items, self._encoding))
-        rest = Scope("", "", tuple(item for item in self.scope.items if item not in self._source_items()))
+        rest = CallScope("", "", tuple(item for item in self.scope.items if item not in self._source_items()))
         step = self._step(rest)
         forward = self._method("forward", self.inputs, rest, self._result)
         return [*methods, forward, self._start(rest, sources, step.kept), step]
 
-    def _method(self, text: str, inputs: Any, scope: Scope, result: Any) -> MethodCode:
+    def _method(self, text: str, inputs: Any, scope: CallScope, result: Any) -> MethodCode:
         method = self._begin("forward", scope, inputs, decodes=text == "forward" and bool(self.encoded))
         write_items(method)
         typed = "tuple[Tensor, ...]" if text == "encode" and len(self.encoded) > 1 else "Tensor"
         return self._finish(text, method, [tensor.name for tensor in inputs], result(method), typed)
 
-    def _begin(self, mode: Mode, scope: Scope, inputs: Any, *, decodes: bool) -> ScopeMethod:
+    def _begin(self, mode: Mode, scope: CallScope, inputs: Any, *, decodes: bool) -> ScopeMethod:
         """Return a method that knows its inputs, their keep masks, and what `encode` returns."""
         evaluator = Evaluator(names={*RESERVED, *(tensor.name for tensor in inputs)})
         method = ScopeMethod(self.context, scope, mode, evaluator)
@@ -129,10 +129,10 @@ class ModelWriter:
         typed: str,
         kept: Mapping[str, str] | None = None,
     ) -> MethodCode:
-        body = clean([*method.evaluator.body, ast.Return(result)], method.evaluator.temporary)
+        body = tidy([*method.evaluator.body, ast.Return(result)], method.evaluator.temporary)
         return MethodCode(text, dict.fromkeys(parameters), body, typed, None, kept or {})
 
-    def _start(self, scope: Scope, sources: list[Input], kept: Mapping[str, str]) -> MethodCode:
+    def _start(self, scope: CallScope, sources: list[Input], kept: Mapping[str, str]) -> MethodCode:
         """Return the method that encodes the sources and allocates the state of the steps."""
         method = self._begin("start", scope, sources, decodes=bool(self.encoded))
         rows = [] if sources else ["rows"]
@@ -143,11 +143,11 @@ class ModelWriter:
         method.values["like"] = value(path, None)
         write_items(method)
         entries = [("position", ast.Constant(0)), *state_entries(method)]
-        result = state_of(method, entries, kept)
+        result = initial_state(method, entries, kept)
         names = [*(tensor.name for tensor in sources), *rows, "length"]
         return self._finish("start", method, names, result, "State")
 
-    def _step(self, scope: Scope) -> MethodCode:
+    def _step(self, scope: CallScope) -> MethodCode:
         """Return the method that reads the next token of each row, and returns the logits of the token after it."""
         method = self._begin("step", scope, (), decodes=False)
         evaluator = method.evaluator

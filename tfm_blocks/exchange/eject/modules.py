@@ -42,11 +42,9 @@ def render(tree: Any) -> str:
     if layers and len(layers) == len(parts):
         return f"nn.ModuleList([{_repeated(layers)}])"
     if layers:
-        entries = [f"{key!r}: {text}" for key, text in parts.items() if not key.isdigit()]
-        if len(set(layers)) == 1:
-            entries.append(f"**{{str(i): {layers[0]} for i in range({len(layers)})}}")
-        else:
-            entries += [f"{key!r}: {text}" for key, text in parts.items() if key.isdigit()]
+        same = len(set(layers)) == 1
+        entries = [f"**{{str(i): {layers[0]} for i in range({len(layers)})}}"] if same else []
+        entries += [f"{key!r}: {text}" for key, text in parts.items() if not (same and key.isdigit())]
         return f"nn.ModuleDict({{{', '.join(entries)}}})"
     named = [f"{key}={text}" for key, text in parts.items() if not keyword.iskeyword(key)]
     named += [f"**{{{key!r}: {text}}}" for key, text in parts.items() if keyword.iskeyword(key)]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.blocks.norm import LayerNorm, RMSNorm
 from tfm_blocks.exchange.eject.values import CannotEjectError
 from tfm_blocks.layers.banded import windows
@@ -37,12 +38,13 @@ PLAIN: dict[Any, Callable[..., Tensor]] = {
     id(grouped_product): _grouped_product,
     windows: _windows,
 }
-FORWARDS = {Linear.forward: "Linear", LayerNorm.forward: "LayerNorm", RMSNorm.forward: "RMSNorm"}
+FORWARDS = (Linear.forward, LayerNorm.forward, RMSNorm.forward)  # the same as torch's
 
 
 def is_leaf(module: nn.Module) -> bool:
     """Return True if the module computes the same as a layer of torch."""
-    return type(module).forward in FORWARDS or type(module).__module__.startswith("torch.nn.modules")
+    plain = isinstance(module, Unembed) and type(module).forward is Unembed.forward and not module.first
+    return plain or type(module).forward in FORWARDS or type(module).__module__.startswith("torch.nn.modules")
 
 
 def constructor(module: nn.Module) -> str:

@@ -10,17 +10,17 @@ from tfm_blocks.network.call import Call
 
 
 @dataclass(frozen=True)
-class Scope:
+class CallScope:
     """The model (address "") or a layer, such as `encoder.0`; `home` is the layer that owns the weights."""
 
     address: str
     home: str
-    items: tuple[Call | Stack, ...]
+    items: tuple[Call | LayerStack, ...]
 
     @property
     def calls(self) -> list[Call]:
         """Return the calls of the scope and of the layers in it, in order."""
-        return [call for item in self.items for call in (item.calls if isinstance(item, Stack) else [item])]
+        return [call for item in self.items for call in (item.calls if isinstance(item, LayerStack) else [item])]
 
     def relative(self, address: str) -> str:
         """Return an address below the home of this scope without its prefix."""
@@ -28,23 +28,23 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Stack:
+class LayerStack:
     """The layers of a stack, which run one after the other or side by side."""
 
     address: str
-    layers: tuple[Scope, ...]
+    layers: tuple[CallScope, ...]
 
     @property
     def calls(self) -> list[Call]:
         return [call for layer in self.layers for call in layer.calls]
 
 
-def scope_of(calls: Sequence[Call], network: Sequence[Call], address: str = "", home: str = "") -> Scope:
+def scope_of(calls: Sequence[Call], network: Sequence[Call], address: str = "", home: str = "") -> CallScope:
     """Group calls by the layers of the outermost stacks below the address. `network` has all calls of the model."""
     groups = groupby(calls, lambda call: _layer(call.address, address))
     chunks = [(layer, list(group)) for layer, group in groups]
     layers = [layer for layer, _ in chunks if layer]
-    items: list[Call | Stack] = []
+    items: list[Call | LayerStack] = []
     for layer, group in chunks:
         alone = layers.count(layer) == 1 and len(outputs_of(group, network)) == 1
         owner = _home(layer, group) if layer and alone else ""
@@ -53,11 +53,11 @@ def scope_of(calls: Sequence[Call], network: Sequence[Call], address: str = "", 
             continue
         stack, inner = layer.rpartition(".")[0], scope_of(group, network, layer, owner)
         last = items[-1] if items else None
-        if isinstance(last, Stack) and last.address == stack:
-            items[-1] = Stack(stack, (*last.layers, inner))
+        if isinstance(last, LayerStack) and last.address == stack:
+            items[-1] = LayerStack(stack, (*last.layers, inner))
         else:
-            items.append(Stack(stack, (inner,)))
-    return Scope(address, home, tuple(items))
+            items.append(LayerStack(stack, (inner,)))
+    return CallScope(address, home, tuple(items))
 
 
 def _layer(address: str, scope: str) -> str:

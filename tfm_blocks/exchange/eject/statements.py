@@ -10,14 +10,14 @@ from typing import Any
 
 from tfm_blocks.exchange.eject import arithmetic
 from tfm_blocks.exchange.eject.calls import Calls
-from tfm_blocks.exchange.eject.expressions import NOTHING, Frame, Statements
+from tfm_blocks.exchange.eject.expressions import NOTHING, Namespace, Statements
 from tfm_blocks.exchange.eject.values import CannotEjectError, Code, Ref, is_static, name, to_expr
 
 RAISED = object()  # the outcome of statements that end in an exception
 
 
 @dataclass(frozen=True)
-class Branch:
+class Side:
     """The statements of one side of an `if` in the ejected file, and the value that they lead to."""
 
     body: Statements
@@ -27,11 +27,11 @@ class Branch:
 class Evaluator(Calls):
     """Execute statements. The outcome is the returned value, NOTHING if the end was reached, or RAISED."""
 
-    def run(self, statements: Statements, frame: Frame) -> Any:
+    def run(self, statements: Statements, frame: Namespace) -> Any:
         outcome = self.execute(statements, frame)
         return None if outcome is NOTHING else outcome
 
-    def execute(self, statements: Statements, frame: Frame) -> Any:
+    def execute(self, statements: Statements, frame: Namespace) -> Any:
         for number, statement in enumerate(statements):
             if isinstance(statement, ast.If):
                 test = self.truth(self.evaluate(statement.test, frame))
@@ -46,10 +46,10 @@ class Evaluator(Calls):
                 return outcome
         return NOTHING
 
-    def _branch(self, body: Statements, frame: Frame) -> Callable[[], Any]:
-        return lambda: self.run(body, Frame({**frame.env}, frame.scope, frame.owner, frame.cls))
+    def _branch(self, body: Statements, frame: Namespace) -> Callable[[], Any]:
+        return lambda: self.run(body, Namespace({**frame.env}, frame.scope, frame.owner, frame.cls))
 
-    def _execute(self, statement: ast.stmt, frame: Frame) -> Any:
+    def _execute(self, statement: ast.stmt, frame: Namespace) -> Any:
         match statement:
             case ast.Return(value=value):
                 return None if value is None else self.evaluate(value, frame)
@@ -80,7 +80,7 @@ class Evaluator(Calls):
         if isinstance(value, Code) and isinstance(value.expr, ast.Call):
             self.body.append(ast.Expr(value.expr))
 
-    def _assign(self, target: ast.expr, value: ast.expr, frame: Frame) -> None:
+    def _assign(self, target: ast.expr, value: ast.expr, frame: Namespace) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Attribute) and value.attr == "shape":
             self._assign_sizes(target, self.evaluate(value, frame), frame)
             return
@@ -97,7 +97,7 @@ class Evaluator(Calls):
             case _:
                 self.unpack(target, result, frame)
 
-    def _assign_sizes(self, target: ast.Tuple, sizes: Any, frame: Frame) -> None:
+    def _assign_sizes(self, target: ast.Tuple, sizes: Any, frame: Namespace) -> None:
         """Assign the sizes of a tensor that are not constants in one statement: `B, T, _ = x.shape`."""
         unknown = [size for size in sizes if isinstance(size, Code)] if isinstance(sizes, tuple) else []
         if len(unknown) < 2:
@@ -120,12 +120,12 @@ class Evaluator(Calls):
         target = ast.Subscript(owner.expr, to_expr(index), ast.Store())
         self.body.append(ast.Assign([target], to_expr(value), lineno=0))
 
-    def _buffered(self, action: Callable[[], Any]) -> Branch:
+    def _buffered(self, action: Callable[[], Any]) -> Side:
         """Collect the statements that an action emits."""
         before, self.body = self.body, []
         value = action()
         body, self.body = self.body, before
-        return Branch(body, value)
+        return Side(body, value)
 
     def both(self, test: Code, branches: list[Callable[[], Any]]) -> Any:
         first, second = (self._buffered(branch) for branch in branches)
@@ -139,15 +139,14 @@ class Evaluator(Calls):
             self.body.append(ast.If(test.expr, first.body or [ast.Pass()], second.body))
         return value
 
-    def _merged(self, test: Code, first: Branch, second: Branch, words: list[str]) -> Any:
+    def _merged(self, test: Code, first: Side, second: Side, words: list[str]) -> Any:
         """Return the value of both sides; code that differs becomes a variable that both assign."""
         a, b = first.value, second.value
         if a is b or (is_static(a) and is_static(b) and type(a) is type(b) and a == b):
             return a
         if isinstance(a, tuple | list) and type(a) is type(b) and len(a) == len(b):
             parts = [
-                self._merged(test, Branch(first.body, x), Branch(second.body, y), words)
-                for x, y in zip(a, b, strict=True)
+                self._merged(test, Side(first.body, x), Side(second.body, y), words) for x, y in zip(a, b, strict=True)
             ]
             return type(a)(*parts) if hasattr(a, "_fields") else type(a)(parts)
         runs = next((value.runs for value in (a, b) if isinstance(value, Code) and value.runs), None)
@@ -159,30 +158,30 @@ class Evaluator(Calls):
             branch.body.append(ast.Assign([target], to_expr(branch.value), lineno=0))
         return Code(name(variable), runs)
 
-    def _if(self, test: Any, statement: ast.If, frame: Frame) -> Any:
+    def _if(self, test: Any, statement: ast.If, frame: Namespace) -> Any:
         if not isinstance(test, Code):
             return self.execute(statement.body if test else statement.orelse, frame)
-        frames = [Frame({**frame.env}, frame.scope, frame.owner, frame.cls) for _ in range(2)]
+        frames = [Namespace({**frame.env}, frame.scope, frame.owner, frame.cls) for _ in range(2)]
         sides = (statement.body, statement.orelse)
         branches = [self._buffered(partial(self.execute, *side)) for side in zip(sides, frames, strict=True)]
         if RAISED in [branch.value for branch in branches]:
             return self._guard(test, branches, frames, frame)
         for variable in dict.fromkeys(_assigned([statement])):
             values = [inner.env.get(variable) for inner in frames]
-            first, second = (Branch(branch.body, value) for branch, value in zip(branches, values, strict=True))
+            first, second = (Side(branch.body, value) for branch, value in zip(branches, values, strict=True))
             frame.env[variable] = self._merged(test, first, second, [variable])
         if any(branch.body for branch in branches):
             self.body.append(ast.If(test.expr, branches[0].body or [ast.Pass()], branches[1].body))
         return NOTHING
 
-    def _guard(self, test: Code, branches: list[Branch], frames: list[Frame], frame: Frame) -> Any:
+    def _guard(self, test: Code, branches: list[Side], frames: list[Namespace], frame: Namespace) -> Any:
         raises = 0 if branches[0].value is RAISED else 1
         condition = ast.UnaryOp(ast.Not(), test.expr) if raises else test.expr
         self.body += [ast.If(condition, branches[raises].body, []), *branches[1 - raises].body]
         frame.env.update(frames[1 - raises].env)
         return branches[1 - raises].value
 
-    def _for(self, statement: ast.For, frame: Frame) -> Any:
+    def _for(self, statement: ast.For, frame: Namespace) -> Any:
         values = self.evaluate(statement.iter, frame)
         if isinstance(values, Code):
             return self._loop(statement, values, frame)
@@ -193,7 +192,7 @@ class Evaluator(Calls):
                 return outcome
         return NOTHING
 
-    def _loop(self, statement: ast.For, values: Code, frame: Frame) -> Any:
+    def _loop(self, statement: ast.For, values: Code, frame: Namespace) -> Any:
         """Emit a loop. Variables from before it that it changes are assigned at the end of each pass."""
         carried = [word for word in dict.fromkeys(_changed(statement.body)) if word in frame.env]
         variables = {word: self._variable(word, frame) for word in carried}
@@ -209,7 +208,7 @@ class Evaluator(Calls):
         self.body.append(ast.For(target, values.expr, branch.body, [], lineno=0))
         return NOTHING
 
-    def _variable(self, word: str, frame: Frame) -> ast.Name:
+    def _variable(self, word: str, frame: Namespace) -> ast.Name:
         """Assign the value of a name to a new variable before a loop."""
         value = frame.env[word]
         if isinstance(value, Ref):
@@ -220,7 +219,7 @@ class Evaluator(Calls):
         frame.env[word] = Code(name(variable), None if isinstance(value, list) else runs)
         return name(variable)
 
-    def _with(self, statement: ast.With, frame: Frame) -> Any:
+    def _with(self, statement: ast.With, frame: Namespace) -> Any:
         items = [ast.withitem(to_expr(self.evaluate(item.context_expr, frame)), None) for item in statement.items]
         branch = self._buffered(lambda: self.execute(statement.body, frame))
         self.body.append(ast.With(items, branch.body, lineno=0))

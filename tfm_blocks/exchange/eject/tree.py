@@ -6,18 +6,18 @@ from typing import Any
 
 from torch import nn
 
-from tfm_blocks.exchange.eject.context import Context
+from tfm_blocks.exchange.eject.context import EjectContext
 from tfm_blocks.exchange.eject.modules import tree_of
 from tfm_blocks.exchange.eject.plain import constructor, is_leaf
-from tfm_blocks.exchange.eject.scopes import Scope, Stack
+from tfm_blocks.exchange.eject.scopes import CallScope, LayerStack
 from tfm_blocks.layers.add_norm import Branch, Steps
 
 
-def scope_tree(context: Context, scope: Scope) -> dict[str, Any]:
+def scope_tree(context: EjectContext, scope: CallScope) -> dict[str, Any]:
     """Return the constructors of the modules that a scope owns, by their names below it."""
     tree: dict[str, Any] = {}
     for item in scope.items:
-        if isinstance(item, Stack):
+        if isinstance(item, LayerStack):
             for layer in item.layers:
                 if layer.home == layer.address:
                     _place(
@@ -28,7 +28,7 @@ def scope_tree(context: Context, scope: Scope) -> dict[str, Any]:
     return tree
 
 
-def _local(scope: Scope, address: str) -> str:
+def _local(scope: CallScope, address: str) -> str:
     """Return an address of the scope as an address of the layer that owns its weights."""
     return scope.home + address.removeprefix(scope.address) if scope.address else address
 
@@ -43,7 +43,7 @@ def _place(tree: dict[str, Any], address: str, content: Any) -> None:
         tree[last] = content
 
 
-def _place_module(context: Context, tree: dict[str, Any], address: str, call: Any) -> None:
+def _place_module(context: EjectContext, tree: dict[str, Any], address: str, call: Any) -> None:
     """Place a node's block and the operations with parameters around it."""
     if not isinstance(call.module, Branch):
         _place_steps(context, tree, address, call.module)
@@ -58,13 +58,13 @@ def _place_module(context: Context, tree: dict[str, Any], address: str, call: An
         _place_steps(context, tree, f"{address}.{key}", getattr(call.module, key))
 
 
-def _place_steps(context: Context, tree: dict[str, Any], address: str, steps: Steps) -> None:
+def _place_steps(context: EjectContext, tree: dict[str, Any], address: str, steps: Steps) -> None:
     for key, step in steps.items():
         if next(step.parameters(), None) is not None:
             _place(tree, f"{address}.{key}", _operation(context, step))
 
 
-def _operation(context: Context, step: nn.Module) -> Any:
+def _operation(context: EjectContext, step: nn.Module) -> Any:
     if is_leaf(step):
         return constructor(step)
     return f"{context.norms[id(step)]}()" if id(step) in context.norms else tree_of(step)
