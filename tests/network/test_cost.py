@@ -7,6 +7,7 @@ from tests.network.examples import SHIPPED, build, name
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.build import check_model, network_without_values
+from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.cost import axis_lengths, decoding_state
 from tfm_blocks.network.incremental import start, step
 
@@ -16,7 +17,7 @@ SIZES = ["d_model=48", "d_ff=24", "heads=4", "layers=3", "vocab=30"]
 def state(model, lengths, *overrides):
     config = compose_model(model, [*SIZES, *overrides])
     network = network_without_values(check_model(config.model, config.sources))
-    return decoding_state(network, axis_lengths(network.spec, lengths, 1))
+    return decoding_state(network, axis_lengths(network, lengths))
 
 
 @pytest.mark.parametrize(("src", "tgt"), [(7, 11), (32, 5)])
@@ -42,7 +43,7 @@ def test_a_model_without_a_target_keeps_nothing():
 @pytest.mark.parametrize("path", [path for path in SHIPPED if "encoder" not in path.stem], ids=name)
 def test_it_counts_the_tensors_of_a_real_decoding(path):
     network = build(path).eval()
-    lengths = axis_lengths(network.spec, {}, 6)
+    lengths = axis_lengths(network, dict.fromkeys(names(network.spec.inputs), 6))
     sources = {name: torch.ones(1, 6, dtype=torch.int64) for name in names(network.spec.sources)}
     with torch.no_grad():
         decoding = start(network, sources, lengths[str(network.spec.input(TARGET).shape[1])], sentences=1)
@@ -53,3 +54,11 @@ def test_it_counts_the_tensors_of_a_real_decoding(path):
     counted = sum(tensor.numel() for part in kept for tensor in part.values() if tensor.is_floating_point())
     with torch.device("meta"):
         assert decoding_state(network.to("meta"), lengths) == counted
+
+
+def test_the_default_length_is_within_the_positions_of_the_model_and_a_longer_one_is_refused():
+    config = compose_model("gpt2", [*SIZES, "max_length=20"])
+    network = network_without_values(check_model(config.model, config.sources))
+    assert axis_lengths(network, {}) == {"T": 20}
+    with pytest.raises(ConfigError, match="has 20 positions, but tgt has 30"):
+        axis_lengths(network, {"tgt": 30})

@@ -11,7 +11,7 @@ from torch import Tensor
 from tfm_blocks.language.spec import TARGET, Spec
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.network.cost import LENGTH, axis_lengths, multiply_adds
+from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.runs.average import mean_weights
 from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_files
 from tfm_blocks.runs.metrics import read_rows, summarise
@@ -79,7 +79,7 @@ def _corpus_scores(module: TrainingModule, references: Sequence[str]) -> Sequenc
 def _size(spec: Spec) -> dict[str, Any]:
     """Return the parameters, and the multiply-adds of a row with the returned sequence lengths, as in `tfm show`."""
     network = network_without_values(spec)
-    lengths = axis_lengths(spec, {}, LENGTH)
+    lengths = axis_lengths(network, {})
     return {
         "parameters": sum(one.numel() for one in network.parameters()),
         "multiply_adds": sum(multiply_adds(network, lengths).values()),

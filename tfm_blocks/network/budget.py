@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import count_parameters, network_without_values
-from tfm_blocks.network.cost import LENGTH, axis_lengths, decoding_state, multiply_adds
+from tfm_blocks.network.cost import axis_lengths, decoding_state, multiply_adds
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,13 @@ class Budget:
 
 
 def _multiply_adds(spec: Spec) -> int:
-    return sum(multiply_adds(network_without_values(spec), axis_lengths(spec, {}, LENGTH)).values())
+    network = network_without_values(spec)
+    return sum(multiply_adds(network, axis_lengths(network, {})).values())
 
 
 def _decoding_state(spec: Spec) -> int:
-    return decoding_state(network_without_values(spec), axis_lengths(spec, {}, LENGTH))
+    network = network_without_values(spec)
+    return decoding_state(network, axis_lengths(network, {}))
 
 
 BUDGETS = {

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tfm_blocks.language.spec import TARGET, Axis, Input, Spec
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.language.spec import TARGET, Axis, Input
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.incremental import start
 from tfm_blocks.network.trace import node_kind
@@ -68,10 +69,22 @@ def _inputs(inputs: Iterable[Input], lengths: Mapping[str, int]) -> dict[str, Te
     }
 
 
-def axis_lengths(spec: Spec, requested: Mapping[str, int], default: int) -> dict[str, int]:
-    """Return the length of each sequence axis, from the lengths requested by input name."""
+def axis_lengths(network: Network, requested: Mapping[str, int]) -> dict[str, int]:
+    """Return the length of each sequence axis, from the lengths requested by input name.
+
+    The default is LENGTH, or the maximum of the model if it is less. Raises ConfigError for a length above the maximum.
+    """
     lengths: dict[str, int] = {}
-    for input in spec.inputs:
+    for input in network.spec.inputs:
         for axis in input.sequences:
-            lengths[axis.name] = max(lengths.get(axis.name, 0), requested.get(input.name, 0)) or default
-    return lengths
+            lengths[axis.name] = max(lengths.get(axis.name, 0), requested.get(input.name, 0))
+    return {axis: _length(network, axis, length) for axis, length in lengths.items()}
+
+
+def _length(network: Network, axis: str, requested: int) -> int:
+    inputs = [input.name for input in network.spec.inputs if axis in {each.name for each in input.sequences}]
+    most = min((network.longest(name) for name in inputs), key=lambda bound: bound.tokens)
+    if most.node and requested > most.tokens:
+        rule = f"has {most.tokens} positions, but {inputs[0]} has {requested}"
+        raise ConfigError(Problem(most.node.address, rule, help=f"measure at most {most.tokens}"))
+    return requested or int(min(LENGTH, most.tokens))

@@ -12,7 +12,7 @@ from tfm_blocks.language.outline import Outline
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.network.cost import LENGTH, axis_lengths, decoding_state, multiply_adds
+from tfm_blocks.network.cost import axis_lengths, decoding_state, multiply_adds
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.screen import print_line, print_table
@@ -40,7 +40,7 @@ class ModelDifference:
 def compare_models(names: tuple[str, str], a: Spec, b: Spec, requested: Mapping[str, int]) -> ModelDifference:
     """Compare two checked models. `requested` are the numbers of tokens of inputs by name, 32 for the others."""
     networks = network_without_values(a), network_without_values(b)
-    lengths = axis_lengths(a, requested, LENGTH), axis_lengths(b, requested, LENGTH)
+    lengths = axis_lengths(networks[0], requested), axis_lengths(networks[1], requested)
     ours, theirs = map(_costs, networks, lengths)
     costs = {name: (ours[name], theirs[name]) for name in ours}
     return ModelDifference(names, find_changes(a, b, REGISTRY), lengths, costs, _match(*networks))

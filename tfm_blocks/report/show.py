@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec, Step, format_shape
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.network.cost import LENGTH, axis_lengths, multiply_adds
+from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.network.graph import Network
 from tfm_blocks.report.complexity import complexity, complexity_table
 from tfm_blocks.report.screen import print_table, screen
@@ -50,7 +50,7 @@ class ModelSize:
 def measure(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> ModelSize:
     """Measure a model. `lengths` are the numbers of tokens of inputs by name, from which the cost is computed."""
     network = network_without_values(spec)
-    sizes = axis_lengths(spec, lengths, LENGTH)
+    sizes = axis_lengths(network, lengths)
     costs, rows = multiply_adds(network, sizes), []
     for node in spec.nodes:
         place = sources.place(node.path)
