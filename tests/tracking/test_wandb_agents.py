@@ -40,7 +40,7 @@ def test_the_command_of_an_agent_is_one_that_train_py_takes_as_it_stands() -> No
 def test_models_of_ones_own_are_found_by_the_agent(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\nheads: 2\n")
-    told = yaml.safe_load(sweep_file(["model=glob(mi*)", "heads=2,4"], tmp_path, "bayes", "val/bleu", "p"))
+    told = yaml.safe_load(sweep_file(["model=glob(min*)", "heads=2,4"], tmp_path, "bayes", "val/bleu", "p"))
     assert told["parameters"]["model"] == {"value": "mine"}
     assert told["command"][3:] == ["--config-dir", str(tmp_path), "${args_no_hyphens}"]
     assert (told["method"], told["metric"]["goal"]) == ("bayes", "maximize")
