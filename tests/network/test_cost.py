@@ -5,9 +5,9 @@ import torch
 
 from tests.network.examples import SHIPPED, build, name
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.build import check_model, network_without_values
-from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.cost import axis_lengths, decoding_state
 from tfm_blocks.network.incremental import start, step
 
