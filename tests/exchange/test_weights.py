@@ -4,11 +4,11 @@ import pytest
 import torch
 import yaml
 
-from tfm_blocks.exchange.weights import Conversion, read_rows
+from tfm_blocks.exchange.weights import Conversion, read_weight_table
 
 
 def conversion(text, sizes=None, front=()):
-    return Conversion(read_rows(yaml.safe_load(text)), sizes or {}, front)
+    return Conversion(read_weight_table(yaml.safe_load(text)), sizes or {}, front)
 
 
 def test_names_with_alternatives_are_stacked_in_their_order():

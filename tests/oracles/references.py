@@ -68,7 +68,7 @@ from transformers import (
 
 import tfm_blocks as tfm
 from tfm_blocks.exchange.family import families
-from tfm_blocks.exchange.weights import Conversion, Row, read_rows
+from tfm_blocks.exchange.weights import Conversion, Row, read_weight_table
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.model import expect_weights, fill, weights_of
 from tfm_blocks.translation.search import BOS, EOS, PAD
@@ -211,7 +211,7 @@ def rows_of(name: str) -> Sequence[Row]:
     """The table of this name: that of a published family, or else the file beside this one."""
     path = HERE / "weights" / f"{name}.yaml"
     family = {"t5": "t5_v1"}.get(name, name)
-    return read_rows(yaml.safe_load(path.read_text("utf-8"))) if path.is_file() else families()[family].weights
+    return read_weight_table(yaml.safe_load(path.read_text("utf-8"))) if path.is_file() else families()[family].weights
 
 
 @cache

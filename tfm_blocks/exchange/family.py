@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from tfm_blocks.exchange.weights import Row, read_rows
+from tfm_blocks.exchange.weights import Row, read_weight_table
 from tfm_blocks.registry.expression import evaluate
 
 MISSING = object()
@@ -136,7 +136,7 @@ def _read(name: str, text: str) -> Family:
         content.get("fixed", {}),
         frozenset(content.get("unused", ())),
         content.get("output", {}),
-        read_rows(content["weights"]),
+        read_weight_table(content["weights"]),
     )
 
 

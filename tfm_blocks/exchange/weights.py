@@ -56,7 +56,7 @@ class Row(NamedTuple):
         return ["".join(chosen) for chosen in product(*choices)]
 
 
-def read_rows(table: Mapping[str, Any]) -> list[Row]:
+def read_weight_table(table: Mapping[str, Any]) -> list[Row]:
     """Return the rows of a table. Raises ValueError for an unknown operation."""
     rows = []
     for theirs, value in table.items():
