@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import tfm_blocks as tfm
-from tests.oracles.references import HERE, SIZES, put, scatter
+from tests.oracles.references import SIZES, put, rows_of, scatter
 from tests.oracles.test_hugging_face import far_apart, ids
-from tests.oracles.weight_map import read_table, translate
+from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.runs.model import weights_of
 from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
 
@@ -47,7 +47,7 @@ def both(model, dtype=torch.float32):
 
 
 def translated(model, tensors):
-    return translate(read_table(HERE / "weights" / f"{TABLES[model]}.yaml"), tensors, SIZES)
+    return Conversion(rows_of(TABLES[model]), SIZES).present(tensors).to_ours(tensors)[0]
 
 
 @models

@@ -16,7 +16,7 @@ from tfm_blocks.network.budget import Budget
 from tfm_blocks.network.build import check_model, read_model
 
 GROWTH = 256  # largest factor by which a knob grows
-TRIES = 64  # neighbouring values that are tried if the check refuses a value
+TRIES = 128  # neighbouring values that are tried if the check refuses a value
 SECANTS = 12  # steps after which the search halves its interval
 PLATEAU = 2  # steps without growth after which the search gives up
 CLOSE = 0.1  # fraction of the allowed difference at which no further knob is adjusted
