@@ -106,7 +106,7 @@ def test_the_commands_import_and_export(tmp_path, capsys):
     publish("gpt2", tmp_path / "theirs")
     main(["import", str(tmp_path / "theirs"), "-o", str(tmp_path / "run")])
     assert (
-        f"model=gpt2 d_model=16 d_ff=28 heads=4 layers=2 max_length=20 first=2 init_from={tmp_path / 'run'}"
+        f"model=gpt2 d_model=16 d_ff=28 heads=4 layers=2 max_length=20 first_id=2 init_from={tmp_path / 'run'}"
         in capsys.readouterr().out
     )
     main(["export", str(tmp_path / "run"), "--to", "huggingface", "-o", str(tmp_path / "back")])

@@ -21,7 +21,7 @@ def test_sizes_are_at_least_one(knob):
 
 
 def test_a_vocabulary_has_a_row():
-    assert "(vocab > first), but vocab = 0" in problems(["vocab=0"])[0].rule
+    assert "(vocab > first_id), but vocab = 0" in problems(["vocab=0"])[0].rule
 
 
 def test_a_shape_clash_in_a_residual_names_both_shapes():

@@ -18,8 +18,8 @@ from tfm_blocks.registry.blocks import block
     source="Vaswani et al. 2017, section 3.4",
     tieable="weight",
     where={
-        "vocab > first": "a row is needed for the ids from first on",
-        "first >= 0": "ids are counted from 0",
+        "vocab > first_id": "a row is needed for the ids from first_id on",
+        "first_id >= 0": "ids are counted from 0",
         "d_model >= 1": "the width is at least 1",
         "scale > 0": "a vector keeps its direction",
     },
@@ -27,24 +27,24 @@ from tfm_blocks.registry.blocks import block
 class Embedding(nn.Module):
     """E[x] · scale: ids_BN -> x_BND. `scale` defaults to √d_model.
 
-    The ids below `first` have no row and read the row of the id `first`. With `first: 1` padding has no row; with
-    `first: 2` the begin of a sequence also reads the row of its end, as in GPT-2.
+    The ids below `first_id` have no row and read the row of the id `first_id`. With `first_id: 1` padding has no row;
+    with `first_id: 2` the begin of a sequence also reads the row of its end, as in GPT-2.
 
     Also known as: token embedding, lookup table.
     Use: the first node of an input of ids.
     """
 
-    def __init__(self, *, vocab: int, d_model: int, scale: float | None = None, first: int = 0) -> None:
+    def __init__(self, *, vocab: int, d_model: int, scale: float | None = None, first_id: int = 0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab - first, d_model))
-        self.first = first
+        self.weight = nn.Parameter(torch.empty(vocab - first_id, d_model))
+        self.first_id = first_id
         self.scale = math.sqrt(d_model) if scale is None else scale
 
     def initialise(self, name: str, generator: Generator) -> None:
         normal_(self.weight, self.weight.shape[1], generator)
 
     def forward(self, x_BN: Tensor) -> Tensor:
-        rows_BN = (x_BN - self.first).clamp(min=0) if self.first else x_BN
+        rows_BN = (x_BN - self.first_id).clamp(min=0) if self.first_id else x_BN
         return F.embedding(rows_BN, self.weight) * self.scale
 
 
@@ -54,27 +54,27 @@ class Embedding(nn.Module):
     source="Vaswani et al. 2017, section 3.4",
     tieable="weight",
     where={
-        "vocab > first": "a row is needed for the ids from first on",
-        "first >= 0": "ids are counted from 0",
+        "vocab > first_id": "a row is needed for the ids from first_id on",
+        "first_id >= 0": "ids are counted from 0",
     },
 )
 class Unembed(Linear):
     """x W^T: x_BND -> logits_BNV. With `tie`, W is the embedding's matrix; `out_bias` adds a bias for each token.
 
-    The ids below `first` have no row in W, and their logits are -inf.
+    The ids below `first_id` have no row in W, and their logits are -inf.
 
     Also known as: LM head, output projection, classifier.
     Use: the last node; `tie` shares the matrix of the embedding.
     Cost: d · vocab multiply-adds for each position.
     """
 
-    def __init__(self, D: int, *, vocab: int, out_bias: bool = False, first: int = 0) -> None:
-        super().__init__(D, vocab - first, bias=out_bias)
-        self.first = first
+    def __init__(self, D: int, *, vocab: int, out_bias: bool = False, first_id: int = 0) -> None:
+        super().__init__(D, vocab - first_id, bias=out_bias)
+        self.first_id = first_id
 
     def forward(self, x_BND: Tensor) -> Tensor:
         logits_BNV = super().forward(x_BND)
-        return F.pad(logits_BNV, (self.first, 0), value=-math.inf) if self.first else logits_BNV
+        return F.pad(logits_BNV, (self.first_id, 0), value=-math.inf) if self.first_id else logits_BNV
 
 
 @block(

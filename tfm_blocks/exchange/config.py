@@ -29,7 +29,7 @@ class Published:
 
     def compose(self) -> Composed:
         """Return our model with the knobs. Raises ConfigError."""
-        vocabulary = {"vocab": self.vocabulary.size_here, "first": self.vocabulary.first}
+        vocabulary = {"vocab": self.vocabulary.size_here, "first_id": self.vocabulary.first}
         return compose_model(self.family.model).with_values({**self.knobs, **vocabulary})
 
 

@@ -103,7 +103,7 @@ class Network(nn.ModuleDict):
     @cached_property
     def first_predicted(self) -> int:
         """Return the first id that has a logit; the logits of the ids before it are -inf."""
-        return next((call.block.first for call in self.head_calls if isinstance(call.block, Unembed)), 0)
+        return next((call.block.first_id for call in self.head_calls if isinstance(call.block, Unembed)), 0)
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the head uses, tied ones included."""

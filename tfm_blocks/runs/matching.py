@@ -42,7 +42,7 @@ def match_weights(network: Network, vocab: int, saved: Shapes, saved_vocab: int)
 def _vocabulary_tables(network: Network, vocab: int) -> set[str]:
     """Return the addresses of weights with a row for each subword: those of blocks that can be tied."""
     rows = {
-        f"{node.owner}.block.": (vocab - node.arguments.get("first", 0),)
+        f"{node.owner}.block.": (vocab - node.arguments.get("first_id", 0),)
         for node in network.spec.nodes
         if node.block and REGISTRY.blocks[node.block].tieable
     }

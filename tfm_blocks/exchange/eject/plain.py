@@ -43,7 +43,7 @@ FORWARDS = (Linear.forward, LayerNorm.forward, RMSNorm.forward)  # the same as t
 
 def is_leaf(module: nn.Module) -> bool:
     """Return True if the module computes the same as a layer of torch."""
-    plain = isinstance(module, Unembed) and type(module).forward is Unembed.forward and not module.first
+    plain = isinstance(module, Unembed) and type(module).forward is Unembed.forward and not module.first_id
     return plain or type(module).forward in FORWARDS or type(module).__module__.startswith("torch.nn.modules")
 
 
