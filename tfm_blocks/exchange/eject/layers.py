@@ -15,7 +15,7 @@ from tfm_blocks.exchange.eject.modules import render
 from tfm_blocks.exchange.eject.scopes import CallScope, LayerStack, outputs_of
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.tree import scope_tree
-from tfm_blocks.exchange.eject.values import Code, name, parse
+from tfm_blocks.exchange.eject.values import CannotEjectError, Code, name, parse
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,9 @@ def layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
     if scope.address not in context.layers:
         context.layers[scope.address] = _layer_class(context, scope)
     written: LayerClass = context.layers[scope.address]
+    if context.shared.setdefault(scope.home, written.name) != written.name:
+        with context.refusing(scope.calls[0].node):
+            raise CannotEjectError("a layer that is used several times reads different inputs in its uses")
     return written
 
 
