@@ -53,7 +53,7 @@ class EjectContext:
     classes: Classes = field(default_factory=Classes)
     blocks: dict[str, Any] = field(default_factory=dict)  # classes of blocks, by address
     layers: dict[str, Any] = field(default_factory=dict)  # classes of layers, by address
-    shared: dict[str, str] = field(default_factory=dict)  # names of these classes, by the address of the modules
+    shared: dict[str, Any] = field(default_factory=dict)  # parameters of their methods, by the address of the modules
     norms: dict[int, str] = field(default_factory=dict)  # classes of norms in add & norm, by their identity
 
     @contextmanager

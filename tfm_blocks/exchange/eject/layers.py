@@ -81,7 +81,8 @@ def layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
     if scope.address not in context.layers:
         context.layers[scope.address] = _layer_class(context, scope)
     written: LayerClass = context.layers[scope.address]
-    if context.shared.setdefault(scope.home, written.name) != written.name:
+    parameters = {mode: list(method.parameters) for mode, method in written.methods.items()}
+    if context.shared.setdefault(scope.home, parameters) != parameters:
         with context.refusing(scope.calls[0].node):
             raise CannotEjectError("a layer that is used several times reads different inputs in its uses")
     return written
