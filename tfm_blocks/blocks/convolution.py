@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import SlidingKernel, apply_order, reading_order, restore_order
+from tfm_blocks.layers.recurrence import SlidingKernel, apply_order, convolve_channels, reading_order, restore_order
 from tfm_blocks.registry.blocks import block
 
 
@@ -96,11 +96,10 @@ class DepthwiseConvolution(SlidingKernel):
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
         x_BTD = x_BTD.masked_fill(~keep_BT[:, :, None], 0)
-        if self.before == self.after:  # padding inside conv1d avoids a copy
+        if self.before == self.after:  # padding inside the convolution avoids a copy
             return self.slide(x_BTD, padding=self.before)
         return self.slide(F.pad(x_BTD, (0, 0, self.before, self.after)))
 
     def slide(self, x_BLD: Tensor, padding: int = 0) -> Tensor:
         """Return the outputs where the whole kernel fits, with `padding` zeros added at both ends: x_BLD -> x_BTD."""
-        x_BDL = x_BLD.transpose(1, 2)
-        return F.conv1d(x_BDL, self.weight, self.bias, padding=padding, groups=len(self.weight)).transpose(1, 2)
+        return convolve_channels(x_BLD, self.weight[:, 0], self.bias, padding)

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from tfm_blocks.layers.dot_product import merge_heads, split_heads
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import Recurrence, RecurrentState, continue_from
+from tfm_blocks.layers.recurrence import Recurrence, RecurrentState, continue_from, convolve_channels
 from tfm_blocks.registry.blocks import block
 
-CHUNK = 64  # positions computed in parallel; the memory is carried from chunk to chunk
+CHUNK = 64  # the most positions computed in parallel; the memory is carried from chunk to chunk
 
 
 class Decay(NamedTuple):
@@ -44,13 +44,14 @@ def decay(log_rate_C: Tensor) -> Decay:
 def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:
     """Apply `read(memory_BHKV, *chunk)` to each chunk in turn; return the outputs of all positions and the last memory.
 
-    The tensors have their positions on the third axis, such as q_BHTK. Autocast is off: products with a float32 memory
-    are float32.
+    The tensors have their positions on the third axis, such as q_BHTK. A chunk has at most 2 · K positions: the
+    products between positions then cost about as much as those with the memory. Autocast is off: products with a
+    float32 memory are float32.
     """
-    outputs = []
+    outputs, size = [], min(CHUNK, 2 * memory_BHKV.shape[2])
     device = "cpu" if memory_BHKV.is_meta else memory_BHKV.device.type  # the meta device has no autocast
     with torch.autocast(device, enabled=False):
-        for chunk in zip(*(torch.split(x, CHUNK, 2) for x in x_BHT), strict=True):
+        for chunk in zip(*(torch.split(x, size, 2) for x in x_BHT), strict=True):
             y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
             outputs.append(y_BHCV)
     return torch.cat(outputs, 2), memory_BHKV
@@ -199,7 +200,7 @@ class GatedDeltaRule(Recurrence):
     def _mix_near(self, x_BTD: Tensor, past_BND: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the depthwise convolution and silu; also return the inputs that the next positions read."""
         x_BND, past_BND = continue_from(past_BND, x_BTD)
-        return F.silu(F.conv1d(x_BND.mT, self.near[:, None], groups=len(self.near)).mT), past_BND
+        return F.silu(convolve_channels(x_BND, self.near)), past_BND
 
     def _rates(self, x_BTD: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return β and log α of each head at each position, both BHT."""

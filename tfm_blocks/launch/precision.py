@@ -34,6 +34,7 @@ PRECISIONS = ("fp32", "bf16")
 PRODUCTS = {
     F.linear: F.linear,
     F.conv1d: F.conv1d,
+    F.conv2d: F.conv2d,
     F.scaled_dot_product_attention: lambda q, k, v, mask=None, dropout=0.0, causal=False, scale=None: (
         dot_product_attention(q, k, v, mask, dropout=dropout, causal=causal, beta=scale)
     ),

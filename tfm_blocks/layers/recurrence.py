@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tfm_blocks.layers.state import CacheShape, State
 
@@ -65,6 +66,16 @@ def continue_from(past_RLD: Tensor, x_RND: Tensor) -> tuple[Tensor, Tensor]:
     """Concatenate the last L inputs and the next N: x_R(L+N)D. The second output is the new last L inputs."""
     x_RMD = torch.cat((past_RLD.to(x_RND.dtype), x_RND), 1)
     return x_RMD, x_RMD[:, x_RND.shape[1] :]
+
+
+def convolve_channels(x_BLD: Tensor, weight_DK: Tensor, bias_D: Tensor | None = None, padding: int = 0) -> Tensor:
+    """Convolve each channel with its own kernel of K positions: x_BLD -> y_BTD, with T = L - K + 1 + 2 · `padding`.
+
+    `padding` zeros are added at both ends. The product is a conv2d of height 1: on CPUs, the backward pass of a
+    depthwise conv1d takes four times as long.
+    """
+    x_BD1L, weight_D11K = x_BLD.mT[:, :, None], weight_DK[:, None, None]
+    return F.conv2d(x_BD1L, weight_D11K, bias_D, padding=(0, padding), groups=len(weight_DK))[:, :, 0].mT
 
 
 class SlidingKernel(Recurrence):
