@@ -60,7 +60,7 @@ def train(
 ) -> Run:
     """Train a run in a new folder below runs/, or resume one with `resume=FOLDER`.
 
-    The config is that of `tfm train`, and the same config gives the same weights. Handlers of signals, Hydra's state,
+    The config is the same as in `tfm train`, and so are the weights. Handlers of signals, Hydra's state,
     logging levels, warning filters and random generators are restored before the function returns or raises.
 
     Args:

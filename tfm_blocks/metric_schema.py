@@ -90,7 +90,7 @@ TRAIN_KEYS = (
         chart=True,
     ),
     Key("train/perplexity", "e^(nats per target token), not smoothed; mean since the previous row", "min"),
-    Key(TOKENS, "target tokens read so far, with those of skipped steps; in every row", "max"),
+    Key(TOKENS, "target tokens read so far, skipped steps included; in every row", "max"),
     Key(SECONDS, "seconds of training so far, with validations and the time before a resume; in every row", "max"),
     Key("train/lr", "learning rate of the last step", progress="lr {:.2e}", chart=True),
     Key("train/gradient_norm", "L2 norm before clipping, of the last step that was not skipped"),
@@ -242,7 +242,7 @@ def _expand(name: str, nodes: Sequence[str], groups: Sequence[str]) -> Iterator[
 
 
 def find_key(name: str) -> Key:
-    """Return the key of a logged name. Raises KeyError if the table has none."""
+    """Return the key of a logged name. Raises KeyError if the table lacks it."""
     for key in METRIC_KEYS:
         head, brace, _ = key.name.partition("{")
         if name == key.name or (brace and name.startswith(head)):

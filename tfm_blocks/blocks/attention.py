@@ -196,7 +196,7 @@ class DifferentialAttention(SelfAttention):
     Each head has two attention maps of width K = D / 2H; the second cancels noise common to both. v has width 2K. The
     value projection has 2H parts of width K; the value of head h concatenates the parts h and H + h.
     λ = exp(a·b) - exp(c·d) + s with s = `lambda_start` and vectors initialised from N(0, 0.1²). The reported attention
-    weights are those of 2H maps: first the first map of every head, then the second.
+    weights belong to 2H maps: first the first map of every head, then the second.
 
     Also known as: Differential Transformer, DIFF attention.
     Use: heads that subtract common noise.

@@ -19,7 +19,7 @@ CHUNK = 64  # the most positions computed in parallel; the memory is carried fro
 
 
 class Decay(NamedTuple):
-    """Fractions of the memory that remain, for C positions of a chunk; leading axes are those of the rates.
+    """Fractions of the memory that remain, for C positions of a chunk; leading axes equal the rates'.
 
     `between`_CC: from a position (column) to itself or a later one (row), else 0; `since_start`_C1: from before the
     chunk to each position; `until_end`_C1: from each position to the last; `whole`_11: from before the chunk to the

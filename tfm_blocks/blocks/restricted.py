@@ -33,7 +33,7 @@ class RestrictedAttention(SelfAttention):
     """Self-attention to `r` neighbours, the position itself included: x_BTD -> x_BTD, cost O(n·r·d).
 
     r // 2 neighbours lie before and (r - 1) // 2 after; with `mask: causal` all r - 1 lie before. Parameters and other
-    arguments are those of `attention`, so weights are interchangeable.
+    arguments are the same as in `attention`, so weights are interchangeable.
 
     Also known as: sliding-window attention, local attention, windowed attention.
     Use: long sequences; layers of Gemma 2 and 3 and Mistral, with `mask: causal`.

@@ -32,7 +32,7 @@ def add_commands(commands: options.Commands) -> None:
     push.set_defaults(run=_push)
     for one in (render, push):
         one.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
-        one.add_argument("--entity", default="", help="team (default: that of the API key)")
+        one.add_argument("--entity", default="", help="team (default: the API key's)")
     for one in (check, render, push):
         options.add_config_dir(one, "dashboard")
     _add_sweep(actions)

@@ -83,17 +83,17 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
     if arguments.against and arguments.against.resolve() == arguments.folder.resolve():
         rule = f"must be another run than {arguments.folder}, or there is nothing to compare"
         raise ConfigError(Problem("--against", rule, help="leave it out"))
-    asked = metrics(arguments.bleu, tokenised=arguments.tokenised)
+    scorers = metrics(arguments.bleu, tokenised=arguments.tokenised)
     rows = list(zip(*columns, strict=True))
     outputs = _outputs(arguments, arguments.folder, rows, search)
     if arguments.against:
         from tfm_blocks.scoring.paired_test import compare
 
         baseline = _outputs(arguments, arguments.against, rows, search)
-        before, after = compare(baseline, outputs, references, asked)
+        before, after = compare(baseline, outputs, references, scorers)
         systems = {str(arguments.against): before, str(arguments.folder): after}
     else:
-        systems = {str(arguments.folder): score(outputs, references, asked)}
+        systems = {str(arguments.folder): score(outputs, references, scorers)}
     (print_scores_json if arguments.json else show_scores)(systems, len(rows))
 
 

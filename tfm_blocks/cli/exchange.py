@@ -14,7 +14,7 @@ def add_commands(commands: options.Commands) -> None:
     command = options.add_command(commands, "import", _import, "import a published model as a run", what)
     command.add_argument("folder", type=Path, metavar="FOLDER", help="a folder as transformers saves it")
     _add_output(command, "RUN", "the new run folder")
-    what = "write a run as a folder that transformers loads, if its graph is that of a published family"
+    what = "write a run as a folder that transformers loads, if it has the graph of a published family"
     command = options.add_command(commands, "export", _export, "write a run for another library", what)
     options.add_run(command)
     command.add_argument("--to", required=True, choices=("huggingface",), help="the library")

@@ -63,7 +63,7 @@ def _above(lines: list[str], line: int) -> tuple[str, ...]:
 
 
 def merge_comments(below: Mapping[KeyPath, Comment], over: Mapping[KeyPath, Comment]) -> dict[KeyPath, Comment]:
-    """Merge the comments of a file over those of its parents, which stay if the file has none for a key."""
+    """Merge the comments of a file over its parents' comments, which stay for keys without a comment in the file."""
     silent = Comment()
     return {
         path: Comment(

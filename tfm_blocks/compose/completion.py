@@ -101,7 +101,7 @@ def read_definitions() -> JsonSchema:
 
 
 def list_blocks() -> list[str]:
-    """Return all blocks except those of plug-ins, which would have to be imported."""
+    """Return all blocks except plug-ins, which would have to be imported."""
     return [name.removeprefix(BLOCK) for name in read_definitions() if name.startswith(BLOCK)]
 
 

@@ -193,7 +193,7 @@ def parse_parts(texts: Sequence[str], config_dir: Path | None) -> list[OpenKey]:
 
 
 def overrides_of_reference(overrides: Sequence[str], like: Mapping[str, Any], config_dir: Path | None) -> list[str]:
-    """Return a job's overrides with those of its reference, without knobs that the model of the reference lacks."""
+    """Return the overrides of a job and of its reference, without knobs that the model of the reference lacks."""
     typed = {override_key(text): text for text in overrides}
     typed |= {key: f"{key}={value}" for key, value in like.items()}
     if "model" not in like:

@@ -59,7 +59,7 @@ def find_published(spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary
             if _is_model(published, spec):
                 return published
     known = ", ".join(sorted({family.model for family in families().values()}))
-    rule = "the graph of its model is not that of a published family, so no config.json describes it"
+    rule = "its graph is not the graph of a published family, so no config.json describes it"
     raise RunError(Problem(where, rule, help=f"the families are the models {known}"))
 
 

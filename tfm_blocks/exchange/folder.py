@@ -37,7 +37,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class PublishedFolder:
-    """A folder whose weights were found; `tensors` are those of all its files by name."""
+    """A folder whose weights were found; `tensors` has the tensors of all its files by name."""
 
     path: Path
     tensors: Mapping[str, StoredTensor]

@@ -13,7 +13,7 @@ class PublishedFile(JsonFile):
     """The content of published.json.
 
     texts: small JSON files of the folder by name, config.json among them. tensors: the file and the type of each
-    tensor. metadata: that of each file of weights.
+    tensor. metadata: of each file of weights.
     """
 
     FILE = "published.json"

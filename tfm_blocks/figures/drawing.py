@@ -14,7 +14,7 @@ Fold = Literal["none", "layers", "stacks"]  # what is drawn once: nothing, alike
 
 @dataclass(eq=False)
 class Box:
-    """A box of a node. `addresses` are the nodes that it stands for; empty for labels, such as that of the output.
+    """A box of a node. `addresses` are the nodes that it stands for; empty for labels, such as the output's.
 
     `glyph` is the form: a labelled box, a circled plus, a circled plus with a wave beside it, or text without a border.
     `title` and `notes` are lines of large and small text, and `output` is the text on the arrow that leaves the box.
@@ -107,8 +107,8 @@ class Frame:
 class Arrow:
     """An arrow from the top of a box. It ends below a box, at its main port or next to it, or at its side.
 
-    Arrows with `merge` end in one line, such as those of all branches. An `early` arrow leaves its stack by the side,
-    since it starts at a layer before the last. An arrow with two `heads` carries keys and values.
+    Arrows with `merge`, such as the arrows of all branches, end in one line. An `early` arrow leaves its stack
+    by the side, since it starts at a layer before the last. An arrow with two `heads` carries keys and values.
     """
 
     source: Box

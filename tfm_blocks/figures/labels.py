@@ -52,7 +52,7 @@ class InputWords:
 
 
 def input_words(inputs: Sequence[Input]) -> dict[str, InputWords]:
-    """Return the words for each input: those of Vaswani et al. 2017, or tokens for a decoder without an encoder."""
+    """Return the words for each input: as in Vaswani et al. 2017, or tokens for a decoder without an encoder."""
     words = {one.name: InputWords((one.name,)) for one in inputs}
     words |= {"src": InputWords(("Inputs",)), TARGET: InputWords(("Outputs", "(shifted right)"), "Output")}
     if [one.name for one in inputs] == [TARGET]:

@@ -94,7 +94,7 @@ def _node_facts(node: Node, layer: Layer) -> list[set[Form]]:
 
 
 def _owns(node: Node, layer: Layer) -> bool:
-    """Return True if the node has its own weights, or those of the same node in the first layer."""
+    """Return True if the node has its own weights, or shares the weights of the same node in the first layer."""
     return (
         node.owner == node.address
         or node.owner == f"{layer.address.rpartition('.')[0]}.0" + (node.address[len(layer.address) :])

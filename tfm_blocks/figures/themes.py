@@ -13,7 +13,7 @@ Mark = Literal["added", "removed", "changed"]
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours as #rrggbb. `fills` are those of boxes by kind; the others have the colour of the background."""
+    """Colours as #rrggbb. `fills` maps kinds of boxes to colours; other boxes have the colour of the background."""
 
     background: str
     ink: str

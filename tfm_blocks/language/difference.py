@@ -55,7 +55,7 @@ class Change:
 
     @property
     def where(self) -> str:
-        """Return the nodes in B, or in A if B has none."""
+        """Return the nodes in B, or in A if B lacks them."""
         return self.new.text or self.old.text
 
     def mirrored(self) -> Change:

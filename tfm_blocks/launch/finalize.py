@@ -70,7 +70,7 @@ def finish(
 
 
 def _corpus_scores(module: TrainingModule, references: Sequence[str]) -> Sequence[Score]:
-    """Return sacreBLEU's scores of the translations; answers to a probe task have none."""
+    """Return sacreBLEU's scores of the translations; empty for answers to a probe task."""
     if not module.scorer.outputs or module.settings.data.kind == "probe":
         return ()
     return score(module.scorer.outputs, references, metrics(module.settings.trainer.bleu, tokenised=False))

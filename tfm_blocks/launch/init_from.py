@@ -34,7 +34,7 @@ class InitReport:
 
 
 def find_weights(run: Path) -> Path:
-    """Return the file of a run's final weights, or of its last validation if it has none. Raises RunError."""
+    """Return the file of a run's final weights, or of its last validation if training did not end. Raises RunError."""
     expect_folder(run)
     return run / WEIGHTS if (run / WEIGHTS).is_file() else kept_weights(run, "last")
 

@@ -26,7 +26,7 @@ _passed: set[Hashable] = set()  # kinds of nodes that this process has traced wi
 def trace(spec: Spec, sources: Sources) -> list[Problem]:
     """Return the problems of the nodes' modules. No memory is allocated.
 
-    Identical nodes run once, also those of further models, such as the jobs of a sweep, unless they have a problem.
+    Identical nodes run once, also across models, such as the jobs of a sweep, unless they have a problem.
     """
     shapes = {input.name: input.shape for input in spec.inputs} | {node.address: node.shape for node in spec.nodes}
     ids = {input.name for input in spec.inputs if input.tokens}

@@ -110,7 +110,7 @@ class NoisyRecall(InContextRecall):
 
 def _one_present(rng: np.random.Generator, keys: Ids, count: int) -> Ids:
     """Draw a key uniformly from the different keys of each row; -1 is not a key."""
-    present = np.zeros((len(keys), count + 1), np.bool_)  # the last column is that of -1
+    present = np.zeros((len(keys), count + 1), np.bool_)  # the last column belongs to -1
     np.put_along_axis(present, keys, True, axis=1)
     drawn: Ids = np.where(present[:, :count], rng.random((len(keys), count)), -1).argmax(axis=1)
     return drawn

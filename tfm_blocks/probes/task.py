@@ -39,7 +39,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class ProbeTask(ABC):
-    """A probe task. The fields of a subclass are its settings; their defaults are those of the paper.
+    """A probe task. The fields of a subclass are its settings; their defaults are the paper's.
 
     Subclasses document their settings and refuse invalid ones with a ConfigError whose address is `data.SETTING`.
     """

@@ -185,7 +185,7 @@ def _by(runs: Sequence[RunRecord], of: Callable[[RunRecord], str]) -> dict[str, 
 
 
 def _unlike(runs: Sequence[RunRecord], what: str, of: Callable[[RunRecord], str], so: str) -> Iterator[str]:
-    """Yield a sentence for each set of runs whose value differs from that of most runs."""
+    """Yield a sentence for each set of runs whose value differs from the most frequent one."""
     kinds = _by([run for run in runs if of(run)], of).values()
     most = max(kinds, key=len, default=[])
     for other in kinds:
@@ -205,8 +205,8 @@ def _unlike_tokens(runs: Sequence[RunRecord]) -> Iterator[str]:
 def _unlike_torch(runs: Sequence[RunRecord]) -> Iterator[str]:
     kinds = _by([run for run in runs if run.torch], lambda run: run.torch)
     if len(kinds) > 1:
-        told = "; ".join(f"{_names(those)} by {version}" for version, those in kinds.items())
-        yield f"trained by several versions of torch, in which the same seed may give other weights: {told}"
+        versions_text = "; ".join(f"{_names(those)} by {version}" for version, those in kinds.items())
+        yield f"trained by several versions of torch, in which the same seed may give other weights: {versions_text}"
 
 
 def _names(runs: Sequence[RunRecord]) -> str:

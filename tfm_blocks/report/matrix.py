@@ -21,7 +21,7 @@ Place = tuple[int, int]  # row and column
 
 @dataclass(frozen=True)
 class ScoreCell:
-    """The scores of a model's seeds on a task. `p` is that of the difference from the reference, corrected."""
+    """The scores of a model's seeds on a task. `p` is the corrected p-value of the difference from the reference."""
 
     group: Group
     values: Sequence[float]

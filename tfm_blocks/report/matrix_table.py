@@ -24,7 +24,7 @@ def matrix_table(matrix: Matrix) -> Table:
 
 
 def _cell(matrix: Matrix, row: int, column: int) -> Cell | None:
-    """Return the scores of a cell, or the state of its runs if they have none."""
+    """Return the scores of a cell, or the state of its runs if they lack scores."""
     cell, group = matrix.cells.get((row, column)), matrix.grid.groups.get((row, column))
     if not cell:
         return Cell(group.counted[0].state) if group else None

@@ -123,7 +123,7 @@ def _weight_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:
 
 
 def _names_text(names: Sequence[str], spec: Spec) -> str:
-    """Return the modules of weights, with those of alike layers as one; only the first ones of many."""
+    """Return the modules of weights, with alike layers as one; only the first ones of many."""
     groups: dict[str, list[str]] = defaultdict(list)
     for module in dict.fromkeys(name.rpartition(".")[0] for name in names):
         groups[pattern(module)].append(module)

@@ -34,7 +34,7 @@ def save_figures(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def _by_title(comparison: Comparison, matrix: Matrix | None) -> dict[str, list[LineChart]]:
-    """Return the line charts, those of all tasks together."""
+    """Return the line charts; each has all tasks."""
     tasks = comparison.grid.by_task()
     rates = rate_charts(comparison.grid, comparison.curves, matrix.score if matrix else None)
     titles: dict[str, list[LineChart]] = {}

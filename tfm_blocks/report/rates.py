@@ -18,7 +18,7 @@ RATES = ("schedule.peak", "schedule.scale")  # settings that set the learning ra
 class Rate:
     """The runs with one learning rate, and the best validation losses by which the rates of a curve compare.
 
-    `losses` are those of the finished runs whose seeds all rates share, or of all finished runs if the rates share no
+    `losses` belong to the finished runs whose seeds all rates share, or to all finished runs if the rates share no
     seed. A rate with a diverged run is never the best.
     """
 

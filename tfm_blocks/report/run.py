@@ -43,9 +43,9 @@ def _lines(entry: RunEntry, run: RunRecord) -> Iterator[str]:
         if name not in SHOWN_ELSEWHERE and value is not None:
             yield f"{name}: {_text(value)}"
     for change in run.start.changes:
-        told = {name: value for name, value in change.items() if name not in SHOWN_ELSEWHERE}
-        if told:
-            yield f"changed by resume {change.get('resumed', '')}: {_text(told)}"
+        facts = {name: value for name, value in change.items() if name not in SHOWN_ELSEWHERE}
+        if facts:
+            yield f"changed by resume {change.get('resumed', '')}: {_text(facts)}"
 
 
 def _row(what: str, table: Table) -> Iterator[str]:

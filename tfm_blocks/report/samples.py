@@ -39,7 +39,7 @@ class SampleOutput:
 
 @dataclass(frozen=True)
 class SampleLine:
-    """A line of the test set, numbered from 1, and the different outputs, those of many runs first."""
+    """A line of the test set, numbered from 1, and the different outputs, the most frequent first."""
 
     line: int
     source: str

@@ -15,7 +15,7 @@ MOST_MODELS = 20  # models with curves
 
 
 def choose_models(tasks: TaskGroups) -> list[str]:
-    """Return at most MOST_MODELS models, those of low validation loss, in their order."""
+    """Return the MOST_MODELS models of lowest validation loss, in their order."""
     labels = [label for groups in tasks.values() for label in groups]
     groups = [group for groups in tasks.values() for group in groups.values()]
     chosen = list(dict.fromkeys(labels[place] for place in _by_model(groups)))[:MOST_MODELS]

@@ -53,7 +53,7 @@ class RunEntry:
 
 
 def list_runs(root: Path) -> list[RunEntry]:
-    """Return all runs below `root`, with those of sweeps and their jobs without a folder, the newest change first.
+    """Return all runs below `root`, also in sweeps and for jobs without a folder, the newest change first.
 
     Raises RunError.
     """

@@ -33,7 +33,7 @@ _held: set[int] = set()  # descriptors of this process
 
 @dataclass(frozen=True)
 class Holder(JsonFile):
-    """The process that holds a folder. `start` is its start time, and `namespace` that of its pid."""
+    """The process that holds a folder. `start` is its start time, and `namespace` the namespace of its pid."""
 
     FILE = LOCK
 
@@ -192,7 +192,7 @@ def _start_of(pid: int) -> str:
 
 
 def _namespace() -> str:
-    """Return the namespace of pids: those of a container differ from those of its host."""
+    """Return the namespace of pids, which differs between a container and its host."""
     with suppress(OSError):
         return str(Path("/proc/self/ns/pid").readlink())
     return ""

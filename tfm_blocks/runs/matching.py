@@ -1,4 +1,4 @@
-"""Which weights of a model start from the weights of another model: those of equal address and shape."""
+"""Match the weights of two models by address and shape."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def match_weights(network: Network, vocab: int, saved: Shapes, saved_vocab: int)
 
 
 def _vocabulary_tables(network: Network, vocab: int) -> set[str]:
-    """Return the addresses of weights with a row for each subword: those of blocks that can be tied."""
+    """Return the addresses of weights with a row for each subword, which only blocks that can be tied have."""
     rows = {
         f"{node.owner}.block.": (vocab - node.arguments.get("first_id", 0),)
         for node in network.spec.nodes

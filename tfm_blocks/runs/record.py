@@ -43,7 +43,7 @@ class Measured:
 class RunRecord:
     """One run. Fields that its folder lacks are None or empty.
 
-    `settings` are the values of config.yaml by dotted key. `test_set` is a hash. `scores` are those of the finished
+    `settings` are the values of config.yaml by dotted key. `test_set` is a hash. `scores` belong to the finished
     model on the split `scored_on`, and `values` those without an interval, such as perplexity. `changed` is the time of
     the last change, in seconds since 1970. `translated_in` is the folder of the translations behind `scores`, if it is
     not the run folder.
@@ -125,7 +125,7 @@ def with_saved_scores(run: RunRecord, name: str) -> RunRecord:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Member]:
-    """Return the runs at or below `paths`, each once. Raises RunError if a path has none."""
+    """Return the runs at or below `paths`, each once. Raises RunError if a path has no runs."""
     runs: dict[Path, Member] = {}
     for path in paths:
         expect_folder(path)

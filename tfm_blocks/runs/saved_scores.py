@@ -22,7 +22,7 @@ class SavedScores(JsonFile):
     """The content of scores.json.
 
     test: the file of the test set, or empty for the run's own. search: the settings of the search. steps: the optimizer
-    updates of the weights. exact_match: a fraction. scores: those of sacreBLEU.
+    updates of the weights. exact_match: a fraction. scores: from sacreBLEU.
     """
 
     FILE = "scores.json"

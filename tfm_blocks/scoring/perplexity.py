@@ -23,8 +23,8 @@ DEFAULT_CONTEXT = 512
 class Perplexity:
     """The perplexity of a text, from `nll`, the sum of -log p over all tokens, eos of each line included, in nats.
 
-    Words are separated by white space, and each line end counts as a word. Bytes are those of the UTF-8 text, line ends
-    included.
+    Words are separated by white space, and each line end counts as a word. Bytes are counted in the UTF-8 text, line
+    ends included.
     """
 
     nll: float

@@ -51,17 +51,17 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
     starts.
     """
     refuse_launched_sweep(os.environ)
-    asked = read_sweep(arguments)
-    chosen = read_launcher(asked.launcher)
-    settings = read_sweep_settings(with_parallel(asked.settings, on_cluster=chosen.on_cluster))
-    jobs = _jobs(asked, settings, chosen.check)
+    request = read_sweep(arguments)
+    chosen = read_launcher(request.launcher)
+    settings = read_sweep_settings(with_parallel(request.settings, on_cluster=chosen.on_cluster))
+    jobs = _jobs(request, settings, chosen.check)
     command = shlex.join([*program, *arguments])
     launcher = chosen.open(settings.parallel, settings.timeout)
-    name = settings.name or sweep_name(asked.swept)
+    name = settings.name or sweep_name(request.swept)
     configs = [job.config for job in jobs if settings.method != "optuna"]  # a search is known by its overrides alone
-    folder = claim_sweep(ROOT, name, asked.texts, command, [*program, *job_options(arguments)], configs)
+    folder = claim_sweep(ROOT, name, request.texts, command, [*program, *job_options(arguments)], configs)
     with launcher, hold(folder.path):
-        source = _source(folder, jobs, asked, settings, chosen.check)
+        source = _source(folder, jobs, request, settings, chosen.check)
         expect_unchanged(folder, source.jobs)
         running = Sweep(folder, source, settings, launcher, start)
         queue = f", in {launcher.queue}" if launcher.queue else ""
@@ -70,34 +70,36 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
     return _print_results(running, command, number)
 
 
-def _jobs(asked: SweepRequest, settings: SweepSettings, check: Check) -> list[SweepJob]:
+def _jobs(request: SweepRequest, settings: SweepSettings, check: Check) -> list[SweepJob]:
     """Print and return all jobs; for a search by optuna, one job with the first value of each key.
 
     Raises ConfigError if any of them cannot start.
     """
-    parts = join_parts(asked.parts, settings.together)
+    parts = join_parts(request.parts, settings.together)
     if settings.method == "random":
         overrides = draw_jobs(parts, settings.trials, settings.seed)
     elif settings.method == "optuna":
         import tfm_blocks.sweep.search  # noqa: F401  raises ConfigError if optuna is missing
 
-        overrides = [choose_first_values(asked.parts)]
+        overrides = [choose_first_values(request.parts)]
     else:
         overrides = combinations(parts)
-    composer = JobComposer(asked.config_dir)
-    checked = check_jobs(overrides, composer.compose, check, _matcher(asked, composer))
+    composer = JobComposer(request.config_dir)
+    checked = check_jobs(overrides, composer.compose, check, _matcher(request, composer))
     show_jobs([(job.overrides, job.parameters, job.problems) for job in checked])
     refuse_wrong(checked)
-    return _named(checked, asked)
+    return _named(checked, request)
 
 
 def _source(
-    folder: SweepFolder, jobs: list[SweepJob], asked: SweepRequest, settings: SweepSettings, check: Check
+    folder: SweepFolder, jobs: list[SweepJob], request: SweepRequest, settings: SweepSettings, check: Check
 ) -> JobSource:
     if settings.method == "optuna":
         from tfm_blocks.sweep.search import Study
 
-        return Study(folder, asked.parts, settings, lambda number, texts: _trial(number, texts, asked, jobs[0], check))
+        return Study(
+            folder, request.parts, settings, lambda number, texts: _trial(number, texts, request, jobs[0], check)
+        )
     adopt_names(folder, jobs)
     for job in jobs:
         if state_before(folder, job) == "done":
@@ -105,23 +107,23 @@ def _source(
     return JobSource(jobs)
 
 
-def _trial(number: int, overrides: Sequence[str], asked: SweepRequest, sample: SweepJob, check: Check) -> SweepJob:
+def _trial(number: int, overrides: Sequence[str], request: SweepRequest, sample: SweepJob, check: Check) -> SweepJob:
     """Return the job of a trial. A job that cannot start takes the config of `sample` and states the reason."""
-    _expect_same_conf(sample, asked)
-    composer = JobComposer(asked.config_dir)
-    (found,) = check_jobs([overrides], composer.compose, check, _matcher(asked, composer))
+    _expect_same_conf(sample, request)
+    composer = JobComposer(request.config_dir)
+    (found,) = check_jobs([overrides], composer.compose, check, _matcher(request, composer))
     if found.checked is None:
         reason = f"{found.problems[0].address}: {found.problems[0].rule}"
         job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
     else:
-        (job,) = _named([found], asked)
-    job.name = f"{number:03}_{_names([overrides], asked)[0]}"
+        (job,) = _named([found], request)
+    job.name = f"{number:03}_{_names([overrides], request)[0]}"
     return job
 
 
-def _expect_same_conf(sample: SweepJob, asked: SweepRequest) -> None:
+def _expect_same_conf(sample: SweepJob, request: SweepRequest) -> None:
     """Raise ConfigError if files of conf/ changed the config of the sample since the search started."""
-    if replace(sample, composed=compose_job(sample.overrides, asked.config_dir)).config != sample.config:
+    if replace(sample, composed=compose_job(sample.overrides, request.config_dir)).config != sample.config:
         rule = "a file of conf/ has changed since the search started, so its trials could not be compared"
         raise ConfigError(Problem("sweep", rule, help="restore the file, or write sweep.name=… for a new search"))
 
@@ -133,13 +135,13 @@ def _size(source: JobSource, settings: SweepSettings) -> str:
     return f"{count} {kind}{done}, {min(settings.parallel, count)} at a time"
 
 
-def _matcher(asked: SweepRequest, composer: JobComposer) -> Match:
+def _matcher(request: SweepRequest, composer: JobComposer) -> Match:
     """Return the function that gives jobs the budget of `match.like`. Raises ConfigError."""
-    return Matcher(read_match(asked.match), composer).match
+    return Matcher(read_match(request.match), composer).match
 
 
-def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
-    names = _names([job.overrides for job in jobs], asked)
+def _named(jobs: Sequence[CheckedJob], request: SweepRequest) -> list[SweepJob]:
+    names = _names([job.overrides for job in jobs], request)
     return [
         SweepJob(name, job.overrides, job.checked.composed, job.checked.settings, match=job.match)
         for name, job in zip(names, jobs, strict=True)
@@ -147,8 +149,8 @@ def _named(jobs: Sequence[CheckedJob], asked: SweepRequest) -> list[SweepJob]:
     ]
 
 
-def _names(jobs: Sequence[Sequence[str]], asked: SweepRequest) -> list[str]:
-    return job_names(asked.swept, [list_values(overrides, asked.swept) for overrides in jobs])
+def _names(jobs: Sequence[Sequence[str]], request: SweepRequest) -> list[str]:
+    return job_names(request.swept, [list_values(overrides, request.swept) for overrides in jobs])
 
 
 def _print_results(sweep: Sweep, command: str, number: int) -> int:

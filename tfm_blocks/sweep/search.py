@@ -62,9 +62,9 @@ class Study(JobSource):
         The last validation is not reported, since pruning a finished job saves nothing.
         """
         trial = self._trial(job)
-        told = self.study.trials[trial.number].intermediate_values
+        reported = self.study.trials[trial.number].intermediate_values
         for count, (step, score) in enumerate(sorted(progress.scores.items()), 1):
-            if count not in told and step < job.settings.trainer.steps:
+            if count not in reported and step < job.settings.trainer.steps:
                 trial.report(score, count)
                 if trial.should_prune():
                     return True

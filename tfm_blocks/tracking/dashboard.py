@@ -93,7 +93,7 @@ class Dashboard(Settings):
 
     @property
     def all_sections(self) -> dict[str, list[Panel]]:
-        """Return the sections, with that of `rest`."""
+        """Return the sections, with a section for `rest`."""
         drawn = {name for panels in self.sections.values() for panel in panels for name in panel.lines or ()}
         rest = [Panel(lines=[key.name]) for key in (*TRAIN_KEYS, *VAL_KEYS) if key.name not in drawn]
         return {**self.sections, self.rest: rest} if self.rest and rest else self.sections

@@ -25,7 +25,7 @@ class LightningLogger(RunLogger, Logger):
 class CsvLogger(LightningLogger):
     """Write a row of metrics.csv for each logged step; metrics that are not logged at that step stay blank.
 
-    An existing file keeps its columns. Metrics without a column, such as those of a user's callback, are not written.
+    An existing file keeps its columns. Metrics without a column, such as metrics of a user's callback, are not written.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:

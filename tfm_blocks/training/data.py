@@ -47,7 +47,7 @@ class PlannedCorpus:
 
 
 def _step_tokens(settings: DataSettings, labels_N: Lengths) -> int:
-    """Return the target tokens of a step: for a probe task, those of `batch` average rows, and of the longest row."""
+    """Return the target tokens of a step: for a probe task, of `batch` average rows, and of the longest row."""
     if settings.kind == "probe":
         return max(round(settings.batch * float(labels_N.mean())), int(labels_N.max()))
     return settings.step_tokens

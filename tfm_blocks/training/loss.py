@@ -31,7 +31,7 @@ def smoothed_loss(
 
     Each chunk runs forward and backward before the next begins, so that its logits stay in the cache and memory never
     holds the logits of all positions. `head` maps x_ND -> logits_NV and uses only `parameters`. Sums are float32 or
-    wider. Smoothing is that of `F.cross_entropy`: mass 1 - s on the label, and s spread over all V tokens. The ids
+    wider. Labels are smoothed as in `F.cross_entropy`: mass 1 - s on the label, and s spread over all V tokens. The ids
     below `first` have logits of -inf, and no part of s.
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]

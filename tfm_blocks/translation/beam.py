@@ -218,7 +218,7 @@ def with_coverage(
     """
     cross = [address for address, map in attention_nodes(network).items() if map.queries == TARGET != map.keys]
     if not cross:
-        rule = "a coverage penalty needs cross-attention from the target to the source, but this model has none"
+        rule = "a coverage penalty needs cross-attention from the target to the source, which this model lacks"
         raise RunError(Problem("coverage", rule, help="leave coverage out"))
     source = attention_nodes(network)[cross[-1]].keys
     counts = torch.tensor([len(hypotheses) for hypotheses in nbest], device=sources[source].device)

@@ -58,9 +58,9 @@ BLANK = Translation("", (), 0.0, 0.0)
 class Translator:
     """Translates with a network that reads `tgt`, and a tokenizer of the same vocabulary size.
 
-    `columns` are those of the training text. `sources` names the texts of a sentence: the inputs of the network besides
-    the target, or for a decoder-only model the columns before the target. Raises RunError for an unsuitable network or
-    tokenizer.
+    `columns` are the columns of the training text. `sources` names the texts of a sentence: the inputs of the network
+    besides the target, or for a decoder-only model the columns before the target. Raises RunError for an unsuitable
+    network or tokenizer.
     """
 
     def __init__(self, network: Network, tokenizer: Tokenizer, columns: Sequence[str] = ()) -> None:
@@ -107,7 +107,7 @@ class Translator:
             raise RunError(Problem("model", rule, help=help))
 
     def translate(self, sentences: Iterable[Text], *, batch_tokens: int = 4096, **settings: Any) -> list[str]:
-        """Return the best translation of each sentence, in order; `settings` are those of Search, such as beam=4."""
+        """Return the best translation of each sentence, in order; `settings` are fields of Search, such as beam=4."""
         search = Search(**settings)
         if search.nbest > 1:
             raise ValueError("translate returns only the best translation; use search(sentences, Search(nbest=…))")
