@@ -143,7 +143,7 @@ def test_show_has_a_line_for_each_block_that_mixes_positions(capsys):
     assert "encoder.0.attn │ convolution │ n · kernel_size · d² │ 1 │ n / (kernel_size · dilation)" in shown
     main(["show", "retention", "--json"])
     nodes = {node["address"]: node for node in json.loads(capsys.readouterr().out)["nodes"]}
-    assert nodes["decoder.2.self"]["complexity"]["path"] == "n / 64" and nodes["decoder.2.ffn"]["complexity"] is None
+    assert nodes["decoder.2.self"]["complexity"]["path"] == "n / 32" and nodes["decoder.2.ffn"]["complexity"] is None
 
 
 def test_every_row_is_of_a_block_and_reads_its_arguments():

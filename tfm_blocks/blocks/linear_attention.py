@@ -15,7 +15,7 @@ from tfm_blocks.layers.linear import Linear
 from tfm_blocks.layers.recurrence import Recurrence, RecurrentState, continue_from, convolve_channels
 from tfm_blocks.registry.blocks import block
 
-CHUNK = 64  # the most positions computed in parallel; the memory is carried from chunk to chunk
+CHUNK = 32  # positions computed in parallel; the memory is carried from chunk to chunk
 
 
 class Decay(NamedTuple):
@@ -44,14 +44,13 @@ def decay(log_rate_C: Tensor) -> Decay:
 def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:
     """Apply `read(memory_BHKV, *chunk)` to each chunk in turn; return the outputs of all positions and the last memory.
 
-    The tensors have their positions on the third axis, such as q_BHTK. A chunk has at most 2 · K positions: the
-    products between positions then cost about as much as those with the memory. Autocast is off: products with a
-    float32 memory are float32.
+    The tensors have their positions on the third axis, such as q_BHTK. Autocast is off: products with a float32 memory
+    are float32.
     """
-    outputs, size = [], min(CHUNK, 2 * memory_BHKV.shape[2])
+    outputs = []
     device = "cpu" if memory_BHKV.is_meta else memory_BHKV.device.type  # the meta device has no autocast
     with torch.autocast(device, enabled=False):
-        for chunk in zip(*(torch.split(x, size, 2) for x in x_BHT), strict=True):
+        for chunk in zip(*(torch.split(x, CHUNK, 2) for x in x_BHT), strict=True):
             y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
             outputs.append(y_BHCV)
     return torch.cat(outputs, 2), memory_BHKV
@@ -73,7 +72,7 @@ class Retention(Recurrence):
     """(silu(x W_g) ⊙ norm(y)) W_o with y_t = q_t S_t, S_t = γ S_{t-1} + k_t^T v_t / √K in each head: x_BTD -> x_BTD.
 
     q and k are rotated by their position as in rotary embeddings. Head h decays at its own rate, γ = 1 - 2^(-5-h), and
-    its outputs are normalised to mean 0 and variance 1. Training computes chunks of 64 positions in parallel,
+    its outputs are normalised to mean 0 and variance 1. Training computes chunks of 32 positions in parallel,
     y = (q k^T ⊙ γ^distance) v, and carries S between them: linear cost in the length. Decoding carries only S.
 
     Also known as: RetNet, multi-scale retention.
@@ -146,7 +145,7 @@ class GatedDeltaRule(Recurrence):
     linear maps of x, followed by a causal depthwise convolution of `kernel_size` positions and silu; q and k have
     length 1. β = `beta_max` · σ(W_β x), α = exp(-exp(a) softplus(W_α x + b)) for each head. The output is
     (rmsnorm(y) ⊙ silu(x W_g)) W_o. With `beta_max: 2` the memory's transition can have negative eigenvalues, which
-    state tracking needs (Grazzi et al. 2024). Training computes chunks of 64 positions in parallel; decoding carries S.
+    state tracking needs (Grazzi et al. 2024). Training computes chunks of 32 positions in parallel; decoding carries S.
 
     Also known as: Gated DeltaNet, linear attention with a delta rule.
     Use: long sequences at linear cost, as in Qwen3-Next.
