@@ -36,7 +36,8 @@ from tfm_blocks.sweep.match import Matcher
 from tfm_blocks.sweep.naming import job_names, sweep_name
 from tfm_blocks.sweep.random_values import draw_jobs
 from tfm_blocks.sweep.record import SweepFolder, adopt_names, claim_sweep, expect_unchanged, state_before
-from tfm_blocks.sweep.settings import SweepSettings, read_match, read_sweep_settings, with_parallel
+from tfm_blocks.sweep.settings import GridSettings, SweepSettings, read_match, read_sweep_settings, with_parallel
+from tfm_blocks.sweep.tuning import TunedGrid, expect_tunable, fixed_keys
 from tfm_blocks.sweep.view import show_end
 
 Check = Callable[[Composed], CheckedRun]
@@ -83,6 +84,8 @@ def _jobs(request: SweepRequest, settings: SweepSettings, check: Check) -> list[
 
         overrides = [choose_first_values(request.parts)]
     else:
+        if settings.tune:
+            expect_tunable(settings.tune, request.swept)
         overrides = combinations(parts)
     composer = JobComposer(request.config_dir)
     checked = check_jobs(overrides, composer.compose, check, _matcher(request, composer))
@@ -104,6 +107,8 @@ def _source(
     for job in jobs:
         if state_before(folder, job) == "done":
             job.state = DONE
+    if isinstance(settings, GridSettings) and settings.tune:
+        return TunedGrid(folder, jobs, settings.tune, fixed_keys(settings.tune, request.swept, settings.together))
     return JobSource(jobs)
 
 

@@ -53,9 +53,13 @@ class _How(Settings):
 
 
 class GridSettings(_How):
-    """Settings of a grid, which runs every combination."""
+    """Settings of a grid, which runs every combination.
+
+    tune: a key of which only the best value is trained with all seeds.
+    """
 
     method: Literal["grid"]
+    tune: str | None
 
 
 class RandomSettings(_How):

@@ -1,0 +1,109 @@
+"""A tuned grid: which jobs train, in which order, and from which results the best value follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.sweep.test_engine import run, states
+from tests.sweep.test_job import TINY
+from tfm_blocks.cli import main
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.metric_schema import OBJECTIVE
+from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED, SweepJob
+from tfm_blocks.sweep.progress import Progress
+from tfm_blocks.sweep.record import claim_sweep
+from tfm_blocks.sweep.tuning import TunedGrid
+from tfm_blocks.training.settings import read_run
+
+Small = Callable[..., Composed]
+LOSSES = {("tiny", "1e-3"): 2.0, ("tiny", "1e-2"): 1.0, ("base", "1e-3"): 1.0, ("base", "1e-2"): 2.0}
+
+
+def tuned_grid(path: Path, composed: Composed, seeds: str = "123") -> TunedGrid:
+    settings = read_run(composed.mapping)
+    overrides = [
+        [f"model={model}", f"seed={seed}", f"schedule.peak={rate}"] for seed in seeds for model, rate in LOSSES
+    ]
+    jobs = [SweepJob(" ".join(each), each, composed, settings) for each in overrides]
+    return TunedGrid(claim_sweep(path, "x", [], ""), jobs, "schedule.peak", ["model"])
+
+
+def train(grid: TunedGrid, losses: Mapping[tuple[str, str], float]) -> list[str]:
+    """End each job with its loss; a job without a loss diverges. Return the jobs in the order of their starts."""
+    started = []
+    while job := grid.next():
+        model, _, rate = (text.partition("=")[2] for text in job.overrides)
+        loss = losses.get((model, rate))
+        job.state = DIVERGED if loss is None else DONE
+        grid.ended(job, Progress(Path("none"), best=loss or 0.0))
+        started.append(job.name)
+    return started
+
+
+def test_other_seeds_train_with_the_best_value_of_their_family(small: Small, tmp_path: Path) -> None:
+    grid = tuned_grid(tmp_path, small())
+    assert train(grid, LOSSES) == [
+        *[f"model={model} seed=1 schedule.peak={rate}" for model, rate in LOSSES],
+        "model=tiny seed=2 schedule.peak=1e-2", "model=base seed=2 schedule.peak=1e-3",
+        "model=tiny seed=3 schedule.peak=1e-2", "model=base seed=3 schedule.peak=1e-3",
+    ]  # fmt: skip
+    pruned = [job for job in grid.jobs if job.state == PRUNED]
+    assert len(pruned) == 4 and pruned[0].reason == f"schedule.peak=1e-2 has the lowest {OBJECTIVE}"
+    assert grid.succeeded
+
+
+def test_no_other_seed_starts_before_all_values_have_ended(small: Small, tmp_path: Path) -> None:
+    grid = tuned_grid(tmp_path, small())
+    assert sum(grid.next() is not None for _ in range(12)) == 4
+
+
+def test_a_diverged_value_is_never_the_best(small: Small, tmp_path: Path) -> None:
+    grid = tuned_grid(tmp_path, small(), "12")
+    started = train(grid, {key: loss for key, loss in LOSSES.items() if key != ("tiny", "1e-2")})
+    assert "model=tiny seed=2 schedule.peak=1e-3" in started and not grid.succeeded
+
+
+def test_other_seeds_do_not_start_if_all_values_failed(small: Small, tmp_path: Path) -> None:
+    grid = tuned_grid(tmp_path, small(), "12")
+    train(grid, {key: loss for key, loss in LOSSES.items() if key[0] == "base"})
+    left = [job for job in grid.jobs if job.state == NOT_STARTED]
+    assert [job.overrides[:2] for job in left] == [["model=tiny", "seed=2"]] * 2
+    assert {job.reason for job in left} == {"all jobs with seed=1 failed"}
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (["seed=1,2", "sweep.tune=schedule.peak"], "but schedule.peak has no list of values"),
+    (["schedule.peak=1e-3,1e-2", "sweep.tune=schedule.peak"], "but seed has no list of values"),
+])  # fmt: skip
+def test_a_tuned_grid_needs_values_and_seeds(
+    overrides: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="^2$"):
+        main(["train", "-m", "model=tiny", "schedule=linear", *overrides])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.grid
+def test_a_tuned_sweep_trains_its_seeds_at_the_best_rate_and_resumes_without_a_new_job(tmp_path: Path) -> None:
+    (tmp_path / "my_conf").mkdir()
+    words = [
+        "schedule=linear", "schedule.warmup=1", "trainer.validate_every=2", "logger=csv", "schedule.peak=1e-9,1e-2",
+        "seed=1,2,3", "sweep.tune=schedule.peak", "sweep.name=tuned",
+    ]  # fmt: skip
+    status, output = run(tmp_path, *words, base=TINY)
+    assert status == 0, output
+    folder = tmp_path / "runs" / "tuned"
+    trained = {name for name, state in states(folder).items() if state == DONE}
+    assert trained == {path.parent.name for path in folder.glob("*/status.json")}
+    assert len(trained) == 4 and sum("0.01" in name for name in trained) == 3
+    times = {path: path.stat().st_mtime_ns for path in folder.glob("*/status.json")}
+    assert run(tmp_path, *words, base=TINY)[0] == 0
+    assert times == {path: path.stat().st_mtime_ns for path in folder.glob("*/status.json")}
