@@ -77,6 +77,7 @@ def test_other_seeds_do_not_start_if_all_values_failed(small: Small, tmp_path: P
 @pytest.mark.parametrize(("overrides", "message"), [
     (["seed=1,2", "sweep.tune=schedule.peak"], "but schedule.peak has no list of values"),
     (["schedule.peak=1e-3,1e-2", "sweep.tune=schedule.peak"], "but seed has no list of values"),
+    (["seed=1,2", "sweep=random", "sweep.tune=seed"], "needs all values with the first seed, which only a grid trains"),
 ])  # fmt: skip
 def test_a_tuned_grid_needs_values_and_seeds(
     overrides: list[str],
@@ -86,7 +87,7 @@ def test_a_tuned_grid_needs_values_and_seeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="^2$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(["train", "-m", "model=tiny", "schedule=linear", *overrides])
     assert message in capsys.readouterr().err
 

@@ -36,7 +36,7 @@ from tfm_blocks.sweep.match import Matcher
 from tfm_blocks.sweep.naming import job_names, sweep_name
 from tfm_blocks.sweep.random_values import draw_jobs
 from tfm_blocks.sweep.record import SweepFolder, adopt_names, claim_sweep, expect_unchanged, state_before
-from tfm_blocks.sweep.settings import GridSettings, SweepSettings, read_match, read_sweep_settings, with_parallel
+from tfm_blocks.sweep.settings import SweepSettings, read_match, read_sweep_settings, with_parallel
 from tfm_blocks.sweep.tuning import TunedGrid, expect_tunable, fixed_keys
 from tfm_blocks.sweep.view import show_end
 
@@ -107,7 +107,7 @@ def _source(
     for job in jobs:
         if state_before(folder, job) == "done":
             job.state = DONE
-    if isinstance(settings, GridSettings) and settings.tune:
+    if settings.tune:
         return TunedGrid(folder, jobs, settings.tune, fixed_keys(settings.tune, request.swept, settings.together))
     return JobSource(jobs)
 

@@ -42,7 +42,8 @@ KeyGroups = Annotated[list[KeyGroup], BeforeValidator(key_groups, json_schema_in
 class _How(Settings):
     """Settings of all methods.
 
-    timeout: seconds that each start of a job may take. together: groups of keys whose values move together.
+    timeout: seconds that each start of a job may take. together: groups of keys whose values move together. tune: a key
+    of which a grid trains only the best value with all seeds.
     """
 
     name: str | None
@@ -50,16 +51,20 @@ class _How(Settings):
     timeout: Duration
     retries: CountOrZero
     together: KeyGroups
+    tune: str | None
+
+    @field_validator("tune")
+    @classmethod
+    def _is_for_a_grid(cls, tune: str | None) -> str | None:
+        if tune and cls is not GridSettings:
+            raise RuleError("needs all values with the first seed, which only a grid trains", "write sweep=grid")
+        return tune
 
 
 class GridSettings(_How):
-    """Settings of a grid, which runs every combination.
-
-    tune: a key of which only the best value is trained with all seeds.
-    """
+    """Settings of a grid, which runs every combination."""
 
     method: Literal["grid"]
-    tune: str | None
 
 
 class RandomSettings(_How):
