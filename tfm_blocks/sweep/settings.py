@@ -51,7 +51,7 @@ class _How(Settings):
     timeout: Duration
     retries: CountOrZero
     together: KeyGroups
-    tune: str | None
+    tune: str | None = None
 
     @field_validator("tune")
     @classmethod
