@@ -22,7 +22,7 @@ LEVELS = [
     {"tracking"},
     {"training"},
     {"distributed"},
-    {"exchange"},
+    {"exchange", "serving"},
     {"launch"},
     {"sweep"},
     {"cli", "__init__"},
@@ -39,7 +39,12 @@ ONLY_IN = {
     "torchmetrics": {"training", "launch"},
     "submitit": {"sweep"},
     "ray": {"sweep"},
-    "pydantic": {"config", "data", "tracking", "training", "launch", "sweep"},
+    "ctranslate2": {"exchange"},
+    "pydantic": {"config", "data", "tracking", "training", "launch", "serving", "sweep"},
+    "fastapi": {"serving"},
+    "starlette": {"serving"},
+    "uvicorn": {"serving"},
+    "prometheus_client": {"serving"},
 }
 WITHOUT_TORCH = {"errors", "metric_schema", "config", "probes", "registry", "language", "compose", "figures"}
 

@@ -43,7 +43,7 @@ def test_show_lists_layers_once_with_shapes_and_counts(capsys):
     assert "encoder.1.attn " not in shown.split("reads")[1].split("decoder.0.self")[0].replace("encoder.1.ffn", "")
 
 
-def test_show_of_a_model_of_ones_own_folder(tmp_path, capsys):
+def test_show_reads_a_model_of_an_own_folder(tmp_path, capsys):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\nlayers: 1\n")
     main(["show", "mine", "--config-dir", str(tmp_path)])
@@ -230,7 +230,7 @@ def parse_parts(descriptor):
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
 @pytest.mark.parametrize("command", [["runs", "--in"], ["show"], ["compare"], ["compare", "--csv"], ["runs", "--json", "--in"]], ids=" ".join)  # fmt: skip
-def test_half_a_letter_in_the_files_of_a_run_is_printed_as_json_escapes_it(command, terminal, tmp_path, monkeypatch):
+def test_lone_surrogates_in_files_of_a_run_are_printed_as_json_escapes(command, terminal, tmp_path, monkeypatch):
     run = leave_run(tmp_path / "runs" / "one", ["Haus"], ["Haus"])
     write_model(run, compose_model("tiny").model, [])
     for name, key in (("run.json", "commands"), ("status.json", "state")):

@@ -66,7 +66,7 @@ def test_bash_completes_commands_options_models_and_run_folders(folder: Path) ->
     assert runs == ["runs/one", "runs/sizes/heads2"]
 
 
-def test_bash_completes_a_sweep_where_one_may_stand_and_a_run_where_a_model_may(folder: Path) -> None:
+def test_bash_completes_sweeps_and_runs_where_they_are_accepted(folder: Path) -> None:
     both = ["runs/one", "runs/sizes", "runs/sizes/heads2"]
     compared, reported, deleted, shown, named, against, checked = ask(
         folder, "tfm compare runs/", "tfm report runs/one runs/s", "tfm runs --delete runs/", "tfm show runs/", "tfm show ",
@@ -105,7 +105,7 @@ def test_bash_completes_names_of_blocks_and_tasks_where_they_are_expected(folder
     assert words[5] == ["parity"]
 
 
-def test_python_with_another_script_is_left_to_the_shell(folder: Path) -> None:
+def test_python_with_another_script_keeps_the_completion_of_the_shell(folder: Path) -> None:
     assert ask(folder, "python other.py mod") == [[]]
 
 

@@ -175,7 +175,7 @@ def test_attention_mixes_values_by_the_probabilities_of_their_keys(attention, ke
     close(attention(rows(e_Da), keep_BT=whole())[0].T, attention.out.weight @ A_ndz.reshape(D, LENGTH))
 
 
-def test_bq_12_as_it_is_written_is_attention_whose_queries_and_keys_have_changed_places(attention):
+def test_bq_12_as_written_is_attention_with_queries_and_keys_exchanged(attention):
     """BQ (11), (12): Σ_α V^α softmax(B^{α,α'}) with B^{α,α'} = Q^α K^α' sums over the index of Q, not over that of K."""
     e_Da = read_by(attention)
     exchanged = filled(Attention(len(e_Da), None, heads=HEADS, d_head=d, bias=False))

@@ -8,7 +8,7 @@ LONG = ["x" * 5000, list(range(5000)), {"a": "\n" * 5000}, 10**5000, [10**5000],
 
 
 @pytest.mark.parametrize("value", LONG, ids=["text", "list", "mapping", "integer", "list of an integer", "300 bits"])
-def test_a_shown_value_is_short_whatever_it_is(value):
+def test_every_shown_value_is_short(value):
     assert len(shown(value)) <= 80 and len(shown(value).splitlines()) == 1
 
 
@@ -22,7 +22,7 @@ def test_a_text_that_is_cut_keeps_its_beginning_and_its_end():
     assert cut("a" * 80) == "a" * 80
 
 
-def test_no_message_is_longer_than_2000_characters_and_each_part_of_it_is_there():
+def test_messages_have_at_most_2000_characters_and_all_their_parts():
     long = "0123456789" * 1000
     message = str(
         Problem(

@@ -118,7 +118,7 @@ def test_two_parts_of_a_run_are_one(small: Small, tmp_path: Path, repeatable: No
 
 @pytest.mark.parametrize("path", ALL, ids=name)
 @torch.no_grad()
-def test_logits_of_any_model_are_those_of_the_processor(path: Path) -> None:
+def test_logits_of_any_model_match_the_processor(path: Path) -> None:
     network = build(path).eval()
     inputs = inputs_of(network)
     expected = network(**inputs)
@@ -151,7 +151,7 @@ def test_searches_of_any_model_find_the_translations_of_the_cpu(path: Path, beam
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_translations_are_those_of_the_processor(translator: Translator, beam: int) -> None:
+def test_translations_match_the_processor(translator: Translator, beam: int) -> None:
     texts = sentences(64, 3)
     there = Translator(deepcopy(translator.network).to("cuda"), translator.tokenizer)
     assert there.translate(texts, beam=beam) == translator.translate(texts, beam=beam)

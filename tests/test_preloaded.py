@@ -15,7 +15,7 @@ def test_a_process_has_its_own_arguments_folder_environment_and_streams(tmp_path
     assert done.stdout.decode() == f"['-c', 'x'] {tmp_path} environ({{'ONLY': 'this'}})\n"
 
 
-def test_a_process_leaves_nothing_to_the_next():
+def test_a_process_does_not_influence_the_next():
     assert run_python(["-c", "import torch; torch.left = 1"]).returncode == 0
     assert run_python(["-c", "import torch; print(hasattr(torch, 'left'))"]).stdout == "False\n"
 
@@ -24,7 +24,7 @@ def test_a_process_leaves_nothing_to_the_next():
     ("code", "status"),
     [("raise SystemExit(3)", 3), ("1 / 0", 1), ("import os; os.kill(os.getpid(), 9)", -9), ("pass", 0)],
 )
-def test_the_exit_status_is_that_of_a_new_process(code, status):
+def test_the_exit_status_matches_a_new_process(code, status):
     done = run_python(["-c", code])
     assert done.returncode == status and ("ZeroDivisionError" in done.stderr) == (code == "1 / 0")
 

@@ -132,7 +132,7 @@ class Raises(Callback):
         raise ValueError("my own mistake")
 
 
-def test_a_run_leaves_no_trace_in_the_process_however_it_ends() -> None:
+def test_a_run_does_not_change_the_process_however_it_ends() -> None:
     tfm.train("tiny", name="warm", overrides=RUN)  # libraries start threads and read settings when they are used first
     torch.manual_seed(7)
     before = traces()
@@ -193,7 +193,7 @@ def test_a_second_signal_reaches_the_callers_own_handler() -> None:
     assert read_json(Path("runs/again/status.json"))["state"] == "stopped"
 
 
-def test_a_run_in_a_thread_leaves_the_handlers_of_signals_alone() -> None:
+def test_a_run_in_a_thread_does_not_change_signal_handlers() -> None:
     before, found = [signal.getsignal(number) for number in STOPS], list[tfm.Run]()
     thread = threading.Thread(target=lambda: found.append(tfm.train("tiny", name="aside", overrides=RUN)))
     thread.start()
@@ -243,7 +243,7 @@ def test_a_callback_that_other_processes_cannot_import_is_refused() -> None:
     assert "callbacks: Mine is defined in the script" in done.stderr and not Path("runs").exists()
 
 
-def test_a_model_and_a_block_of_ones_own_build_train_save_and_load(folder: Path) -> None:
+def test_an_own_model_and_block_build_train_save_and_load(folder: Path) -> None:
     """In a process of its own, where nothing is registered yet."""
     shutil.copy(ROOT / "tests" / "faulty.py", folder / "my_blocks.py")
     (folder / "conf" / "model").mkdir(parents=True)

@@ -77,7 +77,7 @@ EVIL = "from pathlib import Path\nPath('executed').touch()\n"
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_model_file_is_refused_and_nothing_in_it_has_run(text, tmp_path, monkeypatch):
+def test_a_hostile_model_file_is_refused_and_not_executed(text, tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text(EVIL)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "conf" / "model").mkdir(parents=True)

@@ -34,6 +34,12 @@ def shown(value: object) -> str:
         return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
 
 
+def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Join texts; of more than `most`, join the first ones and count the others."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + more
+
+
 def printable(text: str) -> str:
     """Escape control and format characters, such as `\\x1b`, except line breaks and tabs.
 

@@ -1,6 +1,6 @@
 """Greedy and beam search against CTranslate2 with the same weights, alternating in one process.
 
-    pip install ctranslate2
+    pip install -c constraints.txt -e '.[ctranslate2]'
     python tests/benchmarks/decoding_ctranslate2.py --size tiny --beam 4
 
 The sentences of tests/benchmarks/decoding.py, float32. Prints the median of output tokens/s of each side, the ratio, and
@@ -13,71 +13,26 @@ import argparse
 import statistics
 import tempfile
 import time
+from pathlib import Path
 
 import ctranslate2
-import numpy as np
 import torch
-from ctranslate2.specs import Activation, TransformerSpec
 from decoding import LENGTH, SENTENCES, SIZES, VOCAB, sources
-from torch import Tensor, nn
+from torch import Tensor
 
 import tfm_blocks as tfm
+from tfm_blocks.exchange.ctranslate2.export import write_network
 from tfm_blocks.network.packed import packed
 from tfm_blocks.translation.beam import beam_search, gnmt
-from tfm_blocks.translation.search import PAD, Bounds, one_by_one
+from tfm_blocks.translation.search import EOS, PAD, Bounds, one_by_one
 
 PIECES = ["<pad>", "<s>", "</s>", "<unk>", *(f"t{number}" for number in range(4, VOCAB))]
 IDS = {piece: number for number, piece in enumerate(PIECES)}
 
 
-def array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().numpy()
-
-
-def copy_linear(spec, linear: nn.Linear) -> None:
-    spec.weight, spec.bias = array(linear.weight), array(linear.bias)
-
-
-def copy_norm(spec, branch: nn.Module) -> None:
-    spec.gamma, spec.beta = array(branch.post["norm"].weight), array(branch.post["norm"].bias)
-
-
-def copy_attention(spec, branch: nn.Module) -> None:
-    maps = [branch.block.qkv] if hasattr(branch.block, "qkv") else [branch.block.q, branch.block.kv]
-    for one, linear in zip(spec.linear, [*maps, branch.block.out], strict=True):
-        copy_linear(one, linear)
-    copy_norm(spec.layer_norm, branch)
-
-
-def copy_ffn(spec, branch: nn.Module) -> None:
-    first, second = (module for module in branch.block.modules() if isinstance(module, nn.Linear))
-    copy_linear(spec.linear_0, first)
-    copy_linear(spec.linear_1, second)
-    copy_norm(spec.layer_norm, branch)
-
-
-def translator_of(model: nn.Module, size: dict[str, int], folder: str) -> ctranslate2.Translator:
-    """CTranslate2's translator of our base model."""
-    layers, heads = size["layers"], size["heads"]
-    spec = TransformerSpec.from_config((layers, layers), heads, pre_norm=False, activation=Activation.RELU)
-    weight_VD = array(model["src_emb"].block.weight)
-    positions_ND = array(model["src_pos"].block.table(0, torch.empty(1, 64, size["d_model"])))
-    for embeddings in (spec.encoder.embeddings[0], spec.decoder.embeddings, spec.decoder.projection):
-        embeddings.weight = weight_VD
-    for side in (spec.encoder, spec.decoder):
-        side.position_encodings.encodings = positions_ND
-    for number, layer in enumerate(spec.encoder.layer):
-        copy_attention(layer.self_attention, model["encoder"][str(number)]["attn"])
-        copy_ffn(layer.ffn, model["encoder"][str(number)]["ffn"])
-    for number, layer in enumerate(spec.decoder.layer):
-        copy_attention(layer.self_attention, model["decoder"][str(number)]["self"])
-        copy_attention(layer.attention, model["decoder"][str(number)]["cross"])
-        copy_ffn(layer.ffn, model["decoder"][str(number)]["ffn"])
-    spec.register_source_vocabulary(PIECES)
-    spec.register_target_vocabulary(PIECES)
-    spec.validate()
-    spec.save(folder)
-    return ctranslate2.Translator(folder, compute_type="float32", intra_threads=torch.get_num_threads())
+def ended(src_BS: Tensor) -> Tensor:
+    """The sentences with eos as their last token, which the exported model adds itself."""
+    return src_BS.scatter(1, (src_BS != PAD).sum(1, keepdim=True) - 1, EOS)
 
 
 def measure(size: dict[str, int], beam: int, rounds: int) -> tuple[dict[str, float], int]:
@@ -86,7 +41,8 @@ def measure(size: dict[str, int], beam: int, rounds: int) -> tuple[dict[str, flo
     whole_B = torch.full((SENTENCES,), LENGTH)
     bounds = Bounds(whole_B, whole_B, torch.empty(SENTENCES, 0, dtype=torch.int64))
     with tempfile.TemporaryDirectory() as folder:
-        translator = translator_of(model, size, folder)
+        write_network(model, PIECES, Path(folder), "float32", "base")
+        translator = ctranslate2.Translator(folder, intra_threads=torch.get_num_threads())
 
     def ours(src_BS: Tensor) -> list[list[int]]:
         if beam == 1:
@@ -94,7 +50,7 @@ def measure(size: dict[str, int], beam: int, rounds: int) -> tuple[dict[str, flo
         return [one.ids for one, *_ in beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))]
 
     def theirs(src_BS: Tensor) -> list[list[int]]:
-        texts = [[PIECES[piece] for piece in row if piece != PAD] for row in src_BS.tolist()]
+        texts = [[PIECES[piece] for piece in row if piece not in (PAD, EOS)] for row in src_BS.tolist()]
         found = translator.translate_batch(
             texts, beam_size=beam, min_decoding_length=LENGTH, max_decoding_length=LENGTH, return_scores=False
         )
@@ -105,7 +61,7 @@ def measure(size: dict[str, int], beam: int, rounds: int) -> tuple[dict[str, flo
     generator = torch.Generator().manual_seed(1)
     with packed(model):  # as `tfm translate` does for all its input
         for _ in range(rounds + 1):
-            src_BS, outputs = sources(generator), []
+            src_BS, outputs = ended(sources(generator)), []
             for name, side in sides.items():
                 time.sleep(0.5)  # the other side's threads spin for a while after their work
                 begin = time.perf_counter()

@@ -81,7 +81,7 @@ def test_a_kind_of_norm_without_a_norm_is_refused():
         network("attention", qk_norm_kind="joint")
 
 
-def test_biases_are_those_of_the_maps_that_bias_names():
+def test_biases_match_the_maps_that_bias_names():
     def biased(bias):
         return [
             one.removeprefix("node.block.") for one in network("attention", bias=bias).state_dict() if "bias" in one

@@ -94,7 +94,7 @@ def test_the_weights_of_each_head_are_torchs(causal):
 
 
 @torch.no_grad()
-def test_restricted_weights_are_those_of_attention_within_the_band():
+def test_restricted_weights_match_attention_within_the_band():
     own = started(RestrictedAttention(D, heads=H, r=3))
     x_BTD, keep_BT = torch.randn(B, 80, D), keep([80, 3, 50], 80)
     q_BHTK, k_BHTK, _ = split_heads(own.qkv(x_BTD), H, 3)

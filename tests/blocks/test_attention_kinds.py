@@ -104,7 +104,7 @@ def test_capped_scores_are_gemmas_in_whole_and_in_windows(r):
 
 
 @torch.no_grad()
-def test_normed_queries_and_keys_are_those_of_qwen():
+def test_normed_queries_and_keys_match_qwen():
     own = filled(Attention(D, None, **HF, qk_norm=RMSNORM))
     reference = copy_maps(own, Qwen3Attention(Qwen3Config(**SIZES), 0))
     for name in ("q_norm", "k_norm"):
@@ -114,7 +114,7 @@ def test_normed_queries_and_keys_are_those_of_qwen():
 
 
 @torch.no_grad()
-def test_a_sink_is_that_of_gpt_oss():
+def test_a_sink_matches_gpt_oss():
     own = filled(Attention(D, None, heads=H, kv_heads=2, mask="causal", scores=Part("sink", {"heads": 99})))
     x_BTD = torch.randn(B, T, D)
     q, k, v = (part.unflatten(2, (-1, 4)).transpose(1, 2) for part in own.qkv(x_BTD).split(own.qkv.parts, 2))
@@ -125,7 +125,7 @@ def test_a_sink_is_that_of_gpt_oss():
 
 
 @torch.no_grad()
-def test_differential_attention_is_that_of_hugging_face():
+def test_differential_attention_matches_hugging_face():
     config = DiffLlamaConfig(hidden_size=D, num_attention_heads=H, num_key_value_heads=H, attn_implementation="eager")
     own = filled(DifferentialAttention(D, heads=H // 2, lambda_start=0.2, mask="causal", bias=False))
     reference = copy_maps(own, DiffLlamaAttention(config, 0))
@@ -140,7 +140,7 @@ def test_differential_attention_is_that_of_hugging_face():
 
 @pytest.mark.parametrize("d_query", [None, 10])
 @torch.no_grad()
-def test_latent_attention_is_that_of_deepseek(d_query):
+def test_latent_attention_matches_deepseek(d_query):
     config = DeepseekV2Config(
         hidden_size=D,
         num_attention_heads=H,
@@ -179,7 +179,7 @@ def test_a_gate_multiplies_the_outputs_of_the_heads():
 
 
 @torch.no_grad()
-def test_widths_of_keys_and_of_values_are_those_of_columns():
+def test_widths_of_keys_and_of_values_match_columns():
     """H = V A with A = softargmax_β(Kᵀ Q): one head, vectors as columns."""
     own = started(Attention(D, E, heads=1, d_head=5, d_value=3, scores=Part("softmax", {"beta": 0.7})))
     x_BTD, kv_BSE = torch.randn(B, T, D), torch.randn(B, S, E)
@@ -278,7 +278,7 @@ def test_dilated_neighbours_lie_apart(mask, dilation):
 
 
 @torch.no_grad()
-def test_queries_and_keys_normed_before_the_split_are_those_of_olmo():
+def test_queries_and_keys_normed_before_the_split_match_olmo():
     own = filled(Attention(D, None, **HF, qk_norm=RMSNORM, qk_norm_kind="joint"))
     reference = copy_maps(own, Olmo2Attention(Olmo2Config(**SIZES), 0))
     for name in ("q_norm", "k_norm"):
@@ -288,7 +288,7 @@ def test_queries_and_keys_normed_before_the_split_are_those_of_olmo():
 
 
 @torch.no_grad()
-def test_biases_of_queries_keys_and_values_alone_are_those_of_qwen_2():
+def test_biases_of_only_queries_keys_and_values_match_qwen_2():
     own = started(Attention(D, None, **{**HF, "bias": "qkv"}))
     reference = copy_maps(own, Qwen2Attention(Qwen2Config(**SIZES), 0))
     for name, part in zip("qkv", own.qkv.bias.split(own.qkv.parts), strict=True):

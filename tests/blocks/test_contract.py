@@ -74,7 +74,7 @@ def test_a_port_whose_sequence_is_not_in_the_output_is_declared_as_seen(case):
 
 
 @each
-def test_a_step_equals_the_forward_however_many_tokens_were_read_before(case):
+def test_a_step_equals_the_forward_after_any_number_of_tokens(case):
     if case.decoder is None:
         pytest.skip("sees later positions, or makes no vectors of the target's positions")
     rules.steps_as_it_reads(case)
@@ -97,7 +97,7 @@ def test_padding_does_not_change_other_positions(case):
 
 
 @each
-def test_a_row_is_the_same_whatever_the_others_hold(case):
+def test_a_row_does_not_depend_on_other_rows(case):
     rules.keeps_rows_apart(case)
 
 
@@ -126,7 +126,7 @@ def test_buffers_are_as_the_module_makes_them(case):
 
 @each
 @torch.no_grad()
-def test_ports_go_by_name_whatever_their_order(case):
+def test_ports_are_passed_by_name_in_any_order(case):
     node = case.node()
     turned = {"block": node.pop("block"), **dict(reversed(node.items()))}
     one, two = alone(case), network({"inputs": dict(reversed(case.inputs.items())), "graph": {"node": turned}})

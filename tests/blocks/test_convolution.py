@@ -49,7 +49,7 @@ def test_centred_convolution_of_each_sentence_equals_torchs_without_its_padding(
 
 @pytest.mark.parametrize("mask", ["causal", None])
 @torch.no_grad()
-def test_padding_in_the_middle_is_left_out(mask):
+def test_padding_in_the_middle_is_skipped(mask):
     own = started(3, 1, mask)
     x_BTD, keep_BT = torch.randn(1, 5, D), torch.tensor([[True, False, True, False, True]])
     found = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)

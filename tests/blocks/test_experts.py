@@ -105,7 +105,7 @@ def test_gated_moe_equals_mixtral_in_output_and_gradients():
 
 
 @torch.no_grad()
-def test_the_loss_is_that_of_mixtral_a_choice_sequence_by_sequence():
+def test_the_loss_matches_mixtral_for_each_choice_and_sequence():
     own = with_random_weights(GatedMixtureOfExperts(D, d_ff=INNER, experts=E, top_k=K, balance=0.5))
     _, loss = own(INPUTS, keep_BT=KEEP)
     of_sequences = [

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tfm_blocks.blocks.halting import AdaptiveHalting
 from tfm_blocks.blocks.position import Sinusoidal, Timestep
 from tfm_blocks.network.build import build_network, check_model
-from tfm_blocks.network.contract.rules import expect_steps
+from tfm_blocks.network.contract.decoding import expect_steps
 
 B, T, D, HEADS, STEPS, VOCAB = 3, 7, 8, 2, 5, 23
 LENGTHS = (7, 4, 6)
@@ -106,7 +106,7 @@ def reference(network, ids_BT):
 
 
 @torch.no_grad()
-def test_logits_and_ponder_cost_are_those_of_a_loop_over_steps_and_positions(network, ids_BT):
+def test_logits_and_ponder_cost_match_a_loop_over_steps_and_positions(network, ids_BT):
     expected, costs_B, steps = reference(network, ids_BT)
     x_BTD, losses = network.trunk_with_losses({"tgt": ids_BT})
     for found_TV, expected_TV in zip(network.head(x_BTD), expected, strict=True):

@@ -12,7 +12,7 @@ from tfm_blocks.layers.state import State
 from tfm_blocks.registry.values import Part
 
 
-def test_sinusoids_are_those_of_the_paper():
+def test_sinusoids_match_the_paper():
     D, N = 6, 11
     table_ND = Sinusoidal(D)(torch.zeros(1, N, D))[0]
     for pos in range(N):
@@ -45,14 +45,14 @@ def test_a_sequence_longer_than_the_learned_table_is_an_error():
         LearnedPosition(4, max_length=9)(torch.zeros(1, 10, 4))
 
 
-def test_sines_in_halves_are_those_in_pairs_in_another_order():
+def test_sines_in_halves_are_a_permutation_of_sines_in_pairs():
     x_BND = torch.zeros(1, 11, 6)
     pairs_ND, halves_ND = Sinusoidal(6)(x_BND)[0], Sinusoidal(6, layout="halves")(x_BND)[0]
     assert torch.equal(halves_ND, torch.cat((pairs_ND[:, 0::2], pairs_ND[:, 1::2]), 1))
 
 
 @torch.no_grad()
-def test_sines_on_queries_and_keys_leave_values_alone():
+def test_sines_on_queries_and_keys_do_not_change_values():
     """Against a loop over heads that adds the table to the maps' outputs, as wide as all heads."""
     own = started(Attention(8, None, heads=2, position=Part("sinusoidal", {"dropout": 0.5})))
     x_BTD, table_TD = torch.randn(2, 5, 8), Sinusoidal(8)(torch.zeros(1, 5, 8))[0]

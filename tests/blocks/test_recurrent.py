@@ -53,7 +53,7 @@ def test_gradients_equal_torchs(kind, torchs, mask):
 @kinds
 @masks
 @torch.no_grad()
-def test_padding_in_the_middle_is_left_out(kind, torchs, mask):
+def test_padding_in_the_middle_is_skipped(kind, torchs, mask):
     own, _ = pair(kind, torchs, mask)
     x_BTD, keep_BT = torch.randn(1, T, D), torch.tensor([[True, False, True, False, True]])
     found = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)

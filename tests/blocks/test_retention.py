@@ -58,7 +58,7 @@ def test_steps_after_a_long_prefix_equal_the_forward():
 
 
 @torch.no_grad()
-def test_padding_in_the_middle_is_left_out():
+def test_padding_in_the_middle_is_skipped():
     own = started()
     x_BTD, keep_BT = torch.randn(1, 5, D, dtype=torch.float64), torch.tensor([[True, False, True, False, True]])
     found = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)

@@ -95,7 +95,7 @@ def test_features_beyond_the_rotated_fraction_are_unchanged():
 
 
 @pytest.mark.parametrize("layout", ["halves", "pairs"])
-def test_products_depend_on_the_distance_alone(layout):
+def test_products_depend_only_on_the_distance(layout):
     own, q_K, k_K = Rotary(8, layout=layout), torch.randn(8), torch.randn(8)
     q_NK, k_NK = (own.rotate(one.expand(9, 8), torch.arange(9)) for one in (q_K, k_K))
     products_NN = q_NK @ k_NK.T

@@ -106,7 +106,7 @@ def test_training_the_correction_evens_out_the_load():
 
 
 @torch.no_grad()
-def test_experts_whose_sigmoids_all_underflow_give_finite_numbers():
+def test_experts_with_underflowing_sigmoids_give_finite_numbers():
     own = mixture(Part("sigmoid_router"))
     own.router.map.weight.fill_(-1000.0)
     y_BTD, loss_B = own(torch.ones(B, T, D), keep_BT=WHOLE)

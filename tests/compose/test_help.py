@@ -19,7 +19,7 @@ def test_help_names_the_options_the_groups_and_every_key_with_its_value(tmp_path
     assert "\n  label_smoothing: 0.1 " in text
 
 
-def test_help_names_the_files_of_the_config_in_the_order_in_which_they_are_laid_over_each_other(tmp_path):
+def test_help_names_the_files_of_the_config_in_the_order_of_composition(tmp_path):
     text = help_text(["--help", "model=prenorm", "experiment=multi30k", "debug=fast", "data.dir=x"], "tfm train")
     files = text.partition("Files, in merge order\n")[2].partition("\n\nKeys")[0].split()
     names = [file.removesuffix(".yaml").partition("conf/")[2] for file in files]
@@ -33,7 +33,7 @@ def test_help_of_a_sweep_shows_its_first_run():
     assert "model/alibi.yaml" in help_text(["-m", "model=glob(*,exclude=[base])", "-h"], "tfm train")
 
 
-def test_help_refuses_what_could_not_be_trained():
+def test_help_refuses_a_config_that_cannot_train():
     with pytest.raises(ConfigError, match="haeds"):
         help_text(["--help", "haeds=3"], "tfm train")
 

@@ -28,7 +28,7 @@ def composed_alone(overrides):
     return compose_run(compose_config([add_plus(text) for text in overrides], None, hydra=True))
 
 
-def test_a_job_has_the_config_and_the_places_that_hydra_gives_it_alone():
+def test_a_job_has_the_config_and_the_locations_of_a_single_run():
     composer = JobComposer(None)
     for overrides in reversed(JOBS):
         composer.compose(overrides)

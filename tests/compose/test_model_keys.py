@@ -42,7 +42,7 @@ def test_a_block_is_any_block_and_so_is_one_of_an_inline_node():
 
 
 @pytest.mark.parametrize("key", ["model.args.norm", f"{ATTENTION}.position", "model.add_norm", "model.args.activation", f"{ATTENTION}.mask"])  # fmt: skip
-def test_the_checker_accepts_all_that_is_offered(key):
+def test_the_checker_accepts_every_offered_value(key):
     """But for an argument that a block needs beside its name."""
     names = offered(f"{key}=")
     assert names
@@ -71,7 +71,7 @@ def test_several_values_of_a_sweep_are_completed_one_after_the_other():
     assert offered(f"{ATTENTION}.position=rotary,al") == ["rotary,alibi"]
 
 
-def test_keys_are_those_of_the_chosen_model_and_of_its_blocks():
+def test_keys_match_the_chosen_model_and_its_blocks():
     assert offered("model.") == ["model.add_norm=", "model.args.", "model.graph.", "model.inputs."]
     keys = offered(f"{ATTENTION}.")
     assert {f"{ATTENTION}.{name}=" for name in REGISTRY.blocks["attention"].arguments} <= set(keys)

@@ -34,7 +34,7 @@ def test_a_value_beyond_hydras_grammar_is_text(text, readable):
         ("heads=range(1,8,0)", "is an empty range"),
     ],
 )
-def test_numbers_of_which_there_are_none_are_refused_with_the_override_and_a_way_out(text, told):
+def test_nan_and_infinity_are_refused_with_the_override_and_a_fix(text, told):
     with pytest.raises(ConfigError) as caught:
         prepare_arguments(["-m", "model=tiny", text])
     (problem,) = caught.value.problems

@@ -24,7 +24,7 @@ def written(folder, tokenizer, max_length):
     return Corpus(folder, tokenizer)
 
 
-def test_every_pair_comes_back_in_order_as_ids_and_as_text(tmp_path, tokenizer):
+def test_every_pair_is_restored_in_order_as_ids_and_as_text(tmp_path, tokenizer):
     corpus = written(tmp_path, tokenizer, None)
     assert len(corpus) == len(PAIRS)
     for pair, (src, tgt) in enumerate(PAIRS):

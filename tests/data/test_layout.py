@@ -63,7 +63,7 @@ def test_packed_text_is_predicted_whole(tmp_path):
 @pytest.mark.parametrize(
     "layout", [Sides(["src", "doc"]), Sides(["doc"]), OneSequence()], ids=["two sources", "one source", "one sequence"]
 )
-def test_widths_and_labels_are_those_of_the_batches(corpus, layout):
+def test_widths_and_labels_match_the_batches(corpus, layout):
     for row in range(len(ROWS)):
         batch = layout.batch(corpus, [row])
         assert [batch.inputs[name].shape[1] for name in layout.inputs] == layout.widths_NC(corpus)[row].tolist()

@@ -31,7 +31,7 @@ def test_dates_come_with_a_language_for_each_held_out_pair(dates, tmp_path):
     assert any(f"{data.tokenizer.size:,} subwords, 2,000 requested" in line for line in lines)
 
 
-def test_text_comes_back_as_written_and_has_no_groups(text, sentences):
+def test_text_is_restored_and_has_no_groups(text, sentences):
     data, _ = told(text())
     assert list(data.val.text["src"]) == sentences["src"] and list(data.test.text["tgt"]) == sentences["tgt"]
     assert data.val.groups == ()

@@ -33,13 +33,13 @@ def tokenizer():
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_odd_text_comes_back_exactly(tokenizer, text):
+def test_unusual_text_is_restored_exactly(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 @settings(max_examples=200, deadline=None)
-def test_any_text_comes_back_exactly(tokenizer, text):
+def test_any_text_is_restored_exactly(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -87,7 +87,7 @@ def test_words_of_a_thousand_letters_are_learned_whole():
     assert len(Tokenizer.train([word] * 2, 300).encode(word)) == 1
 
 
-def test_the_bound_on_words_leaves_no_trace_in_the_file(tokenizer):
+def test_the_bound_on_words_is_not_in_the_file(tokenizer):
     assert json.loads(tokenizer.text)["pre_tokenizer"]["type"] == "ByteLevel"
 
 

@@ -38,33 +38,33 @@ def asked(**given: Any) -> DeviceSettings:
     return DeviceSettings.model_validate({"devices": 2, "accelerator": "cpu", "num_nodes": 2} | given)
 
 
-def test_a_process_of_torchruns_finds_its_place() -> None:
+def test_a_process_of_torchrun_has_its_rank() -> None:
     place = find_rank_info(asked(), TORCHRUN)
     told = {"launch": "torchrun abc", "restarts": 1}
     assert place == RankInfo(cluster="torchrun", rank=3, world=4, local_rank=1, devices=2, nodes=2, **told)
     assert str(place) == "torchrun, rank 3 of 4 on 2 nodes"
 
 
-def test_a_process_of_sruns_finds_its_place() -> None:
+def test_a_process_of_srun_has_its_rank() -> None:
     place = find_rank_info(asked(), SRUN)
     assert place == RankInfo(
         cluster="slurm", rank=2, world=4, local_rank=0, devices=2, nodes=2, launch="slurm 7", restarts=2
     )
 
 
-def test_torchrun_inside_a_job_of_slurms_is_torchrun_unless_it_is_said() -> None:
+def test_torchrun_takes_precedence_inside_a_slurm_job() -> None:
     assert find_rank_info(asked(), SRUN | TORCHRUN).cluster == "torchrun"
     assert find_rank_info(asked(cluster="slurm"), SRUN | TORCHRUN).cluster == "slurm"
 
 
 @pytest.mark.parametrize("environment", ALONE.values(), ids=ALONE)
-def test_a_process_that_was_started_alone_starts_the_others(environment: dict[str, str]) -> None:
+def test_a_single_process_starts_the_other_ranks(environment: dict[str, str]) -> None:
     place = find_rank_info(asked(num_nodes=1), environment)
     assert (place.cluster, place.world, place.is_external) == ("local", 1, False)
 
 
 @pytest.mark.parametrize("environment", ALONE.values(), ids=ALONE)
-def test_a_job_of_slurms_that_is_requeued_is_known_where_it_is_one_process(environment: dict[str, str]) -> None:
+def test_a_requeued_slurm_job_of_one_process_is_detected(environment: dict[str, str]) -> None:
     place = find_rank_info(asked(num_nodes=1), environment | {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
     assert (place.cluster, place.launch, place.restarts) == ("local", "slurm 7", 1)
 
@@ -92,7 +92,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("settings", "environment", "told"), WRONG.values(), ids=WRONG)
-def test_another_world_than_was_asked_for_is_refused(
+def test_a_world_of_another_size_than_requested_is_refused(
     settings: DeviceSettings, environment: dict[str, str], told: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"{told}(?s:.*)help: .*(torchrun|srun|trainer\.devices=2)"):
@@ -107,7 +107,7 @@ def test_a_sweep_is_not_started_by_each_process_of_a_launcher(environment: dict[
         refuse_launched_sweep(alone)
 
 
-def test_lightning_is_told_who_has_started_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_knows_the_launcher_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take Slurm for the launcher where both are there."""
     for name, value in (SRUN | TORCHRUN).items():
         monkeypatch.setenv(name, value)
@@ -117,7 +117,7 @@ def test_lightning_is_told_who_has_started_the_processes(monkeypatch: pytest.Mon
     assert (slurm.global_rank(), slurm.world_size(), slurm.auto_requeue) == (2, 4, False)
 
 
-def test_processes_that_are_started_anew_find_the_newest_run_of_their_launch(
+def test_restarted_processes_find_the_newest_run_of_their_launch(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     config = small().mapping

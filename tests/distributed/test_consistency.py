@@ -31,7 +31,7 @@ def read_another(ranks: Ranks, job: RunSpec) -> None:
     train_rank(torchrun_rank_info(os.environ, "local"), job, read_run(job.config), spec, prepared)
 
 
-def test_ranks_that_read_different_texts_stop_before_the_first_step_and_say_what_differs(
+def test_ranks_with_different_texts_stop_before_the_first_step_with_the_difference(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     config = small("trainer.devices=2").mapping
@@ -45,7 +45,7 @@ def test_ranks_that_read_different_texts_stop_before_the_first_step_and_say_what
     assert not list((job.folder / "checkpoints").iterdir())
 
 
-def test_the_fingerprint_tells_what_differs_and_the_cap_on_a_batch_is_not_in_the_text(
+def test_the_fingerprint_names_what_differs(
     small: Callable[..., Composed],
 ) -> None:
     def made(*overrides: str) -> dict[str, str]:

@@ -99,7 +99,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_a_run_whose_worker_dies_under_torchrun_goes_on_by_itself_to_the_same_weights(tmp_path: Path) -> None:
+def test_torchrun_restarts_a_dead_worker_and_the_weights_are_the_same(tmp_path: Path) -> None:
     run_alone(tmp_path / "whole", *HARMLESS, "trainer.devices=2")
     command = torchrun(1, 2, "--standalone", "--max-restarts=1", str(ROOT / "train.py"), *SMALL, *HARMFUL)
     (output,) = all_end([start([*command, "trainer.devices=2"], tmp_path / "restarted")])
@@ -153,7 +153,7 @@ def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_world_that_was_not_asked_for_ends_before_anything_is_started(tmp_path: Path) -> None:
+def test_a_world_of_another_size_ends_before_the_run_starts(tmp_path: Path) -> None:
     process = start([*torchrun(1, 2, "--standalone"), str(ROOT / "train.py"), *SMALL], tmp_path / "other")
     output = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode != 0
@@ -172,7 +172,7 @@ def slurm(rank: int, world: int, port: int) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_tasks_of_slurms_train_what_one_command_trains(one: Path, tmp_path: Path) -> None:
+def test_slurm_tasks_train_what_one_command_trains(one: Path, tmp_path: Path) -> None:
     command, port = [sys.executable, str(ROOT / "train.py"), *SMALL, "trainer.num_nodes=2"], free_port()
     outputs = all_end([start(command, tmp_path / "two", **slurm(rank, 2, port)) for rank in range(2)])
     assert "cluster: slurm, rank 0 of 2 on 2 nodes, gloo on cpu" in outputs[0]
@@ -180,7 +180,7 @@ def test_tasks_of_slurms_train_what_one_command_trains(one: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_command_lines_that_differ_from_node_to_node_end_before_anything_is_read(tmp_path: Path) -> None:
+def test_different_command_lines_on_nodes_are_refused_before_data_is_read(tmp_path: Path) -> None:
     command, port = [sys.executable, str(ROOT / "train.py"), *SMALL, "trainer.num_nodes=2"], free_port()
     words = [[*command, f"label_smoothing=0.{rank}"] for rank in range(2)]
     processes = [start(words[rank], tmp_path / "two", **slurm(rank, 2, port)) for rank in range(2)]

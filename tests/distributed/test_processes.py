@@ -47,7 +47,7 @@ def test_processes_work_together(tmp_path: Path) -> None:
         ("kill", TfmError, "process 1 of 2 ended with SIGKILL"),
     ],
 )
-def test_one_that_fails_ends_all_and_is_heard(harm: str, kind: type[Exception], said: str) -> None:
+def test_a_failing_process_ends_all_and_its_error_is_printed(harm: str, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind) as caught:
         spawn_ranks(fail_alone, 2, harm)
     assert said in str(caught.value)
@@ -64,7 +64,7 @@ def sleep_alone(ranks: Ranks, folder: Path) -> None:
     (folder / "slept").touch()
 
 
-def test_one_that_waits_for_a_lost_one_and_hears_no_signal_is_ended(tmp_path: Path) -> None:
+def test_a_process_that_waits_for_a_lost_one_and_ignores_signals_is_ended(tmp_path: Path) -> None:
     with pytest.raises(TfmError, match="process 1 of 2 ended with SIGKILL"):
         spawn_ranks(sleep_alone, 2, tmp_path)
     assert not (tmp_path / "slept").exists()

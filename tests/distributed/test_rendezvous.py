@@ -15,7 +15,7 @@ from tfm_blocks.launch.run_spec import RunSpec, SavedRun
 from tfm_blocks.runs.run_file import RunFile
 
 
-def test_processes_that_are_started_anew_do_not_believe_what_others_have_said_before() -> None:
+def test_restarted_processes_ignore_messages_of_the_previous_start() -> None:
     store, places = HashStore(), [RankInfo(cluster="torchrun", rank=rank, world=3, devices=3) for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
         names = []
@@ -70,7 +70,7 @@ def test_what_ranks_gather_is_json_in_the_store() -> None:
     ]
 
 
-def test_what_the_first_process_finds_wrong_it_tells_alone_and_the_others_end_with_its_status() -> None:
+def test_an_error_of_rank_0_is_printed_once_and_all_ranks_end_with_its_status() -> None:
     meetings = two_meetings(HashStore())
 
     def fail() -> None:

@@ -69,7 +69,7 @@ def stop(folder: Path, to: str, number: str, when: str) -> Path:
 
 @pytest.mark.grid
 @pytest.mark.parametrize(("to", "number", "when"), SHORT, ids=["-".join(case) for case in SHORT])
-def test_two_processes_agree_on_a_step_whoever_gets_the_signal_and_whenever(
+def test_two_processes_stop_after_the_same_step_for_a_signal_to_either(
     tmp_path: Path, to: str, number: str, when: str
 ) -> None:
     stop(tmp_path, to, number, when)
@@ -77,9 +77,7 @@ def test_two_processes_agree_on_a_step_whoever_gets_the_signal_and_whenever(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("to", "number", "when"), GRID, ids=["-".join(case) for case in GRID])
-def test_what_a_signal_has_stopped_goes_on_as_if_nothing_had_been(
-    tmp_path: Path, to: str, number: str, when: str
-) -> None:
+def test_a_run_stopped_by_a_signal_resumes_exactly(tmp_path: Path, to: str, number: str, when: str) -> None:
     assert start(tmp_path, *RUN, "name=whole", "trainer.devices=2").returncode == 0
     run = stop(tmp_path, to, number, when)
     assert seconds_since(tmp_path) < LIMIT
@@ -88,7 +86,7 @@ def test_what_a_signal_has_stopped_goes_on_as_if_nothing_had_been(
 
 
 @pytest.mark.slow
-def test_a_signal_in_the_final_test_ends_at_once_with_75_and_the_run_goes_on_with_the_test(tmp_path: Path) -> None:
+def test_a_signal_during_the_final_test_ends_with_75_and_a_resume_repeats_the_test(tmp_path: Path) -> None:
     done = start(tmp_path, *RUN, "name=run", SEND="TERM", TO="one", WHEN="test")
     assert done.returncode == 75, done.stderr
     assert (
@@ -104,7 +102,7 @@ def test_a_signal_in_the_final_test_ends_at_once_with_75_and_the_run_goes_on_wit
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_at_once_and_weights_and_biases_knows_of_a_first(tmp_path: Path) -> None:
+def test_a_second_signal_ends_at_once_and_wandb_has_the_first(tmp_path: Path) -> None:
     """A second one does not wait for W&B to write its files."""
     asked = ["logger=wandb" if one == "logger=csv" else one for one in RUN]
     for to, code in (("twice", 128 + 15), ("one", 75)):

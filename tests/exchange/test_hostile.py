@@ -172,7 +172,7 @@ def test_a_config_that_our_blocks_cannot_express_is_refused_by_key(folder, value
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 10_000, '{"a":' * 100 + "1" + "}" * 100, "\x00", '"\ud800"'])
-def test_a_config_that_is_no_json_object_is_refused(folder, text):
+def test_a_config_that_is_not_a_json_object_is_refused(folder, text):
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     refused(folder, "config.json")
 

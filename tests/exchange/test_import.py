@@ -55,7 +55,7 @@ def files_of(folder):
 
 
 @each_family()
-def test_logits_and_greedy_output_are_those_of_transformers(name, tmp_path):
+def test_logits_and_greedy_output_match_transformers(name, tmp_path):
     theirs, translator = imported(name, tmp_path)
     assert far_apart(*logits_of_both(theirs, translator)) < 1e-5
     texts = [f"w{a} w{b} w{a + b}" for a, b in ((3, 4), (9, 17), (12, 20))]
@@ -84,7 +84,7 @@ def test_export_restores_every_byte(name, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.grid)])
-def test_sixteen_bits_and_shards_are_restored_too(dtype, tmp_path):
+def test_sixteen_bit_weights_and_shards_are_restored(dtype, tmp_path):
     imported("gpt2", tmp_path, dtype=dtype, shard="4KB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").is_file()
     export_run(tmp_path / "run", tmp_path / "back")

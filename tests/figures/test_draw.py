@@ -7,7 +7,8 @@ import pytest
 from tests.figures.test_layout import ARGS, EMB, LAYER, LOGITS, encoder, shipped_spec, spec_of
 from tfm_blocks.compose.comments import describe_models
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.figures.draw import Content, Cost, draw_model
+from tfm_blocks.figures.content import Content, Cost
+from tfm_blocks.figures.draw import draw_model
 from tfm_blocks.figures.drawing import boxes
 from tfm_blocks.registry.blocks import REGISTRY
 

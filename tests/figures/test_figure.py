@@ -17,7 +17,7 @@ from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.comments import describe_models
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.figures.draw import Content
+from tfm_blocks.figures.content import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
 from tfm_blocks.figures.marks import mark_nodes
 from tfm_blocks.figures.svg import to_svg
@@ -36,7 +36,7 @@ def groups(svg):
     return {group.get("data-node"): group for group in ET.fromstring(svg).iter(f"{SVG}g") if group.get("data-node")}
 
 
-def test_all_shipped_figures_are_drawn_without_torch_and_are_those_of_the_docs(tmp_path):
+def test_all_shipped_figures_are_drawn_without_torch_and_match_the_docs(tmp_path):
     names = [entry.name for entry in describe_models(None)]
     code = (
         "import sys\nfrom tfm_blocks.cli import main\n"
@@ -107,7 +107,7 @@ def test_text_has_a_contrast_of_at_least_seven_on_every_box(theme):
         assert (lighter + 0.05) / (darker + 0.05) >= 7, fill
 
 
-def test_widths_of_text_are_those_of_the_font():
+def test_widths_of_text_match_the_font():
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
     font = TTFont(path)
     names, metrics, em = font.getBestCmap(), font["hmtx"], font["head"].unitsPerEm
@@ -146,7 +146,7 @@ def test_tikz_of_all_shipped_models_compiles_to_pages_of_their_size(tmp_path):
     assert [tuple(map(float, box)) for box in boxes] == [pytest.approx(size, abs=0.2) for size in expected]
 
 
-def test_the_figure_of_a_run_is_that_of_its_model(tmp_path):
+def test_the_figure_of_a_run_matches_its_model(tmp_path):
     run = leave_run(tmp_path / "runs" / "one", ["Haus"], ["Haus"])
     write_model(run, compose_model("prenorm", ["layers=2"]).model, [])
     main(["figure", str(run), "-o", str(tmp_path / "run.tex")])

@@ -11,7 +11,7 @@ from tests.plugged import PLUGGED
 from tfm_blocks.compose.comments import describe_models
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.figures.draw import Content, Cost
+from tfm_blocks.figures.content import Content, Cost
 from tfm_blocks.figures.figure import picture_of
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.network.build import read_model

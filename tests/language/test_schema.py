@@ -104,7 +104,7 @@ def test_a_misspelt_key_or_a_wrong_type_is_found_with_its_place(text, place):
 
 
 @pytest.mark.parametrize("text", ["encoder", "encoder.0", "encoder.-1", "encoder.*", "encoder.(n-1-i)", "été.(i)"])
-def test_a_reference_is_one_to_editors_too(text):
+def test_editors_accept_references(text):
     read_reference(text)
     assert re.search(REFERENCE["pattern"], text)
 

@@ -49,7 +49,7 @@ def test_problems_of_settings_devices_and_model_are_reported_together(tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_of_ones_own_is_read_like_the_command_line(tmp_path: Path) -> None:
+def test_a_config_file_is_checked_as_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     lines = ["# @package _global_", "optimizer:", "  lr: 3e-4", "data:", "  batch_size: 32"]
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("\n".join(lines))
@@ -87,7 +87,7 @@ def test_a_warmup_that_the_run_completes_is_no_warning(
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a system that binds processes to cores")
-def test_cores_are_those_that_the_process_may_use() -> None:
+def test_only_cores_that_the_process_may_use_count() -> None:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})

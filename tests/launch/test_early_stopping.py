@@ -33,7 +33,7 @@ def validated(run: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.grid)])
-def test_a_run_that_no_longer_improves_is_done_with_the_scores_of_its_best_weights(
+def test_a_run_that_stops_improving_is_done_with_the_scores_of_its_best_weights(
     small: Small, tmp_path: Path, devices: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = begin(small(*STOPPING, f"trainer.devices={devices}"), tmp_path)
@@ -48,13 +48,13 @@ def test_a_run_that_no_longer_improves_is_done_with_the_scores_of_its_best_weigh
 
 
 @pytest.mark.grid
-def test_a_score_of_which_higher_is_better_stops_when_it_falls(small: Small, tmp_path: Path) -> None:
+def test_a_falling_score_stops_the_run_if_higher_is_better(small: Small, tmp_path: Path) -> None:
     run = begin(small(*STOPPING, "callbacks.early_stopping.monitor=val/token_accuracy"), tmp_path)
     assert read_json(run / "status.json")["steps"] == LAST
 
 
 @pytest.mark.parametrize("sound", [1, pytest.param(4, marks=pytest.mark.grid)])
-def test_a_run_that_signals_stopped_before_ends_early_after_the_same_step_with_the_same_weights(
+def test_an_interrupted_run_stops_early_at_the_same_step_with_the_same_weights(
     small: Small, tmp_path: Path, sound: int
 ) -> None:
     def stopping(sound: int) -> Composed:
@@ -75,9 +75,7 @@ def patient() -> EarlyStopping:
 
 
 @pytest.mark.parametrize("by_config", [True, pytest.param(False, marks=pytest.mark.grid)])
-def test_a_run_that_was_killed_while_it_was_scored_does_not_train_on(
-    small: Small, tmp_path: Path, by_config: bool
-) -> None:
+def test_a_run_killed_during_scoring_does_not_train_further(small: Small, tmp_path: Path, by_config: bool) -> None:
     composed, callbacks = (small(*STOPPING), []) if by_config else (small(*SHORT), [patient()])
     whole = begin(composed, tmp_path, callbacks)
     killed = shutil.copytree(whole, tmp_path / "killed")
@@ -89,7 +87,7 @@ def test_a_run_that_was_killed_while_it_was_scored_does_not_train_on(
     assert (after["state"], after["steps"], after["reason"]) == ("done", LAST, before["reason"])
 
 
-def test_a_run_that_stopped_early_trains_on_with_more_patience_and_not_without(small: Small, tmp_path: Path) -> None:
+def test_a_run_that_stopped_early_trains_further_only_with_more_patience(small: Small, tmp_path: Path) -> None:
     run = begin(small(*STOPPING), tmp_path)
     with pytest.raises(ConfigError, match=r"stopped early: val/loss(?s:.*)a higher callbacks.early_stopping.patience"):
         go_on(run)
@@ -108,9 +106,7 @@ class Breaks(Callback):
 
 
 @pytest.mark.grid
-def test_a_run_that_was_to_train_on_and_failed_before_its_next_checkpoint_still_trains_on(
-    small: Small, tmp_path: Path
-) -> None:
+def test_a_continued_run_that_failed_before_its_next_checkpoint_continues_again(small: Small, tmp_path: Path) -> None:
     run = begin(small(*STOPPING), tmp_path)
     with pytest.raises(ValueError, match="broken"):
         go_on(run, "callbacks.early_stopping.patience=3", callbacks=[Breaks()])
@@ -118,9 +114,7 @@ def test_a_run_that_was_to_train_on_and_failed_before_its_next_checkpoint_still_
     assert validated(run) == [3, 6, 9, 12] and state(run) == "done"
 
 
-def test_a_callback_of_the_caller_stops_both_processes_of_a_run_after_the_same_step(
-    small: Small, tmp_path: Path
-) -> None:
+def test_a_callback_stops_both_processes_after_the_same_step(small: Small, tmp_path: Path) -> None:
     run = begin(small(*SHORT, "trainer.devices=2"), tmp_path, [patient()])
     status = read_json(run / "status.json")
     assert (status["state"], status["steps"]) == ("done", LAST)
@@ -137,15 +131,13 @@ class StopsAt(Callback):
         trainer.should_stop = trainer.global_step >= self.step
 
 
-def test_a_run_that_stops_between_validations_is_validated_once_more_and_no_more_than_once(
-    small: Small, tmp_path: Path
-) -> None:
+def test_a_run_that_stops_between_validations_is_validated_exactly_once_more(small: Small, tmp_path: Path) -> None:
     run = begin(small(*SHORT), tmp_path, [StopsAt(5)])
     assert validated(run) == [3, 5]
     assert read_json(run / "status.json")["reason"] == "stopped early: a callback stopped it: StopsAt"
 
 
-def test_a_validation_that_a_signal_breaks_off_is_none_to_a_callback(small: Small, tmp_path: Path) -> None:
+def test_an_interrupted_validation_does_not_reach_callbacks(small: Small, tmp_path: Path) -> None:
     """Its metric is not even measured yet; after the resume the callback counts as in a run without a stop."""
     leave = "++model.graph.stops={block: faulty, harm: leave, sound: 0, after: src_pos}"
     composed = small("plugins=[faulty]", leave, *SHORT)
@@ -164,9 +156,7 @@ class Opaque(Callback):
         return {"path": Path("x")}
 
 
-def test_a_callback_whose_state_no_checkpoint_can_hold_is_refused_when_it_is_written(
-    small: Small, tmp_path: Path
-) -> None:
+def test_a_callback_state_that_cannot_be_saved_is_refused_at_the_checkpoint(small: Small, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"callbacks.Opaque: its state_dict has objects(?s:.*)numbers, text, tensors"):
         begin(small(*SHORT), tmp_path, [Opaque()])
 
@@ -179,7 +169,7 @@ class Logs(Callback):
 
 
 @pytest.mark.grid
-def test_metrics_of_a_callback_reach_the_loggers_and_leave_metrics_csv_as_it_is(
+def test_metrics_of_a_callback_reach_the_loggers_but_not_metrics_csv(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")

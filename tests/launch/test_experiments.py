@@ -12,7 +12,7 @@ from tfm_blocks.launch.check import check_run
 
 @pytest.mark.parametrize("name", list_options("experiment", [CONF]))
 @pytest.mark.parametrize("debug", ["null", pytest.param("fast", marks=pytest.mark.grid)])
-def test_an_experiment_is_right_and_debug_shortens_it(name: str, debug: str) -> None:
+def test_every_experiment_is_valid_and_debug_shortens_it(name: str, debug: str) -> None:
     text = [] if name.startswith("probe/") else ["data.dir=x"]
     asked = [f"experiment={name}", *text, f"debug={debug}", "trainer.accelerator=cpu"]
     settings = check_run(compose_job(prepare_arguments(asked), None)).settings

@@ -25,7 +25,7 @@ from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.data import TrainStream
 
 
-def test_a_resumed_run_leaves_its_sizes_its_best_validation_and_the_tokens_of_the_plan(
+def test_a_resumed_run_saves_its_sizes_best_validation_and_number_of_tokens(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     composed = small()
@@ -50,9 +50,7 @@ def test_a_resumed_run_leaves_its_sizes_its_best_validation_and_the_tokens_of_th
     assert seconds == sorted(seconds) and seconds[0] > 0
 
 
-def test_translations_are_those_of_the_test_set_whose_hash_is_left(
-    small: Callable[..., Composed], tmp_path: Path
-) -> None:
+def test_translations_and_hash_belong_to_the_test_set(small: Callable[..., Composed], tmp_path: Path) -> None:
     composed = small("trainer.steps=2")
     train(check_run(composed), tmp_path)
     lines = read_translations(tmp_path / "run")
@@ -80,7 +78,7 @@ def test_status_json_has_null_for_an_infinite_perplexity(small: Callable[..., Co
 
 
 @pytest.mark.parametrize(("devices", "rows"), [(1, 10), pytest.param(2, 3, marks=pytest.mark.grid)])
-def test_the_losses_of_each_line_of_the_test_set_are_left(
+def test_the_loss_of_each_test_line_is_saved(
     small: Callable[..., Composed], tmp_path: Path, devices: int, rows: int
 ) -> None:
     """Against torch's cross entropy, line by line; together they are the loss and the perplexity of the run."""

@@ -27,7 +27,7 @@ def run(tmp_path):
     return tmp_path, pieces, weights_of(network)
 
 
-def test_the_same_model_and_vocabulary_take_everything(run):
+def test_the_same_model_and_vocabulary_load_all_weights(run):
     folder, pieces, weights = run
     network = tfm.build("tiny", **KNOBS, layers=2, vocab=pieces.size, seed=1)
     start = load_matching_weights(network, pieces, folder)
@@ -49,7 +49,7 @@ def test_a_larger_model_loads_shared_weights_and_lists_the_others(run):
 
 
 @pytest.mark.parametrize("words", [("hund", "vogel", "katzen"), ("hund", "haus", "katze")], ids=["size", "order"])
-def test_the_pieces_in_common_with_another_vocabulary_keep_their_rows_and_biases(run, words):
+def test_tokens_in_both_vocabularies_keep_their_rows_and_biases(run, words):
     """The vocabulary has another size, or the same subwords with other ids."""
     folder, old, weights = run
     new = tokenizer(*words)

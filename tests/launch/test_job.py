@@ -170,7 +170,7 @@ SCALARS = ["model=rezero", "++model.graph.decoder.layer.cross.kv={block: weighte
         pytest.param(SCALARS, marks=pytest.mark.slow, id="scalar parameters"),
     ],
 )
-def test_what_is_shared_out_becomes_the_weights_of_ddp_and_checkpoints_of_the_same_format(
+def test_fsdp2_gives_the_weights_and_checkpoints_of_ddp(
     small: Callable[..., Composed], tmp_path: Path, options: list[str]
 ) -> None:
     for strategy in ("ddp", "fsdp2"):
@@ -190,7 +190,7 @@ def test_what_is_shared_out_becomes_the_weights_of_ddp_and_checkpoints_of_the_sa
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.grid)])
-def test_divergence_ends_with_status_3_and_is_written_down(
+def test_divergence_ends_with_status_3_and_is_recorded(
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: int
 ) -> None:
     """With two devices, only the second has a non-finite loss."""
@@ -242,7 +242,7 @@ def wandb_summary(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("harm", ["error", "end"])
-def test_a_rank_that_breaks_does_not_leave_the_other_waiting(
+def test_a_failing_rank_ends_the_other(
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
@@ -276,7 +276,7 @@ def test_a_model_that_reads_other_inputs_is_refused_with_a_reason(
         run(small(image, picture, joined), tmp_path)
 
 
-def test_swept_knobs_are_flat_and_the_graph_does_not_take_the_name_model(small: Callable[..., Composed]) -> None:
+def test_swept_knobs_are_flat_keys_of_the_logged_config(small: Callable[..., Composed]) -> None:
     config = logged_config(small("heads=4").mapping, "tiny")
     assert (config["heads"], config["layers"]) == (4, 1)
     assert "graph" in config["graph"] and config["model"] == "tiny"
@@ -285,7 +285,7 @@ def test_swept_knobs_are_flat_and_the_graph_does_not_take_the_name_model(small: 
 @pytest.mark.parametrize(
     ("devices", "number"), [(1, signal.SIGINT), pytest.param(2, signal.SIGTERM, marks=pytest.mark.grid)]
 )
-def test_a_run_that_gets_a_signal_ends_with_75_and_says_how_to_go_on(
+def test_a_signal_ends_the_run_with_status_75_and_the_resume_command(
     tmp_path: Path, devices: int, number: signal.Signals
 ) -> None:
     command = [
@@ -334,7 +334,7 @@ def test_without_a_test_set_a_run_ends_with_scores_of_its_weights_on_the_validat
     assert validated == [4, 6], "the final scores, of another search, are not in the curve"
 
 
-def test_text_of_ones_own_needs_no_test_set(small: Callable[..., Composed], tmp_path: Path) -> None:
+def test_own_text_needs_no_test_set(small: Callable[..., Composed], tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / f"{split}.src").write_text("a red house\na blue boat\n" * 20)
         (tmp_path / f"{split}.tgt").write_text("ein rotes Haus\nein blaues Boot\n" * 20)
@@ -351,9 +351,7 @@ def test_runs_of_different_seeds_read_the_same_text(small: Callable[..., Compose
         assert not set(mine.train.text["tgt"]) & set(other.test.text["tgt"])
 
 
-def test_the_mean_of_the_last_weights_can_be_tested_by_beam_search_and_left_in_the_folder(
-    small: Callable[..., Composed], tmp_path: Path
-) -> None:
+def test_averaged_weights_are_tested_by_beam_search_and_saved(small: Callable[..., Composed], tmp_path: Path) -> None:
     search = "trainer.test_beam=3", "trainer.test_patient=true", "trainer.test_alpha=5"
     run(small("trainer.average=2", "trainer.validate_every=2", "schedule.peak=1e-2", *search), tmp_path)
     folder = tmp_path / "run"
@@ -389,9 +387,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_the_state_failed(
     assert (status["state"], status["reason"]) == ("failed", "cannot be used: No space left on device")
 
 
-def test_the_end_is_written_over_the_status_when_no_new_file_can_be_written(
-    small: Callable[..., Composed], tmp_path: Path
-) -> None:
+def test_the_final_state_overwrites_status_json_on_a_full_disk(small: Callable[..., Composed], tmp_path: Path) -> None:
     class Block(FillDisk):
         def on_train_batch_start(self, trainer: Trainer, *rest: Any) -> None:
             super().on_train_batch_start(trainer)
@@ -402,7 +398,7 @@ def test_the_end_is_written_over_the_status_when_no_new_file_can_be_written(
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
 
 
-def test_runs_that_cannot_be_written_are_one_sentence(
+def test_an_unwritable_runs_folder_is_an_error_of_one_sentence(
     small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     composed = small()
@@ -417,7 +413,7 @@ MAY_MOUNT = os.system("unshare -m mount --bind /tmp /tmp 2>/dev/null") == 0
 
 
 @pytest.mark.skipif(not MAY_MOUNT, reason="mounts a folder read-only, since permissions do not bind root")
-def test_runs_on_a_read_only_file_system_are_one_sentence_and_stay_as_they_are(
+def test_runs_on_a_read_only_file_system_give_one_sentence_and_do_not_change(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     composed, root = small(), tmp_path / "runs"

@@ -207,7 +207,7 @@ def _expect_summaries(run: Path) -> None:
 
 
 @pytest.mark.grid
-def test_a_run_that_was_killed_goes_on_in_wandb_without_a_gap_and_without_a_step_twice(
+def test_a_killed_run_resumes_in_wandb_without_gaps_or_repeated_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values that W&B had not written when it was killed are sent again from metrics.csv."""
@@ -253,7 +253,7 @@ def losing(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard writes in a thread
-def test_what_a_logger_loses_is_told_once_and_the_run_is_done_with_every_value(
+def test_a_failing_logger_is_reported_once_and_metrics_csv_is_complete(
     losing: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(losing(), tmp_path)
@@ -275,7 +275,7 @@ def test_what_a_logger_loses_is_told_once_and_the_run_is_done_with_every_value(
 @pytest.mark.grid
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(("harm", "kind", "code"), [("error", RuntimeError, 1), ("stop", PreemptedError, 75)])
-def test_a_lost_logger_changes_nothing_of_how_a_run_ends(
+def test_a_failing_logger_does_not_change_how_a_run_ends(
     losing: Small, tmp_path: Path, harm: str, kind: type[BaseException], code: int
 ) -> None:
     with pytest.raises(kind, match="the last rank broke" if code == 1 else "stopped by SIGTERM"):
@@ -284,7 +284,7 @@ def test_a_lost_logger_changes_nothing_of_how_a_run_ends(
     assert wandb_exit_code(tmp_path / "run") == code
 
 
-def test_a_logger_that_does_not_open_ends_the_run_before_its_first_step_and_closes_the_others(
+def test_a_logger_that_cannot_start_ends_the_run_before_the_first_step_and_closes_the_others(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -313,7 +313,7 @@ def test_a_signal_while_loggers_are_closed_leaves_a_run_done(
     assert state(tmp_path / "run") == "done"
 
 
-def test_a_run_that_an_agent_of_weights_and_biases_starts_has_the_agents_id_and_the_values_that_the_agent_has(
+def test_a_run_of_a_wandb_agent_has_the_agents_id_and_values(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W&B leaves out what we log by a key that a sweep sets, such as the settings of an optimizer that it chooses."""
@@ -345,13 +345,13 @@ def test_a_run_that_an_agent_of_weights_and_biases_starts_has_the_agents_id_and_
     assert (config["data.test"], config["data"]["test"]) == ("null", None)
 
 
-def test_an_id_that_no_agent_has_given_is_not_the_runs(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_agent_the_run_ignores_its_id(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_RUN_ID", "of-another-run")
     monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
     assert _wandb_id() != _wandb_id() != "of-another-run"
 
 
-def test_runs_of_other_seeds_are_of_one_config(small: Small) -> None:
+def test_runs_of_different_seeds_have_one_config_hash(small: Small) -> None:
     from tfm_blocks.launch.facts import config_hash
 
     one, seed, heads = (config_hash(small(override).mapping) for override in ("seed=1", "seed=2", "heads=4"))

@@ -37,7 +37,7 @@ def in_a_process(*, kept: bool) -> int:
 
 @pytest.mark.grid
 @pytest.mark.skipif(sys.platform != "linux", reason="the C library may be another")
-def test_freed_memory_is_used_again_without_asking_the_system() -> None:
+def test_freed_memory_is_reused_without_a_system_call() -> None:
     assert in_a_process(kept=True) * 4 < in_a_process(kept=False)
 
 
@@ -109,7 +109,7 @@ print(os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPAC
     assert with_caches(code) == "128 128"
 
 
-def test_garbage_is_not_looked_for_among_what_was_loaded_until_an_error_or_the_end() -> None:
+def test_loaded_objects_are_frozen_for_garbage_collection_until_the_end() -> None:
     with pytest.raises(KeyError), freeze_loaded_objects():
         assert gc.get_freeze_count() > 100_000
         raise KeyError

@@ -31,7 +31,7 @@ Small = Callable[..., Composed]
 
 
 @pytest.mark.parametrize(("fp32", "bf16", "faster"), [(30.0, 10.0, "bf16"), (10.0, 30.0, "fp32"), (10.0, 10.0, "fp32")])
-def test_auto_on_a_cpu_is_what_the_measurement_found_faster(fp32: float, bf16: float, faster: str) -> None:
+def test_auto_on_a_cpu_is_the_faster_precision_of_the_measurement(fp32: float, bf16: float, faster: str) -> None:
     found = choose_precision("auto", "cpu", {"fp32": fp32, "bf16": bf16})
     assert str(found) == f"precision: {faster} (measured on this CPU: fp32 {fp32} ms, bf16 {bf16} ms)"
     assert found.lightning == {"fp32": "32-true", "bf16": "bf16-mixed"}[faster]
@@ -42,7 +42,7 @@ def test_auto_without_bf16_instructions_is_fp32() -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_auto_is_bf16_exactly_where_a_cuda_device_computes_it(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_bf16_on_cuda_devices_that_support_it(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CUDA device is simulated."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native and not including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an H200")

@@ -75,7 +75,7 @@ def test_a_task_trains_every_shape_with_any_mixer(
     assert ("test/teacher_forced_accuracy@9" in final) == generated
 
 
-def test_a_model_that_answers_at_positions_is_not_translated_with(
+def test_a_model_with_answers_at_positions_does_not_translate(
     checked: Callable[..., CheckedRun], tmp_path: Path
 ) -> None:
     folder = train(checked("data=parity", "debug=fast", "data.test_lengths=[5]"), tmp_path)

@@ -37,7 +37,7 @@ SHARDED = "trainer.strategy=fsdp2"
         (["trainer.accelerator=cpu"], 0, False),
     ],
 )
-def test_an_accelerator_gets_pinned_batches_that_workers_make(
+def test_batches_for_an_accelerator_are_pinned_and_made_by_workers(
     small: Callable[..., Composed], asked: list[str], workers: int, pinned: bool
 ) -> None:
     module, made = make(small(*asked))
@@ -79,7 +79,7 @@ def test_the_memory_check_of_fsdp2_counts_the_shard_of_a_rank(small: Callable[..
     assert peak_of(plain) - peak_of(sharded) == pytest.approx(less, rel=0.05)
 
 
-def test_fsdp2_exchanges_gradients_of_what_is_in_no_layer_after_the_backward_pass(
+def test_fsdp2_reduces_gradients_outside_layers_after_the_backward_pass(
     small: Callable[..., Composed],
 ) -> None:
     """With most weights in no layer the peak is the exchange: the run's weights, the trial's, a layer's gradients and

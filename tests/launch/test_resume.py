@@ -125,9 +125,7 @@ def expect_same(run: Path, other: Path) -> None:
     "parts",
     [(3,), pytest.param((1, 5), marks=pytest.mark.grid), pytest.param(range(1, STEPS + 1), marks=pytest.mark.slow)],
 )
-def test_a_run_that_is_stopped_at_any_step_ends_as_one_that_is_not(
-    small: Small, tmp_path: Path, parts: Sequence[int]
-) -> None:
+def test_a_run_stopped_at_any_step_ends_bit_equal(small: Small, tmp_path: Path, parts: Sequence[int]) -> None:
     """The run of parts of one step is stopped after each of its steps, the last one too. It keeps a moving average."""
     average = "trainer.ema=0.9"
     begin(small(*stopping(1000), average), tmp_path)
@@ -143,7 +141,7 @@ def test_a_run_that_is_stopped_at_any_step_ends_as_one_that_is_not(
 
 
 @pytest.mark.grid
-def test_a_validation_that_a_signal_breaks_off_is_done_by_the_resumed_run(small: Small, tmp_path: Path) -> None:
+def test_a_resumed_run_repeats_an_interrupted_validation(small: Small, tmp_path: Path) -> None:
     """Also the last one, which no step comes after."""
     left = sys.modules["faulty"].left
     leave = [
@@ -171,7 +169,7 @@ def test_a_validation_that_a_signal_breaks_off_is_done_by_the_resumed_run(small:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "workers"), [(1, 0), (1, 2), (2, 0), (2, 1)])
-def test_a_run_that_is_stopped_after_each_of_thirty_steps_ends_as_one_that_is_not(
+def test_a_run_stopped_after_each_of_thirty_steps_ends_bit_equal(
     small: Small, tmp_path: Path, devices: int, workers: int
 ) -> None:
     long = ["trainer.steps=31", f"trainer.devices={devices}"]
@@ -192,9 +190,7 @@ def test_a_model_with_numbers_as_keys_resumes(small: Small, tmp_path: Path) -> N
     expect_same(tmp_path / "run", tmp_path / "run-2")
 
 
-def test_two_processes_of_which_one_gets_the_signal_agree_on_a_step_and_resume_exactly(
-    small: Small, tmp_path: Path
-) -> None:
+def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_step(small: Small, tmp_path: Path) -> None:
     """Also with workers that prefetch batches."""
     begin(small("trainer.devices=2", *stopping(1000)), tmp_path)
     with pytest.raises(PreemptedError, match="stopped by SIGTERM"):
@@ -204,7 +200,7 @@ def test_two_processes_of_which_one_gets_the_signal_agree_on_a_step_and_resume_e
 
 
 @pytest.mark.grid
-def test_another_number_of_devices_and_another_cap_take_up_the_same_plan(small: Small, tmp_path: Path) -> None:
+def test_other_devices_and_another_cap_on_a_batch_continue_the_same_plan(small: Small, tmp_path: Path) -> None:
     begin(small(*stopping(1000), "dropout=0"), tmp_path)
     with pytest.raises(PreemptedError):
         begin(small(*stopping(5), "dropout=0"), tmp_path)
@@ -219,7 +215,7 @@ SHARED = ["trainer.devices=2", "trainer.strategy=fsdp2"]
 
 
 @pytest.mark.slow
-def test_what_is_shared_out_resumes_exactly(small: Small, tmp_path: Path) -> None:
+def test_fsdp2_resumes_exactly(small: Small, tmp_path: Path) -> None:
     begin(small(*stopping(1000), *SHARED), tmp_path)
     with pytest.raises(PreemptedError):
         begin(small(*stopping(5), *SHARED), tmp_path)
@@ -228,9 +224,7 @@ def test_what_is_shared_out_resumes_exactly(small: Small, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_what_is_shared_out_goes_on_with_other_processes_and_with_the_other_strategy(
-    small: Small, tmp_path: Path
-) -> None:
+def test_fsdp2_resumes_with_other_processes_and_another_strategy(small: Small, tmp_path: Path) -> None:
     begin(small(*stopping(1000), "dropout=0"), tmp_path)
     with pytest.raises(PreemptedError):
         begin(small(*stopping(5), *SHARED, "dropout=0"), tmp_path)
@@ -244,7 +238,7 @@ def test_what_is_shared_out_goes_on_with_other_processes_and_with_the_other_stra
                 torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
 
 
-def test_a_job_of_slurms_that_is_requeued_goes_on_with_the_run_of_its_command(
+def test_a_requeued_slurm_job_resumes_the_run_of_its_command(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is one process, and has been preempted; another job begins a run of its own."""
@@ -282,7 +276,7 @@ REFUSED = [
 ]
 
 
-def test_what_would_be_another_experiment_or_nothing_to_do_is_refused(small: Small, tmp_path: Path) -> None:
+def test_resuming_another_experiment_or_a_finished_run_is_refused(small: Small, tmp_path: Path) -> None:
     begin(small(), tmp_path)
     for overrides, address, told in REFUSED:
         with pytest.raises(ConfigError) as caught:
@@ -325,7 +319,7 @@ def test_a_run_of_another_host_is_resumed_only_when_its_heartbeat_is_old(
     assert state(run) == "done" and not [*run.rglob(LOCK)]
 
 
-def test_folders_that_cannot_be_resumed_say_why(small: Small, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_resumed_gives_the_reason(small: Small, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no such run folder"):
         read_saved_run(tmp_path / "none")
     begin(small(*TRAINED), tmp_path)
@@ -381,7 +375,7 @@ def little_disk(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_disk_that_is_full_ends_the_run_with_a_sentence_and_what_it_holds_loads(
+def test_a_full_disk_ends_the_run_with_a_sentence_and_its_files_load(
     tmp_path: Path, little_disk: tuple[Path, str]
 ) -> None:
     disk, told = little_disk
@@ -424,9 +418,7 @@ def outside(folder: Path) -> dict[str, Any]:
         pytest.param(6, 2, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_is_not(
-    tmp_path: Path, kills: int, devices: int
-) -> None:
+def test_a_run_killed_at_random_moments_ends_bit_equal(tmp_path: Path, kills: int, devices: int) -> None:
     """Resume with the command in status.json. All processes are killed, or only the parent."""
     train_py = [sys.executable, str(ROOT / "train.py")]
     asked = [*SMALL[1:], f"trainer.steps={30 * kills}", f"trainer.devices={devices}"]  # a kill takes up to 20 steps

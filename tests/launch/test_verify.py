@@ -11,9 +11,7 @@ from tfm_blocks.launch.verify import verify_resume
 from tfm_blocks.training.module import TrainingModule
 
 
-def test_a_run_that_resumes_exactly_is_said_to(
-    small: Callable[..., Composed], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exact_resume_is_reported(small: Callable[..., Composed], capsys: pytest.CaptureFixture[str]) -> None:
     composed = small("dropout=0.3", "trainer.steps=100", "logger=wandb")
     assert verify_resume(check_run(composed)) == 0
     *said, last = capsys.readouterr().out.splitlines()
@@ -21,7 +19,7 @@ def test_a_run_that_resumes_exactly_is_said_to(
     assert last.endswith("bit-equal after 8 steps, with a stop after 4")
 
 
-def test_dropout_that_goes_on_from_what_was_drawn_before_is_found(
+def test_dropout_that_depends_on_earlier_draws_is_reported(
     small: Callable[..., Composed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TrainingModule, "_seed_dropout", lambda self: None)

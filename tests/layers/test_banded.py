@@ -51,7 +51,7 @@ def test_output_and_gradients_equal_dense_attention_under_the_band(n: int, r: in
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_equals_dense_attention_where_holes_and_whole_sequences_are_padding(causal: bool) -> None:
+def test_equals_dense_attention_with_padded_gaps_and_padded_sequences(causal: bool) -> None:
     keep_BT = torch.rand(3, 150, generator=torch.Generator().manual_seed(1)) < 0.5
     keep_BT[1] = False
     assert_equals_dense(random_inputs(3, 150), keep_BT, 70, causal)

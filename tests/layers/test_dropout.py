@@ -12,7 +12,7 @@ SHAPE = (7, 501, 33)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
-def test_the_share_and_the_scale_are_those_of_torchs(rate):
+def test_the_share_and_the_scale_match_torch(rate):
     torch.manual_seed(1)
     x = torch.ones(SHAPE)
     own, torchs = Dropout(rate)(x), F.dropout(x, rate)
@@ -48,6 +48,6 @@ def test_nothing_is_dropped_in_evaluation_or_at_rate_0():
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 2.0])
-def test_a_rate_that_is_none_is_refused(rate):
+def test_an_invalid_rate_is_refused(rate):
     with pytest.raises(ConfigError, match="dropout must be from 0 to below 1"):
         tfm.build("tiny", layers=1, vocab=9, dropout=rate)

@@ -23,14 +23,14 @@ def test_each_row_goes_through_its_own_expert():
     torch.testing.assert_close(grouped_product(x_RI, weight_EOI, ENDS), expected)
 
 
-def test_gradients_are_those_of_the_finite_differences_and_an_expert_without_rows_gets_0():
+def test_gradients_equal_finite_differences_and_an_expert_without_rows_gets_0():
     x_RI, weight_EOI = random(12, I).requires_grad_(), random(E, O, I).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, w: grouped_product(x, w, ENDS), (x_RI, weight_EOI))
     grouped_product(x_RI, weight_EOI, ENDS).sum().backward()
     assert bool((weight_EOI.grad[[0, 2, 3]] != 0).all()) and not weight_EOI.grad[1].any()
 
 
-def test_products_that_wait_for_no_ends_are_those_of_the_loop():
+def test_grouped_products_equal_the_loop():
     """They run on CUDA alone, and here on the processor, in bf16, of rows of 16 bytes; one operand is not contiguous."""
     x_RI, weight_EOI, y_OR = (random(*sizes).bfloat16() for sizes in ((12, 8), (E, 16, 8), (16, 12)))
     for weight in (weight_EOI, weight_EOI.mT.contiguous().mT):
@@ -42,7 +42,7 @@ def test_torchs_own_checks_of_an_operator_hold():
     torch.library.opcheck(grouped_product, (random(12, I).requires_grad_(), random(E, O, I).requires_grad_(), ENDS))
 
 
-def test_its_cost_is_that_of_one_expert_a_row():
+def test_a_row_costs_one_expert():
     with FlopCounterMode(display=False) as counter:
         grouped_product(random(12, I), random(E, O, I), ENDS)
     assert counter.get_total_flops() == 2 * 12 * I * O

@@ -29,7 +29,7 @@ def test_rows_add_up_to_one_and_leave_out_padding_and_later_positions():
 
 
 @torch.no_grad()
-def test_weights_are_those_of_the_model_with_add_and_norm_before_the_block():
+def test_weights_match_the_model_with_add_and_norm_before_the_block():
     """In the first layer of a pre-norm encoder, the block reads the normed embedding."""
     network = tfm.build("prenorm", layers=1, d_model=16, d_ff=16, heads=2, vocab=30).eval()
     src_BS = torch.randint(4, 30, (2, 6))

@@ -21,7 +21,7 @@ def test_a_cached_step_equals_the_uncached_forward(model):
 
 
 @torch.no_grad()
-def test_selected_rows_go_on_as_if_alone():
+def test_selected_rows_continue_as_a_batch_of_their_own():
     network, src_BS, tgt_BT = small(), torch.randint(4, 30, (3, 7)), torch.randint(4, 30, (3, 4))
     whole_BTV = network(src=src_BS, tgt=tgt_BT)
     decoding = incremental.start(network, {"src": src_BS}, length=4)

@@ -48,7 +48,7 @@ def test_deepnorm_scales_20_of_65_tensors_by_beta_and_starts_the_others_as_base_
     assert (len(scaled), len(list(base.parameters()))) == (20, 65)
 
 
-def test_building_leaves_the_callers_random_state_alone():
+def test_building_does_not_change_the_callers_random_state():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)

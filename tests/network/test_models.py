@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from tests.network.examples import ALL, TESTS, build, each, has_target, inputs_of, name, sources_of
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network import incremental
-from tfm_blocks.network.contract.rules import expect_steps
+from tfm_blocks.network.contract.decoding import expect_steps
 
 LONGEST = 15  # lines of a test model
 
@@ -108,7 +108,7 @@ def test_padding_leaves_the_outputs_of_real_positions_unchanged(path):
 
 @models
 @torch.no_grad()
-def test_a_sentences_output_depends_neither_on_its_batch_nor_on_its_place_there(path):
+def test_the_output_of_a_sentence_does_not_depend_on_its_batch(path):
     network = build(path).eval()
     inputs = inputs_of(network)
     for number, value in enumerate(inputs.values(), 2):

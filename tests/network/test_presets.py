@@ -103,7 +103,7 @@ def test_the_norm_of_the_args_is_the_norm_of_every_step():
 
 
 @torch.no_grad()
-def test_the_activation_of_the_args_is_that_of_the_feed_forward_network():
+def test_the_activation_of_the_args_matches_the_feed_forward_network():
     net, x_BND = one_layer("none", activation="gelu"), torch.randn(B, N, D)
     block = net["stack"]["0"]["ffn"].block
     torch.testing.assert_close(net(x=x_BND), block.out(F.gelu(block.inner(x_BND))))
@@ -120,7 +120,7 @@ def test_the_activation_of_the_args_is_that_of_the_feed_forward_network():
         (18, 18, False, 0.81 * 18 ** (5 / 16), 0.87 * 18 ** (-5 / 16)),
     ],
 )
-def test_deepnorms_constants_are_those_of_the_papers_table(encoder, decoder, decoding, alpha, beta):
+def test_deepnorms_constants_match_the_papers_table(encoder, decoder, decoding, alpha, beta):
     assert deepnorm_constants(encoder, decoder, decoding=decoding) == pytest.approx((alpha, beta), rel=1e-3)
 
 

@@ -73,7 +73,7 @@ REACH = {"restricted": (["r=5", "heads=2"], 2), "conv": (["kernel_size=3"], 1)}
 
 @pytest.mark.parametrize("model", REACH)
 @torch.no_grad()
-def test_beyond_depth_times_radius_nothing_reaches(model):
+def test_nothing_beyond_depth_times_radius_has_an_influence(model):
     """Each layer of the encoder extends the visible range by its radius on both sides."""
     overrides, radius = REACH[model]
     network = build_network(composed(model, *SMALL, *overrides, "layers=3", *NO_TARGET), seed=1).eval()

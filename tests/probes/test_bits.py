@@ -9,7 +9,7 @@ from tfm_blocks.probes.bits import EvenPairs, Parity
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 40, 257])
-def test_parity_is_that_of_the_number_of_ones(length):
+def test_parity_matches_the_number_of_ones(length):
     for one in printed(Parity(), [length]):
         assert one.answer == [str("".join(one.string).count("1") % 2)]
         assert one.positions == (length,) and one.question[length:] == ["="]

@@ -43,7 +43,7 @@ def test_the_grammar_has_exactly_20910_commands():
     assert all(GRAMMAR.fullmatch(command) for command in written)
 
 
-def test_actions_are_those_of_an_interpreter():
+def test_actions_match_an_interpreter():
     for command, meaning in all_pairs():
         assert list(meaning) == actions(" ".join(command))
 
@@ -105,7 +105,7 @@ def test_add_jump_trains_on_jump_alone_in_a_tenth_of_the_rows():
     assert "jump" in commands("train", split="add_jump", held_out=10_000), "jump is never held out"
 
 
-def test_around_right_tests_what_no_training_command_has():
+def test_around_right_tests_only_commands_that_no_training_command_contains():
     train, test = (commands(name, split="around_right", held_out=0) for name in ("train", "test"))
     assert not any("around right" in command for command in train)
     assert all("around right" in command and "turn around right" not in command for command in test)

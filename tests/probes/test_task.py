@@ -91,7 +91,7 @@ def test_names_of_tokens_are_different_and_contain_no_space(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_chance_is_that_of_a_uniform_guess_among_the_symbols_of_answers(name):
+def test_chance_matches_a_uniform_guess_among_the_symbols_of_answers(name):
     task, lengths = lite(name)
     symbols = {token for one in task.examples(1, "train", lengths[-1:], 2000) for token in one.answer}
     assert task.chance == 1 / len(symbols)

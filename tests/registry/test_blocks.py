@@ -134,7 +134,7 @@ def test_a_sequence_that_is_not_in_the_output_needs_sees():
     declared(Pooling, signature, sees={"kv": "all"})
 
 
-def test_ids_are_a_sequence_too():
+def test_ids_are_a_sequence():
     class Looking(nn.Module):
         def forward(self, x_BTD, ids_BS):
             return x_BTD + ids_BS.sum()
@@ -169,12 +169,12 @@ def test_a_forward_that_does_not_name_its_ports_fails_at_import(forward, rule):
         ("X: B T D -> B T D", "is not 'name: AXES'"),
     ],
 )
-def test_a_signature_that_is_none_fails_at_import(signature, rule):
+def test_an_invalid_signature_fails_at_import(signature, rule):
     with pytest.raises(TypeError, match=rule):
         declared(Fine, signature)
 
 
-def test_a_category_that_is_none_fails_at_import():
+def test_an_unknown_category_fails_at_import():
     with pytest.raises(TypeError, match="there is no category 'norms'"):
         declared(category="norms")
 

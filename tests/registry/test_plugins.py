@@ -71,7 +71,7 @@ def test_a_broken_entry_point_is_a_warning_and_stops_only_models_that_need_it(py
     assert f"it may be a block of {plugin}, which failed to load" in done.stderr
 
 
-def test_load_knows_them_too(python, tmp_path):
+def test_load_knows_the_blocks_that_installed_packages_announce(python, tmp_path):
     (tmp_path / "run").mkdir()
     model = compose_model("tiny").model
     model["graph"]["src_pos"] = {"block": "announced"}

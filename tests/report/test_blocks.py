@@ -52,7 +52,7 @@ def test_a_block_is_listed_under_its_usual_name_with_its_cost():
     assert "- cost of n positions: n · r · d multiply-adds" in page
 
 
-def test_arguments_and_rules_of_another_block_stand_there_alone():
+def test_arguments_and_rules_of_a_parent_block_are_printed_once():
     own = blocks_page([REGISTRY.blocks["gated_moe"]])
     assert "It has these arguments of [moe](#moe): `" in own
     assert "| experts |" not in own
@@ -78,7 +78,7 @@ def balanced():
     del REGISTRY.blocks["balanced"]
 
 
-def test_a_block_is_shown_with_all_that_is_declared_of_it(balanced, capsys):
+def test_a_block_is_shown_with_its_whole_declaration(balanced, capsys):
     show_block("balanced")
     shown = capsys.readouterr().out
     for text in (

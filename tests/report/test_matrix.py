@@ -11,6 +11,7 @@ import scipy.stats
 from tests.report.test_compare import asked, said
 from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
+from tfm_blocks.report.model_grid import ModelGrid
 
 SCORES = {  # scaled accuracies of three seeds
     ("attention", "parity"): (0.01, 0.03, -0.02),
@@ -154,3 +155,15 @@ def test_the_rate_is_chosen_on_the_seeds_that_all_rates_share_and_then_all_seeds
     (curve, *_) = found["learning_rates"]
     assert [value["losses"] for value in curve["values"]] == [[0.5], [0.6], [0.4]]
     assert any("on the seeds that all its values share" in note for note in found["notes"])
+
+
+def test_a_model_is_named_by_what_varies_among_models_with_the_same_first_setting():
+    keys = ("mixer", "attention_position", "beta_max")
+    models = [("attention", "rotary", "1"), ("attention", "null", "1"), ("delta", "null", "1"), ("delta", "null", "2")]
+    grid = ModelGrid(keys, [*models, ("lstm", "null", "1")], (), {})
+    assert grid.labels == ["attention, rotary", "attention", "delta, beta_max 1", "delta, beta_max 2", "lstm"]
+
+
+def test_models_of_the_same_name_have_all_their_settings():
+    grid = ModelGrid(("mixer", "near"), [("attention", "null"), ("attention", "none")], (), {})
+    assert grid.labels == ["attention, near null", "attention, near none"]

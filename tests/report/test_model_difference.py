@@ -34,7 +34,7 @@ def test_a_model_is_the_same_as_itself(capsys):
     assert capsys.readouterr().out == "tiny and tiny are the same model\n"
 
 
-def test_costs_are_those_of_built_networks(capsys):
+def test_costs_match_built_networks(capsys):
     words = ["tiny", *KNOBS, "vocab=99", "gqa", *KNOBS, "vocab=99", "kv_heads=1"]
     costs = difference(*words, capsys=capsys)["costs"]
     knobs = {"d_model": 16, "d_ff": 8, "heads": 2, "layers": 2, "vocab": 99}

@@ -104,7 +104,7 @@ def test_a_click_closes_and_opens_a_stack_and_so_does_the_keyboard(mine):
         assert {f"encoder.{layer}.attn" for layer in range(6)} <= set(boxes(opened, first))
 
 
-def test_the_search_finds_nodes_in_closed_stacks_too(mine):
+def test_the_search_finds_nodes_in_closed_stacks(mine):
     with browser() as opened:
         show(opened, mine)
         opened.find_element("css selector", '.model[data-model="0"] .close').click()
@@ -194,7 +194,7 @@ def test_a_watched_page_shows_an_error_beside_the_last_figure_and_recovers(serve
         assert complaints(opened) == []
 
 
-def test_the_server_answers_this_host_alone(served):
+def test_the_server_answers_only_this_host(served):
     _, address = served
     port = address.rstrip("/").rpartition(":")[2]
     assert address == f"http://127.0.0.1:{port}/"

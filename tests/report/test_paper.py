@@ -8,10 +8,10 @@ import pytest
 from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
 from tfm_blocks.report.comparison import compare_runs
-from tfm_blocks.report.line_chart import line_through
+from tfm_blocks.report.line_chart import LineChart, line_over, line_through
 from tfm_blocks.report.paper import save_figures
 from tfm_blocks.report.paper_figure import WIDTH, paper_style
-from tfm_blocks.report.paper_lines import line_style
+from tfm_blocks.report.paper_lines import draw_lines, line_style
 from tfm_blocks.report.paper_matrix import draw_heat_map
 
 FIGURES = {
@@ -90,3 +90,14 @@ def test_a_file_in_the_place_of_the_folder_is_refused(sweep, tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         main(["compare", str(sweep), "--matrix", "--figures", str(tmp_path / "file")])
     assert left.value.code == 2 and "--figures: must be a folder" in capsys.readouterr().err
+
+
+def test_a_legend_of_long_names_lies_within_the_figure():
+    labels = [f"gated_delta_rule, positions between layers {number}" for number in range(5)]
+    lines = [line_over("step", label, {0: [0.0], 1: [1.0]}) for label in labels]
+    for tasks in (1, 6):
+        with paper_style():
+            drawn = draw_lines([LineChart("loss", str(task), lines, ["step"], "nats") for task in range(tasks)])
+            drawn.draw_without_rendering()
+        box, (legend,) = drawn.bbox, drawn.legends
+        assert box.x0 <= legend.get_window_extent().x0 and legend.get_window_extent().x1 <= box.x1

@@ -26,7 +26,7 @@ def run(tmp_path):
     return folder
 
 
-def test_the_last_ones_are_averaged_and_the_run_is_left_alone(run):
+def test_the_last_validations_are_averaged_and_the_run_does_not_change(run):
     before = {path.name for path in run.iterdir()}
     folder = average(run, 2)
     two, three = (dict(tfm.build("tiny", **KNOBS, seed=seed).named_parameters()) for seed in (2, 3))

@@ -49,7 +49,7 @@ def loaded(folder):
     return read_checkpoint(folder / newest_intact(folder).file)["step"]
 
 
-def test_the_newest_few_stay_and_nothing_else_is_left(tmp_path):
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
     (tmp_path / "step-00000001.ckpt.part").touch()
     write(tmp_path, 1, 2, 3)
     assert [one.step for one in list_checkpoints(tmp_path)] == [3, 2]
@@ -57,7 +57,7 @@ def test_the_newest_few_stay_and_nothing_else_is_left(tmp_path):
     assert loaded(tmp_path) == 3
 
 
-def test_what_was_written_after_the_step_that_a_run_went_back_to_is_replaced(tmp_path):
+def test_checkpoints_after_the_resumed_step_are_replaced(tmp_path):
     write(tmp_path, 1, 2, 3)
     write(tmp_path, 2)
     assert [one.step for one in list_checkpoints(tmp_path)] == [2]
@@ -65,7 +65,7 @@ def test_what_was_written_after_the_step_that_a_run_went_back_to_is_replaced(tmp
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "missing"])
-def test_a_damaged_newest_one_is_told_and_the_one_before_it_is_taken(tmp_path, capsys, harm):
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_loaded(tmp_path, capsys, harm):
     write(tmp_path, 1, 2)
     newest = tmp_path / "step-00000002.ckpt"
     if harm == "missing":
@@ -109,7 +109,7 @@ def test_files_have_the_permissions_that_the_umask_gives(tmp_path):
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
-def test_a_process_that_is_killed_while_it_writes_leaves_one_that_loads(tmp_path, kills):
+def test_a_process_killed_while_writing_leaves_a_checkpoint_that_loads(tmp_path, kills):
     step = 0
     for _ in range(kills):
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(step + 1)]
@@ -125,7 +125,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_one_that_loads(tmp_path
         step = newest.step
 
 
-def test_a_full_disk_leaves_what_was_there_and_raises_in_words(tmp_path):
+def test_a_full_disk_keeps_the_existing_checkpoint_and_raises_a_clear_error(tmp_path):
     write(tmp_path, 1)
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
     one, other = done.stdout.split("\n", 1)

@@ -103,7 +103,7 @@ def test_an_impossible_folder_name_is_an_error_and_is_shortened(name):
     assert len(str(told.value)) < 400
 
 
-def test_what_a_command_line_had_that_is_no_utf_8_is_in_the_folder(tmp_path):
+def test_bytes_of_the_command_line_that_are_not_utf_8_are_saved(tmp_path):
     """Python gives such bytes as halves of letters."""
     said = {"commands": [b"data.dir=/B\xfccher".decode("utf-8", "surrogateescape"), "Bücher"]}
     write_json(tmp_path / "run.json", said)

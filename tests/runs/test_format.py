@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("folder", sorted(HERE.glob("format_*")), ids=lambda path: path.name)
-def test_a_stored_run_translates_as_on_its_first_day(folder):
+def test_a_stored_run_translates_as_recorded(folder):
     stored = json.loads((folder / "translated.json").read_text("utf-8"))
     assert stored
     assert dict(zip(stored, tfm.load(folder).translate(list(stored)), strict=True)) == stored

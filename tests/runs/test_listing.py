@@ -46,7 +46,7 @@ def test_runs_are_listed_with_state_model_step_and_score_newest_first(tmp_path, 
 
 
 @pytest.mark.parametrize("score", ["NaN", "Infinity", "null"])
-def test_a_score_that_is_no_finite_number_is_left_out(score, tmp_path, capsys):
+def test_a_score_that_is_not_finite_is_omitted(score, tmp_path, capsys):
     """Older runs wrote NaN and Infinity into status.json."""
     run = leave(tmp_path / "a", score=0.125)
     (run / "status.json").write_text((run / "status.json").read_text().replace("0.125", score))
@@ -97,7 +97,7 @@ def test_a_run_is_deleted_only_with_yes_and_never_while_it_trains(tmp_path, caps
     assert not run.exists() and other.is_dir()
 
 
-def test_a_run_of_another_host_is_running_while_its_heartbeat_is_fresh_and_only_then_stays(tmp_path, capsys):
+def test_a_run_of_another_host_cannot_be_deleted_while_its_heartbeat_is_fresh(tmp_path, capsys):
     run = leave(tmp_path / "a", "running")
     leave_heartbeat(run, age=5)
     assert [one["state"] for one in asked(capsys, "--in", tmp_path)] == ["running"]
@@ -110,7 +110,7 @@ def test_a_run_of_another_host_is_running_while_its_heartbeat_is_fresh_and_only_
     assert not run.exists()
 
 
-def test_a_sweep_of_another_host_runs_its_jobs_while_its_heartbeat_is_fresh(tmp_path, capsys):
+def test_jobs_of_another_hosts_sweep_are_running_while_its_heartbeat_is_fresh(tmp_path, capsys):
     sweep = leave_sweep(tmp_path / "sweep")
     listed = (sweep / "sweep.json").read_text().replace('"name": "three"', '"name": "three", "state": "running"')
     (sweep / "sweep.json").write_text(listed)
@@ -120,7 +120,7 @@ def test_a_sweep_of_another_host_runs_its_jobs_while_its_heartbeat_is_fresh(tmp_
         assert three["state"] == state
 
 
-def test_a_validation_that_the_last_rows_cut_gives_no_column_the_number_of_another(tmp_path, capsys):
+def test_an_incomplete_last_row_does_not_shift_columns(tmp_path, capsys):
     run, measured = leave(tmp_path / "a", "running"), "400,1.5,0.9,0.25,,\n"
     for kept in range(len(measured) + 1):
         rows = "420,1.4,,,,\n" * (TAIL // 12 - 2)

@@ -55,7 +55,7 @@ def holder_process(folder, *more):
             process.kill()
 
 
-def test_a_process_that_holds_a_folder_is_named_and_keeps_others_out(tmp_path):
+def test_the_error_of_a_locked_folder_names_the_process(tmp_path):
     assert holder_of(tmp_path) is None and holder_of(tmp_path / "missing") is None
     with holder_process(tmp_path) as (process, _):
         assert str(holder_of(tmp_path)) == f"{process.pid} on {socket.gethostname()}"
@@ -66,7 +66,7 @@ def test_a_process_that_holds_a_folder_is_named_and_keeps_others_out(tmp_path):
             pass
 
 
-def test_a_folder_is_held_once_in_a_process_and_free_and_clean_afterwards(tmp_path):
+def test_a_lock_cannot_be_taken_twice_and_leaves_no_file(tmp_path):
     with hold(tmp_path):
         assert holder_of(tmp_path).pid == os.getpid()
         with pytest.raises(RunError, match="is being trained by another process"), hold(tmp_path):
@@ -75,7 +75,7 @@ def test_a_folder_is_held_once_in_a_process_and_free_and_clean_afterwards(tmp_pa
     assert holder_of(tmp_path) is None and list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_free_at_once_when_its_process_is_killed(tmp_path):
+def test_killing_the_process_releases_the_lock(tmp_path):
     with holder_process(tmp_path) as (process, _):
         os.kill(process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
@@ -96,7 +96,7 @@ def test_a_child_that_was_forked_by_a_killed_process_does_not_keep_the_lock(tmp_
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_reader_that_looks_all_the_time_keeps_nobody_from_starting(tmp_path):
+def test_constant_reading_does_not_prevent_locking(tmp_path):
     with subprocess.Popen([sys.executable, "-c", READS, tmp_path], stdout=subprocess.PIPE) as reader:
         reader.stdout.readline()
         try:
@@ -131,7 +131,7 @@ def test_a_process_of_another_host_is_live_while_its_heartbeat_is_fresh(tmp_path
     assert json.loads((tmp_path / LOCK).read_text())["host"] == "node7", "the refusal changed nothing"
 
 
-def test_a_pid_that_another_process_has_now_holds_nothing(tmp_path):
+def test_a_reused_pid_holds_no_lock(tmp_path):
     with hold(tmp_path):
         own = json.loads((tmp_path / LOCK).read_text())
     leave_heartbeat(tmp_path, 0, **own)
@@ -143,14 +143,14 @@ def test_a_pid_that_another_process_has_now_holds_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x", "host": 3}', '{"pid": 1}', '{"pid": 1e30, "host": "a"}'])
-def test_a_damaged_heartbeat_is_no_holder_and_is_replaced(tmp_path, text):
+def test_a_damaged_heartbeat_counts_as_unlocked_and_is_replaced(tmp_path, text):
     (tmp_path / LOCK).write_text(text)
     assert holder_of(tmp_path) is None
     with hold(tmp_path):
         assert holder_of(tmp_path).pid == os.getpid()
 
 
-def test_a_holder_that_deletes_the_lock_of_a_crashed_host_gets_a_lock_that_the_other_does_not_release(tmp_path):
+def test_a_new_lock_is_not_released_by_the_crashed_holder(tmp_path):
     with hold(tmp_path):
         (tmp_path / LOCK).unlink()
         with hold(tmp_path):
@@ -167,7 +167,7 @@ def test_the_heartbeat_is_touched_while_the_folder_is_held(tmp_path, monkeypatch
     assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
 
 
-def test_who_waits_gets_the_folder_when_the_other_leaves_it(tmp_path, capsys):
+def test_a_waiting_process_gets_the_lock_when_it_is_released(tmp_path, capsys):
     with holder_process(tmp_path) as (process, _):
         threading.Timer(0.5, process.kill).start()
         with hold(tmp_path, wait=True):
@@ -175,7 +175,7 @@ def test_who_waits_gets_the_folder_when_the_other_leaves_it(tmp_path, capsys):
         assert f"waiting for another process ({process.pid} on " in capsys.readouterr().err
 
 
-def test_without_locks_of_the_file_system_the_heartbeat_keeps_others_out(tmp_path, monkeypatch):
+def test_without_file_system_locks_the_heartbeat_locks(tmp_path, monkeypatch):
     """NFS without its lock daemon and Lustre without `-o flock` answer so; no file system of a test does."""
 
     def no_locks(*_):

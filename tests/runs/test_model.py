@@ -30,7 +30,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_network_comes_back_bit_for_bit(folder):
+def test_a_saved_network_loads_bit_equal(folder):
     written, read = tfm.build("tiny", **KNOBS, seed=5).eval(), read_network(folder)
     src_BS, tgt_BT = torch.randint(4, 40, (2, 5)), torch.randint(4, 40, (2, 3))
     assert torch.equal(written(src=src_BS, tgt=tgt_BT), read(src=src_BS, tgt=tgt_BT))
@@ -85,7 +85,7 @@ def damage_json(folder):
     (folder / "model.json").write_text('{"format": 1, "mod')
 
 
-def test_an_arg_that_attention_did_not_take_in_format_1_reaches_only_the_block_that_took_it():
+def test_an_arg_of_format_1_reaches_only_blocks_that_had_it():
     args = {"d_model": 8, "heads": 2, "vocab": 20, "d_latent": 6, "d_head": 5, "d_turned": 4, "d_value": 3}
     graph = {
         "emb": {"block": "embedding", "in": "tgt"},
@@ -173,7 +173,7 @@ def test_a_damaged_or_foreign_folder_is_an_error(folder, damage, told):
         read_network(folder)
 
 
-def test_no_run_writes_into_anothers_folder(tmp_path):
+def test_no_run_writes_into_the_folder_of_another(tmp_path):
     assert [claim_folder(tmp_path, "x").name for _ in range(3)] == ["x", "x-2", "x-3"]
 
 
@@ -209,7 +209,7 @@ def test_a_buffer_of_another_kind_is_damaged(counted):
         read_network(folder)
 
 
-def test_the_mean_of_weights_leaves_counts_as_the_newest_file_has_them(counted):
+def test_averaging_keeps_integer_buffers_of_the_newest_file(counted):
     folder, network = counted
     files = [folder / "a.safetensors", folder / "b.safetensors"]
     for file in files:

@@ -27,7 +27,7 @@ def sacrebleu(tmp_path, outputs, references, *options):
     return json.loads(done.stdout)
 
 
-def test_scores_intervals_and_signatures_are_those_of_sacrebleus_command(tmp_path):
+def test_scores_intervals_and_signatures_match_sacrebleus_command(tmp_path):
     references = sentences(60, 7)
     outputs = garbled(references, 0.2, 8)
     asked = ["-m", "bleu", "chrf", "ter", "--confidence", "-w", "6", "--force"]

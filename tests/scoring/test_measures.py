@@ -15,7 +15,7 @@ REFERENCES = ["", *sentences(59, 7)]
 
 @pytest.mark.parametrize(("name", "metric"), [("BLEU", BLEU(force=True)), ("chrF", CHRF()), ("TER", TER())])
 @pytest.mark.parametrize("share", [0.1, 0.6, 1.0])
-def test_scores_of_sums_are_those_of_sacrebleu(name, metric, share):
+def test_scores_of_sums_match_sacrebleu(name, metric, share):
     outputs = [*garbled(REFERENCES, share, 3)[:-1], ""]
     stats_NK = line_statistics(outputs, REFERENCES, "13a")[name]
     for size in (1, 2, 5, 60):

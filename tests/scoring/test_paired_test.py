@@ -128,7 +128,7 @@ def test_p_is_the_share_of_all_ways_to_swap_that_differ_by_as_much():
         assert found[name] == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / TRIALS) + 1e-3)
 
 
-def test_for_exact_matches_p_is_that_of_the_sign_test():
+def test_for_exact_matches_p_matches_the_sign_test():
     before_NK, after_NK = np.ones((50, 2)), np.ones((50, 2))
     before_NK[:9, 0], after_NK[9:11, 0] = 0, 0
     found = p_over_sentences([{"exact match": before_NK}], [{"exact match": after_NK}])
@@ -155,7 +155,7 @@ def test_measures_that_a_run_lacks_or_has_of_other_lines_are_left_out():
 
 
 @pytest.mark.parametrize(("name", "metric"), METRICS)
-def test_sacrebleus_p_is_that_of_its_paired_bootstrap(name, metric):
+def test_sacrebleus_p_matches_its_paired_bootstrap(name, metric):
     references = REFERENCES[:60]
     before, after = garbled(references, 0.3, 1), garbled(references, 0.2, 2)
     _, theirs = PairedTest([("before", before), ("after", after)], {name: metric}, [references], "bs", 1000)()

@@ -10,7 +10,7 @@ from tfm_blocks.scoring.significance import correct, half_interval, over_seeds, 
 @pytest.mark.parametrize(
     ("before", "after"), [([30.1, 31.2, 29.8], [31.0, 32.5, 31.9]), ([1.0, 2.0], [5.0, 9.0, 6.0, 5.5])]
 )
-def test_p_and_interval_over_seeds_are_those_of_scipys_welch_test(before, after):
+def test_p_and_interval_over_seeds_match_scipys_welch_test(before, after):
     theirs = scipy.stats.ttest_ind(after, before, equal_var=False)
     found = over_seeds(before, after)
     assert found.p == pytest.approx(theirs.pvalue)

@@ -140,7 +140,7 @@ def test_six_jobs_end_in_six_ways_and_the_second_call_runs_the_four_that_are_not
 
 
 @pytest.mark.parametrize("other", ["done", "killed"])
-def test_a_sweep_ends_with_the_tables_of_compare_where_two_jobs_are_done(
+def test_a_sweep_with_two_finished_jobs_ends_with_the_tables_of_compare(
     other: str, small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     composed = small()
@@ -171,7 +171,7 @@ def weights(sweep: Path, name: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_sweep_that_is_killed_leaves_nothing_and_the_same_command_finishes_it_bit_for_bit(
+def test_a_killed_sweep_leaves_no_process_and_the_same_command_finishes_it_bit_equal(
     folder: Path, devices: int
 ) -> None:
     asked = ["experiment=fine", "seed=1,2", "trainer.steps=12", f"trainer.devices={devices}"]

@@ -72,7 +72,7 @@ def no_signal_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals._state, "number", 0)
 
 
-def test_a_job_of_another_process_is_waited_for_and_done_with_it(
+def test_the_sweep_waits_for_a_job_of_another_process(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = sweep_of(small, tmp_path, None)
@@ -83,7 +83,7 @@ def test_a_job_of_another_process_is_waited_for_and_done_with_it(
     assert sweep.source.succeeded and not (tmp_path / "x" / "seed-1.log").exists(), "nothing was started"
 
 
-def test_with_a_timeout_the_wait_ends_and_the_job_was_not_started(
+def test_the_wait_for_another_process_has_a_timeout(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = sweep_of(small, tmp_path, "1s")
@@ -97,7 +97,7 @@ def test_with_a_timeout_the_wait_ends_and_the_job_was_not_started(
     assert f"seed-1: not started, {why}" in capsys.readouterr().out
 
 
-def test_a_job_that_another_host_trains_is_waited_for_until_its_heartbeat_is_old(
+def test_the_sweep_waits_for_a_job_of_another_host_until_its_heartbeat_is_old(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, now = tmp_path / "x" / "seed-1", time.time()

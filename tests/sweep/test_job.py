@@ -29,7 +29,7 @@ def written(path: Path, composed: Composed, **changes: object) -> Composed:
     return read_job(path)[0]
 
 
-def test_a_job_reads_the_config_that_was_checked_whatever_the_environment_says_by_then(
+def test_a_job_reads_the_checked_config_even_if_the_environment_changed(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WHERE", "checked")
@@ -61,7 +61,7 @@ def test_a_job_names_the_plug_ins_of_its_own_model_and_the_command_that_trains_i
     assert command == ["python", "train.py", "heads=2", "name=plain", "sweep.name=x"]
 
 
-def test_jobs_are_the_same_where_their_configs_are_whatever_their_names(small: Small) -> None:
+def test_jobs_with_equal_configs_are_equal_whatever_their_names(small: Small) -> None:
     def config(*overrides: str) -> str:
         composed = small(*overrides)
         return SweepJob("x", [], composed, read_run(composed.mapping)).config

@@ -27,7 +27,7 @@ def test_every_launcher_has_a_module_and_a_config_file() -> None:
     assert set(names_of(PACKAGE)) == list_options("launcher", [CONF]).keys()
 
 
-def test_a_name_that_no_module_has_is_refused_with_the_names_that_exist() -> None:
+def test_an_unknown_launcher_is_refused_with_the_known_names() -> None:
     with pytest.raises(ConfigError, match=r"launcher\.name: must be one of local, ray, slurm, but is 'os'"):
         read_launcher({"name": "os"})
 
@@ -66,7 +66,7 @@ def test_a_sweep_is_the_same_wherever_it_runs() -> None:
     assert texts[0] == texts[1] == ("seed=1,2",)
 
 
-def test_devices_are_those_of_the_node_and_not_of_the_machine_that_submits(small: Any) -> None:
+def test_devices_match_the_node_and_not_the_submitting_machine(small: Any) -> None:
     many = small("trainer.devices=64", "trainer.accelerator=cuda")
     with pytest.raises(ConfigError, match="trainer"):
         chosen().check(many)

@@ -18,12 +18,12 @@ def test_keys_with_equal_ends_are_written_in_full():
     assert job_names(["data.train", "x.train"], [["1", "2"]]) == ["data.train-1_x.train-2"]
 
 
-def test_a_sweep_that_leaves_nothing_open_has_names_too():
+def test_a_sweep_of_one_job_has_a_name():
     assert sweep_name([]) == "sweep" and job_names([], [[]]) == ["run"]
 
 
 @given(st.lists(st.text(max_size=120), min_size=1, max_size=6))
-def test_names_are_folders_that_can_be_typed_and_no_two_are_alike(values):
+def test_names_are_distinct_and_valid_folder_names(values):
     names = job_names(["a.key"], [[value] for value in values])
     assert len(set(names)) == len(values)
     assert all(re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII) for name in names)

@@ -53,7 +53,7 @@ def wait_for(log: Path, text: str) -> None:
         ("import os; os.kill(os.getpid(), 11)", 139),
     ],
 )
-def test_the_exit_status_is_that_of_the_job(tmp_path, code, status):
+def test_the_exit_status_is_the_jobs(tmp_path, code, status):
     assert run(tmp_path, "-c", code)[0] == status
 
 
@@ -79,7 +79,7 @@ def test_output_is_appended_line_by_line_with_the_traceback_of_an_error(tmp_path
     assert log.index("before\nout\nerror\nchild\n") == 0 and "ZeroDivisionError" in log
 
 
-def test_a_job_that_is_asked_to_stop_may_take_its_time_and_its_exit_functions_run(tmp_path):
+def test_a_stopped_job_may_finish_and_runs_its_exit_functions(tmp_path):
     code = """
 import atexit, signal, sys, time
 atexit.register(print, "last")
@@ -95,7 +95,7 @@ time.sleep(1000)
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
-def test_a_job_that_is_to_end_at_once_takes_all_that_it_has_started_with_it(tmp_path):
+def test_ending_a_job_at_once_ends_its_children(tmp_path):
     supervisor = start_supervised(["-c", STUBBORN], tmp_path / "job.log", os.environ)
     wait_for(tmp_path / "job.log", "ready")
     assert len(of_session(supervisor.pid)) >= 3
@@ -107,7 +107,7 @@ def test_a_job_that_is_to_end_at_once_takes_all_that_it_has_started_with_it(tmp_
 
 @pytest.mark.grid
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
-def test_a_sweep_that_is_killed_leaves_nothing_even_of_a_job_that_does_not_want_to_end(tmp_path):
+def test_killing_the_sweep_ends_a_job_that_ignores_signals(tmp_path):
     command = [sys.executable, "-c", PARENT, STUBBORN, str(tmp_path / "job.log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:
         session = int(sweep.stdout.readline())

@@ -7,7 +7,7 @@ from tfm_blocks.sweep.progress import Progress
 HEADER = "step,train/tokens_per_second,val/loss,val/bleu\n"
 
 
-def test_rows_are_read_as_they_come_and_a_half_written_one_waits(tmp_path):
+def test_new_rows_are_read_and_an_incomplete_row_waits(tmp_path):
     path = tmp_path / "metrics.csv"
     found = Progress(path, "val/bleu")
     found.look()
@@ -42,7 +42,7 @@ def test_a_file_that_shrinks_and_grows_between_two_reads_is_read_from_the_start(
     assert (found.step, found.best, found.scores[3], found.scores[40]) == (40, 2.5, 7, 9)
 
 
-def test_rows_that_are_damaged_are_left_out(tmp_path):
+def test_damaged_rows_are_skipped(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text(HEADER + "\n2,100,4,1\nx,100,3,2\n,,1,\n1e300,1,1,1\n4,y,nan,3\n")
     found = Progress(path, "val/bleu")

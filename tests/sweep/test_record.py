@@ -29,7 +29,7 @@ def job_of(composed: Composed, name: str = "heads-2") -> SweepJob:
     return SweepJob(name, ["heads=2"], composed, read_run(composed.mapping))
 
 
-def test_the_same_overrides_have_the_same_folder_and_others_the_next_that_is_free(tmp_path: Path) -> None:
+def test_the_same_overrides_have_the_same_folder_and_others_a_new_one(tmp_path: Path) -> None:
     def claim(*asked: str) -> str:
         folder = claim_sweep(tmp_path, "heads", asked, "python train.py …")
         folder.write([])
@@ -44,9 +44,7 @@ def test_the_same_overrides_have_the_same_folder_and_others_the_next_that_is_fre
     assert claim("seed=1", "heads=2,4") == "heads-5", "no job of it is in an earlier folder"
 
 
-def test_a_sweep_that_shares_a_job_with_a_folder_adds_its_other_jobs_under_names_of_their_own(
-    small: Small, tmp_path: Path
-) -> None:
+def test_new_jobs_of_an_existing_folder_get_new_names(small: Small, tmp_path: Path) -> None:
     """seed=1 is the default, so the first command had its job without saying so."""
     first = claim_sweep(tmp_path, "x", ["heads=2,4"], "")
     first.write([job_of(small("heads=2"), "heads-2"), job_of(small("heads=4"), "heads-4")])
@@ -69,7 +67,7 @@ def test_a_sweep_that_shares_a_job_with_a_folder_adds_its_other_jobs_under_names
     assert claim_sweep(tmp_path, "x", [], "", configs={job_of(small("heads=8")).config}).path == tmp_path / "x-2"
 
 
-def test_a_search_takes_no_jobs_of_other_sweeps(small: Small, tmp_path: Path) -> None:
+def test_a_search_adopts_no_jobs_of_other_sweeps(small: Small, tmp_path: Path) -> None:
     folder, job = claim_sweep(tmp_path, "x", ["sweep=optuna"], ""), job_of(small())
     folder.write([job])
     (folder.path / JOURNAL).touch()
@@ -91,9 +89,7 @@ def test_sweep_json_is_what_other_commands_read(small: Small, tmp_path: Path) ->
     assert claim_sweep(tmp_path, "x", ["heads=2"], "").known["heads-2"].state == "killed"
 
 
-def test_a_job_whose_config_has_changed_is_refused_and_one_that_is_the_same_is_not(
-    small: Small, tmp_path: Path
-) -> None:
+def test_a_job_with_a_changed_config_is_refused(small: Small, tmp_path: Path) -> None:
     claim_sweep(tmp_path, "x", [], "").write([job_of(small())])
     folder = claim_sweep(tmp_path, "x", [], "")
     expect_unchanged(folder, [job_of(small("name=other"))])
@@ -102,7 +98,7 @@ def test_a_job_whose_config_has_changed_is_refused_and_one_that_is_the_same_is_n
 
 
 @pytest.mark.parametrize("state", ["running", "failed", "preempted", DONE])
-def test_the_state_of_a_job_is_that_of_its_folder(small: Small, tmp_path: Path, state: str) -> None:
+def test_the_state_of_a_job_is_read_from_its_folder(small: Small, tmp_path: Path, state: str) -> None:
     folder, job = begun(small, tmp_path, state)
     assert state_before(folder, job) == state
 

@@ -63,7 +63,7 @@ def test_the_result_of_a_job_file_is_text_and_its_output_ends_the_log(tmp_path: 
     assert {path.suffix for path in errand.path.parent.iterdir()} == {".json", ".begun", ".ended"}
 
 
-def test_an_errand_that_another_has_taken_the_place_of_is_not_done(tmp_path: Path, do: Do) -> None:
+def test_a_replaced_job_file_is_not_run(tmp_path: Path, do: Do) -> None:
     before = errand_of(tmp_path, "echo once")
     errand_of(tmp_path, "echo again")
     process = do(before)
@@ -71,7 +71,7 @@ def test_an_errand_that_another_has_taken_the_place_of_is_not_done(tmp_path: Pat
     assert said(tmp_path) == "" and not before.begun
 
 
-def test_however_many_signals_come_the_job_is_asked_to_stop_once(tmp_path: Path, do: Do) -> None:
+def test_several_signals_stop_the_job_once(tmp_path: Path, do: Do) -> None:
     errand = errand_of(tmp_path, COUNTS)
     process = do(errand)
     wait_for(lambda: "ready" in said(tmp_path))
@@ -89,7 +89,7 @@ def test_a_job_ended_by_a_signal_names_the_signal(tmp_path: Path, do: Do) -> Non
     assert errand.ended["status"] == 137
 
 
-def test_the_job_ends_with_the_process_that_does_its_errand(tmp_path: Path, do: Do) -> None:
+def test_the_job_ends_with_its_runner(tmp_path: Path, do: Do) -> None:
     errand = errand_of(tmp_path, "echo $$; while true; do sleep 0.05; done")
     process = do(errand)
     wait_for(lambda: said(tmp_path))

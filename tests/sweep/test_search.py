@@ -81,7 +81,7 @@ def work(search: Study, jobs: int) -> list[list[str]]:
     return done
 
 
-def test_values_are_of_the_space_in_hydras_syntax(start: Start) -> None:
+def test_values_come_from_the_space_in_hydra_syntax(start: Start) -> None:
     for job in [*work(start("one"), 12), *draw_jobs(parse_parts(SPACE, None), 12, 1)]:
         scale, heads, seed, layers, d_ff = (text.partition("=")[2] for text in job)
         assert 0.01 <= float(scale) <= 10 and heads in "24" and seed == "7" and layers in "135"
@@ -150,7 +150,7 @@ def test_a_metric_that_is_better_when_it_is_larger_is_maximised(start: Start) ->
         start("two", metric="val/los")
 
 
-def test_random_jobs_are_no_two_alike_and_of_more_trials_the_first_are_the_same() -> None:
+def test_random_jobs_are_distinct_and_more_trials_keep_the_first_ones() -> None:
     space = parse_parts(["heads=2,4", "seed=range(1,4)"], None)
     assert len(draw_jobs(space, 50, 1)) == 6
     few, many = draw_jobs(parse_parts(SPACE, None), 5, 3), draw_jobs(parse_parts(SPACE, None), 9, 3)

@@ -18,7 +18,7 @@ def test_a_cluster_queues_a_hundred_jobs_and_this_machine_runs_one() -> None:
         assert parallel(f"sweep={method}", "seed=1,2", on_cluster=False) == 1
 
 
-def test_a_search_on_a_cluster_queues_few_trials_as_it_learns_from_those_that_have_ended() -> None:
+def test_a_search_on_a_cluster_queues_few_trials() -> None:
     assert parallel("sweep=optuna", "seed=1,2", on_cluster=True) == 10
 
 

@@ -59,7 +59,7 @@ def parent():
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
-def test_a_parent_that_is_killed_leaves_nothing_even_of_a_job_that_does_not_want_to_end(parent):
+def test_killing_the_parent_ends_a_job_that_ignores_signals(parent):
     process, session = parent
     assert len(of_session(session)) >= 4
     process.kill()
@@ -67,7 +67,7 @@ def test_a_parent_that_is_killed_leaves_nothing_even_of_a_job_that_does_not_want
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
-def test_a_job_that_is_to_end_at_once_takes_all_that_it_has_started_with_it(parent):
+def test_ending_a_job_at_once_ends_its_children(parent):
     os.kill(parent[1], signal.SIGUSR1)
     wait_until_gone(parent[1])
 
@@ -75,7 +75,7 @@ def test_a_job_that_is_to_end_at_once_takes_all_that_it_has_started_with_it(pare
 @pytest.mark.parametrize(
     ("job", "status"), [("exit 0", 0), ("exit 75", 75), ("kill -9 $$", 137), ("kill -SEGV $$", 139)]
 )
-def test_the_exit_status_is_that_of_the_job(job, status):
+def test_the_exit_status_is_the_jobs(job, status):
     with subprocess.Popen(keep("bash", "-c", job), stdin=subprocess.PIPE) as keeper:
         assert keeper.wait() == status
 
@@ -88,7 +88,7 @@ def test_a_job_that_receives_a_stop_has_time_to_finish():
         assert keeper.wait() == 75
 
 
-def test_a_child_that_a_job_leaves_behind_is_ended_with_it():
+def test_children_end_when_their_job_ends():
     job = "sleep 1000 & echo $!"
     with subprocess.Popen(keep("bash", "-c", job), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as keeper:
         child = int(keeper.stdout.readline())

@@ -13,7 +13,7 @@ RUNNING = SweepRow("seed-2", "running", step=4, steps=8, pace=1234.5, best=3.25,
 FAILED = SweepRow("seed-3", "out of memory", "data.batch_tokens: is 8", "seed-3.log", steps=8)
 
 
-def test_without_a_terminal_each_new_change_is_a_line(capsys):
+def test_without_a_terminal_each_change_prints_a_line(capsys):
     with SweepView([DONE]) as view:
         view.show([DONE, SweepRow("seed-2", "waiting"), SweepRow("seed-3", "waiting")])
         assert capsys.readouterr().out == ""

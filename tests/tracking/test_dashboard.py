@@ -26,7 +26,7 @@ def test_the_shipped_dashboards_are_of_training_comparison_and_importance() -> N
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_what_is_rendered_is_read_back_by_wandb_workspaces_as_it_was(name: str) -> None:
+def test_wandb_workspaces_reads_a_rendered_dashboard_unchanged(name: str) -> None:
     dashboard = read_dashboard(name, [CONF])
     view = rendered(workspace(dashboard, "project", "team"))
     from wandb_workspaces.workspaces import Workspace, internal
@@ -90,14 +90,14 @@ def write(folder: Path, text: str) -> list[Path]:
         ("{bar: [val/bleu]}", "no such setting"),
     ],
 )
-def test_a_panel_of_what_no_run_logs_is_refused_with_its_file(tmp_path: Path, panel: str, told: str) -> None:
+def test_a_panel_with_an_unknown_key_is_refused_with_its_file(tmp_path: Path, panel: str, told: str) -> None:
     folders = write(tmp_path, f"name: Mine\nsections:\n  One:\n    - {panel}\n")
     with pytest.raises(ConfigError, match=told) as caught:
         read_dashboard("mine", folders)
     assert "mine.yaml" in str(caught.value) and all(one.help for one in caught.value.problems)
 
 
-def test_settings_that_a_panel_can_show_are_those_that_some_run_logs_and_no_others() -> None:
+def test_panels_can_show_exactly_the_settings_that_runs_log() -> None:
     """The runs together have every option of every group, and every knob of a model."""
     models = list_options("model", [CONF])
     groups = [list_options(group, [CONF]) for group in GROUPS]
@@ -130,7 +130,7 @@ def addresses(group: dict[str, Any], around: str) -> Iterator[str]:
             yield from addresses(value, f"{around}.{name}")
 
 
-def test_knobs_of_ones_own_models_and_settings_of_ones_own_groups_can_be_shown(tmp_path: Path) -> None:
+def test_knobs_of_own_models_and_settings_of_own_groups_can_be_shown(tmp_path: Path) -> None:
     folders = write(tmp_path, "name: Mine\nsections: {One: [{scatter: [width, schedule.ramp]}]}\n")
     with pytest.raises(ConfigError, match=r"(?s)shows width, which no run logs.*"):
         read_dashboard("mine", folders)

@@ -18,7 +18,7 @@ from tfm_blocks.tracking.wandb_agents import sweep_file
 ASKED = ["model=tiny", "heads=2,4", "schedule.scale=0.05,1e-1", "model.add_norm=pre,post", "data.test=null", "name=x"]
 
 
-def test_the_command_of_an_agent_is_one_that_train_py_takes_as_it_stands() -> None:
+def test_train_py_accepts_the_command_of_an_agent() -> None:
     """Each of its jobs composes, and is what was asked for, with null and numbers as such."""
     told = yaml.safe_load(sweep_file(ASKED, None, "grid", "val/loss", "project"))
     assert told["command"] == ["${env}", "${interpreter}", "${program}", "${args_no_hyphens}"]
@@ -37,7 +37,7 @@ def test_the_command_of_an_agent_is_one_that_train_py_takes_as_it_stands() -> No
     assert found == list(product([2, 4], [0.05, 0.1], ["pre", "post"]))
 
 
-def test_models_of_ones_own_are_found_by_the_agent(tmp_path: Path) -> None:
+def test_the_agent_finds_own_models(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\nheads: 2\n")
     told = yaml.safe_load(sweep_file(["model=glob(min*)", "heads=2,4"], tmp_path, "bayes", "val/bleu", "p"))

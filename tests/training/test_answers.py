@@ -49,7 +49,7 @@ def make(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Made]:
     ("model", "task"),
     [("probe_decoder", "mqar"), ("probe_encoder", "parity"), ("probe_encoder", "reverse"), ("probe_seq2seq", "parity")],
 )
-def test_the_loss_at_scored_positions_is_that_of_a_loop_over_all_positions(
+def test_the_loss_at_scored_positions_matches_a_loop_over_all_positions(
     make: Callable[..., Made], model: str, task: str
 ) -> None:
     network, prepared, _, layout = make(model, task)
@@ -118,7 +118,7 @@ def decode(network: Network, prepared: Prepared, row: int, longest: int) -> list
 
 
 @pytest.mark.parametrize("model", ["probe_decoder", "probe_seq2seq"])
-def test_generated_answers_are_those_of_a_naive_decoder_and_the_teacher_forced_score_is_another(
+def test_generated_answers_match_a_naive_decoder_and_the_teacher_forced_score_is_another(
     make: Callable[..., Made], model: str
 ) -> None:
     made = make(model, "reverse", symbols=3, test_lengths=[4, 7])

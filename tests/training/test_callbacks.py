@@ -28,7 +28,7 @@ def fit(composed: Composed, folder: Path, console: Console, *, best_loss: float 
     return keep
 
 
-def test_a_validation_leaves_its_weights_and_off_a_terminal_one_line_and_its_samples(
+def test_a_validation_saves_its_weights_and_prints_a_line_and_samples(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     said = io.StringIO()
@@ -42,7 +42,7 @@ def test_a_validation_leaves_its_weights_and_off_a_terminal_one_line_and_its_sam
     assert said.getvalue().count("\n    -> ") == 2
 
 
-def test_a_loss_above_the_best_leaves_the_best_weights_alone(small: Callable[..., Composed], tmp_path: Path) -> None:
+def test_a_loss_above_the_best_keeps_the_best_weights(small: Callable[..., Composed], tmp_path: Path) -> None:
     fit(small(), tmp_path, Console(file=io.StringIO()), best_loss=0.5)
     assert step_file(tmp_path, 4).exists()
     assert not (tmp_path / BEST).exists()
@@ -54,7 +54,7 @@ def test_on_a_terminal_a_bar_shows_steps_loss_rate_and_pace(small: Callable[...,
     assert all(word in said.getvalue() for word in ("4/4", "lr ", "tokens/s", "left"))
 
 
-def test_news_are_short_and_say_what_was_measured() -> None:
+def test_progress_lines_are_short_and_have_the_measured_values() -> None:
     assert train_news({}) == ""
     latest = {
         "train/loss": 2.0,

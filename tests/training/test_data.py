@@ -62,7 +62,7 @@ def test_an_epoch_has_every_pair_once_and_the_next_has_another_order(read: tuple
     assert [rows(step) for step in first] != [rows(step) for step in second]
 
 
-def test_a_run_that_goes_on_makes_no_plan_of_a_past_epoch(
+def test_a_resumed_run_plans_no_past_epoch(
     read: tuple[PlannedCorpus, PlannedCorpus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = stream(read, 0, Ranks(), 11)

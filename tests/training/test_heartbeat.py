@@ -28,7 +28,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
     os.close(write)
 
 
-def test_what_is_done_is_told_until_its_end_and_only_by_who_speaks(
+def test_the_current_activity_is_printed_until_it_ends_and_only_by_rank_0(
     heard: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silence, "LONGEST", 0.01)

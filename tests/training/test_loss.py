@@ -40,7 +40,7 @@ def ours(model: Tied, smoothing: float, chunk: int) -> tuple[Tensor, Tensor, Ten
 @pytest.mark.parametrize("chunk", [1, 5, N, 100])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])
-def test_values_and_gradients_with_tied_weights_are_those_of_torch_cross_entropy(
+def test_values_and_gradients_with_tied_weights_match_torch_cross_entropy(
     chunk: int, smoothing: float, dtype: torch.dtype, tolerance: float
 ) -> None:
     model = Tied(dtype)
@@ -106,7 +106,7 @@ def test_bfloat16_autocast_keeps_the_sums_and_gradients_near_those_of_float32() 
 
 
 @pytest.mark.parametrize("chunk", [5, 100])
-def test_losses_of_positions_are_those_of_torch_cross_entropy(chunk: int) -> None:
+def test_losses_of_positions_match_torch_cross_entropy(chunk: int) -> None:
     model = Tied(torch.float64)
     loss_N, nll_N, best_N = position_losses(model.head, model.trunk(), model.labels_N, smoothing=0.1, chunk=chunk)
     logits_NV = model.head(model.trunk())

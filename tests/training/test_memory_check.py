@@ -142,7 +142,7 @@ def try_in_little_memory(cap: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_too_little_memory_is_told_before_the_first_step_with_a_cap_that_fits(tmp_path: Path) -> None:
+def test_too_little_memory_is_an_error_before_the_first_step_with_a_cap_that_fits(tmp_path: Path) -> None:
     def told(cap: int) -> str:
         code = f"from tests.training.test_memory_check import try_in_little_memory as t; t({cap})"
         every_time_alike = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is given back

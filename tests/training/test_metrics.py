@@ -32,7 +32,7 @@ def test_a_huge_loss_has_infinite_perplexity_and_no_error() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["13a", "none"])
-def test_text_scores_are_those_of_sacrebleu(tokenizer: str) -> None:
+def test_text_scores_match_sacrebleu(tokenizer: str) -> None:
     scores = text_scores(OUTPUTS, REFERENCES, tokenizer)
     assert scores["bleu"] == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES], tokenize=tokenizer).score
     assert scores["chrf"] == sacrebleu.corpus_chrf(OUTPUTS, [REFERENCES]).score
@@ -91,6 +91,6 @@ def reduce(ranks: Ranks, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_metrics_are_those_of_all_ranks(tmp_path: Path) -> None:
+def test_metrics_cover_all_ranks(tmp_path: Path) -> None:
     spawn_ranks(reduce, 2, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2

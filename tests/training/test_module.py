@@ -157,7 +157,7 @@ def test_clipping_bounds_the_whole_gradient_and_logs_its_norm_before(small: Call
     assert free.latest["train/gradient_norm_clipped"] == free.latest["train/gradient_norm"]
 
 
-def test_the_tokens_that_a_run_has_read_are_those_of_the_plan(small: Callable[..., Composed]) -> None:
+def test_the_tokens_that_a_run_has_read_match_the_plan(small: Callable[..., Composed]) -> None:
     module, data = make(small("trainer.log_every=1"))
     trainer(9).fit(module, datamodule=data)  # an epoch has fewer steps
     plans = [feed_of(data).plan(seed=1, epoch=epoch) for epoch in range(9)]
@@ -165,7 +165,7 @@ def test_the_tokens_that_a_run_has_read_are_those_of_the_plan(small: Callable[..
     assert module.latest["train/tokens"] == sum(step.tokens for step in islice(chain.from_iterable(plans), 9))
 
 
-def test_perplexity_in_training_is_that_of_the_loss_without_smoothing(small: Callable[..., Composed]) -> None:
+def test_perplexity_in_training_matches_the_loss_without_smoothing(small: Callable[..., Composed]) -> None:
     module, data = make(small("trainer.log_every=1", "label_smoothing=0"))
     trainer(2).fit(module, datamodule=data)
     assert module.latest["train/perplexity"] == pytest.approx(math.exp(module.latest["train/loss"]), rel=1e-5)
@@ -187,7 +187,7 @@ def poison(*steps: int) -> str:
     return f"++model.graph.bad={{block: faulty, harm: poison, sound: 0, steps: {'-'.join(map(str, steps))}-, after: src_pos}}"
 
 
-def test_steps_whose_gradient_is_no_number_are_skipped_and_their_lines_are_written_down(
+def test_steps_with_gradients_that_are_not_finite_are_skipped_and_their_lines_recorded(
     small: Callable[..., Composed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights, and Adam's count of steps, are those of a run that took the other steps alone."""
@@ -231,7 +231,7 @@ def test_a_resume_with_a_patience_below_the_skipped_steps_ends_the_run(
         skipped.flush()
 
 
-def test_a_search_that_a_signal_breaks_off_translates_no_further_and_nothing_is_logged(
+def test_an_interrupted_search_stops_and_logs_nothing(
     small: Callable[..., Composed],
 ) -> None:
     """The signal comes when the tokens of the only batch are scored, and all have agreed to search."""
@@ -245,7 +245,7 @@ def test_a_search_that_a_signal_breaks_off_translates_no_further_and_nothing_is_
     assert not any(name.startswith("val/") for name in module.latest)
 
 
-def test_validation_scores_are_those_of_all_pairs_one_by_one(small: Callable[..., Composed]) -> None:
+def test_validation_scores_match_all_pairs_one_by_one(small: Callable[..., Composed]) -> None:
     module, data = make(small("data.batch_tokens=200"))
     Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).validate(module, data, verbose=False)
     losses, right, tokens = 0.0, 0, 0
@@ -351,7 +351,7 @@ def validating(steps: int, folder: Path, **options: Any) -> Trainer:
     )  # fmt: skip
 
 
-def test_callbacks_of_ones_own_trainer_see_the_values_of_metrics_csv(
+def test_callbacks_of_an_own_trainer_see_the_values_of_metrics_csv(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     module, data = make(small("trainer.log_every=2"))

@@ -168,7 +168,7 @@ def test_commands_that_translate_refuse_a_run_of_plain_text(command, tmp_path, m
 
 
 @torch.no_grad()
-def test_perplexity_is_that_of_every_token_after_those_before_it_in_its_row(one_sequence):
+def test_perplexity_matches_every_token_after_those_before_it_in_its_row(one_sequence):
     lines = ["zwei Kinder spielen", "", "am Fluss steht ein Haus"]
     found = perplexity(one_sequence, lines, context=6, batch_tokens=14)
     ids = [id for line in lines if line for id in [*tokenizer.encode(line), EOS]]

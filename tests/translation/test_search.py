@@ -75,7 +75,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(penalty):
 
 @pytest.mark.parametrize("made", [network(), network(model="restricted", r=3)], ids=["attention", "restricted"])
 @pytest.mark.parametrize("beam", [2, 5])
-def test_scores_are_those_of_a_forward_pass_and_come_best_first(beam, made):
+def test_scores_match_a_forward_pass_and_come_best_first(beam, made):
     put = sources()
     for row, hypotheses in enumerate(beam_search(made, put, bounds([8] * 5), beam=beam, penalty=gnmt(0.6), nbest=beam)):
         scores = [one.log_p / gnmt(0.6)(one.length) for one in hypotheses]
@@ -216,7 +216,7 @@ def test_draws_are_as_frequent_as_their_probabilities():
 
 @pytest.mark.parametrize("columns", [1, CHUNK - 1, CHUNK, 3 * CHUNK, 20 * CHUNK, 20 * CHUNK + 1, 21 * CHUNK - 1])
 @pytest.mark.parametrize(("hypotheses", "count"), [(1, 1), (1, 2), (1, 8), (4, 8), (2 * CHUNK, 8)])
-def test_the_largest_values_and_their_places_are_those_of_topk(columns, hypotheses, count):
+def test_the_largest_values_and_their_places_match_topk(columns, hypotheses, count):
     generator = torch.Generator().manual_seed(columns)
     x_RMV = torch.randn(50, hypotheses, columns, generator=generator)
     plus_RM = torch.randn(50, hypotheses, generator=generator)

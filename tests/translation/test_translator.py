@@ -129,7 +129,7 @@ def test_the_order_is_kept_and_blank_lines_stay_blank(translator):
     assert together[1] == together[3] == ""
 
 
-def test_a_search_that_is_to_stop_leaves_the_batches_that_are_left_blank(translator):
+def test_a_stopped_search_returns_blanks_for_the_remaining_batches(translator):
     texts, told = sentences(20, 1), [False, False]
     found = translator.search(texts, Search(), batch_tokens=50, stop=lambda: told.pop() if told else True)
     whole = translator.search(texts, Search(), batch_tokens=50)
@@ -137,7 +137,7 @@ def test_a_search_that_is_to_stop_leaves_the_batches_that_are_left_blank(transla
     assert 1 < len(done) < 20 and all(found[place] == whole[place] for place in done)
 
 
-def test_translating_leaves_the_mode_of_the_network_as_it_was(translator):
+def test_translating_restores_the_mode_of_the_network(translator):
     translator.network.train()
     translator.translate(["Haus"])
     assert translator.network.training

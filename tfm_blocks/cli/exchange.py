@@ -6,6 +6,9 @@ import argparse
 from pathlib import Path
 
 from tfm_blocks.cli import options
+from tfm_blocks.errors import ConfigError, DataError, Problem
+
+QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8")
 
 
 def add_commands(commands: options.Commands) -> None:
@@ -14,15 +17,24 @@ def add_commands(commands: options.Commands) -> None:
     command = options.add_command(commands, "import", _import, "import a published model as a run", what)
     command.add_argument("folder", type=Path, metavar="FOLDER", help="a folder as transformers saves it")
     _add_output(command, "RUN", "the new run folder")
-    what = "write a run as a folder that transformers loads, if it has the graph of a published family"
+    what = "write a run as a folder that transformers or CTranslate2 loads, if its graph is one that the export covers"
     command = options.add_command(commands, "export", _export, "write a run for another library", what)
     options.add_run(command)
-    command.add_argument("--to", required=True, choices=("huggingface",), help="the library")
+    command.add_argument("--to", required=True, choices=("huggingface", "ctranslate2"), help="the library")
     _add_output(command, "FOLDER", "the new folder")
+    _add_ctranslate2(command)
 
 
 def _add_output(command: argparse.ArgumentParser, metavar: str, help: str) -> None:
     command.add_argument("-o", type=Path, required=True, dest="path", metavar=metavar, help=help)
+
+
+def _add_ctranslate2(command: argparse.ArgumentParser) -> None:
+    """Add the options of the export to CTranslate2."""
+    add = command.add_argument
+    add("--quantization", choices=QUANTIZATIONS, help="ctranslate2: the type of the weights (float32)")
+    add("--src", type=Path, metavar="FILE", help="ctranslate2: compare the translations of these lines with the run's")
+    add("--ref", type=Path, metavar="FILE", help="ctranslate2: also compare BLEU, by these references")
 
 
 def _import(arguments: argparse.Namespace) -> None:
@@ -32,6 +44,26 @@ def _import(arguments: argparse.Namespace) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
+    if arguments.to == "ctranslate2":
+        _export_ctranslate2(arguments)
+        return
+    for name in ("quantization", "src", "ref"):
+        if getattr(arguments, name) is not None:
+            raise ConfigError(Problem(f"--{name}", "is an option of --to ctranslate2", help="leave it out"))
     from tfm_blocks.exchange.exporting import export_run
 
     print(f"{arguments.path}: {export_run(arguments.folder, arguments.path)}")
+
+
+def _export_ctranslate2(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.data.text import read_lines
+    from tfm_blocks.exchange.ctranslate2.export import export_to_ctranslate2
+
+    sources = list(read_lines(arguments.src, "--src")) if arguments.src else []
+    references = list(read_lines(arguments.ref, "--ref")) if arguments.ref else []
+    if references and len(references) != len(sources):
+        rule = f"needs as many lines as --src, but they have {len(references)} and {len(sources)}"
+        raise DataError(Problem("--ref", rule, help="line N of --ref translates line N of --src"))
+    quantization = arguments.quantization or QUANTIZATIONS[0]
+    certificate = export_to_ctranslate2(arguments.folder, arguments.path, quantization, sources, references)
+    print(f"{arguments.path}: {quantization}\n{certificate}")

@@ -15,7 +15,7 @@ from tfm_blocks.figures.themes import THEMES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tfm_blocks.figures.draw import Cost
+    from tfm_blocks.figures.content import Cost
     from tfm_blocks.language.spec import Spec
     from tfm_blocks.registry.blocks import Registry
 
@@ -37,7 +37,7 @@ def add_commands(commands: options.Commands) -> None:
 
 
 def _figure(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.figures.draw import Content
+    from tfm_blocks.figures.content import Content
     from tfm_blocks.figures.figure import Style, expect_format, picture_of, write_figure
 
     expect_format(arguments.path)
@@ -83,7 +83,7 @@ def _declared_spec(arguments: argparse.Namespace, registry: Registry) -> Spec:
 
 
 def _costs(spec: Spec) -> Mapping[str, Cost]:
-    from tfm_blocks.figures.draw import Cost
+    from tfm_blocks.figures.content import Cost
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.report.show import measure
 

@@ -83,7 +83,7 @@ def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Tra
 
 
 def add_search(command: argparse.ArgumentParser) -> None:
-    """Add the options of beam search, device and precision."""
+    """Add the options of beam search, and those of `add_computing`."""
     add = command.add_argument
     add("--beam", type=count, default=Search.beam, metavar="K", help="hypotheses per sentence; 1: greedy search")
     add("--patient", action="store_true", help="continue while an unfinished hypothesis can still win (slower)")
@@ -95,6 +95,12 @@ def add_search(command: argparse.ArgumentParser) -> None:
     what = "maximum length of a line and of its translation (1024)"
     add("--max-tokens", type=count, default=Search.max_tokens, metavar="N", help=what)
     add("--strict", action="store_true", help="fail on a line that is too long or not UTF-8")
+    add_computing(command)
+
+
+def add_computing(command: argparse.ArgumentParser) -> None:
+    """Add the options of batches, device, precision and plug-ins."""
+    add = command.add_argument
     add("--batch-tokens", type=count, default=4096, metavar="N", help="tokens per batch (4096)")
     add_device(command)
     what = "precision (fp32); with bf16, a few translations depend on the batch"

@@ -39,16 +39,26 @@ def export_run(run: Path, folder: Path) -> str:
     tensors = conversion_of(published).to_theirs(weights_of(network), leftovers)
     texts = dict(record.texts) or {CONFIG: _json(write_published(published, "float32"))}
     files = {name: text.encode() for name, text in texts.items()}
-    files |= tokenizer.files if isinstance(tokenizer, PublishedTokenizer) else {TOKENIZER: tokenizer.text.encode()}
+    files |= tokenizer_files(tokenizer)
+    make_folder(folder)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    _write_weights(folder, tensors, record)
+    return published.family.architecture
+
+
+def make_folder(folder: Path) -> None:
+    """Make a new folder. Raises RunError if it exists."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         rule, help = "exists already, and nothing is overwritten", "choose another name, or delete it first"
         raise RunError(Problem(str(folder), rule, help=help)) from None
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    _write_weights(folder, tensors, record)
-    return published.family.architecture
+
+
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Return the files of a tokenizer by name, as other libraries read them."""
+    return tokenizer.files if isinstance(tokenizer, PublishedTokenizer) else {TOKENIZER: tokenizer.text.encode()}
 
 
 def find_published(spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary, where: str) -> Published:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.figures import labels
-from tfm_blocks.figures.drawing import Arrow, Box, Chain, Drawing, Fold, Frame, item_within
+from tfm_blocks.figures.content import Content
+from tfm_blocks.figures.drawing import Arrow, Box, Chain, Drawing, Frame, choose_sides, item_within
 from tfm_blocks.figures.layer_groups import LayerGroup, find_groups
 from tfm_blocks.figures.node_boxes import NodeBoxes, node_boxes
 from tfm_blocks.figures.scopes import (
@@ -20,40 +20,16 @@ from tfm_blocks.figures.scopes import (
     entry_of,
     exit_of,
     first_of,
+    graph_at,
     nodes_of,
-    read_graph,
-    read_parts,
 )
 from tfm_blocks.figures.text import wrap
-from tfm_blocks.language.outline import Outline
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Node, Spec, format_shape
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 
 Item = Box | Frame
 Strand = tuple[Box, list[Item]]  # items above each other, and the box that the lowest one reads
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Parameters and multiply-adds of a node."""
-
-    parameters: int
-    multiply_adds: int
-
-
-@dataclass(frozen=True)
-class Content:
-    """What a figure shows: how far it folds, an address that it is limited to, shapes, and the cost of nodes.
-
-    `closed` are stacks and parallels that are drawn as one box, with `*` in place of the numbers of layers.
-    """
-
-    fold: Fold = "layers"
-    of: str = ""
-    shapes: bool = False
-    costs: Mapping[str, Cost] = field(default_factory=dict)
-    closed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -88,14 +64,14 @@ class _Drawer:
         self.root = Frame((content.of,) if content.of else ())
 
     def draw(self) -> Drawing:
-        graph = _graph_at(self.spec, self.registry, self.content.of)
+        graph = graph_at(self.spec, self.registry, self.content.of)
         known = {node.address for node in nodes_of(graph)}
         nodes = [node for node in self.spec.nodes if node.address in known]
         outside = [address for node in nodes for address in (*node.read, node.residual) if address not in known]
         self.outlets |= {address: self._input(address) for address in dict.fromkeys(outside)}
         self._graph([graph], self.root)
         self._add_output(nodes[-1])
-        _choose_sides(self.root, self.arrows)
+        choose_sides(self.root, self.arrows)
         return Drawing(self.root, _distinct(self.arrows))
 
     def _input(self, address: str) -> Box:
@@ -317,25 +293,6 @@ class _Drawer:
             self.varied |= {node.address: varied for node in nodes}
 
 
-def _graph_at(spec: Spec, registry: Registry, address: str) -> Graph:
-    """Return the parts at an address, or all parts of the model."""
-    outline = Outline(spec, registry)
-    if not address or (address in outline.graphs and address not in outline.nodes):
-        return read_graph(outline, address)
-    if address in outline.nodes:
-        return read_parts(outline, address)
-    if address in outline.calls:
-        return (Leaf(outline.calls[address]),)
-    known = {part for node in spec.nodes for part in _prefixes(node.address)}
-    raise ConfigError(Problem("--of", f"nothing is called {shown(address)}", help=suggest(address, known)))
-
-
-def _prefixes(address: str) -> Iterator[str]:
-    while address:
-        yield address
-        address = address.rpartition(".")[0]
-
-
 def _distinct(arrows: Sequence[Arrow]) -> tuple[Arrow, ...]:
     """Return the arrows once each: a node that reads several layers reads one box if these are drawn once."""
     distinct: dict[tuple[Box, Box, str], Arrow] = {}
@@ -377,20 +334,3 @@ def _about(alike: Sequence[Node]) -> str:
     first, last = alike[0], alike[-1]
     addresses = first.address if first is last else f"{first.address} … {last.address}"
     return f"{addresses}: {first.block}" if first.block else addresses
-
-
-def _choose_sides(root: Frame, arrows: Sequence[Arrow]) -> None:
-    """Let residuals pass on the right in columns that read from the left, and else on the left."""
-    for column, chain in enumerate(root.chains):
-        for arrow in arrows:
-            source, target = item_within(root, arrow.source), item_within(root, arrow.target)
-            if source and target and source.column < target.column == column:
-                _set_side(chain)
-
-
-def _set_side(chain: Chain) -> None:
-    chain.side = "right"
-    for item in chain.items:
-        if isinstance(item, Frame):
-            for inner in item.chains:
-                _set_side(inner)

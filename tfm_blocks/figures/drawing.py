@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -152,3 +152,20 @@ def boxes(frame: Frame) -> Iterator[Box]:
             yield item
         else:
             yield from boxes(item)
+
+
+def choose_sides(root: Frame, arrows: Sequence[Arrow]) -> None:
+    """Let residuals pass on the right in columns that read from the left, and else on the left."""
+    for column, chain in enumerate(root.chains):
+        for arrow in arrows:
+            source, target = item_within(root, arrow.source), item_within(root, arrow.target)
+            if source and target and source.column < target.column == column:
+                _set_side(chain)
+
+
+def _set_side(chain: Chain) -> None:
+    chain.side = "right"
+    for item in chain.items:
+        if isinstance(item, Frame):
+            for inner in item.chains:
+                _set_side(inner)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfm_blocks.errors import ConfigError, Problem, shown
-from tfm_blocks.figures.draw import Content, draw_model
+from tfm_blocks.figures.content import Content
+from tfm_blocks.figures.draw import draw_model
 from tfm_blocks.figures.layout import lay_out
 from tfm_blocks.figures.picture import FigurePicture
 from tfm_blocks.figures.svg import to_svg

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.language.outline import Outline
-from tfm_blocks.language.spec import Node
+from tfm_blocks.language.spec import Node, Spec
+from tfm_blocks.registry.blocks import Registry
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,25 @@ def nodes_of(graph: Iterable[Part]) -> Iterator[Node]:
                 for branch in part.branches:
                     yield from nodes_of(branch)
                 yield part.join
+
+
+def graph_at(spec: Spec, registry: Registry, address: str) -> Graph:
+    """Return the parts at an address, or all parts of the model."""
+    outline = Outline(spec, registry)
+    if not address or (address in outline.graphs and address not in outline.nodes):
+        return read_graph(outline, address)
+    if address in outline.nodes:
+        return read_parts(outline, address)
+    if address in outline.calls:
+        return (Leaf(outline.calls[address]),)
+    known = {part for node in spec.nodes for part in _prefixes(node.address)}
+    raise ConfigError(Problem("--of", f"nothing is called {shown(address)}", help=suggest(address, known)))
+
+
+def _prefixes(address: str) -> Iterator[str]:
+    while address:
+        yield address
+        address = address.rpartition(".")[0]
 
 
 def exit_of(graph: Graph) -> str:

@@ -13,7 +13,8 @@ from tfm_blocks.language.spec import Node, Spec, Step
 from tfm_blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
 from tfm_blocks.layers.linear import Dropout
 from tfm_blocks.layers.state import Stepping
-from tfm_blocks.registry.blocks import KEEP, REGISTRY, RIGHT_PADDED
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.class_parameters import KEEP, RIGHT_PADDED
 from tfm_blocks.registry.values import Part
 
 Values = dict[str, Tensor]

@@ -8,7 +8,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.registry.blocks import REQUIRED, Argument, BlockInfo, Registry
+from tfm_blocks.registry.blocks import BlockInfo, Registry
+from tfm_blocks.registry.class_parameters import REQUIRED, Argument
 from tfm_blocks.registry.signature import parse_signature
 from tfm_blocks.registry.values import Kind, Part
 

@@ -13,7 +13,7 @@ LONGEST = 80
 LARGEST = 2**40
 Number = int | float
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -21,7 +21,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -66,10 +66,10 @@ def _value(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
             return lookup(name)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, lookup)
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY:
-            return _apply(_BINARY[type(sign)], _value(left, lookup), _value(right, lookup))
-        case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in _COMPARE:
-            return _COMPARE[type(sign)](_value(left, lookup), _value(right, lookup))
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in ARITHMETIC:
+            return _apply(ARITHMETIC[type(sign)], _value(left, lookup), _value(right, lookup))
+        case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in COMPARISONS:
+            return COMPARISONS[type(sign)](_value(left, lookup), _value(right, lookup))
     raise ValueError("can hold numbers, names, + - * / // % and parentheses")
 
 

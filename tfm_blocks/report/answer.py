@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tfm_blocks.errors import listed
 from tfm_blocks.report.matrix import ALPHA, Matrix
 
 NAMED = 4  # models or tasks that a sentence lists; more are counted
@@ -33,7 +34,7 @@ def _best_of_task(matrix: Matrix) -> Iterator[str]:
     if len(labels) == 1:
         yield f"{labels[0]} has the {score}."
     else:
-        yield f"{_listed([labels[row] for row in rows])} {'has' if len(rows) == 1 else 'have'} the best {score}."
+        yield f"{listed([labels[row] for row in rows], NAMED)} {'has' if len(rows) == 1 else 'have'} the best {score}."
 
 
 def _best_of_tasks(matrix: Matrix) -> Iterator[str]:
@@ -50,7 +51,8 @@ def _best_of_tasks(matrix: Matrix) -> Iterator[str]:
         yield f"Best {name} of {len(best)} tasks: {won}."
     for column, rows in best.items():
         if len(rows) > 1:
-            yield f"On {matrix.grid.tasks[column]}, {_listed([labels[row] for row in rows])} share the best {name}."
+            names = listed([labels[row] for row in rows], NAMED)
+            yield f"On {matrix.grid.tasks[column]}, {names} share the best {name}."
 
 
 def _tests(matrix: Matrix) -> Iterator[str]:
@@ -74,10 +76,10 @@ def _counted(matrix: Matrix, tested: list[tuple[int, int]]) -> str:
     how = f"(p < {ALPHA}, Holm's correction for {_times(matrix.tests, 'test')})"
     if len(matrix.grid.tasks) == 1 and len(tested) <= NAMED:
         rest = [labels[row] for row, _ in tested if not matrix.cells[row, 0].differs]
-        named = [f"{name} differs significantly from {_listed([labels[row] for row, _ in significant])} {how}."]
-        named = named if significant else []
+        others = listed([labels[row] for row, _ in significant], NAMED)
+        named = [f"{name} differs significantly from {others} {how}."] if significant else []
         return " ".join(
-            [*named, *([f"No significant difference from {_listed(rest)} was found {how}."] if rest else [])]
+            [*named, *([f"No significant difference from {listed(rest, NAMED)} was found {how}."] if rest else [])]
         )
     verb = "is" if len(significant) == 1 else "are"
     text = f"Of {_times(len(tested), 'difference')} from {name}, {len(significant)} {verb} significant {how}."
@@ -86,11 +88,6 @@ def _counted(matrix: Matrix, tested: list[tuple[int, int]]) -> str:
         if len(significant) == len(tested)
         else f"{text} The others are not, which does not mean that the models are equal."
     )
-
-
-def _listed(names: list[str]) -> str:
-    shown = names[:NAMED] if len(names) > NAMED + 1 else names
-    return ", ".join(shown) + (f" and {len(names) - NAMED} more" if len(shown) < len(names) else "")
 
 
 def _times(count: int, noun: str) -> str:

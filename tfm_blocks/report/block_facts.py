@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 import yaml
 
 from tfm_blocks.network.contract.case import HOSTS, guess
-from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
+from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
+from tfm_blocks.registry.class_parameters import Argument
 from tfm_blocks.report.complexity import COMPLEXITY, shortened
 from tfm_blocks.report.docstring import split_fields
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.registry.blocks import REGISTRY, Argument, BlockInfo
+from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
+from tfm_blocks.registry.class_parameters import Argument
 from tfm_blocks.report.block_facts import default_of, description, example, facts, fields, type_of
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import Table, markdown, texts

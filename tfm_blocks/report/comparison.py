@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, listed, shown, suggest
 from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import Factor, Group, find_factors, group_seeds
 from tfm_blocks.report.model_grid import NO_MODELS, ModelGrid, arrange
@@ -210,5 +210,4 @@ def _unlike_torch(runs: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def _names(runs: Sequence[RunRecord]) -> str:
-    names = [run.name for run in runs[:NAMED]]
-    return ", ".join(names) + (f" and {len(runs) - NAMED} more" if len(runs) > NAMED else "")
+    return listed([run.name for run in runs], NAMED)

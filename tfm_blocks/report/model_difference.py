@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from tfm_blocks.errors import listed
 from tfm_blocks.language.difference import Change, find_changes
 from tfm_blocks.language.notation import write_nodes
 from tfm_blocks.language.outline import Outline
@@ -129,5 +130,4 @@ def _names_text(names: Sequence[str], spec: Spec) -> str:
         groups[pattern(module)].append(module)
     layers = Outline(spec, REGISTRY).layers
     texts = [write_nodes(group, layers) for group in groups.values()]
-    more = f" and {len(texts) - MOST_NAMES} more" if len(texts) > MOST_NAMES else ""
-    return ", ".join(texts[:MOST_NAMES]) + more
+    return listed(texts, MOST_NAMES)

@@ -12,6 +12,7 @@ from tfm_blocks.runs.record import RunRecord, Setting
 
 TaskGroups = dict[str, dict[str, Group]]  # by task and by model
 DATA = "data"  # the config group of tasks
+EMPTY = ("null", "none")  # settings that leave something out, which a name need not say
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,21 @@ class ModelGrid:
 
     @property
     def labels(self) -> list[str]:
-        """Return the names of the models, such as `lstm` or `prenorm, heads 4`; of a single model, its name."""
+        """Return the names of the models, such as `lstm` or `prenorm, heads 4`; of a single model, its name.
+
+        A name has the first setting and those that vary among the models with this first setting.
+        """
         if not self.keys:
             return [group.runs[0].model or ABSENT for group in self.groups.values()][:1]
-        rows = (zip(self.keys, model, strict=True) for model in self.models)
-        return [", ".join(_named(key, value) for key, value in row if value != ABSENT) or ABSENT for row in rows]
+        labels = [self._label(model, EMPTY) for model in self.models]
+        return labels if len(set(labels)) == len(labels) else [self._label(model, ()) for model in self.models]
+
+    def _label(self, model: Sequence[str], omitted: Sequence[str]) -> str:
+        alike = [other for other in self.models if other[0] == model[0]]
+        varying = [len(set(values)) > 1 for values in zip(*alike, strict=True)]
+        settings = zip(self.keys, model, (True, *varying[1:]), strict=True)
+        names = [_named(key, value) for key, value, shown in settings if shown and value not in (ABSENT, *omitted)]
+        return ", ".join(names) or model[0]
 
     def by_task(self) -> TaskGroups:
         """Return the groups of each task, by the names of their models."""
@@ -56,8 +67,9 @@ NO_MODELS = ModelGrid((), (), (), {})
 
 
 def _named(key: str, value: str) -> str:
-    """Return a name as it is, and a number with its setting."""
-    return f"{key.rpartition('.')[2]} {value}" if value.replace(".", "").isdecimal() else value
+    """Return a name as it is, and another value with its setting."""
+    is_name = not value.replace(".", "").isdecimal() and value not in ("true", "false", *EMPTY)
+    return value if is_name else f"{key.rpartition('.')[2]} {value}"
 
 
 def arrange(groups: Sequence[Group], factors: Sequence[Factor]) -> ModelGrid:

@@ -1,4 +1,4 @@
-"""Files of figures for papers: PDF and SVG of the width of a column, with the same bytes for the same runs."""
+"""Files of figures for papers: PDF and SVG of the width of a column or page, with the same bytes for the same runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 WIDTH = 3.3  # inches of a column
+PAGE = 6.9  # inches of a page with two columns
+FEW = 4  # panels of a figure of a column's width
 STYLE: dict[Any, Any] = {
     "font.size": 7,
     "axes.titlesize": 7,
@@ -39,11 +41,16 @@ def paper_style() -> Iterator[None]:
         yield
 
 
+def panel_columns(tasks: int) -> int:
+    """Return the number of columns of panels."""
+    return min(2, tasks) if tasks <= FEW else 4
+
+
 def panels(tasks: int, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a panel for each task, in up to two columns of panels of this height in inches."""
-    columns = min(2, tasks)
+    """Return a figure with a panel of this height in inches for each task."""
+    columns = panel_columns(tasks)
     rows = -(-tasks // columns)
-    drawn = Figure(figsize=(WIDTH, rows * height), layout="constrained")
+    drawn = Figure(figsize=(WIDTH if tasks <= FEW else PAGE, rows * height), layout="constrained")
     axes = list(drawn.subplots(rows, columns, squeeze=False).flat)
     for unused in axes[tasks:]:
         unused.remove()

@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tfm_blocks.report.line_chart import Line, LineChart
-from tfm_blocks.report.paper_figure import panels
+from tfm_blocks.report.paper_figure import panel_columns, panels
 
-HEIGHT = {1: 2.0, 2: 1.6}  # inches of a panel, by columns of panels
+HEIGHT = {1: 2.0, 2: 1.6, 4: 1.4}  # inches of a panel, by columns of panels
+HANDLE, LETTER = 0.45, 0.052  # inches of the line and of a letter in a legend
 # Colours of Okabe and Ito (2008), which most colour-blind readers can distinguish; dashes and markers need no colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
@@ -22,10 +23,11 @@ MARKED = 8  # markers on a line
 def draw_lines(charts: Sequence[LineChart]) -> Figure:
     """Draw charts that differ in their tasks."""
     labels = list(dict.fromkeys(line.label for chart in charts for line in chart.lines))
-    drawn, axes = panels(len(charts), HEIGHT[min(2, len(charts))])
+    columns = panel_columns(len(charts))
+    drawn, axes = panels(len(charts), HEIGHT[columns])
     for panel, chart in zip(axes, charts, strict=True):
         _draw_panel(panel, chart, labels, title=len(charts) > 1)
-    for panel in axes[-2:]:
+    for panel in axes[-columns:]:
         panel.set_xlabel(charts[0].axes[0])
     drawn.supylabel(charts[0].unit, fontsize=7)
     if len(labels) > 1:
@@ -33,7 +35,9 @@ def draw_lines(charts: Sequence[LineChart]) -> Figure:
             pair for panel in axes for pair in zip(*reversed(panel.get_legend_handles_labels()), strict=True)
         )
         shown = [handles[label] for label in labels]
-        drawn.legend(shown, labels, loc="outside lower center", ncols=min(3, len(labels)), handlelength=3)
+        fitting = int(drawn.get_figwidth() / (HANDLE + LETTER * max(map(len, labels))))
+        columns = max(1, min(fitting, len(labels)))
+        drawn.legend(shown, labels, loc="outside lower center", ncols=columns, handlelength=3)
     return drawn
 
 

@@ -10,19 +10,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tfm_blocks.report.matrix import ALPHA, Matrix
-from tfm_blocks.report.paper_figure import WIDTH, panels
+from tfm_blocks.report.paper_figure import PAGE, WIDTH, panel_columns, panels
 
 COLOURS = "Blues"  # from the worst score to the best; light to dark, so it prints in grey
 ROW = 0.2  # inches of a model
 HEADINGS = 0.09  # inches of a letter of a rotated heading
-SMALL, NARROW = 5, 8  # font size of the numbers of a heat map with more than NARROW columns
+WIDEST = 5  # columns of a heat map of a column's width
+SMALL, NARROW = 5, 12  # font size of the numbers of a heat map with more than NARROW columns
 
 
 def draw_heat_map(matrix: Matrix) -> Figure:
     """Draw a cell for each model and task, with its mean and a `*` if it differs from the reference."""
     grid = matrix.grid
     height = ROW * len(grid.models) + HEADINGS * max(map(len, grid.tasks))
-    drawn = Figure(figsize=(WIDTH, height + 0.2), layout="constrained")
+    drawn = Figure(figsize=(WIDTH if len(grid.tasks) <= WIDEST else PAGE, height + 0.2), layout="constrained")
     axes = drawn.subplots()
     shades = np.full((len(grid.models), len(grid.tasks)), np.nan)
     for place, shade in matrix.shades().items():
@@ -50,7 +51,7 @@ def draw_means(matrix: Matrix) -> Figure:
     drawn, axes = panels(len(tasks), 0.5 + 0.13 * len(matrix.grid.models))
     for number, (panel, column) in enumerate(zip(axes, tasks, strict=True)):
         _draw_task(panel, matrix, column, title=len(tasks) > 1)
-        if number % 2 and len(tasks) > 1:
+        if number % panel_columns(len(tasks)):
             panel.set_yticklabels([])
     reference = "the best" if matrix.baseline is None else matrix.grid.labels[matrix.baseline]
     marks = f"\nempty: differs from {reference}, p < {ALPHA} corrected" if matrix.tests else ""

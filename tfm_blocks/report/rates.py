@@ -7,10 +7,12 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from tfm_blocks.errors import listed
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import SEED, Factor, Group, settings_of, show_setting, without_seed
 from tfm_blocks.runs.record import RunRecord, Setting
 
+NAMED = 3  # models that a note names; the others are counted
 RATES = ("schedule.peak", "schedule.scale")  # settings that set the learning rate
 
 
@@ -120,7 +122,8 @@ def rate_notes(curves: Sequence[RateCurve]) -> Iterator[str]:
         if curve.edge:
             ends.setdefault((curve.key, show_setting(curve.best.value), curve.edge), []).append(curve.label)
     for (key, value, edge), labels in ends.items():
+        whose = "its" if len(labels) == 1 else "their"
         yield (
-            f"{'; '.join(labels)}: {'its' if len(labels) == 1 else 'their'} best {key}, {value}, is the {edge} of the "
-            "grid; a value beyond it may be better, so extend the grid"
+            f"{listed(labels, NAMED, '; ')}: {whose} best {key}, {value}, is the {edge} of the grid; "
+            "a value beyond it may be better, so extend the grid"
         )

@@ -7,7 +7,8 @@ from typing import Any
 
 import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.layers.multi_head import MultiHead
-from tfm_blocks.registry.blocks import REGISTRY, Argument
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.class_parameters import Argument
 
 NEW_ARGUMENTS = ("d_value", "qk_norm", "qk_norm_kind", "gate", "clip_qkv")  # of attention in format 2
 

@@ -68,7 +68,7 @@ class TunedGrid(JobSource):
             self.waiting.remove(job)
             if self._value(job) == value:
                 return job
-            job.state, job.reason = PRUNED, f"{self.key}={value} has the lowest {OBJECTIVE}"
+            job.state, job.reason = PRUNED, f"another {self.key} has a lower {OBJECTIVE}"
         return None
 
     def ended(self, job: SweepJob, progress: Progress) -> None:

@@ -23,6 +23,8 @@ from tfm_blocks.translation.search import (
     Begun,
     Bounds,
     Hypothesis,
+    Watch,
+    always,
     begin,
     expect_finite,
     hypothesis,
@@ -55,16 +57,17 @@ def beam_search(
     nbest: int = 1,
     patient: bool = False,
     before_BN: Tensor | None = None,
+    watch: Watch = always,
 ) -> list[list[Hypothesis]]:
     """Return the `nbest` best hypotheses of each sentence, best first.
 
     Each step keeps the `beam` best unfinished hypotheses; among the `beam` best extensions, those with eos are
-    finished. The search of a sentence ends at `longest_B`, when no unfinished hypothesis can still enter the nbest,
-    or, unless `patient`, when `beam` hypotheses are finished. A beam of 1 without `patient` is greedy search. Raises
-    NotFiniteError.
+    finished. The search of a sentence ends at `longest_B`, by `watch`, when no unfinished hypothesis can still enter
+    the nbest, or, unless `patient`, when `beam` hypotheses are finished. A beam of 1 without `patient` is greedy
+    search. Raises NotFiniteError.
     """
     begun = begin(network, sources, bounds, before_BN)
-    search = _Search(network, begun, bounds, beam, penalty, nbest, math.inf if patient else beam)
+    search = _Search(network, begun, bounds, beam, penalty, nbest, math.inf if patient else beam, watch)
     for position in range(begun.first, int(bounds.longest_B.max())):
         search.step(position)
         if not search.sentences:
@@ -102,10 +105,18 @@ class _Search:
     """
 
     def __init__(
-        self, network: Network, begun: Begun, bounds: Bounds, beam: int, penalty: Penalty, nbest: int, enough: float
+        self,
+        network: Network,
+        begun: Begun,
+        bounds: Bounds,
+        beam: int,
+        penalty: Penalty,
+        nbest: int,
+        enough: float,
+        watch: Watch,
     ) -> None:
         self.network, self.bounds, self.beam = network, bounds, beam
-        self.penalty, self.nbest, self.enough = penalty, nbest, enough
+        self.penalty, self.nbest, self.enough, self.watch = penalty, nbest, enough, watch
         self.longest: list[int] = bounds.longest_B.tolist()
         self.sentences = list(range(len(self.longest)))
         self.finished: list[list[Hypothesis]] = [[] for _ in self.sentences]
@@ -168,7 +179,8 @@ class _Search:
             if math.isfinite(log_p[place]):
                 finished.append(hypothesis(ids(place), log_p[place]))
         self.ids[row] = [ids(place) for place in live]
-        return not is_last and self._may_improve(finished, log_p[self.beam], self.longest[row])
+        improves = not is_last and self._may_improve(finished, log_p[self.beam], self.longest[row])
+        return improves and self.watch(self.sentences[row], self.ids[row][0])
 
     def _may_improve(self, finished: Sequence[Hypothesis], best: float, longest: int) -> bool:
         """Return True if an unfinished hypothesis, at best with log probability `best`, can still enter the nbest.

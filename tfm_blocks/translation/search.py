@@ -21,6 +21,14 @@ CHUNK = 64  # columns; 32 and 128 were slower for the 8 largest of 10,000
 Choose = Callable[[Tensor, int, Tensor], Tensor]
 """(log_p_BV, position, sentences_B of the rows) -> ids_B."""
 
+Watch = Callable[[int, Sequence[int]], bool]
+"""Called after each step with an unfinished sentence and the ids of its best hypothesis; False ends its search."""
+
+
+def always(sentence: int, ids: Sequence[int]) -> bool:
+    """Continue each search to its end."""
+    return True
+
 
 class NotFiniteError(ArithmeticError):
     """Raised if the logits of a sentence are not finite; `sentence` is its index in the batch."""
@@ -131,8 +139,9 @@ def one_by_one(
     bounds: Bounds,
     choose: Choose = likeliest,
     before_BN: Tensor | None = None,
+    watch: Watch = always,
 ) -> list[Hypothesis]:
-    """Generate token by token with `choose`, until eos or the maximum length; return a hypothesis for each sentence.
+    """Generate with `choose` until eos, the maximum length or `watch` ends; return a hypothesis for each sentence.
 
     Raises NotFiniteError.
     """
@@ -149,7 +158,11 @@ def one_by_one(
         for sentence, token in zip(sentences, tokens, strict=True):
             ids[sentence].append(int(token))
         most = [longest[sentence] for sentence in sentences]
-        over = {row for row, token in enumerate(tokens) if token == EOS or most[row] == position + 1}
+        over = {
+            row
+            for row, token in enumerate(tokens)
+            if token == EOS or most[row] == position + 1 or not watch(sentences[row], ids[sentences[row]])
+        }
         if over:
             expect_finite(sums, sentences)  # a sum that is not finite stays so
             done |= {sentences[row]: hypothesis(ids[sentences[row]], sums[row]) for row in over}

@@ -11,13 +11,14 @@ Text = str | Sequence[str] | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Task:
-    """An output to generate, for the sentence with index `place`.
+    """An output to generate, for the sentence with index `place`; `number` names it in errors and seeds its samples.
 
     `sources` are the ids of each source with eos. `before` are the ids before the output, with bos at the end or the
     start. `prefix` are the forced first ids of the output. `tokens` is the number of source tokens, eos included.
     """
 
     place: int
+    number: int
     sources: list[list[int]]
     before: list[int]
     prefix: list[int]

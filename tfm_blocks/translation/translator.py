@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -29,6 +29,8 @@ from tfm_blocks.translation.search import (
     Bounds,
     Hypothesis,
     NotFiniteError,
+    Watch,
+    always,
     chooser,
     likeliest,
     one_by_one,
@@ -37,6 +39,8 @@ from tfm_blocks.translation.settings import LengthPenalty, Search
 from tfm_blocks.translation.tasks import Task, Text, batches_of, plain_texts, texts_of
 
 PENALTIES: dict[LengthPenalty, Callable[[float], Penalty]] = {"gnmt": gnmt, "plain": plain}
+
+TaskWatch = Callable[[Task, Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,12 @@ class Translator:
             help = "tfm generate RUN, or generate(prompts) in Python; tfm evaluate RUN --text FILE scores it"
             raise RunError(Problem("model", rule, help=help))
 
+    def expect_prompts(self) -> None:
+        """Raise RunError if the model reads sources, so that it cannot continue text."""
+        if self.inputs:
+            rule = f"reads {', '.join(self.inputs)} besides the target, so it translates and cannot continue text"
+            raise RunError(Problem("model", rule, help="tfm translate RUN"))
+
     def translate(self, sentences: Iterable[Text], *, batch_tokens: int = 4096, **settings: Any) -> list[str]:
         """Return the best translation of each sentence, in order; `settings` are fields of Search, such as beam=4."""
         search = Search(**settings)
@@ -132,6 +142,25 @@ class Translator:
         prefix that is too long, RunError if the model's logits are not finite, TypeError for an input that is not text,
         and ValueError for a wrong number of prefixes.
         """
+        rows = sentences if isinstance(sentences, str) else list(sentences)
+        tasks = self.translation_tasks(rows, search, prefixes=prefixes, first_line=first_line)
+        return self._outputs(tasks, len(rows), search, batch_tokens, stop)
+
+    def generate(
+        self, prompts: Iterable[str], tokens: int, search: Search, *, batch_tokens: int = 4096, first_line: int = 1
+    ) -> list[list[Translation]]:
+        """Return the nbest continuations of each prompt, of at most `tokens` tokens; other arguments as in `search`.
+
+        Raises RunError for a model that reads sources.
+        """
+        search = continuing(search, tokens)
+        tasks = self.generation_tasks(list(prompts), search, first_line=first_line)
+        return self._outputs(tasks, len(tasks), search, batch_tokens, lambda: False)
+
+    def translation_tasks(
+        self, sentences: Iterable[Text], search: Search, *, prefixes: Iterable[str] = (), first_line: int = 1
+    ) -> list[Task]:
+        """Return the task of each sentence that is not blank; arguments and errors as in `search`."""
         self.expect_sources()
         rows, begins = texts_of(sentences, self.sources), list(prefixes)
         if begins and len(begins) != len(rows):
@@ -145,55 +174,62 @@ class Translator:
             if any(text.strip() for text in row):
                 before = [BOS] if self.inputs else prompt(ids).tolist()
                 sources = [[*source, EOS] for source in ids] if self.inputs else []
-                tasks.append(Task(index, sources, before, start, sum(map(len, ids)) + len(ids)))
-        return self._run(tasks, len(rows), search, batch_tokens, first_line, stop)
-
-    def generate(
-        self, prompts: Iterable[str], tokens: int, search: Search, *, batch_tokens: int = 4096, first_line: int = 1
-    ) -> list[list[Translation]]:
-        """Return the nbest continuations of each prompt, of at most `tokens` tokens; other arguments as in `search`.
-
-        Raises RunError for a model that reads sources.
-        """
-        if self.inputs:
-            rule = f"reads {', '.join(self.inputs)} besides the target, so it translates and cannot continue text"
-            raise RunError(Problem("model", rule, help="tfm translate RUN"))
-        search = replace(search, longest=(0.0, tokens), max_tokens=tokens)
-        ids = self.tokenizer.encode_batch(plain_texts(list(prompts), "prompts"))
-        tasks = [Task(index, [], [BOS, *start], [], len(start) + 1) for index, start in enumerate(ids)]
-        return self._run(tasks, len(ids), search, batch_tokens, first_line, lambda: False)
-
-    def _run(
-        self,
-        tasks: Sequence[Task],
-        count: int,
-        search: Search,
-        batch_tokens: int,
-        first_line: int,
-        stop: Callable[[], object],
-    ) -> list[list[Translation]]:
+                tasks.append(Task(index, first_line + index, sources, before, start, sum(map(len, ids)) + len(ids)))
         for task in tasks:
-            self._expect_fits(task, search, first_line)
-        done = [[BLANK] for _ in range(count)]
+            self._expect_fits(task, search)
+        return tasks
+
+    def generation_tasks(self, prompts: Sequence[str], search: Search, *, first_line: int = 1) -> list[Task]:
+        """Return the task of each prompt; `search` is from `continuing`, and errors are those of `generate`."""
+        self.expect_prompts()
+        ids = self.tokenizer.encode_batch(plain_texts(prompts, "prompts"))
+        tasks = [
+            Task(index, first_line + index, [], [BOS, *start], [], len(start) + 1) for index, start in enumerate(ids)
+        ]
+        for task in tasks:
+            self._expect_fits(task, search)
+        return tasks
+
+    def run(
+        self,
+        tasks: Iterable[Task],
+        search: Search,
+        *,
+        batch_tokens: int = 4096,
+        stop: Callable[[], object] = lambda: False,
+        watch: TaskWatch | None = None,
+    ) -> Iterator[tuple[Task, list[Translation]]]:
+        """Yield each task with its nbest outputs, batch by batch; `stop` and errors as in `search`.
+
+        After each step, `watch` gets each unfinished task and the ids of its best hypothesis; if it returns False, the
+        task ends, with undefined outputs.
+        """
         with evaluating(self.network), packed(self.network):
             for batch in takewhile(lambda batch: not stop(), batches_of(tasks, batch_tokens // search.beam)):
-                numbers = [first_line + task.place for task in batch]
                 try:
-                    outputs = self._batch(batch, numbers, search)
+                    outputs = self._batch(batch, search, watch)
                 except NotFiniteError as error:
                     help = "use the weights of an earlier validation, and remove --precision bf16 if it is set"
                     rule = "the model's logits are not finite"
-                    raise RunError(Problem(f"sentence {numbers[error.sentence]}", rule, help=help)) from None
+                    address = f"sentence {batch[error.sentence].number}"
+                    raise RunError(Problem(address, rule, help=help)) from None
                 for task, hypotheses in zip(batch, outputs, strict=True):
-                    done[task.place] = [self._translation(hypothesis, search) for hypothesis in hypotheses]
+                    yield task, [self._translation(hypothesis, search) for hypothesis in hypotheses]
+
+    def _outputs(
+        self, tasks: Iterable[Task], count: int, search: Search, batch_tokens: int, stop: Callable[[], object]
+    ) -> list[list[Translation]]:
+        done = [[BLANK] for _ in range(count)]
+        for task, outputs in self.run(tasks, search, batch_tokens=batch_tokens, stop=stop):
+            done[task.place] = outputs
         return done
 
     def _longest_output(self, task: Task) -> float:
         """Return the maximum number of output tokens: the prompt takes positions, the last output token does not."""
         return self.network.longest(TARGET).tokens - len(task.before) + 1
 
-    def _expect_fits(self, task: Task, search: Search, first_line: int) -> None:
-        number = first_line + task.place
+    def _expect_fits(self, task: Task, search: Search) -> None:
+        number = task.number
         for name, ids in zip(self.inputs, task.sources, strict=True):
             longest = self.network.longest(name).tokens
             if len(ids) > longest:
@@ -208,17 +244,19 @@ class Translator:
             rule = f"has {len(task.prefix) + 1} tokens with eos, but a translation has at most {most}"
             raise DataError(Problem(f"prefix {number}", rule, help="shorten it, or raise the maximum length"))
 
-    def _batch(self, batch: Sequence[Task], numbers: Sequence[int], search: Search) -> list[list[Hypothesis]]:
+    def _batch(self, batch: Sequence[Task], search: Search, watch: TaskWatch | None) -> list[list[Hypothesis]]:
         columns = zip(*(task.sources for task in batch), strict=True)
         sources = {name: self._padded(list(column)) for name, column in zip(self.inputs, columns, strict=False)}
         bounds, before_BN = self._bounds(batch, search), self._padded([task.before for task in batch])
+        proceeds = (lambda sentence, ids: watch(batch[sentence], ids)) if watch else always
         if search.beam > 1:
-            return self._beam(sources, bounds, search, before_BN)
+            return self._beam(sources, bounds, search, before_BN, proceeds)
+        numbers = [task.number for task in batch]
         choose = chooser(search.sampling, numbers, int(bounds.longest_B.max())) if search.sampling else likeliest
-        return [[hypothesis] for hypothesis in one_by_one(self.network, sources, bounds, choose, before_BN)]
+        return [[hypothesis] for hypothesis in one_by_one(self.network, sources, bounds, choose, before_BN, proceeds)]
 
     def _beam(
-        self, sources: dict[str, Tensor], bounds: Bounds, search: Search, before_BN: Tensor
+        self, sources: dict[str, Tensor], bounds: Bounds, search: Search, before_BN: Tensor, watch: Watch
     ) -> list[list[Hypothesis]]:
         nbest = beam_search(
             self.network,
@@ -229,8 +267,9 @@ class Translator:
             nbest=search.beam if search.coverage else search.nbest,
             patient=search.patient,
             before_BN=before_BN,
+            watch=watch,
         )
-        if not search.coverage:
+        if not search.coverage or not any(nbest):  # `watch` ended them all
             return nbest
         covered = with_coverage(self.network, sources, nbest)
         return [sorted(group, key=lambda one: -_score(one, search))[: search.nbest] for group in covered]
@@ -252,6 +291,11 @@ class Translator:
     def _translation(self, hypothesis: Hypothesis, search: Search) -> Translation:
         ids = hypothesis.ids
         return Translation(self.tokenizer.decode(ids), tuple(ids), hypothesis.log_p, _score(hypothesis, search))
+
+
+def continuing(search: Search, tokens: int) -> Search:
+    """Return the settings for continuations of at most `tokens` tokens."""
+    return replace(search, longest=(0.0, tokens), max_tokens=tokens)
 
 
 def _score(hypothesis: Hypothesis, search: Search) -> float:

@@ -39,12 +39,12 @@ def test_the_first_broken_rule_is_reported_with_a_measurement_and_a_fix(wrong_bl
     assert breach is not None and breach.measured.startswith(MEASURED[name]) and breach.fix
 
 
-def test_a_block_that_keeps_the_contract_breaks_no_rule_and_all_others_are_listed_here(wrong_blocks):
+def test_a_correct_block_breaks_no_rule_and_each_wrong_block_breaks_its_rule(wrong_blocks):
     assert first_breach(cases_of(wrong_blocks["right"])) is None
     assert set(MEASURED) == set(wrong_blocks) - {"right"}
 
 
-def test_the_callers_random_state_stays_as_it_is(wrong_blocks):
+def test_the_random_state_of_the_caller_does_not_change(wrong_blocks):
     before = torch.get_rng_state()
     assert first_breach(cases_of(wrong_blocks["draws_in_eval"]))
     assert torch.equal(torch.get_rng_state(), before)

@@ -3,7 +3,7 @@
 from tfm_blocks.sweep.launchers.local import DevicePool
 
 
-def test_a_job_gets_its_part_of_the_cores_and_the_devices_that_the_fewest_have():
+def test_a_job_gets_its_share_of_the_cores_and_the_least_used_devices():
     share = DevicePool({}, parallel=3, cores=8, devices=4)
     assert share.environment["OMP_NUM_THREADS"] == "2"
     one, two = share.take(2), share.take(1)
@@ -14,12 +14,12 @@ def test_a_job_gets_its_part_of_the_cores_and_the_devices_that_the_fewest_have()
     assert share.environment_with(two)["CUDA_VISIBLE_DEVICES"] == "2"
 
 
-def test_devices_that_the_user_has_chosen_are_those_that_are_shared_out():
+def test_only_devices_that_the_user_chose_are_assigned():
     share = DevicePool({"CUDA_VISIBLE_DEVICES": "5,GPU-8a"}, parallel=2, cores=2, devices=2)
     assert [share.take(1), share.take(1)] == [["5"], ["GPU-8a"]]
 
 
-def test_threads_stay_as_they_are_for_one_job_at_a_time_or_where_the_user_has_set_them():
+def test_threads_are_unchanged_for_one_job_at_a_time_or_if_the_user_set_them():
     assert "OMP_NUM_THREADS" not in DevicePool({}, parallel=1, cores=8, devices=0).environment
     assert DevicePool({"OMP_NUM_THREADS": "3"}, parallel=4, cores=8, devices=0).environment["OMP_NUM_THREADS"] == "3"
 

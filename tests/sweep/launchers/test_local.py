@@ -54,9 +54,7 @@ def end(folder: Path, name: str, worker: Worker) -> None:
     assert until(worker.ended) == 0
 
 
-def test_jobs_see_their_part_of_the_cores_and_a_device_that_goes_to_the_next_when_they_end(
-    start: Start, tmp_path: Path
-) -> None:
+def test_jobs_get_a_share_of_the_cores_and_a_device_that_is_then_reused(start: Start, tmp_path: Path) -> None:
     threads = f"threads {max(1, available_cores() // 2)}"
     workers = {name: start(name) for name in ("first", "second")}
     assert [seen(tmp_path, name) for name in workers] == [f"{threads}, devices 5", f"{threads}, devices 7"]
@@ -67,7 +65,9 @@ def test_jobs_see_their_part_of_the_cores_and_a_device_that_goes_to_the_next_whe
     end(tmp_path, "third", workers["third"])
 
 
-def test_scarce_devices_are_shared_and_jobs_without_devices_see_the_users_setting(start: Start, tmp_path: Path) -> None:
+def test_more_jobs_than_devices_share_them_and_jobs_without_devices_keep_the_users_setting(
+    start: Start, tmp_path: Path
+) -> None:
     workers = {"one": start("one"), "both": start("both", devices=2), "none": start("none", accelerator="cpu")}
     assert [seen(tmp_path, name).partition(", ")[2] for name in workers] == ["devices 5", "devices 7,5", "devices 5,7"]
     for name, worker in workers.items():

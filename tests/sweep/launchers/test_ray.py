@@ -83,7 +83,7 @@ def said(log: Path) -> str:
     return log.read_text() if log.exists() else ""
 
 
-def test_jobs_end_with_their_status_one_after_the_other_where_there_is_room_for_one(
+def test_jobs_run_one_after_the_other_on_one_cpu_and_return_their_status(
     start: Callable[..., Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_SWEEP", "known")

@@ -155,7 +155,7 @@ def test_every_end_of_a_job_by_the_cluster_is_classified(
     assert end_of(worker) == JobResult(state, reason)
 
 
-def test_slurm_that_does_not_answer_has_lost_no_job(
+def test_no_job_is_lost_while_slurm_does_not_answer(
     tmp_path: Path, cluster: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = start(launcher_with(), tmp_path / "x", trainer(), WAITS)
@@ -202,9 +202,7 @@ def test_running_and_waiting_jobs_of_an_exited_command_are_found(
     assert launcher_with().find(tmp_path) == {}
 
 
-def test_a_job_whose_number_was_never_written_down_finds_nothing_to_do(
-    tmp_path: Path, cluster: Path, trainer: Trainer
-) -> None:
+def test_a_job_without_a_recorded_id_does_nothing(tmp_path: Path, cluster: Path, trainer: Trainer) -> None:
     """The command was killed between sbatch and its next line."""
     (cluster / "full").touch()
     start(launcher_with(), tmp_path, trainer(), "echo never")
@@ -235,7 +233,7 @@ def test_without_slurms_commands_nothing_is_started(monkeypatch: pytest.MonkeyPa
         launcher_with()
 
 
-def test_submitits_own_processes_do_the_same_without_slurm(tmp_path: Path, trainer: Trainer) -> None:
+def test_submitits_local_executor_behaves_as_slurm(tmp_path: Path, trainer: Trainer) -> None:
     launcher = launcher_with(cluster="local")
     assert end_of(start(launcher, tmp_path, trainer(), "exit 3")) == 3
     worker = start(launcher, tmp_path, trainer(), WAITS)

@@ -80,7 +80,7 @@ def until(sweep: Sweep, done: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_jobs_wait_in_the_queue_and_then_run_and_the_next_takes_the_place_of_one_that_is_done(
+def test_queued_jobs_run_and_the_next_job_follows_a_finished_one(
     make: Callable[..., Sweep], cluster: Path, tmp_path: Path
 ) -> None:
     (cluster / "full").touch()
@@ -129,7 +129,7 @@ def test_the_same_sweep_takes_over_jobs_in_the_queue(make: Callable[..., Sweep],
     assert (cluster / "calls").read_text().count("sbatch /") == 3
 
 
-def test_what_is_left_in_the_queue_is_among_the_jobs_of_a_time_and_goes_from_it_when_the_command_is_stopped(
+def test_queued_jobs_count_as_parallel_jobs_and_leave_the_queue_when_the_command_stops(
     make: Callable[..., Sweep], cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four jobs, the first has ended, and the last is a trial that the second command does not request."""
@@ -159,7 +159,7 @@ def test_a_killed_job_resumes_from_its_checkpoint(make: Callable[..., Sweep], cl
     assert (tmp_path / "runs" / "x" / "a.log").read_text() == "--job runs/x/.jobs/a.json\nresume=runs/x/a\n"
 
 
-def test_a_cluster_that_takes_no_more_jobs_gets_the_others_later_and_one_that_takes_none_is_told(
+def test_jobs_that_a_full_cluster_rejects_are_submitted_later(
     make: Callable[..., Sweep], cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfm_blocks.sweep.engine.SUBMIT_INTERVAL", 0.5)
@@ -175,7 +175,7 @@ def test_a_cluster_that_takes_no_more_jobs_gets_the_others_later_and_one_that_ta
     assert states(sweep) == [DONE, ERROR]
 
 
-def test_what_is_stopped_in_the_queue_goes_from_it_and_what_runs_gets_a_checkpoint(
+def test_a_stop_removes_queued_jobs_and_checkpoints_running_jobs(
     make: Callable[..., Sweep], cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = make("a", "b", parallel=1)
@@ -242,9 +242,7 @@ def test_ctrl_c_leaves_checkpoints_on_a_cluster_and_the_same_command_finishes(
 
 
 @pytest.mark.slow
-def test_jobs_of_slurms_live_on_when_the_command_is_killed_and_the_same_command_finds_them(
-    folder: Path, cluster: Path
-) -> None:
+def test_slurm_jobs_survive_the_killed_command_and_the_same_command_finds_them(folder: Path, cluster: Path) -> None:
     asked = ["experiment=fine", "seed=1", "trainer.steps=200", "launcher=slurm", "sweep.name=x"]
     sweep = folder / "runs" / "x"
     with local.start(folder, *asked) as process:
@@ -257,7 +255,7 @@ def test_jobs_of_slurms_live_on_when_the_command_is_killed_and_the_same_command_
 
 
 @pytest.mark.slow
-def test_jobs_of_rays_end_with_the_command_that_is_killed(folder: Path) -> None:
+def test_ray_jobs_end_with_the_killed_command(folder: Path) -> None:
     expect_ray("ray")
     with local.start(folder, "experiment=slow", "seed=1", *LAUNCHERS["ray"], "sweep.name=x") as process:
         local.wait_for(folder / "runs" / "x" / "run" / "checkpoints" / "latest.json", process)
@@ -277,7 +275,7 @@ def command_of(process: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_job_on_two_nodes_is_one_run_and_its_time_that_is_over_is_no_loss(folder: Path, cluster: Path) -> None:
+def test_a_job_on_two_nodes_is_one_run_and_resumes_after_its_time_limit(folder: Path, cluster: Path) -> None:
     asked = ["experiment=fine", "seed=1", "trainer.steps=200", "trainer.num_nodes=2", "launcher=slurm", "sweep.name=x"]
     log = folder / "runs" / "x" / "run.log"
     with local.start(folder, *asked, "sweep.retries=1") as process:

@@ -10,14 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from tfm_blocks.exchange.eject.values import AnyDevice, Code, is_static, parse, to_expr, trial
+from tfm_blocks.registry.expression import ARITHMETIC, COMPARISONS
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    **ARITHMETIC,
     ast.Pow: operator.pow,
     ast.MatMult: operator.matmul,
     ast.BitAnd: operator.and_,
@@ -29,12 +25,8 @@ UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.Not: operator.not_,
 }
 COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
+    **COMPARISONS,
     ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
     ast.In: lambda a, b: a in b,

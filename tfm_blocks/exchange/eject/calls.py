@@ -117,7 +117,8 @@ class Calls(Expressions):
         if function is torch.nn.functional.scaled_dot_product_attention:
             arguments, named = arguments[:3], {**_attention_options(arguments), **named}
         if str(getattr(function, "__module__", "")).startswith("torch") or id(function) in _torch():
-            return self.residual(to_expr(function), arguments, named, trial(function, *arguments, **named))
+            tried = {key: value for key, value in named.items() if key != "generator"}  # the meta device has none
+            return self.residual(to_expr(function), arguments, named, trial(function, *arguments, **tried))
         if isinstance(function, type) and issubclass(function, Exception):
             return self.residual(name(function.__name__), arguments, named, None)
         record = isinstance(function, type) and _has_own_source(function)

@@ -97,27 +97,51 @@ def _without_temporary(body: Statements, temporary: Collection[str]) -> Statemen
         inner[:] = _without_temporary(inner, temporary)
     loads = _loads(body)
     result: Statements = []
-    for number, statement in enumerate(body):
+    for statement in reversed(body):
         (target, *_) = _targets(statement) or [""]
         if target in temporary and loads[target] == 1 and isinstance(statement, ast.Assign):
-            use = next((later for later in body[number + 1 :] if _loads([later])[target]), None)
-            if use is not None and _may_move(statement, use, body[number + 1 : body.index(use)], target):
-                _Replace(target, statement.value).visit(use)
+            use = next((number for number, later in enumerate(result) if _loads([later])[target]), None)
+            if use is not None and _may_move(statement, result[use], result[:use], target):
+                _Replace(target, statement.value).visit(result[use])
                 continue
-        result.append(statement)
+        result.insert(0, statement)
     return result
 
 
 def _may_move(statement: ast.Assign, use: ast.stmt, between: Statements, target: str) -> bool:
-    """Return True if the use is in a short simple statement, and nothing between can change the value."""
+    """Return True if the use is in a short simple statement, and nothing between can change the value.
+
+    The order of calls stays as it is, because gradients are added in that order.
+    """
     if isinstance(use, ast.For | ast.With) or any(not _targets(other) for other in between):
         return False
     if isinstance(use, ast.If) and not _loads([use.test])[target]:
+        return False
+    if _calls(statement.value) and (any(map(_calls, between)) or not _reads_first(target, use)):
         return False
     comprehensions = (node for node in ast.walk(use) if isinstance(node, ast.ListComp | ast.GeneratorExp))
     if any(_loads([node])[target] for node in comprehensions):
         return False
     return isinstance(use, ast.If) or len(ast.unparse(use)) + len(ast.unparse(statement.value)) <= LONGEST
+
+
+def _calls(node: ast.AST) -> bool:
+    return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
+
+
+def _reads_first(variable: str, node: ast.AST) -> bool:
+    """Return True if a variable is read before anything is called."""
+    for inner in _evaluated(node):
+        if isinstance(inner, ast.Call) or (isinstance(inner, ast.Name) and inner.id == variable):
+            return isinstance(inner, ast.Name)
+    return False
+
+
+def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield nodes in the order of their evaluation."""
+    for child in ast.iter_child_nodes(node):
+        yield from _evaluated(child)
+    yield node
 
 
 class _Replace(ast.NodeTransformer):

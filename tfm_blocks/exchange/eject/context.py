@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.exchange.eject.values import RUNS, CannotEjectError, Code, Ref, parse
+from tfm_blocks.exchange.eject.values import RUNS, CannotEjectError, Code, Ref, parse, unused
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import TARGET, Axis, Node, Shape, Size
 from tfm_blocks.network.call import Call
@@ -32,11 +32,7 @@ class Classes:
     def add(self, word: str, body: str) -> str:
         """Return the name of the class with this body, which is `word` or `word` and a number."""
         if body not in self.by_text:
-            taken, number, free = {*self.by_text.values(), *TAKEN}, 1, word
-            while free in taken:
-                number += 1
-                free = f"{word}{number}"
-            self.by_text[body] = free
+            self.by_text[body] = unused(word, {*self.by_text.values(), *TAKEN})
         return self.by_text[body]
 
     @property
@@ -53,7 +49,6 @@ class EjectContext:
     classes: Classes = field(default_factory=Classes)
     blocks: dict[str, Any] = field(default_factory=dict)  # classes of blocks, by address
     layers: dict[str, Any] = field(default_factory=dict)  # classes of layers, by address
-    shared: dict[str, Any] = field(default_factory=dict)  # parameters of their methods, by the address of the modules
     norms: dict[int, str] = field(default_factory=dict)  # classes of norms in add & norm, by their identity
 
     @contextmanager

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import ast
 import builtins
-import inspect
-import types
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-
 from tfm_blocks.exchange.eject import arithmetic
+from tfm_blocks.exchange.eject.attributes import Attributes
 from tfm_blocks.exchange.eject.values import (
-    AnyDevice,
     CannotEjectError,
     Code,
-    CodeMethod,
     Method,
     Ref,
     Super,
-    attribute,
     is_static,
     name,
-    parse,
     to_expr,
     trial,
+    unused,
 )
 
 NOTHING = object()
@@ -54,7 +48,7 @@ class Closure:
 
 
 @dataclass
-class Expressions(ABC):
+class Expressions(Attributes):
     """Evaluate expressions. Statements of the ejected function are appended to `body`; `names` are taken."""
 
     body: Statements = field(default_factory=list)
@@ -62,20 +56,12 @@ class Expressions(ABC):
     temporary: set[str] = field(default_factory=set)
 
     @abstractmethod
-    def call(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Return the value of a call."""
-
-    @abstractmethod
     def both(self, test: Code, branches: list[Callable[[], Any]]) -> Any:
         """Return a value that depends on a test in the ejected file."""
 
     def fresh(self, text: str) -> str:
         """Return a name that no other variable of the function has."""
-        text = text if text.isidentifier() else "x"
-        number, free = 1, text
-        while free in self.names:
-            number += 1
-            free = f"{text}_{number}" if text[-1].isdigit() else f"{text}{number}"
+        free = unused(text if text.isidentifier() else "x", self.names)
         self.names.add(free)
         return free
 
@@ -113,62 +99,8 @@ class Expressions(ABC):
     def _attribute(self, node: ast.Attribute, frame: Namespace) -> Any:
         return self.get(self.evaluate(node.value, frame), node.attr)
 
-    def get(self, value: Any, text: str) -> Any:
-        """Return an attribute of a value."""
-        match value:
-            case Code():
-                return _of_code(value, text)
-            case Ref():
-                return self._of_module(value, text)
-            case Super(owner=owner, cls=cls):
-                mro = type(owner.module if isinstance(owner, Ref) else owner).__mro__
-                return self._of_class(owner, mro[mro.index(cls) + 1 :], text)
-        if isinstance(inspect.getattr_static(type(value), text, None), property) and not is_static(value):
-            return self._of_class(value, type(value).__mro__, text)
-        found = getattr(value, text)
-        if isinstance(found, types.MethodType) and not isinstance(value, type):
-            owner = next(cls for cls in type(value).__mro__ if text in vars(cls))
-            return Method(value, found.__func__, owner) if isinstance(found.__func__, types.FunctionType) else found
-        return found
-
-    def _of_module(self, ref: Ref, text: str) -> Any:
-        module, expr = ref.module, attribute(ref.expr, text)
-        if text == "training":
-            return Code(parse("self.training"), (False,) * 3)
-        for values in (module._parameters, module._buffers):
-            if text in values:
-                tensor = values[text]
-                return None if tensor is None else Code(expr, (tensor,) * 3)
-        if text in module._modules:
-            child = module._modules[text]
-            return None if child is None else Ref(child, expr)
-        if text in vars(module):
-            return vars(module)[text]
-        return self._of_class(ref, type(module).__mro__, text)
-
-    def _of_class(self, owner: Any, classes: Iterable[type], text: str) -> Any:
-        cls = next((cls for cls in classes if text in vars(cls)), None)
-        if cls is None:
-            raise CannotEjectError(f"it has no attribute {text}")
-        member = vars(cls)[text]
-        if isinstance(member, property):
-            assert isinstance(member.fget, types.FunctionType)
-            return self.call(Method(owner, member.fget, cls), [], {})
-        if isinstance(member, types.FunctionType):
-            return Method(owner, member, cls)
-        return member.__func__ if isinstance(member, staticmethod) else member
-
     def _subscript(self, node: ast.Subscript, frame: Namespace) -> Any:
         return self.item(self.evaluate(node.value, frame), self.evaluate(node.slice, frame))
-
-    def item(self, value: Any, index: Any) -> Any:
-        """Return an item or a slice of a value."""
-        if isinstance(value, Code):
-            runs = trial(lambda x, i: x[i], value, index)
-            return Code(ast.Subscript(value.expr, to_expr(index), ast.Load()), runs)
-        if isinstance(index, Code):
-            return Code(ast.Subscript(to_expr(value), index.expr, ast.Load()), trial(lambda x, i: x[i], value, index))
-        return value[index]
 
     def _slice(self, node: ast.Slice, frame: Namespace) -> slice:
         return slice(*(part and self.evaluate(part, frame) for part in (node.lower, node.upper, node.step)))
@@ -204,7 +136,13 @@ class Expressions(ABC):
         return entries
 
     def _binop(self, node: ast.BinOp, frame: Namespace) -> Any:
-        left, right = self.evaluate(node.left, frame), self.evaluate(node.right, frame)
+        left, before = self.evaluate(node.left, frame), len(self.body)
+        right = self.evaluate(node.right, frame)
+        if len(self.body) > before and _calls(left):  # the order of calls is the order in which gradients are added
+            after = self.body[before:]
+            del self.body[before:]
+            left = self.bind("left", left, temporary=True)
+            self.body += after
         return arithmetic.binary(node.op, left, right)
 
     def _unaryop(self, node: ast.UnaryOp, frame: Namespace) -> Any:
@@ -347,29 +285,12 @@ class Expressions(ABC):
         return [Code(name(variable), run) for variable, run in zip(variables, runs, strict=True)]
 
 
-def _of_code(value: Code, text: str) -> Any:
-    """Return an attribute of a value that is known only in the ejected file."""
-    if text in ("requires_grad", "is_meta"):
-        return False
-    expr = attribute(value.expr, text)
-    runs = trial(lambda run: getattr(run, text), value)
-    if text == "type" and runs and isinstance(runs[0], str):
-        return AnyDevice(expr)
-    if text == "shape" and runs and len({len(run) for run in runs}) == 1:
-        return tuple(_size(expr, sizes, i) for i, sizes in enumerate(zip(*runs, strict=True)))
-    if text == "ndim" and runs and len(set(runs)) == 1:
-        return runs[0]
-    sample = runs[0] if runs else getattr(torch.Tensor, text, getattr(list, text, None))
-    return CodeMethod(value, text) if callable(sample) else Code(expr, runs)
+def _calls(value: Any) -> bool:
+    """Return True if a value is code with a call."""
+    return isinstance(value, Code) and any(isinstance(node, ast.Call) for node in ast.walk(value.expr))
 
 
 def _has_fixed_length(value: Code) -> bool:
     """Return True if the code is a tuple, such as the parts of a split, of the same length in all trial runs."""
     runs = value.runs or (None,)
     return all(type(run) is tuple for run in runs) and len({len(run) for run in runs if type(run) is tuple}) == 1
-
-
-def _size(shape: ast.expr, sizes: tuple[int, ...], axis: int) -> Any:
-    if len(set(sizes)) == 1:
-        return sizes[0]
-    return Code(ast.Subscript(shape, ast.Constant(axis), ast.Load()), sizes)

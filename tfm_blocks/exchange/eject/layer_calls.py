@@ -13,7 +13,7 @@ from tfm_blocks.exchange.eject.context import POSITIONS, EjectContext, value
 from tfm_blocks.exchange.eject.plain import is_leaf
 from tfm_blocks.exchange.eject.scopes import CallScope
 from tfm_blocks.exchange.eject.statements import Evaluator
-from tfm_blocks.exchange.eject.values import Code, Ref, name, parse, to_expr
+from tfm_blocks.exchange.eject.values import Code, Ref, name, parse, to_expr, unused
 from tfm_blocks.language.spec import TARGET, format_shape
 from tfm_blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
 from tfm_blocks.layers.linear import Dropout
@@ -46,7 +46,8 @@ class ScopeMethod:
         """Return the value at an address: a variable, an entry of the state, or a new parameter."""
         if address not in self.values:
             if self.steps and not self.context.moves(address):
-                self.kept[address] = self.scope.relative(address)
+                taken = {self.scope.relative(item.address) for item in self.scope.items}
+                self.kept.setdefault(address, unused(address.split(".")[0], {"position", *taken, *self.kept.values()}))
                 return value(f"state[{self.kept[address]!r}]", self.context.runs(address))
             word = "x" if not self.parameters and self.scope.address else address.split(".")[0]
             self.values[address] = self._parameter(

@@ -15,7 +15,7 @@ from tfm_blocks.exchange.eject.modules import render
 from tfm_blocks.exchange.eject.scopes import CallScope, LayerStack, outputs_of
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.tree import scope_tree
-from tfm_blocks.exchange.eject.values import CannotEjectError, Code, name, parse
+from tfm_blocks.exchange.eject.values import Code, name, parse
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ def state_entries(method: ScopeMethod) -> list[tuple[str, ast.expr]]:
     entries = []
     for item in method.scope.items:
         if isinstance(item, LayerStack):
-            expr = StackWriter(method, item).start()
+            address, expr = item.key, StackWriter(method, item).start()
         else:
             with method.context.refusing(item.node):
-                expr = CallWriter(method, item).start() if item.node.sees != "nothing" else None
+                address, expr = item.address, CallWriter(method, item).start() if item.node.sees != "nothing" else None
         if expr is not None:
-            entries.append((method.scope.relative(item.address), expr))
+            entries.append((method.scope.relative(address), expr))
     return entries
 
 
@@ -81,10 +81,6 @@ def layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
     if scope.address not in context.layers:
         context.layers[scope.address] = _layer_class(context, scope)
     written: LayerClass = context.layers[scope.address]
-    parameters = {mode: list(method.parameters) for mode, method in written.methods.items()}
-    if context.shared.setdefault(scope.home, parameters) != parameters:
-        with context.refusing(scope.calls[0].node):
-            raise CannotEjectError("a layer that is used several times reads different inputs in its uses")
     return written
 
 
@@ -97,6 +93,8 @@ def _layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
         if start.source != "return {}":
             methods["start"] = start
         methods["step"] = step
+    if scope.home != scope.address:
+        return LayerClass(context.layers[scope.home].name, methods, output)
     tree = scope_tree(context, scope)
     lines = "".join(f"        self.{key} = {render(part)}\n" for key, part in tree.items() if tree)
     lines = f"    def __init__(self) -> None:\n        super().__init__()\n{lines}\n" if tree else ""
@@ -178,7 +176,7 @@ class StackWriter:
         return self.method.source(source).expr
 
     def _states(self) -> str:
-        return f"state[{self.method.scope.relative(self.stack.address)!r}]"
+        return f"state[{self.method.scope.relative(self.stack.key)!r}]"
 
     def _path(self, index: int) -> str:
         return self.context.path(self.stack.layers[index].home, self.method.scope.home)

@@ -42,7 +42,7 @@ def render(tree: Any) -> str:
     if layers and len(layers) == len(parts):
         return f"nn.ModuleList([{_repeated(layers)}])"
     if layers:
-        same = len(set(layers)) == 1
+        same = len(set(layers)) == 1 and len(layers) > 1
         entries = [f"**{{str(i): {layers[0]} for i in range({len(layers)})}}"] if same else []
         entries += [f"{key!r}: {text}" for key, text in parts.items() if not (same and key.isdigit())]
         return f"nn.ModuleDict({{{', '.join(entries)}}})"

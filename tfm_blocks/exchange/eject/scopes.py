@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from tfm_blocks.network.call import Call
+
+Pattern = tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,16 @@ class CallScope:
 
 @dataclass(frozen=True)
 class LayerStack:
-    """The layers of a stack, which run one after the other or side by side."""
+    """The layers of a stack, which run one after the other or side by side. Nodes between them split a stack."""
 
     address: str
     layers: tuple[CallScope, ...]
+
+    @property
+    def key(self) -> str:
+        """Return the address of the states of the layers, which no other part of the stack has."""
+        first = self.layers[0].address
+        return self.address if first == f"{self.address}.0" else first
 
     @property
     def calls(self) -> list[Call]:
@@ -40,15 +49,23 @@ class LayerStack:
 
 
 def scope_of(calls: Sequence[Call], network: Sequence[Call], address: str = "", home: str = "") -> CallScope:
-    """Group calls by the layers of the outermost stacks below the address. `network` has all calls of the model."""
-    groups = groupby(calls, lambda call: _layer(call.address, address))
-    chunks = [(layer, list(group)) for layer, group in groups]
+    """Group calls by the layers of the outermost stacks below the address. `network` has all calls of the model.
+
+    The calls of a layer stay single if the layer cannot be a class: others read its inner values, its weights belong to
+    several layers, or it shares the weights of a layer that reads its inputs in another pattern.
+    """
+    chunks = [(layer, list(group)) for layer, group in groupby(calls, lambda call: _layer(call.address, address))]
     layers = [layer for layer, _ in chunks if layer]
+    patterns: dict[str, Pattern] = {}
     items: list[Call | LayerStack] = []
     for layer, group in chunks:
+        local = home + layer.removeprefix(address) if address else layer
         alone = layers.count(layer) == 1 and len(outputs_of(group, network)) == 1
-        owner = _home(layer, group) if layer and alone else ""
-        if not owner:
+        owner = _home(len(local.split(".")), group) if layer and alone else ""
+        pattern = _pattern(layer, group, network)
+        if owner == local:
+            patterns[local] = pattern
+        if not owner or patterns.get(owner) != pattern:
             items += group
             continue
         stack, inner = layer.rpartition(".")[0], scope_of(group, network, layer, owner)
@@ -60,6 +77,18 @@ def scope_of(calls: Sequence[Call], network: Sequence[Call], address: str = "", 
     return CallScope(address, home, tuple(items))
 
 
+def _pattern(layer: str, group: Sequence[Call], network: Sequence[Call]) -> Pattern:
+    """Return the reads and outputs of a layer: addresses inside it without its prefix, others by their first use."""
+    inputs = list(dict.fromkeys(a for call in group for a in (*call.node.read, call.node.residual)))
+    outer = [address for address in inputs if not address.startswith(f"{layer}.")]
+
+    def local(address: str) -> str | int:
+        return outer.index(address) if address in outer else address.removeprefix(layer)
+
+    rows = [(local(call.address), call.node.sees, *map(local, (*call.node.read, call.node.residual))) for call in group]
+    return tuple(rows), tuple(map(local, outputs_of(group, network)))
+
+
 def _layer(address: str, scope: str) -> str:
     """Return the address of the outermost layer below the scope, or "" for a call outside of stacks."""
     first = len(scope.split(".")) if scope else 0
@@ -68,13 +97,11 @@ def _layer(address: str, scope: str) -> str:
     return "" if index is None else ".".join(parts[: index + 1])
 
 
-def _home(layer: str, calls: list[Call]) -> str:
+def _home(depth: int, calls: list[Call]) -> str:
     """Return the layer that owns the weights of these calls, or "" if there is not just one."""
-    depth, stack = len(layer.split(".")), layer.rpartition(".")[0]
-    owners = [call.node.owner for call in calls if next(call.module.parameters(), None) is not None]
-    homes = {".".join(owner.split(".")[:depth]) for owner in owners} or {layer}
-    home = homes.pop()
-    return home if not homes and home.rpartition(".")[0] == stack else ""
+    weighted = [call for call in calls if next(call.module.parameters(), None) is not None]
+    homes = {".".join(call.node.owner.split(".")[:depth]) for call in weighted or calls}
+    return homes.pop() if len(homes) == 1 else ""
 
 
 def outputs_of(group: Sequence[Call], network: Sequence[Call]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from tfm_blocks.exchange.eject import arithmetic
 from tfm_blocks.exchange.eject.calls import Calls
 from tfm_blocks.exchange.eject.expressions import NOTHING, Namespace, Statements
-from tfm_blocks.exchange.eject.values import CannotEjectError, Code, Ref, is_static, name, to_expr
+from tfm_blocks.exchange.eject.values import CannotEjectError, Code, Ref, is_static, name, to_expr, trial
 
 RAISED = object()  # the outcome of statements that end in an exception
 
@@ -149,7 +149,8 @@ class Evaluator(Calls):
                 self._merged(test, Side(first.body, x), Side(second.body, y), words) for x, y in zip(a, b, strict=True)
             ]
             return type(a)(*parts) if hasattr(a, "_fields") else type(a)(parts)
-        runs = next((value.runs for value in (a, b) if isinstance(value, Code) and value.runs), None)
+        runs = trial(lambda first, x, y: x if first else y, test, a, b)
+        runs = runs or next((value.runs for value in (a, b) if isinstance(value, Code) and value.runs), None)
         if not first.body and not second.body and not words:
             return Code(ast.IfExp(test.expr, to_expr(a), to_expr(b)), runs)
         variable = self.fresh(words[0] if words else _word(a, b))

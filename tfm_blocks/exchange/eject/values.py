@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,15 @@ class AnyDevice:
     """The type of a device. It equals no string: the ejected file has no path for a kind of device."""
 
     expr: ast.expr
+
+
+def unused(text: str, taken: Container[str]) -> str:
+    """Return the text, or the text and a number, so that it is not taken."""
+    number, free = 1, text
+    while free in taken:
+        number += 1
+        free = f"{text}_{number}" if text[-1].isdigit() else f"{text}{number}"
+    return free
 
 
 def name(text: str) -> ast.Name:

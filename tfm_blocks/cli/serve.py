@@ -1,0 +1,57 @@
+"""The command `tfm serve`."""
+
+from __future__ import annotations
+
+import argparse
+
+from tfm_blocks.cli import options
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.serving.settings import Limits
+
+
+def add_commands(commands: options.Commands) -> None:
+    """Add the parser of this command."""
+    what = "serve a run over HTTP: POST /translate, POST /generate, GET /health, GET /metrics"
+    command = options.add_command(commands, "serve", _serve, "serve a run over HTTP", what)
+    options.add_run(command)
+    options.add_checkpoint(command)
+    add = command.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all of this machine (%(default)s)")
+    add("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: a free one (%(default)s)")
+    what = "requests that wait or run; further ones get status 429 (%(default)s)"
+    add("--max-requests", type=options.count, default=Limits.requests, metavar="N", help=what)
+    what = "bytes of a request; a larger one gets status 413, as above the next limits (%(default)s)"
+    add("--max-bytes", type=options.count, default=Limits.bytes, metavar="N", help=what)
+    what = "texts of a request (%(default)s)"
+    add("--max-texts", type=options.count, default=Limits.texts, metavar="N", help=what)
+    what = "tokens of a text, and of its output (%(default)s)"
+    add("--max-tokens", type=options.count, default=Limits.tokens, metavar="N", help=what)
+    add("--max-beam", type=options.count, default=Limits.beam, metavar="K", help="hypotheses per text (%(default)s)")
+    what = "milliseconds to wait for further requests before a batch starts (5)"
+    add("--wait", type=float, default=1000 * Limits.wait, metavar="MS", help=what)
+    options.add_computing(command)
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.launch.memory import keep_freed_memory
+
+    try:
+        from tfm_blocks.serving.batcher import Batcher
+        from tfm_blocks.serving.metrics import Metrics
+        from tfm_blocks.serving.server import run_server
+    except ModuleNotFoundError as error:
+        help = "pip install -c constraints.txt -e '.[serve]'"
+        raise ConfigError(Problem("tfm serve", f"needs {error.name}, which is not installed", help=help)) from None
+
+    keep_freed_memory()
+    translator = options.translator_of(arguments)
+    batcher = Batcher(translator, limits_of(arguments), Metrics(), lambda: options.precision_of(arguments))
+    run_server(batcher, arguments.host, arguments.port)
+
+
+def limits_of(arguments: argparse.Namespace) -> Limits:
+    """Return the limits of the command line. Raises ConfigError."""
+    if not 0 <= arguments.wait <= 1000:
+        raise ConfigError(Problem("--wait", f"must be from 0 to 1000, but is {arguments.wait:g}", help="--wait 5"))
+    named = {name: vars(arguments)[f"max_{name}"] for name in ("requests", "bytes", "texts", "tokens", "beam")}
+    return Limits(**named, wait=arguments.wait / 1000, batch_tokens=arguments.batch_tokens)

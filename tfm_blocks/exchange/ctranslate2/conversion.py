@@ -1,0 +1,164 @@
+"""Write the weights of a network into a specification of CTranslate2."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from ctranslate2.specs import Activation
+from ctranslate2.specs import transformer_spec as ct2
+from torch import Tensor
+
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.exchange.ctranslate2.rules import EngineGraph, EngineSide, norms_of, placement
+from tfm_blocks.language.spec import Node
+from tfm_blocks.layers.state import Bounded
+from tfm_blocks.network.graph import Network
+
+POSITIONS = 2048  # rows of a table of positions, unless the block has a bound
+ACTIVATIONS = {
+    "relu": Activation.RELU,
+    "gelu": Activation.GELU,
+    "gelu_tanh": Activation.GELUTanh,
+    "quick_gelu": Activation.GELUSigmoid,
+    "silu": Activation.SWISH,
+    "sigmoid": Activation.Sigmoid,
+}
+
+
+def convert_network(network: Network, graph: EngineGraph, subwords: list[str]) -> Any:
+    """Return the specification of a network, with the subword of each id."""
+    decoder = ct2.TransformerDecoderSpec(**_options(graph.decoder), with_encoder_attention=bool(graph.encoder))
+    _fill_side(decoder, graph.decoder, network)
+    _fill_output(decoder.projection, _module(network, network.spec.sink))
+    if graph.encoder:
+        encoder = ct2.TransformerEncoderSpec(**_options(graph.encoder))
+        _fill_side(encoder, graph.encoder, network)
+        spec = ct2.TransformerSpec(encoder, decoder)
+        spec.register_source_vocabulary(subwords)
+        spec.register_target_vocabulary(subwords)
+        spec.config.add_source_eos = True
+        spec.config.decoder_start_token = subwords[Tokenizer.BOS]
+    else:
+        spec = ct2.TransformerDecoderModelSpec(decoder)
+        spec.register_vocabulary(subwords)
+    spec.config.bos_token, spec.config.eos_token = subwords[Tokenizer.BOS], subwords[Tokenizer.EOS]
+    norm = next(norm for node in graph.decoder.nodes for norm in norms_of(node))
+    spec.config.layer_norm_epsilon = norm.arguments["eps"]
+    return spec
+
+
+def _options(side: EngineSide) -> dict[str, Any]:
+    """Return the arguments of the constructor of a side's specification."""
+    attention, ffn = side.layers[0]["self"].arguments, side.layers[0]["ffn"]
+    rotary, kv_heads = attention["position"], attention["kv_heads"]
+    options = {
+        "num_layers": len(side.layers),
+        "num_heads": attention["heads"],
+        "num_heads_kv": None if kv_heads == attention["heads"] else kv_heads,
+        "head_dim": attention["d_head"],
+        "activation": ACTIVATIONS[ffn.arguments["activation"].block],
+        "ffn_glu": ffn.block == "gated_ffn",
+        "layernorm_embedding": side.node("norm") is not None,
+        "no_final_norm": side.node("last") is None,
+        "rms_norm": any(norm.block == "rmsnorm" for node in side.nodes for norm in norms_of(node)),
+    }
+    if rotary:
+        width = attention["d_head"] or side.layers[0]["self"].axes["D"] // attention["heads"]
+        options["rotary_dim"] = int(width * rotary.arguments["share"])
+        options["rotary_interleave"] = rotary.arguments["layout"] == "pairs"
+        options["rotary_base"] = rotary.arguments["base"]
+    return options
+
+
+def _fill_side(spec: Any, side: EngineSide, network: Network) -> None:
+    spec.pre_norm = placement("ffn", side.layers[0]["ffn"]) == "pre"
+    embedding = _module(network, side.nodes[0])
+    (table,) = spec.embeddings if isinstance(spec.embeddings, list) else [spec.embeddings]
+    table.weight = _all_rows(embedding.weight, embedding.first_id)
+    spec.scale_embeddings = float(embedding.scale)
+    if not side.layers[0]["self"].arguments["position"]:
+        spec.position_encodings.encodings = _positions(side, network, embedding.weight.shape[1])
+    if node := side.node("norm"):
+        _fill_norm(spec.layernorm_embedding, _module(network, node))
+    if node := side.node("last"):
+        last: Any = network.get_submodule(node.owner)
+        _fill_norm(spec.layer_norm, last["norm"])
+    for layer, nodes in zip(spec.layer, side.layers, strict=True):
+        _fill_layer(layer, nodes, network)
+
+
+def _fill_layer(spec: Any, nodes: dict[str, Node], network: Network) -> None:
+    parts = {"self": "self_attention", "cross-attention": "attention", "ffn": "ffn"}
+    for kind, node in nodes.items():
+        part = getattr(spec, parts[kind])
+        branch: Any = network.get_submodule(node.owner)
+        _fill_norm(part.layer_norm, (branch.pre if len(branch.pre) else branch.post)["norm"])
+        if kind == "ffn":
+            _fill_ffn(part, branch.block)
+        else:
+            _fill_attention(part, branch.block)
+
+
+def _fill_attention(spec: Any, block: Any) -> None:
+    spec.queries_scale = float(block.scores.beta)
+    maps = (block.qkv,) if hasattr(block, "qkv") else (block.q, block.kv)
+    for linear, ours in zip(spec.linear, (*maps, block.out), strict=True):
+        _fill_linear(linear, ours.weight, ours.bias)
+
+
+def _fill_ffn(spec: Any, block: Any) -> None:
+    """Copy a feed-forward network; the first half of a gated one has the activation."""
+    linears = [spec.linear_0, spec.linear_0_noact] if hasattr(spec, "linear_0_noact") else [spec.linear_0]
+    weights = block.inner.weight.chunk(len(linears))
+    biases = [None] * len(linears) if block.inner.bias is None else block.inner.bias.chunk(len(linears))
+    for linear, weight, bias in zip(linears, weights, biases, strict=True):
+        _fill_linear(linear, weight, bias)
+    _fill_linear(spec.linear_1, block.out.weight, block.out.bias)
+
+
+def _fill_output(spec: Any, unembed: Any) -> None:
+    """Copy the output matrix; padding and bos, which no search produces, have the bias -inf."""
+    weight = _all_rows(unembed.weight, unembed.first_id)
+    bias = weight.new_zeros(len(weight))
+    if unembed.bias is not None:
+        bias[unembed.first_id :] = unembed.bias.detach()
+    bias[: Tokenizer.EOS] = -math.inf
+    _fill_linear(spec, weight, bias)
+
+
+def _fill_linear(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
+    """Copy a map; CTranslate2 quantises its weights in place."""
+    spec.weight = weight.detach().clone()
+    if bias is not None:
+        spec.bias = bias.detach()
+
+
+def _fill_norm(spec: Any, norm: Any) -> None:
+    """Copy a norm. A missing bias becomes zeros, because CTranslate2 takes a norm without bias for an rmsnorm."""
+    spec.gamma = norm.weight.detach()
+    if hasattr(spec, "beta"):
+        spec.beta = torch.zeros_like(spec.gamma) if norm.bias is None else norm.bias.detach()
+
+
+def _all_rows(weight: Tensor, first_id: int) -> Tensor:
+    """Return the matrix with a row for each id; ids below `first_id` have the row of `first_id`."""
+    return torch.cat((weight[:1].expand(first_id, -1), weight)).detach()
+
+
+def _positions(side: EngineSide, network: Network, D: int) -> Tensor:
+    """Return the table of the positions of a side, which is zero if it has none."""
+    node = side.node("position")
+    if node is None or node.block == "none":
+        return torch.zeros(POSITIONS, D)
+    block = _module(network, node)
+    rows = block.max_length if isinstance(block, Bounded) else POSITIONS
+    table_ND: Tensor = block.table(0, torch.empty(1, rows, D))
+    return table_ND.detach()
+
+
+def _module(network: Network, node: Node) -> Any:
+    """Return the module of a node's block."""
+    branch: Any = network.get_submodule(node.owner)
+    return branch.block

@@ -1,0 +1,86 @@
+"""The HTTP interface."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from tfm_blocks import __version__
+from tfm_blocks.errors import Problem
+from tfm_blocks.serving.answers import answer, stream_answer
+from tfm_blocks.serving.batcher import Batcher
+from tfm_blocks.serving.entrance import Entrance
+from tfm_blocks.serving.refusal import RequestRefusedError, error_response
+from tfm_blocks.serving.requests import GenerateBody, TranslateBody, submit
+
+
+def app_of(batcher: Batcher, hosts: list[str]) -> FastAPI:
+    """Return the app for requests whose Host header is in `hosts`. Its end runs the waiting jobs of the batcher."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(batcher.close)
+
+    app = FastAPI(title="tfm serve", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+    app.add_middleware(Entrance, limits=batcher.limits, metrics=batcher.metrics)
+    _add_texts(app, batcher)
+    _add_state(app, batcher)
+    _add_errors(app)
+    return app
+
+
+def _add_texts(app: FastAPI, batcher: Batcher) -> None:
+    @app.post("/translate")
+    async def translate(body: TranslateBody, request: Request) -> Response:
+        return await answer(submit(body, batcher), request, batcher.metrics)
+
+    @app.post("/generate")
+    async def generate(body: GenerateBody, request: Request) -> Response:
+        if body.stream:
+            return stream_answer(body, request, batcher)
+        return await answer(submit(body, batcher), request, batcher.metrics)
+
+
+def _add_state(app: FastAPI, batcher: Batcher) -> None:
+    translator = batcher.translator
+
+    @app.get("/health")
+    async def health(response: Response) -> dict[str, object]:
+        alive = batcher.thread.is_alive()
+        response.status_code = 200 if alive else 503
+        state = {"status": "ok" if alive else "the model's thread ended", "sources": translator.sources}
+        return {**state, "version": __version__}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(batcher.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Give all errors one form, without paths and tracebacks."""
+
+    @app.exception_handler(RequestRefusedError)
+    async def refused(request: Request, error: RequestRefusedError) -> Response:
+        return error_response(error.status, error.problem)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        address = ".".join(str(part) for part in first["loc"][1:])
+        return error_response(422, Problem(address, first["msg"], help="GET /openapi.json lists the keys"))
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> Response:
+        return error_response(error.status_code, Problem("", error.detail, help="GET /openapi.json lists the paths"))
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return error_response(500, Problem("", "the server failed", help="its log has the reason"))
