@@ -254,3 +254,11 @@ def test_a_sweep_for_agents_is_refused_if_a_value_could_not_be_trained(method, t
     assert "help: leave out heads=3" in told and "but D = 128 (the width of src_pos), heads = 3" in told
     main(["dashboard", "sweep", "tiny", "heads=2,4", "layers=1,2", "--method", method, "-o", str(file)])
     assert "heads" in file.read_text()
+
+
+@pytest.mark.parametrize("command", [["check", "-m"], ["show"], ["figure"]])
+def test_an_override_in_the_place_of_the_model_is_refused(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([*command, "heads=2,4"])
+    assert left.value.code == 2
+    assert "heads=2,4 is an override, not a model; write the model first: base heads=2,4" in capsys.readouterr().err

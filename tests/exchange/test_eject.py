@@ -26,7 +26,10 @@ from tfm_blocks.registry.blocks import REGISTRY
 SIZES = {"d_model": 16, "d_ff": 24, "heads": 4, "layers": 3, "vocab": 50, "r": 4}
 ENTRIES = {entry.name: entry for entry in describe_models(None)}
 DEFAULT = ("base", "prenorm", "rotary")
-FUSED = {"t5"}  # with a learned bias of scores: on the CPU ours computes the softmax step by step
+ROUNDED = {
+    "t5",  # a learned bias of scores: on the CPU ours computes the softmax step by step
+    "moe", "mixtral", "deepseek_v2",  # experts: some CPUs add the gradients of their inputs in another order
+}  # fmt: skip
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 ALONE = textwrap.dedent("""
     import importlib.util, sys, torch
@@ -114,7 +117,7 @@ def agree(names, folder):
         _, network, inputs = cases[name]
         logits = network(**inputs)
         logits.square().sum().backward()
-        equal = nearly_equal if name in FUSED else torch.equal
+        equal = nearly_equal if name in ROUNDED else torch.equal
         assert equal(result["logits"], logits.detach()), name
         for address, parameter in network.named_parameters():
             if parameter.grad is not None:

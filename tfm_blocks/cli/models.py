@@ -60,11 +60,17 @@ def add_model(
     command = options.add_command(commands, name, run, help)
     run_too = ", or a run folder" if "RUN" in metavar else ""
     what = f"a name under conf/model/, a path to a YAML file{run_too}"
-    command.add_argument("model", metavar=metavar, help=what)
+    command.add_argument("model", type=_model, metavar=metavar, help=what)
     command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as heads=4 or model.add_norm=pre")
     options.add_config_dir(command)
     options.add_plugins(command)
     return command
+
+
+def _model(text: str) -> str:
+    if "=" in text and not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"{text} is an override, not a model; write the model first: base {text}")
+    return text
 
 
 def add_lengths(command: argparse.ArgumentParser) -> None:

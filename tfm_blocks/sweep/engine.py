@@ -33,6 +33,7 @@ from tfm_blocks.sweep.view import SweepRow, SweepView
 
 POLL_INTERVAL = 0.2  # seconds between two polls of the jobs
 METRICS_INTERVAL = 1.0  # seconds between two reads of their metrics
+VIEW_INTERVAL = 1.0  # seconds between two displays of all jobs
 SUBMIT_INTERVAL = 30.0  # seconds between two submissions to a full cluster
 
 
@@ -97,10 +98,13 @@ class Sweep:
     def run(self) -> int:
         """Run all jobs and return the signal number that stopped the sweep, or 0. No job outlives this call."""
         self._write()
+        shown = 0.0
         with SweepView(self.rows()) as view, defer_signals():
             try:
                 while self._poll():
-                    view.show(self.rows())
+                    if time.monotonic() > shown + VIEW_INTERVAL:
+                        view.show(self.rows())
+                        shown = time.monotonic()
                     time.sleep(POLL_INTERVAL)
                 view.show(self.rows())
             finally:
@@ -263,7 +267,8 @@ class Sweep:
     def _row(self, job: SweepJob) -> SweepRow:
         progress, steps = self._progress(job), job.settings.trainer.steps
         left = progress.seconds_left(steps) if job.state == RUNNING else float("nan")
-        log = job.log if (self.folder.path / job.log).is_file() else ""
+        failed = job.state not in (DONE, WAITING, RUNNING)
+        log = job.log if failed and (self.folder.path / job.log).is_file() else ""
         return SweepRow(job.name, job.state, job.reason, log, progress.step, steps, progress.pace, progress.best, left)
 
     def _kill(self) -> None:

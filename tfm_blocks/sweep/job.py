@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class SweepJob:
         """The name of the log file next to the run folder."""
         return f"{self.name}.log"
 
-    @property
+    @cached_property
     def config(self) -> str:
         """The hash of the checked config: jobs with equal hashes train the same run."""
         config = self.composed.mapping | {"plugins": self.settings.plugins}
