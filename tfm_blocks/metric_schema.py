@@ -67,7 +67,7 @@ class FinalScore:
     key: str = ""
     mean: str = "{:.2f}"
     difference: str = "{:+.2f}"
-    cell: str = "{:.1f}"
+    cell: str = "{:z.1f}"
 
     @property
     def in_percent(self) -> bool:
