@@ -51,7 +51,7 @@ def far_apart(found, expected):
 
 
 def files_of(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "certificate.json"}
 
 
 @each_family()
@@ -110,7 +110,8 @@ def test_the_commands_import_and_export(tmp_path, capsys):
         in capsys.readouterr().out
     )
     main(["export", str(tmp_path / "run"), "--to", "huggingface", "-o", str(tmp_path / "back")])
-    assert capsys.readouterr().out == f"{tmp_path / 'back'}: GPT2LMHeadModel\n"
+    name, compared = capsys.readouterr().out.splitlines()
+    assert name == f"{tmp_path / 'back'}: GPT2LMHeadModel" and compared.startswith("log probabilities of ")
     with pytest.raises(SystemExit):
         main(["export", str(tmp_path / "run"), "--to", "huggingface", "-o", str(tmp_path / "back")])
     assert "exists already" in capsys.readouterr().err

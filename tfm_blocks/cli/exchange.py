@@ -17,7 +17,7 @@ def add_commands(commands: options.Commands) -> None:
     command = options.add_command(commands, "import", _import, "import a published model as a run", what)
     command.add_argument("folder", type=Path, metavar="FOLDER", help="a folder as transformers saves it")
     _add_output(command, "RUN", "the new run folder")
-    what = "write a run as a folder that transformers or CTranslate2 loads, if its graph is one that the export covers"
+    what = "write a run as a folder that transformers or CTranslate2 loads"
     command = options.add_command(commands, "export", _export, "write a run for another library", what)
     options.add_run(command)
     command.add_argument("--to", required=True, choices=("huggingface", "ctranslate2"), help="the library")
@@ -52,7 +52,9 @@ def _export(arguments: argparse.Namespace) -> None:
             raise ConfigError(Problem(f"--{name}", "is an option of --to ctranslate2", help="leave it out"))
     from tfm_blocks.exchange.exporting import export_run
 
-    print(f"{arguments.path}: {export_run(arguments.folder, arguments.path)}")
+    architecture, certificate = export_run(arguments.folder, arguments.path)
+    print(f"{arguments.path}: {architecture}")
+    print(certificate or "not compared with the run, because transformers is not installed: pip install transformers")
 
 
 def _export_ctranslate2(arguments: argparse.Namespace) -> None:

@@ -1,8 +1,7 @@
-"""Export a run as a folder that transformers loads, if its graph is one of the families."""
+"""Export a run as a folder that transformers loads."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,16 @@ import torch
 
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.data.vocabulary import OwnVocabulary, Vocabulary
+from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.exchange.certificate import Certificate
 from tfm_blocks.exchange.config import Published, knob_defaults, write_published
+from tfm_blocks.exchange.custom_code import to_json, vocabulary_of, write_custom_code
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, SINGLE
 from tfm_blocks.exchange.importing import conversion_of
 from tfm_blocks.exchange.record import LEFTOVERS, PublishedFile
+from tfm_blocks.exchange.reload import certify
 from tfm_blocks.language.difference import find_changes
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import check_model
@@ -27,24 +29,30 @@ from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import read_network, read_tensors, weights_of, write_tensors
 
 
-def export_run(run: Path, folder: Path) -> str:
-    """Write a run as a new folder of its family, and return the name of the family.
+def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
+    """Write a run as a new folder, with the weights and the config of its family or with its graph as code.
 
-    Raises RunError if the graph is no family's, or the folder exists.
+    Returns the name of the architecture, and the certificate if transformers is installed. Raises RunError if the
+    folder exists, and ConfigError if the graph is no family's and transformers cannot call it.
     """
     network, tokenizer = read_network(run), Tokenizer.load(run / TOKENIZER)
-    config, record = read_config(run)[1], PublishedFile.read_or_empty(run)
-    published = find_published(network.spec, config, _vocabulary(tokenizer), str(run))
-    leftovers = read_tensors(run / LEFTOVERS) if (run / LEFTOVERS).is_file() else {}
-    tensors = conversion_of(published).to_theirs(weights_of(network), leftovers)
-    texts = dict(record.texts) or {CONFIG: _json(write_published(published, "float32"))}
-    files = {name: text.encode() for name, text in texts.items()}
-    files |= tokenizer_files(tokenizer)
-    make_folder(folder)
-    for name, content in files.items():
+    published = find_published(network.spec, read_config(run)[1], vocabulary_of(tokenizer))
+    if published is None:
+        files = write_custom_code(network, tokenizer, str(run))
+        make_folder(folder)
+        record, tensors = PublishedFile(), {f"model.{name}": tensor for name, tensor in weights_of(network).items()}
+        architecture = "custom code"
+    else:
+        record, architecture = PublishedFile.read_or_empty(run), published.family.architecture
+        leftovers = read_tensors(run / LEFTOVERS) if (run / LEFTOVERS).is_file() else {}
+        tensors = conversion_of(published).to_theirs(weights_of(network), leftovers)
+        files = {name: text.encode() for name, text in record.texts.items()}
+        files = files or {CONFIG: to_json(write_published(published, "float32")).encode()}
+        make_folder(folder)
+    for name, content in (files | tokenizer_files(tokenizer)).items():
         (folder / name).write_bytes(content)
     _write_weights(folder, tensors, record)
-    return published.family.architecture
+    return architecture, certify(network, tokenizer, run, folder)
 
 
 def make_folder(folder: Path) -> None:
@@ -61,16 +69,14 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     return tokenizer.files if isinstance(tokenizer, PublishedTokenizer) else {TOKENIZER: tokenizer.text.encode()}
 
 
-def find_published(spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary, where: str) -> Published:
-    """Return the family with the graph of `spec` and the knobs of a run's config. Raises RunError."""
+def find_published(spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary) -> Published | None:
+    """Return the family with the graph of `spec` and the knobs of a run's config, if there is one."""
     for family in families().values():
         if (defaults := knob_defaults(family.model)).keys() <= config.keys():
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
             if _is_model(published, spec):
                 return published
-    known = ", ".join(sorted({family.model for family in families().values()}))
-    rule = "its graph is not the graph of a published family, so no config.json describes it"
-    raise RunError(Problem(where, rule, help=f"the families are the models {known}"))
+    return None
 
 
 def _is_model(published: Published, spec: Spec) -> bool:
@@ -78,13 +84,6 @@ def _is_model(published: Published, spec: Spec) -> bool:
         return not find_changes(check_model(published.compose().model), spec, REGISTRY)
     except ConfigError:
         return False
-
-
-def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    """Return the vocabulary of a tokenizer; one that a run learned keeps its ids."""
-    if isinstance(tokenizer, PublishedTokenizer):
-        return tokenizer.vocabulary
-    return OwnVocabulary(tokenizer.size, tokenizer.BOS, tokenizer.EOS)
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], record: PublishedFile) -> None:
@@ -95,7 +94,3 @@ def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], record: Pu
         files.setdefault(file, {})[name] = tensor.to(DTYPES[dtype])
     for file, content in files.items():
         write_tensors(folder / file, content, record.metadata.get(file, {"format": "pt"}))
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2, sort_keys=True) + "\n"

@@ -12,7 +12,8 @@ from tfm_blocks import __version__
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError, Problem, RunError
-from tfm_blocks.exchange.ctranslate2.certificate import Certificate, compare_log_p, compare_translations
+from tfm_blocks.exchange.certificate import Certificate
+from tfm_blocks.exchange.ctranslate2.comparison import compare_log_p, compare_translations
 from tfm_blocks.exchange.ctranslate2.rules import read_engine_graph
 from tfm_blocks.exchange.exporting import make_folder, tokenizer_files
 from tfm_blocks.network.graph import Network

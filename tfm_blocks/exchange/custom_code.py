@@ -1,0 +1,74 @@
+"""A graph of no family as a model of transformers with its own code: the ejected file, and a file that adapts it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from tfm_blocks.data.published_tokenizer import PublishedTokenizer
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.vocabulary import OwnVocabulary, Vocabulary
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.exchange.eject.file import eject
+from tfm_blocks.exchange.folder import CONFIG
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import TARGET, names
+from tfm_blocks.network.graph import Network
+
+MODULE = "modeling_tfm_blocks"
+
+
+def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dict[str, bytes]:
+    """Return config.json and the files of code by name. Raises ConfigError for inputs that transformers cannot pass."""
+    spec, vocabulary = network.spec, vocabulary_of(tokenizer)
+    sources = names(spec.sources)
+    if TARGET not in names(spec.inputs) or len(sources) > 1 or not all(one.tokens for one in spec.inputs):
+        rule = f"reads {', '.join(names(spec.inputs))}, but transformers passes token ids of a source and of a target"
+        raise ConfigError(Problem(where, rule, help="write its graph as one PyTorch file: tfm eject"))
+    task = "Seq2SeqLM" if sources else "CausalLM"
+    ids = {
+        "bos_token_id": vocabulary.start,
+        "decoder_start_token_id": vocabulary.start,
+        "eos_token_id": vocabulary.eos,
+        "pad_token_id": vocabulary.eos if vocabulary.front else Tokenizer.PAD,
+    }
+    config = {
+        "architectures": [f"TfmBlocksFor{task}"],
+        "auto_map": {"AutoConfig": f"{MODULE}.TfmBlocksConfig", f"AutoModelFor{task}": f"{MODULE}.TfmBlocksFor{task}"},
+        "dtype": "float32",
+        "front": list(vocabulary.front),
+        "is_encoder_decoder": bool(sources),
+        "model_type": "tfm_blocks",
+        "source": next(iter(sources), None),
+        "tie_word_embeddings": True,  # transformers ties the names of `tied`
+        "tied": _tied(network),
+        "vocab_size": vocabulary.size,
+    }
+    adapter = (files("tfm_blocks.exchange") / f"{MODULE}.py.txt").read_bytes()
+    return {
+        CONFIG: to_json(config | ids).encode(),
+        "generation_config.json": to_json({**ids, "use_cache": False}).encode(),
+        "model.py": eject(spec, Sources(), "The graph of a run").encode(),
+        f"{MODULE}.py": adapter,
+    }
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """Return the vocabulary of a tokenizer; one that a run learned keeps its ids."""
+    if isinstance(tokenizer, PublishedTokenizer):
+        return tokenizer.vocabulary
+    return OwnVocabulary(tokenizer.size, tokenizer.BOS, tokenizer.EOS)
+
+
+def to_json(value: Mapping[str, Any]) -> str:
+    """Return a config.json as transformers formats it."""
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"
+
+
+def _tied(network: Network) -> dict[str, str]:
+    """Return the other names of parameters that have several, each with the name that has the weights."""
+    first = {id(parameter): name for name, parameter in network.named_parameters()}
+    every = network.named_parameters(remove_duplicate=False)
+    return {f"model.{name}": f"model.{first[id(p)]}" for name, p in every if first[id(p)] != name}
