@@ -1,14 +1,13 @@
 """Folders as finished runs leave them, with outputs that somebody chose."""
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 from random import Random
 
 import yaml
 
 from tests.conftest import WORDS
+from tests.preloaded import run_python
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_translations
 from tfm_blocks.scoring.corpus import metrics, score
 
@@ -21,8 +20,9 @@ CONFIG = {
 
 def printed(*arguments):
     """Run `tfm` in a process and return its output."""
-    command = [sys.executable, "-m", "tfm_blocks", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = run_python(["-m", "tfm_blocks", *arguments])
+    done.check_returncode()
+    return done.stdout
 
 
 def garbled(references, share, seed):

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.preloaded import run_python
+
 ROOT = Path(__file__).parent.parent
 
 
 def fuzzed(count, seed):
     """In a process of its own, since an audit hook stays for ever."""
-    command = [sys.executable, "-m", "tests.fuzz", str(count), str(seed)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run_python(["-m", "tests.fuzz", str(count), str(seed)], ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
