@@ -1,13 +1,14 @@
 """Folders as finished runs leave them, with outputs that somebody chose."""
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from random import Random
 
 import yaml
 
 from tests.conftest import WORDS
-from tests.preloaded import run_python
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_translations
 from tfm_blocks.scoring.corpus import metrics, score
 
@@ -20,9 +21,8 @@ CONFIG = {
 
 def printed(*arguments):
     """Run `tfm` in a process and return its output."""
-    done = run_python(["-m", "tfm_blocks", *arguments])
-    done.check_returncode()
-    return done.stdout
+    command = [sys.executable, "-m", "tfm_blocks", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def garbled(references, share, seed):
