@@ -19,7 +19,7 @@ from typing import Any
 from tfm_blocks.sweep import preloaded
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([*preloaded.MODULES, "tfm_blocks.cli"])
+CONTEXT.set_forkserver_preload([*preloaded.MODULES, "tfm_blocks.cli", "wandb"])
 STREAMS = ("stdin", "stdout", "stderr")
 
 
