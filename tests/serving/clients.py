@@ -8,7 +8,7 @@ import time
 
 from tfm_blocks.serving.batcher import Batcher
 from tfm_blocks.serving.metrics import Metrics
-from tfm_blocks.serving.server import listen, create_server
+from tfm_blocks.serving.server import create_server, listen
 from tfm_blocks.serving.settings import Limits
 
 

@@ -13,11 +13,11 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tfm_blocks import __version__
 from tfm_blocks.errors import Problem
-from tfm_blocks.serving.responses import respond, stream_response
 from tfm_blocks.serving.batcher import Batcher
-from tfm_blocks.serving.middleware import RequestMiddleware
 from tfm_blocks.serving.errors import RequestRefusedError, error_response
+from tfm_blocks.serving.middleware import RequestMiddleware
 from tfm_blocks.serving.requests import GenerateBody, TranslateBody, submit
+from tfm_blocks.serving.responses import respond, stream_response
 
 
 def create_app(batcher: Batcher, hosts: list[str]) -> FastAPI:

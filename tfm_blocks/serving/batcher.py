@@ -27,7 +27,7 @@ def ignore(ids: Sequence[int]) -> None:
 class Job:
     """The tasks of a request, and the future of their outputs. Cancelling the future cancels the tasks.
 
-    A blank text has no task. After each step, the batcher's thread calls `progress` with the ids of the unfinished output.
+    A blank text has no task. After each step, the batcher calls `progress` with the ids of the unfinished output.
     """
 
     def __init__(self, tasks: Sequence[Task], texts: int, search: Search) -> None:

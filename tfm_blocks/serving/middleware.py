@@ -8,8 +8,8 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tfm_blocks.errors import Problem
-from tfm_blocks.serving.metrics import Metrics
 from tfm_blocks.serving.errors import error_response
+from tfm_blocks.serving.metrics import Metrics
 from tfm_blocks.serving.settings import BODY_SECONDS, CLIENT_CLOSED, Limits
 
 

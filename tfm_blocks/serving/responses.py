@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from tfm_blocks.errors import TfmError
 from tfm_blocks.serving.batcher import Batcher, Job, Outputs
-from tfm_blocks.serving.metrics import Metrics
 from tfm_blocks.serving.errors import error_body, error_response
+from tfm_blocks.serving.metrics import Metrics
 from tfm_blocks.serving.requests import GenerateBody, submit
 from tfm_blocks.serving.settings import CLIENT_CLOSED
 from tfm_blocks.translation.translator import Translator
