@@ -18,6 +18,7 @@ from tfm_blocks.exchange.eject.arithmetic import terms_of
 from tfm_blocks.exchange.eject.expressions import Closure, Expressions, Namespace, Statements
 from tfm_blocks.exchange.eject.plain import PLAIN, is_leaf
 from tfm_blocks.exchange.eject.values import (
+    TORCH_NAMES,
     CannotEjectError,
     Code,
     CodeMethod,
@@ -63,13 +64,13 @@ class Calls(Expressions):
                 return self.call(function.func, [*function.args, *arguments], {**function.keywords, **named})
             case Code():
                 raise CannotEjectError(f"{ast.unparse(function.expr)} is called, which is unknown")
-        function = PLAIN.get(_key(function), function)
+        function = PLAIN.get(id(function), function)
         if isinstance(function, types.FunctionType) and _has_own_source(function):
             return self.inline(function, arguments, named)
         return self._other(function, arguments, named)
 
     def _method(self, method: Method, arguments: list[Any], named: dict[str, Any]) -> Any:
-        function = PLAIN.get(method.function, method.function)
+        function = PLAIN.get(id(method.function), method.function)
         in_torch = isinstance(method.owner, Ref) and method.cls.__module__.startswith("torch.nn")
         if _has_own_source(function) or in_torch:
             return self.inline(function, [method.owner, *arguments], named, method.cls)
@@ -79,16 +80,10 @@ class Calls(Expressions):
         """Return the call of a tensor's method; a view of the same shape is the tensor."""
         runs = trial(lambda x, a, n: getattr(x, method.name)(*a, **n), method.owner, arguments, named)
         before = method.owner.runs
-        if (
-            method.name in SAME_SHAPE
-            and runs
-            and before
-            and all(a.shape == b.shape for a, b in zip(runs, before, strict=True))
-        ):
+        if method.name in SAME_SHAPE and runs and before and _shapes(runs) == _shapes(before):
             return method.owner
-        if method.name == "to" and [ast.unparse(to_expr(a)) for a in arguments] == [
-            f"{ast.unparse(method.owner.expr)}.dtype"
-        ]:
+        texts = [ast.unparse(to_expr(argument)) for argument in arguments] if method.name == "to" else []
+        if texts == [f"{ast.unparse(method.owner.expr)}.dtype"]:
             return method.owner
         return self.residual(to_expr(method), arguments, named, runs)
 
@@ -116,7 +111,7 @@ class Calls(Expressions):
             arguments = arguments[1:2]
         if function is torch.nn.functional.scaled_dot_product_attention:
             arguments, named = arguments[:3], {**_attention_options(arguments), **named}
-        if str(getattr(function, "__module__", "")).startswith("torch") or id(function) in _torch():
+        if str(getattr(function, "__module__", "")).startswith("torch") or id(function) in TORCH_NAMES:
             tried = {key: value for key, value in named.items() if key != "generator"}  # the meta device has none
             return self.residual(to_expr(function), arguments, named, trial(function, *arguments, **tried))
         if isinstance(function, type) and issubclass(function, Exception):
@@ -221,16 +216,6 @@ def _attention_options(arguments: list[Any]) -> dict[str, Any]:
     """Return the positional options of scaled_dot_product_attention that differ from the defaults, by name."""
     options = dict(zip(SDPA[3:], arguments[3:], strict=False))
     return {key: value for key, value in options.items() if isinstance(value, Code) or value}
-
-
-def _key(function: Any) -> Any:
-    return function if isinstance(function, types.FunctionType) else id(function)
-
-
-def _torch() -> dict[int, str]:
-    from tfm_blocks.exchange.eject.values import TORCH_NAMES
-
-    return TORCH_NAMES
 
 
 def _is_method_of_container(function: Any) -> bool:

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode
-from tfm_blocks.exchange.eject.cleanup import tidy
+from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode, class_body
+from tfm_blocks.exchange.eject.cleanup import names_in
+from tfm_blocks.exchange.eject.constructors import init_lines, scope_tree
 from tfm_blocks.exchange.eject.context import EjectContext, value
 from tfm_blocks.exchange.eject.layer_calls import KEEP, CallWriter, Mode, ScopeMethod, Source
-from tfm_blocks.exchange.eject.modules import render
 from tfm_blocks.exchange.eject.scopes import CallScope, LayerStack, outputs_of
 from tfm_blocks.exchange.eject.statements import Evaluator
-from tfm_blocks.exchange.eject.tree import scope_tree
 from tfm_blocks.exchange.eject.values import Code, name, parse
 
 
@@ -51,29 +50,29 @@ def state_entries(method: ScopeMethod) -> list[tuple[str, ast.expr]]:
     return entries
 
 
-def initial_state(method: ScopeMethod, entries: list[tuple[str, ast.expr]], kept: Mapping[str, str]) -> ast.expr:
-    """Return the state before the first step; `kept` are the keys of values and masks that the steps read."""
-    for address, key in kept.items():
+def initial_state(method: ScopeMethod, entries: list[tuple[str, ast.expr]], state_keys: Mapping[str, str]) -> ast.expr:
+    """Return the state before the first step; `state_keys` are the keys of values and masks that the steps read."""
+    for address, key in state_keys.items():
         mask = address.startswith(KEEP)
         entries.append((key, (method.mask(address.removeprefix(KEEP)) if mask else method.read(address)).expr))
     return ast.Dict([ast.Constant(key) for key, _ in entries], [expr for _, expr in entries])
 
 
 def scope_method(
-    context: EjectContext, scope: CallScope, mode: Mode, output: str, kept: Mapping[str, str]
+    context: EjectContext, scope: CallScope, mode: Mode, output: str, state_keys: Mapping[str, str]
 ) -> MethodCode:
-    """Return the method of a layer. `kept` are the values that a step reads from the state."""
+    """Return the method of a layer. `state_keys` are the keys of values that a step reads from the state."""
     evaluator = Evaluator(names=set(RESERVED))
     method = ScopeMethod(context, scope, mode, evaluator)
     write_items(method)
-    result = initial_state(method, state_entries(method), kept) if mode == "start" else method.read(output).expr
-    body = tidy([*evaluator.body, ast.Return(result)], evaluator.temporary)
-    used = {node.id for root in body for node in ast.walk(root) if isinstance(node, ast.Name)}
+    result = initial_state(method, state_entries(method), state_keys) if mode == "start" else method.read(output).expr
+    body = evaluator.finish(result)
+    used = names_in(body)
     parameters = {key: source for key, source in method.parameters.items() if key in used}
     if mode == "step" and "state" in used:
         parameters["state"] = ("state", scope.address)
     types = {"start": "State"}.get(mode, "Tensor")
-    return MethodCode(mode, parameters, body, types, None, method.kept)
+    return MethodCode(mode, parameters, body, types, None, method.state_keys)
 
 
 def layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
@@ -89,17 +88,12 @@ def _layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
     methods: dict[Mode, MethodCode] = {"forward": scope_method(context, scope, "forward", output, {})}
     if any(call.node.sees != "nothing" for call in scope.calls):
         step = scope_method(context, scope, "step", output, {})
-        start = scope_method(context, scope, "start", output, step.kept)
-        if start.source != "return {}":
-            methods["start"] = start
-        methods["step"] = step
+        start = scope_method(context, scope, "start", output, step.state_keys)
+        methods |= {"step": step} if start.returns_empty else {"start": start, "step": step}
     if scope.home != scope.address:
         return LayerClass(context.layers[scope.home].name, methods, output)
-    tree = scope_tree(context, scope)
-    lines = "".join(f"        self.{key} = {render(part)}\n" for key, part in tree.items() if tree)
-    lines = f"    def __init__(self) -> None:\n        super().__init__()\n{lines}\n" if tree else ""
     stack = scope.address.split(".")[-2]
-    body = f'    """A layer of the stack `{stack}`."""\n\n{lines}' + "\n".join(m.text for m in methods.values())
+    body = class_body(f"A layer of the stack `{stack}`.", init_lines(scope_tree(context, scope)), methods.values())
     word = "".join(part.capitalize() for part in stack.split("_")) + "Layer"
     return LayerClass(context.classes.add(word, body), methods, output)
 
