@@ -1,4 +1,4 @@
-"""Read attributes and items of values that may be known only in the ejected file."""
+"""Read attributes and items of known and unknown values."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Attributes(ABC):
 
 
 def _of_code(value: Code, text: str) -> Any:
-    """Return an attribute of a value that is known only in the ejected file."""
+    """Return an attribute of an unknown value."""
     if text in ("requires_grad", "is_meta"):
         return False
     expr = attribute(value.expr, text)

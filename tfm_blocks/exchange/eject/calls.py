@@ -1,4 +1,4 @@
-"""Evaluate calls: the project's functions are inlined, torch's become code, the others are computed."""
+"""Evaluate calls: functions of the project are inlined, functions of torch become code, others are computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tfm_blocks.exchange.eject.arithmetic import terms_of
-from tfm_blocks.exchange.eject.expressions import Closure, Expressions, Namespace, Statements
+from tfm_blocks.exchange.eject.expressions import Expressions, Namespace, Statements
 from tfm_blocks.exchange.eject.plain import PLAIN, is_leaf
 from tfm_blocks.exchange.eject.values import (
     TORCH_NAMES,
@@ -32,9 +32,16 @@ from tfm_blocks.exchange.eject.values import (
     trial,
 )
 
-DEEPEST = 40  # nested calls; more is a recursion
+DEEPEST = 40  # nested calls; deeper nesting is treated as infinite recursion
 STANDARD = (sysconfig.get_path("stdlib"), str(Path(torch.__file__).parent))
-SAME_SHAPE = ("view", "view_as", "expand", "reshape", "repeat_interleave", "contiguous")  # no effect if the shape stays
+SAME_SHAPE = (
+    "view",
+    "view_as",
+    "expand",
+    "reshape",
+    "repeat_interleave",
+    "contiguous",
+)  # dropped if the shape stays equal
 SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 FOLDED = {torch.compiler.is_compiling: False, torch.is_autocast_enabled: False}
 
@@ -56,14 +63,10 @@ class Calls(Expressions):
                 return self._code_method(function, arguments, named)
             case Ref():
                 return self._module(function, arguments, named)
-            case Closure(node=node, frame=frame):
-                names = [argument.arg for argument in node.args.args]
-                inner = {**frame.env, **dict(zip(names, arguments, strict=True)), **named}
-                return self.evaluate(node.body, Namespace(inner, frame.scope, frame.owner, frame.cls))
             case functools.partial():
                 return self.call(function.func, [*function.args, *arguments], {**function.keywords, **named})
             case Code():
-                raise CannotEjectError(f"{ast.unparse(function.expr)} is called, which is unknown")
+                raise CannotEjectError(f"{ast.unparse(function.expr)} is called, but its value is unknown")
         function = PLAIN.get(id(function), function)
         if isinstance(function, types.FunctionType) and _has_own_source(function):
             return self.inline(function, arguments, named)
@@ -77,7 +80,7 @@ class Calls(Expressions):
         return getattr(method.owner, method.function.__name__)(*arguments, **named)
 
     def _code_method(self, method: CodeMethod, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Return the call of a tensor's method; a view of the same shape is the tensor."""
+        """Return the call of a tensor's method, or the tensor if the method does not change it."""
         runs = trial(lambda x, a, n: getattr(x, method.name)(*a, **n), method.owner, arguments, named)
         before = method.owner.runs
         if method.name in SAME_SHAPE and runs and before and _shapes(runs) == _shapes(before):
@@ -183,23 +186,8 @@ class Calls(Expressions):
             return values[0]
         return self.residual(name(function.__name__), list(texts.values()), {}, trial(lambda v: function(v), values))
 
-    def _call_sum(self, values: Any) -> Any:
-        return sum(values) if is_static(values) else self.residual(name("sum"), [values], {}, None)
-
     def _call_tuple(self, values: Any = ()) -> Any:
         return values if isinstance(values, Code) else tuple(values)
-
-    def _call_list(self, values: Any = ()) -> Any:
-        return values if isinstance(values, Code) else list(values)
-
-    def _call_dict(self, *values: Any, **named: Any) -> Any:
-        return dict(*values, **named)
-
-    def _call_bool(self, value: Any) -> Any:
-        return self.truth(value)
-
-    def _call_set(self, values: Any) -> Any:
-        return set(values)
 
 
 def _shapes(runs: Any) -> list[Any]:

@@ -44,14 +44,6 @@ class Namespace:
 
 
 @dataclass
-class Closure:
-    """A lambda and its enclosing namespace."""
-
-    node: ast.Lambda
-    frame: Namespace
-
-
-@dataclass
 class Expressions(Attributes):
     """Evaluate expressions. Emitted statements are appended to `body`; `names` are in use."""
 
@@ -198,9 +190,6 @@ class Expressions(Attributes):
             value = self.evaluate(keyword.value, frame)
             named |= value if keyword.arg is None else {keyword.arg: value}
         return self.call(function, list(self._elements(node.args, frame)), named)
-
-    def _lambda(self, node: ast.Lambda, frame: Namespace) -> Closure:
-        return Closure(node, frame)
 
     def _joinedstr(self, node: ast.JoinedStr, frame: Namespace) -> Any:
         parts: list[ast.expr] = []

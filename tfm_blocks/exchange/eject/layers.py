@@ -1,4 +1,4 @@
-"""Layers in the ejected file: the class of a layer, and the loop over the layers of a stack."""
+"""Write the class of a layer, and the loop over the layers of a stack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfm_blocks.exchange.eject.values import Code, name, parse
 
 @dataclass(frozen=True)
 class LayerClass:
-    """The class of a layer: its methods, with what their parameters stand for, and the address of its output."""
+    """The class of a layer: its methods, whose parameters map to their origins, and the address of its output."""
 
     name: str
     methods: Mapping[Mode, MethodCode]
@@ -99,7 +99,7 @@ def _layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
 
 
 class StackWriter:
-    """Write the calls of the layers of a stack into a method: as a loop if they differ only in what they read."""
+    """Write the calls of the layers of a stack into a method, as a loop if they differ only in their inputs."""
 
     def __init__(self, method: ScopeMethod, stack: LayerStack) -> None:
         self.method, self.stack, self.context = method, stack, method.context
@@ -120,7 +120,7 @@ class StackWriter:
         elif any(kind == "carried" for kind, _ in pattern.values()):
             self._loop(mode, pattern)
         else:
-            self._side_by_side(mode, pattern)
+            self._parallel_layers(mode, pattern)
 
     def start(self) -> ast.expr | None:
         """Return the list of the states of the layers, or None if they have none."""
@@ -137,9 +137,9 @@ class StackWriter:
         return {} if method is None else method.parameters
 
     def _pattern(self, mode: Mode) -> dict[str, tuple[str, Any]] | None:
-        """Return what each parameter is in all layers: constant, the previous output, or the same layer of a stack.
+        """Return the kind of each parameter over the layers: constant, carried (the previous output), indexed or state.
 
-        None if the layers differ in more than that.
+        None if the layers differ in their classes or in another kind of parameter.
         """
         rows = [self._parameters(index, mode) for index in range(len(self.classes))]
         same = len({(layer.name, tuple(row)) for layer, row in zip(self.classes, rows, strict=True)}) == 1
@@ -222,7 +222,7 @@ class StackWriter:
         return ast.Call(function, [arguments[key] for key in pattern], [])
 
     def _loop(self, mode: Mode, pattern: Mapping[str, tuple[str, Any]]) -> None:
-        """Write a loop in which each layer reads the output of the layer before it."""
+        """Write a loop in which each layer reads the output of the previous layer."""
         initial = {key: self.method.source(source).expr for key, (kind, source) in pattern.items() if kind == "carried"}
         collected = self._collected()
         variable = self.method.evaluator.fresh(self.word)
@@ -237,16 +237,16 @@ class StackWriter:
         if collected:
             inner.append(ast.parse(f"{collected}.append({variable})").body[0])
         body.append(ast.For(target, iterable, inner, [], lineno=0))
-        self._keep(variable, collected)
+        self._record_outputs(variable, collected)
 
     def _collected(self) -> str:
-        """Return a new variable for the outputs of all layers, or "" if only the last is read outside of the stack."""
+        """Return a new variable for the outputs of all layers, or "" if other calls read only the last output."""
         outside = [call for call in self.context.calls if call not in self.stack.calls]
         read = {address for call in outside for address in call.node.read}
         others = [layer.output for layer in self.classes[:-1] if layer.output in read]
         return self.method.evaluator.fresh(f"{self.word}_layers") if others else ""
 
-    def _keep(self, variable: str, collected: str) -> None:
+    def _record_outputs(self, variable: str, collected: str) -> None:
         runs = self.context.runs
         outputs = [layer.output for layer in self.classes]
         if collected:
@@ -262,9 +262,9 @@ class StackWriter:
         call = self._loop_call(mode, pattern, arguments)
         return ast.ListComp(call, [ast.comprehension(target, iterable, [], 0)])
 
-    def _side_by_side(self, mode: Mode, pattern: Mapping[str, tuple[str, Any]]) -> None:
-        """Write a list of the outputs of layers that do not read each other."""
+    def _parallel_layers(self, mode: Mode, pattern: Mapping[str, tuple[str, Any]]) -> None:
+        """Write a comprehension over layers that do not read each other."""
         variable = self.method.evaluator.fresh(f"{self.word}_layers")
         expr = self._comprehension(mode, pattern)
         self.method.evaluator.body.append(self.method.assignment(self.classes[-1].output, variable, expr))
-        self._keep("", variable)
+        self._record_outputs("", variable)

@@ -1,4 +1,4 @@
-"""The class of the whole model, and the ejected file."""
+"""Write the class of the whole model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelWriter:
         self.encoded = self._encoded()
 
     def _encoded(self) -> list[str]:
-        """Return the addresses of values that do not depend on the target, and that others read that do."""
+        """Return the addresses of encoder outputs: values that do not depend on the target, but that its nodes read."""
         sources = [call for item in self._source_items() for call in _calls(item)]
         computed = {call.address for call in sources}
         others = [call for call in self.context.calls if call not in sources]
@@ -63,13 +63,13 @@ class ModelWriter:
         return [*methods, forward, self._start(rest, sources, step.state_keys), step]
 
     def _method(self, text: str, inputs: Any, scope: CallScope, result: Any) -> MethodCode:
-        method = self._begin("forward", scope, inputs, decodes=text == "forward" and bool(self.encoded))
+        method = self._new_method("forward", scope, inputs, decodes=text == "forward" and bool(self.encoded))
         write_items(method)
         typed = "tuple[Tensor, ...]" if text == "encode" and len(self.encoded) > 1 else "Tensor"
         return self._finish(text, method, [tensor.name for tensor in inputs], result(method), typed)
 
-    def _begin(self, mode: Mode, scope: CallScope, inputs: Any, *, decodes: bool) -> ScopeMethod:
-        """Return a method that knows its inputs, their keep masks, and what `encode` returns."""
+    def _new_method(self, mode: Mode, scope: CallScope, inputs: Any, *, decodes: bool) -> ScopeMethod:
+        """Return a method whose values contain the inputs, their keep masks, and the results of `encode`."""
         evaluator = Evaluator(names={*RESERVED, *(tensor.name for tensor in inputs)})
         method = ScopeMethod(self.context, scope, mode, evaluator)
         for tensor in inputs:
@@ -98,7 +98,7 @@ class ModelWriter:
         method.values[f"{KEEP}{axis}"] = method.evaluator.bind(f"keep_B{axis.replace('+', '')}", code)
 
     def _encode(self, method: ScopeMethod) -> None:
-        """Call `encode`, and assign what it returns to variables."""
+        """Call `encode`, and assign its results to variables."""
         sources = [tensor.name for tensor in self.inputs if tensor.name != TARGET]
         variables = [method.evaluator.fresh(address.split(".")[0]) for address in self.encoded]
         targets = ", ".join(variables)
@@ -128,7 +128,7 @@ class ModelWriter:
 
     def _start(self, scope: CallScope, sources: list[Input], state_keys: Mapping[str, str]) -> MethodCode:
         """Return the method that encodes the sources and allocates the state of the steps."""
-        method = self._begin("start", scope, sources, decodes=bool(self.encoded))
+        method = self._new_method("start", scope, sources, decodes=bool(self.encoded))
         rows = [] if sources else ["rows"]
         method.values["rows"] = value(f"{sources[0].name}.shape[0]" if sources else "rows", BATCHES)
         method.values["length"] = value("length", LENGTHS)
@@ -143,7 +143,7 @@ class ModelWriter:
 
     def _step(self, scope: CallScope) -> MethodCode:
         """Return the method that reads the next token of each row, and returns the logits of the token after it."""
-        method = self._begin("step", scope, (), decodes=False)
+        method = self._new_method("step", scope, (), decodes=False)
         evaluator = method.evaluator
         evaluator.names |= {"tgt_B", "state"}
         runs = self.context.runs(TARGET, step=True)
