@@ -143,7 +143,7 @@ class _Search:
         return True
 
     def bracket(self, line: SearchLine, start: int) -> list[Values]:
-        """Return the accepted values just below and just above the budget, or [] if the cost does not grow along the line.
+        """Return accepted values just below and just above the budget, or [] if the cost does not grow along the line.
 
         The secant through the last two indices leads to the next index, since costs are nearly linear or quadratic.
         """
