@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tfm_blocks.exchange.eject.cleanup import names_in
+from tfm_blocks.exchange.eject.cleanup import identifiers_in
 from tfm_blocks.exchange.eject.constructors import init_lines, tree_of
 from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, POSITIONS, EjectContext, block_kind, value
 from tfm_blocks.exchange.eject.expressions import Statements
@@ -69,7 +69,7 @@ def method_of(
     evaluator = Evaluator(names={*RESERVED, *parameters})
     returned = to_expr(action(evaluator))
     body = evaluator.finish(returned)
-    used = names_in(body)
+    used = identifiers_in(body)
     return MethodCode(method_name, {key: parameters[key] for key in parameters if key in used}, body, result, types)
 
 

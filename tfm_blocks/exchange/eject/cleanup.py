@@ -19,7 +19,7 @@ def tidy(body: Statements, temporary: Collection[str]) -> Statements:
     return _with_short_names(body)
 
 
-def names_in(body: Statements) -> set[str]:
+def identifiers_in(body: Statements) -> set[str]:
     """Return all names in statements."""
     return {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
 

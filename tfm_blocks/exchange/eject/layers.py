@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode, class_body
-from tfm_blocks.exchange.eject.cleanup import names_in
+from tfm_blocks.exchange.eject.cleanup import identifiers_in
 from tfm_blocks.exchange.eject.constructors import init_lines, scope_tree
 from tfm_blocks.exchange.eject.context import EjectContext, value
 from tfm_blocks.exchange.eject.layer_calls import KEEP, CallWriter, Mode, ScopeMethod, Source
@@ -67,7 +67,7 @@ def scope_method(
     write_items(method)
     result = initial_state(method, state_entries(method), state_keys) if mode == "start" else method.read(output).expr
     body = evaluator.finish(result)
-    used = names_in(body)
+    used = identifiers_in(body)
     parameters = {key: source for key, source in method.parameters.items() if key in used}
     if mode == "step" and "state" in used:
         parameters["state"] = ("state", scope.address)
