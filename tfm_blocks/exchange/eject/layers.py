@@ -89,7 +89,9 @@ def _layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
     if any(call.node.sees != "nothing" for call in scope.calls):
         step = scope_method(context, scope, "step", output, {})
         start = scope_method(context, scope, "start", output, step.state_keys)
-        methods |= {"step": step} if start.returns_empty else {"start": start, "step": step}
+        if not start.returns_empty:
+            methods["start"] = start
+        methods["step"] = step
     if scope.home != scope.address:
         return LayerClass(context.layers[scope.home].name, methods, output)
     stack = scope.address.split(".")[-2]
