@@ -32,7 +32,7 @@ def test_the_site_builds_without_a_warning_and_describes_the_python_api(tmp_path
 
 
 def test_broken_links_fail_the_build(tmp_path):
-    """In a site of one page, which builds without them."""
+    """Build a site of one page without and with broken links."""
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "site_hooks.py", tmp_path / "docs")
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
