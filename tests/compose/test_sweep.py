@@ -71,7 +71,7 @@ def test_parts_that_are_in_no_group_stay():
     assert join_parts(parts, []) == parts
 
 
-@pytest.mark.parametrize("key", ["sweep.name", "sweep.parallel", "launcher.retries"])
+@pytest.mark.parametrize("key", ["sweep.name", "sweep.parallel", "match.like"])
 def test_a_setting_of_a_sweep_that_cannot_be_resolved_is_an_error_at_its_key(key):
     with pytest.raises(ConfigError, match=f"{key}: .*'x' not found"):
         read_sweep(["-m", "seed=1,2", f"{key}=${{x}}"])
