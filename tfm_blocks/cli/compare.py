@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, printable
 
 if TYPE_CHECKING:
     from tfm_blocks.report.comparison import Comparison
@@ -68,7 +68,7 @@ def _save_figures(comparison: Comparison, folder: Path) -> None:
     from tfm_blocks.report.paper import save_figures
 
     for path in save_figures(comparison, folder):
-        print(f"{path}", file=sys.stderr)
+        print(printable(str(path)), file=sys.stderr)
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_lengths, read_model_or_run, requested_lengths
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import ConfigError, Problem, printable, shown
 
 if TYPE_CHECKING:
     from tfm_blocks.language.spec import Spec
@@ -49,7 +50,9 @@ def _draw(path: Path, a: Spec, b: Spec, difference: ModelDifference) -> None:
     from tfm_blocks.figures.figure import Style, write_figure
     from tfm_blocks.report.difference_marks import difference_picture
 
-    write_figure(path, difference_picture(a, b, difference), Style(title=" → ".join(difference.names)))
+    first, second = map(printable, difference.names)
+    picture = difference_picture(a, b, replace(difference, names=(first, second)))
+    write_figure(path, picture, Style(title=f"{first} → {second}"))
 
 
 def split_models(words: Sequence[str], counts: Collection[int]) -> list[tuple[str, list[str]]]:

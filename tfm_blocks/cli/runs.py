@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, printable, shown, suggest
 from tfm_blocks.runs.status import UNFINISHED
 
 
@@ -92,8 +92,8 @@ def _attention(arguments: argparse.Namespace) -> None:
         raise ConfigError(Problem("SENTENCE", rule, help="put each text in quotes"))
     attention = attention_of(translator, arguments.sentence, arguments.target)
     for warning in save_attention(attention, arguments.path):
-        print(f"warning: {warning}", file=sys.stderr)
-    print(f"{attention.target}\n{arguments.path}")
+        print(printable(f"warning: {warning}"), file=sys.stderr)
+    print(printable(f"{attention.target}\n{arguments.path}"))
 
 
 def _average(arguments: argparse.Namespace) -> None:

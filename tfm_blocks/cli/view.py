@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tfm_blocks.cli import options
 from tfm_blocks.cli.diff import split_models
 from tfm_blocks.cli.models import read_model_or_run
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import ConfigError, Problem, printable, shown
 
 if TYPE_CHECKING:
     from tfm_blocks.report.model_page import ViewedModel
@@ -54,6 +54,6 @@ def _viewed(words: list[tuple[str, list[str]]], arguments: argparse.Namespace) -
     from tfm_blocks.report.model_page import ViewedModel
 
     return [
-        ViewedModel(" ".join([name, *overrides]), *read_model_or_run(name, overrides, arguments))
+        ViewedModel(printable(" ".join([name, *overrides])), *read_model_or_run(name, overrides, arguments))
         for name, overrides in words
     ]

@@ -20,7 +20,7 @@ from tfm_blocks.distributed.consistency import config_fingerprint, expect_same, 
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Json, Rendezvous
 from tfm_blocks.distributed.signals import StoppedError, exit_on_signals
-from tfm_blocks.errors import file_error, print_warnings
+from tfm_blocks.errors import file_error, print_warnings, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.check import CheckedRun, check_lengths, warn_about_warmup, with_locations
 from tfm_blocks.launch.init_from import find_weights
@@ -163,7 +163,7 @@ class _Start:
                 network = network_without_values(run.spec)
                 planned_corpus = plan_corpus(network.spec, prepared, settings.data)
                 expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
-                print(f"resume: {saved.folder} after {step} steps")
+                print(printable(f"resume: {saved.folder} after {step} steps"))
                 timings = saved.timings or self.measure_precision(network, planned_corpus, settings)
                 last = saved.is_prolonged(settings, step), timings
                 return RunSpec(run.composed.mapping, saved.folder, *fields, *last).to_json()
@@ -246,7 +246,7 @@ def _write_end(job: RunSpec, error: BaseException) -> None:
     with suppress(OSError):  # the disk may not be writable
         Status(state, reason_of(error), job.command).write_end(job.folder)
     if not isinstance(error, (PreemptedError, DivergedError)):
-        print(f"resume: {job.command}", file=sys.stderr)
+        print(printable(f"resume: {job.command}"), file=sys.stderr)
 
 
 def start_folder(job: RunSpec, prepared: Prepared, start: RunFile) -> None:

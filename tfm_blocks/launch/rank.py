@@ -24,6 +24,7 @@ from tfm_blocks.distributed.consistency import ExpectSameRun, fingerprint
 from tfm_blocks.distributed.rendezvous import cluster_environment
 from tfm_blocks.distributed.signals import StoppedError, defer_signals, install_handlers, pending_signal
 from tfm_blocks.distributed.workers import worker_options
+from tfm_blocks.errors import printable
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.facts import record_facts
@@ -147,7 +148,7 @@ class _Rank:
 
     def report(self, text: object) -> None:
         if self.leads:
-            print(text)
+            print(printable(str(text)))
 
     def print_run(self) -> Precision:
         """Print the run's devices, size, precision and folder, and load the weights of `init_from`."""
