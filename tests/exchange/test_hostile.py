@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.exchange.published import publish
 from tfm_blocks.errors import RunError
-from tfm_blocks.exchange.folder import LARGEST_JSON
 from tfm_blocks.exchange.importing import import_folder
+from tfm_blocks.runs.files import LARGEST_JSON
 
 WEIGHTS = "model.safetensors"
 
