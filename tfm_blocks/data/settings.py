@@ -39,7 +39,8 @@ class PairSettings(Settings):
     step_tokens: approximate maximum of target tokens, eos included, of an optimizer step.
     batch_tokens: maximum padded tokens of a micro-batch, over all columns.
     first: number of rows to read from the start of each split; null: all.
-    tokenizer: a run folder whose tokenizer is used; null: learn one from the training text.
+    tokenizer: a run folder, a tokenizer.json, a folder of transformers with one, or a SentencePiece .model; null: learn
+    a tokenizer from the training text.
     cache: folder of tokenizers and encoded text; null: $TFM_BLOCKS_CACHE, else the user's cache folder; none: no
     cache.
     """
