@@ -25,7 +25,12 @@ def add_commands(commands: options.Commands) -> None:
     command.add_argument("--ref", type=Path, metavar="FILE", help="its translation, line by line")
     what = "score the run's own test set, or tab-separated sources and references, and keep the scores in the run"
     command.add_argument("--test", type=Path, nargs="?", const=Path(), metavar="FILE", help=what)
-    command.add_argument("--text", type=Path, metavar="FILE", help="text whose perplexity is computed, in the format of the training text")
+    command.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="text whose perplexity is computed, in the format of the training text",
+    )
     what = "with --text: context length in tokens (as in training, else 512)"
     command.add_argument("--context", type=options.count, metavar="N", help=what)
     command.add_argument("--against", type=Path, metavar="RUN2", help="another run, to test the differences")

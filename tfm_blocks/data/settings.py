@@ -184,7 +184,7 @@ def _as_list(files: object) -> object:
     return [files] if isinstance(files, str) else files
 
 
-Shards = Annotated[list[str], Field(min_length=1), BeforeValidator(_as_list)]
+Shards = Annotated[list[str], Field(min_length=1), BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
 
 
 class LmSettings(Settings):
