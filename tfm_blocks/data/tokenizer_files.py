@@ -12,7 +12,6 @@ from tfm_blocks.data.sentencepiece_tokenizer import PAIR, SINGLE
 from tfm_blocks.data.tokenizer import Tokenizer, is_learned, refusing_damage
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError, Problem, RunError
-from tfm_blocks.runs.files import expect_small, read_bytes
 
 ADDRESS = "data.tokenizer"
 FILE_SETS = ((FAST,), PAIR, *((name,) for name in SINGLE))
@@ -21,6 +20,7 @@ COMPANIONS = (CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_temp
 BEGINS = ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")  # usual names, in order
 ENDS = ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>", "[SEP]")
 LARGEST = 2**31  # above all ids
+LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
 HELP = "name a run folder, a tokenizer.json, a folder saved by transformers, or a .model of SentencePiece"
 
 
@@ -45,12 +45,20 @@ def read_main_files(folder: Path) -> dict[str, bytes]:
     return {}
 
 
+def expect_small(path: Path) -> None:
+    """Raise RunError if a file has more than LARGEST_FILE bytes or does not exist."""
+    if not path.is_file():
+        raise RunError(Problem(str(path), "the file is missing"))
+    if path.stat().st_size > LARGEST_FILE:
+        raise RunError(Problem(str(path), f"has {path.stat().st_size:,} bytes, but at most {LARGEST_FILE:,} are read"))
+
+
 def _is_of_run(file: Path) -> bool:
     expect_small(file)
     if is_published(file):
         return True
     with refusing_damage(str(file)):
-        return is_learned(json.loads(read_bytes(file)))
+        return is_learned(json.loads(file.read_bytes()))
 
 
 def _read_files(path: Path) -> dict[str, bytes]:
@@ -60,13 +68,13 @@ def _read_files(path: Path) -> dict[str, bytes]:
         raise ConfigError(Problem(ADDRESS, f"the folder {path} has no {FAST} and no SentencePiece model", help=HELP))
     expect_small(path)
     name = FAST if path.suffix == ".json" else path.name if path.name in SINGLE else SINGLE[-1]
-    return {name: read_bytes(path)}
+    return {name: path.read_bytes()}
 
 
 def _read_all(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
     for name in names:
         expect_small(folder / name)
-    return {name: read_bytes(folder / name) for name in names}
+    return {name: (folder / name).read_bytes() for name in names}
 
 
 def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:

@@ -13,8 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tfm_blocks.data.tokenizer_files import expect_small
 from tfm_blocks.errors import Problem, RunError, shown
-from tfm_blocks.runs.files import damaged, expect_small, read_json
+from tfm_blocks.runs.files import damaged, read_json
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -76,7 +77,7 @@ def open_folder(path: Path) -> PublishedFolder:
 
 
 def read_small_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of at most LARGEST_JSON bytes. Raises RunError."""
+    """Return the object in a JSON file of at most LARGEST_FILE bytes. Raises RunError."""
     expect_small(path)
     return read_json(path)
 

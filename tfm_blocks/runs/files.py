@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from tfm_blocks.errors import Place, Problem, RunError
 
-LARGEST_JSON = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
 DEEPEST = 64  # mappings and lists inside each other; a config or a model has at most half of that
 
 
@@ -24,14 +23,6 @@ def damaged(path: Path, reason: object) -> RunError:
     lines = str(reason).strip().splitlines()
     rule = lines[0] if lines else repr(reason)
     return RunError(Problem(str(path), f"is damaged: {rule}", Place(str(path)), help="restore it"))
-
-
-def expect_small(path: Path) -> None:
-    """Raise RunError if a file has more than LARGEST_JSON bytes or does not exist."""
-    if not path.is_file():
-        raise RunError(Problem(str(path), "the file is missing"))
-    if path.stat().st_size > LARGEST_JSON:
-        raise RunError(Problem(str(path), f"has {path.stat().st_size:,} bytes, but at most {LARGEST_JSON:,} are read"))
 
 
 def read_bytes(path: Path) -> bytes:
