@@ -25,7 +25,12 @@ def add_commands(commands: options.Commands) -> None:
     command.add_argument("--ref", type=Path, metavar="FILE", help="its translation, line by line")
     what = "score the run's own test set, or tab-separated sources and references, and keep the scores in the run"
     command.add_argument("--test", type=Path, nargs="?", const=Path(), metavar="FILE", help=what)
-    command.add_argument("--text", type=Path, metavar="FILE", help="text whose perplexity is computed, plain or .gz")
+    command.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="text whose perplexity is computed, in the format of the training text",
+    )
     what = "with --text: context length in tokens (as in training, else 512)"
     command.add_argument("--context", type=options.count, metavar="N", help=what)
     command.add_argument("--against", type=Path, metavar="RUN2", help="another run, to test the differences")
@@ -54,16 +59,16 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _evaluate_text(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.data.text import read_lines
+    from tfm_blocks.data.documents import read_documents
     from tfm_blocks.report.scores import show_perplexity
-    from tfm_blocks.runs.config import trained_context
+    from tfm_blocks.runs.config import trained_context, trained_documents
     from tfm_blocks.scoring.perplexity import DEFAULT_CONTEXT, perplexity
 
     translator = options.translator_of(arguments)
     context = arguments.context or trained_context(arguments.folder) or DEFAULT_CONTEXT
-    lines = read_lines(arguments.text, "--text")
+    documents = read_documents(arguments.text, "--text", *trained_documents(arguments.folder))
     with options.precision_of(arguments):
-        result = perplexity(translator, lines, context=context, batch_tokens=arguments.batch_tokens)
+        result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
     show_perplexity(result, str(arguments.folder), as_json=arguments.json)
 
 

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, published_tokenizer
-from tfm_blocks.data.sentencepiece_tokenizer import PAIR, SINGLE
+from tfm_blocks.data.tokenizer_files import expect_small, read_main_files
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.config import Published, knob_defaults, read_published
-from tfm_blocks.exchange.folder import CONFIG, INDEX, PublishedFolder, expect_small, metadata_of, open_folder
+from tfm_blocks.exchange.folder import CONFIG, INDEX, PublishedFolder, metadata_of, open_folder
 from tfm_blocks.exchange.record import LEFTOVERS, PublishedFile
 from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
-from tfm_blocks.runs.files import read_bytes, read_text
+from tfm_blocks.runs.files import read_text
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
 from tfm_blocks.translation.save import save_network
 
@@ -91,12 +91,8 @@ def _expect_tensors(stored: PublishedFolder, conversion: Conversion, spec: Spec)
 
 
 def _tokenizer(folder: Path, published: Published) -> PublishedTokenizer:
-    for names in ((FAST,), PAIR, *((name,) for name in SINGLE)):
-        if all((folder / name).is_file() for name in names):
-            for name in names:
-                expect_small(folder / name)
-            files = {name: read_bytes(folder / name) for name in names}
-            return published_tokenizer(published.vocabulary, files, str(folder / names[0]))
+    if files := read_main_files(folder):
+        return published_tokenizer(published.vocabulary, files, str(folder / next(iter(files))))
     help = "save it with transformers: tokenizer.save_pretrained(FOLDER) writes tokenizer.json"
     raise RunError(Problem(str(folder), f"has no {FAST} and no model of SentencePiece", help=help))
 
