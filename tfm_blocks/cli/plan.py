@@ -69,17 +69,10 @@ def show_plan(arguments: argparse.Namespace, spec: Spec, lengths: Mapping[str, i
     batching = _batching(spec, axis_lengths(network_without_values(spec), lengths), values["batch_tokens"])
     plans = plan_steps(spec, batching, settings, card, values["devices"])
     if arguments.json:
-        print_json(
-            {
-                "model": arguments.model,
-                "card": card.model_dump(),
-                **asdict(settings),
-                **asdict(batching),
-                "plans": [asdict(plan) for plan in plans],
-            }
-        )
-        return
-    print_table(plan_table(arguments.model, plans, batching, settings, card))
+        facts = {"model": arguments.model, "card": card.model_dump(), **asdict(settings), **asdict(batching)}
+        print_json({**facts, "plans": [asdict(plan) for plan in plans]})
+    else:
+        print_table(plan_table(arguments.model, plans, batching, settings, card))
 
 
 def _batching(spec: Spec, lengths: Mapping[str, int], tokens: int) -> Batching:

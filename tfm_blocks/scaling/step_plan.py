@@ -40,8 +40,9 @@ class StepPlan:
     """The cost of a step of one micro-batch for each device. Bytes and counts are per device; times are in seconds.
 
     `activations` are the bytes that the trunk keeps for the backward pass. `exchange` are gathered weights and the
-    buffers of gradients. `peak` is the maximum of all bytes. It is less than the sum of the parts, because the
-    gradients appear while the activations are freed. `step` is the longest of the three times, for a perfect overlap.
+    buffers of gradients. `peak` is the maximum of all bytes. It is not the sum of the parts: the gradients appear
+    while the activations are freed, and the head computes with a chunk of logits. `step_seconds` is the longest of the
+    three times, for a perfect overlap.
     """
 
     devices: int

@@ -135,8 +135,8 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is aten._local_scalar_dense.default:  # no position is padding
-            return True
+        if function is aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+            return True  # the batch has no padding: `keep.all()`
         result = function(*args, **kwargs)
         if formula := FLOPS.get(function._overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
