@@ -15,8 +15,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.scaling.real_step import RealStep, batching_of, spec_of
 from tfm_blocks.scaling.card import read_card
@@ -28,7 +26,8 @@ def measure(model: str, tokens: int, recomputes: bool) -> str:
     batching = batching_of(spec, tokens // batching_of(spec, 1).row_tokens)
     settings = StepSettings("fp32", "ddp", recomputes)
     (plan,) = plan_steps(spec, batching, settings, read_card("cpu"), [1])
-    torch.ones(64, 64) @ torch.ones(64, 64)  # loads the kernels
+    small = spec_of(model, "d_model=64", "d_ff=64", "heads=2", "layers=1", "vocab=100")
+    RealStep(small, batching_of(small, 1), bf16=False, recomputes=recomputes)  # loads the kernels
     before = _resident()
     real = RealStep(spec, batching, bf16=False, recomputes=recomputes)
     real.run()
