@@ -1,6 +1,6 @@
 """The planned peak memory of training steps on the CPU, and the measured one, each in a fresh process.
 
-    python tests/benchmarks/step_plan.py tiny base gpt2 swiglu --tokens 4096
+    python tests/benchmarks/step_plan.py tiny base swiglu --tokens 2048
 
 A step is forward, loss, backward and fused Adam, in float32. Prints the peak in MB of the plan, of torch's allocator, and
 of the process: the growth of its resident memory from before the network exists. Each is also a ratio to the plan. A
