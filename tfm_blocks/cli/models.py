@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.block_test import test_blocks
+from tfm_blocks.cli.plan import add_plan, check_plan_options, show_plan
 from tfm_blocks.errors import ConfigError, Problem, print_warnings, shown, suggest
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def _add_show(commands: options.Commands) -> None:
     what = "show the nodes of a model, with shapes and parameters"
     show = add_model(commands, "show", _show, what, "MODEL|RUN")
     add_lengths(show)
+    add_plan(show)
     options.add_json(show)
 
 
@@ -131,8 +133,12 @@ def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.show import measure, model_record, show_model
 
+    check_plan_options(arguments)
     folder = Path(arguments.model)
     spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    if arguments.plan:
+        show_plan(arguments, spec, requested_lengths(arguments, spec.inputs))
+        return
     size = measure(spec, sources, requested_lengths(arguments, spec.inputs))
     if arguments.json:
         run = {"run": run_record(*_read_run(folder))} if folder.is_dir() else {}
