@@ -62,7 +62,7 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
     translator = options.translator_of(arguments)
     context = arguments.context or trained_context(arguments.folder) or DEFAULT_CONTEXT
     lines = read_lines(arguments.text, "--text")
-    with options.precision_of(arguments):
+    with options.precision_of(arguments, translator.network):
         found = perplexity(translator, lines, context=context, batch_tokens=arguments.batch_tokens)
     show_perplexity(found, str(arguments.folder), as_json=arguments.json)
 
@@ -106,5 +106,5 @@ def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[s
         rule = f"names {len(arguments.src)} files, but {folder} reads {', '.join(translator.sources)}"
         raise ConfigError(Problem("--src", rule, help="name a file for each of them, in this order"))
     fit = fitting(rows, translator, search, str(arguments.src[0]), strict=arguments.strict)
-    with options.precision_of(arguments):
+    with options.precision_of(arguments, translator.network):
         return [found[0].text for found in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]
