@@ -33,11 +33,10 @@ def _diff(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.model_difference import compare_models, model_difference_record, show_model_difference
     from tfm_blocks.report.screen import print_json
 
-    (first, ours), (second, theirs) = split_models(arguments.words, (2,))
-    a, _ = read_model_or_run(first, ours, arguments)
-    b, _ = read_model_or_run(second, theirs, arguments)
-    names = " ".join([first, *ours]), " ".join([second, *theirs])
-    difference = compare_models(names, a, b, requested_lengths(arguments, [*a.inputs, *b.inputs]))
+    models = split_models(arguments.words, (2,))
+    (a, _), (b, _) = (read_model_or_run(name, overrides, arguments) for name, overrides in models)
+    first, second = (" ".join([name, *overrides]) for name, overrides in models)
+    difference = compare_models((first, second), a, b, requested_lengths(arguments, [*a.inputs, *b.inputs]))
     if arguments.path:
         _draw(arguments.path, a, b, difference)
     if arguments.json:
@@ -54,7 +53,7 @@ def _draw(path: Path, a: Spec, b: Spec, difference: ModelDifference) -> None:
 
 
 def split_models(words: Sequence[str], counts: Collection[int]) -> list[tuple[str, list[str]]]:
-    """Return models with the overrides that follow them. Raises ConfigError unless their number is one of `counts`."""
+    """Return each model with the overrides after it. Raises ConfigError unless the number of models is in `counts`."""
     models: list[tuple[str, list[str]]] = []
     for word in words:
         if "=" in word and models and not Path(word).exists():

@@ -63,8 +63,8 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
     context = arguments.context or trained_context(arguments.folder) or DEFAULT_CONTEXT
     lines = read_lines(arguments.text, "--text")
     with options.precision_of(arguments, translator.network):
-        found = perplexity(translator, lines, context=context, batch_tokens=arguments.batch_tokens)
-    show_perplexity(found, str(arguments.folder), as_json=arguments.json)
+        result = perplexity(translator, lines, context=context, batch_tokens=arguments.batch_tokens)
+    show_perplexity(result, str(arguments.folder), as_json=arguments.json)
 
 
 def _evaluate_translations(arguments: argparse.Namespace) -> None:
@@ -78,7 +78,7 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
     counts = [len(column) for column in columns]
     if any(length != len(references) for length in counts) or not references:
         listed = " and ".join(map(str, counts))
-        rule = f"needs as many lines as --src, and at least one: there are {len(references)} and {listed}"
+        rule = f"needs the same number of lines as --src, at least one: they have {len(references)} and {listed}"
         raise DataError(Problem("--ref", rule, help="line N of --ref translates line N of --src"))
     if arguments.against and arguments.against.resolve() == arguments.folder.resolve():
         rule = f"must be another run than {arguments.folder}, or there is nothing to compare"
@@ -107,4 +107,4 @@ def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[s
         raise ConfigError(Problem("--src", rule, help="name a file for each of them, in this order"))
     fit = fitting(rows, translator, search, str(arguments.src[0]), strict=arguments.strict)
     with options.precision_of(arguments, translator.network):
-        return [found[0].text for found in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]
+        return [best.text for best, *_ in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]

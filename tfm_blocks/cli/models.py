@@ -121,9 +121,9 @@ def _check_several(arguments: argparse.Namespace) -> None:
     def check(composed: Composed) -> CheckedModel:
         return CheckedModel(composed, check_model(composed.model, composed.sources))
 
-    found = check_jobs(jobs, compose, check)
-    show_jobs([(job.overrides, job.parameters, job.problems) for job in found])
-    refuse_wrong(found)
+    checked = check_jobs(jobs, compose, check)
+    show_jobs([(job.overrides, job.parameters, job.problems) for job in checked])
+    refuse_wrong(checked)
 
 
 def _show(arguments: argparse.Namespace) -> None:
@@ -155,7 +155,7 @@ def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Name
         return _checked_model(model, overrides, arguments)
     if overrides:
         rule = f"is a run folder, whose settings cannot be changed: {shown(overrides[0])}"
-        raise ConfigError(Problem(model, rule, help="show the model by its name, with what differs"))
+        raise ConfigError(Problem(model, rule, help="write the name of the model and the overrides"))
     return read_spec(Path(model), arguments.plugins), Sources()
 
 

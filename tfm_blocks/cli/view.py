@@ -39,11 +39,8 @@ def _view(arguments: argparse.Namespace) -> None:
 
         serve(lambda: _viewed(words, arguments), arguments.port)
         return
-    path = arguments.path
-    if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(
-            Problem("-o", f"must be an .html file in an existing folder, but is {path}", help="-o page.html")
-        )
+    path: Path = arguments.path
+    options.expect_html(path, "page.html")
     text = render_view(_viewed(words, arguments)).encode("utf-8", "replace")
     try:
         path.write_bytes(text)

@@ -65,17 +65,17 @@ def conversion_of(published: Published) -> Conversion:
 
 
 def _checked(published: Published, folder: Path) -> tuple[Composed, Spec]:
-    """Return our model with the values of config.json. Raises RunError for values that it refuses."""
+    """Return the model with the values of config.json. Raises RunError for values that the check refuses."""
     try:
         composed = published.compose()
         return composed, check_model(composed.model)
     except ConfigError as error:
-        problems = [Problem(f"{folder / CONFIG}: {one.address}", one.rule) for one in error.problems]
+        problems = [Problem(f"{folder / CONFIG}: {problem.address}", problem.rule) for problem in error.problems]
         raise RunError(problems) from None
 
 
 def _expect_tensors(stored: PublishedFolder, conversion: Conversion, spec: Spec) -> None:
-    """Raise RunError unless the tensors have the names and shapes of the model. Nothing is allocated."""
+    """Raise RunError unless the tensors have the names and shapes of the model, without allocating the model."""
     expected = conversion.to_theirs(weights_of(network_without_values(spec)))
     without = conversion.without_counterpart(stored.tensors)
     problems = [f"lacks the tensor {name}" for name in expected if name not in stored.tensors]
@@ -86,8 +86,8 @@ def _expect_tensors(stored: PublishedFolder, conversion: Conversion, spec: Spec)
         if shapes[0] != shapes[1]:
             problems.append(f"{name} has the shape {shapes[0]}, but config.json gives {shapes[1]}")
     if problems:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise RunError(Problem(str(stored.path), f"{min(problems)}{more}"))
+        others = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise RunError(Problem(str(stored.path), f"{min(problems)}{others}"))
 
 
 def _tokenizer(folder: Path, published: Published) -> PublishedTokenizer:
@@ -114,7 +114,7 @@ def _write_record(stored: PublishedFolder, published: Published, run: Path, left
 
 
 def _overrides(model: str, knobs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the overrides with which a new run has the model; the vocabulary comes from the tokenizer."""
+    """Return the overrides that build the model in a new run, without `vocab`, which the tokenizer determines."""
     defaults = {**knob_defaults(model), "vocab": knobs["vocab"]}
     changed = {name: value for name, value in knobs.items() if value != defaults[name]}
     return (f"model={model}", *(f"{name}={'null' if value is None else value}" for name, value in changed.items()))
