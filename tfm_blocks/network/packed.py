@@ -80,7 +80,7 @@ def _expect_int8(device: torch.device, linears: list[Linear]) -> None:
         rule, help = "int8 needs an x86 CPU and a torch with oneDNN", "leave it out"
     elif not linears:
         rule = f"int8 needs a linear map of at least {SMALLEST:,} weights, but the model has none"
-        help = "leave it out; smaller maps are slower in int8"
+        help = "leave it out"
     else:
         return
     raise ConfigError(Problem("--precision", rule, help=help))
