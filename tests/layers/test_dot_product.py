@@ -1,10 +1,17 @@
-"""Attention in bfloat16 with a float32 bias, whose least number bfloat16 cannot represent."""
+"""Attention in bfloat16 with a float32 bias, whose least number bfloat16 cannot represent, and attention of few queries."""
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfm_blocks.blocks.attention_parts import Softmax
-from tfm_blocks.layers.dot_product import AttentionMask, weighed_attention
+from tfm_blocks.layers.dot_product import (
+    AttentionMask,
+    dot_product_attention,
+    few_queries,
+    repeat_kv,
+    weighed_attention,
+)
 
 B, H, T, K, S = 2, 3, 4, 8, 5
 
@@ -32,3 +39,28 @@ def test_bfloat16_attention_to_padding_alone_weighs_all_keys_alike():
     y_BHTK = weighed_attention(q_BHTK, k_BHSK, v_BHSK, hidden(), Softmax(K))
     mean_HK = v_BHSK[0].float().mean(1)
     torch.testing.assert_close(y_BHTK[0].float(), mean_HK[:, None].expand(H, T, K), rtol=0, atol=0.02)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that an operator returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.elements = max(self.elements, out.numel() if isinstance(out, torch.Tensor) else 0)
+        return out
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("masked", ["beams", "padding", None])
+def test_few_grouped_queries_attend_as_to_repeated_keys_without_repeating_them(groups, masked):
+    heads, M, N = 6, 3, 50
+    q_BHMK, k_BGSK, v_BGSK = (torch.randn(B, *shape, K) for shape in ((heads, M), (groups, N), (groups, N)))
+    masks = {"beams": torch.rand(B, 1, M, N) < 0.5, "padding": torch.rand(B, 1, 1, N) < 0.5, None: None}
+    mask = masks[masked]
+    expected = dot_product_attention(q_BHMK, repeat_kv(k_BGSK, heads), repeat_kv(v_BGSK, heads), mask)
+    with LargestTensor() as largest:
+        y_BHMK = few_queries(q_BHMK, k_BGSK, v_BGSK, mask, K**-0.5)
+    torch.testing.assert_close(y_BHMK, expected, rtol=1e-5, atol=1e-6)
+    assert largest.elements <= max(k_BGSK.numel(), B * heads * M * N)

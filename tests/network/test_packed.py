@@ -1,6 +1,9 @@
-"""Packed weights against torch's product by the weights as they are."""
+"""Packed and quantised weights against torch's product by the weights as they are."""
 
+import os
 import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,8 +11,11 @@ import torch
 import tfm_blocks as tfm
 from tests.conftest import sentences
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.layers import packed_product
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.network.packed import packed
+from tfm_blocks.layers.packed_product import int8_product
+from tfm_blocks.network.packed import packed, quantized
 from tfm_blocks.translation.translator import Translator
 
 SRC, TGT = torch.tensor([[4, 5, 6], [7, 8, 0]]), torch.tensor([[1, 9], [1, 5]])
@@ -67,3 +73,60 @@ def test_each_search_reads_the_weights_of_its_time(network):
     network.load_state_dict(other.state_dict())
     after = translator.translate(texts)
     assert after == Translator(other, tokenizer).translate(texts) != before
+
+
+def rounded_product(x_NI, weight_OI, bias_O):
+    """The product of int8 values with a scale per row of both factors, computed in float64."""
+    x_scale_N1 = x_NI.abs().amax(1, keepdim=True) / packed_product.activation_levels()
+    scale_O1 = weight_OI.abs().amax(1, keepdim=True) / 127
+    whole = (x_NI / x_scale_N1).round().double() @ (weight_OI / scale_O1).round().double().mT
+    return whole * x_scale_N1 * scale_O1.mT + bias_O
+
+
+@on_x86
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_an_int8_product_rounds_each_row_and_each_channel_by_its_own_scale(rows):
+    generator = torch.Generator().manual_seed(rows)
+    x_NI = torch.randn(rows, 96, generator=generator) * torch.logspace(-6, 6, rows)[:, None]
+    weight_OI, bias_O = torch.randn(80, 96, generator=generator), torch.randn(80, generator=generator)
+    y_NO = int8_product(weight_OI, bias_O)(x_NI)
+    torch.testing.assert_close(y_NO.double(), rounded_product(x_NI, weight_OI, bias_O), rtol=1e-5, atol=1e-4)
+    whole = int8_product(weight_OI, None)(x_NI[:, None].expand(-1, 3, -1))
+    assert all(torch.equal(whole[row], int8_product(weight_OI, None)(x_NI[row].expand(3, -1))) for row in range(rows))
+
+
+@on_x86
+def test_an_int8_product_keeps_zeros_and_values_that_are_not_finite():
+    x_NI = torch.zeros(4, 64)
+    x_NI[1, 3], x_NI[2, 5], x_NI[3] = torch.nan, torch.inf, 1e-38
+    y_NO = int8_product(torch.ones(2, 64), torch.arange(2.0))(x_NI)
+    assert y_NO[[0, 3]].tolist() == [[0, 1], [0, 1]]
+    assert not y_NO[1:3].isfinite().any()
+
+
+@on_x86
+def test_sums_do_not_saturate_without_vnni():
+    code = "import torch; from tfm_blocks.layers.packed_product import *; print(activation_levels())"
+    code += "; print(int8_product(torch.ones(64, 512), None)(torch.ones(2, 512)).unique().tolist())"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["63", "[512.0]"]
+
+
+@on_x86
+@torch.inference_mode()
+def test_a_quantised_network_is_close_to_the_float_one(network):
+    plain = network(src=SRC, tgt=TGT)
+    with quantized(network), packed(network):
+        assert maps(network, packed=False) == {"logits.block"}
+        rounded = network(src=SRC, tgt=TGT)
+    assert maps(network, packed=True) == set()
+    assert 0 < (rounded - plain).norm() / plain.norm() < 0.05
+
+
+def test_a_model_or_device_without_int8_products_is_refused(network):
+    with pytest.raises(ConfigError, match="int8 needs the CPU, but the model is on meta"):
+        quantized(tfm.build("tiny", vocab=200).to("meta"))
+    small = tfm.build("tiny", layers=1, vocab=200)
+    with pytest.raises(ConfigError, match=r"int8 needs (a linear map of at least 65,536 weights|an x86 CPU)"):
+        quantized(small)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfm_blocks.training.loss import position_losses, smoothed_loss
 
@@ -63,6 +66,27 @@ def test_without_gradients_the_sums_are_the_same() -> None:
         without = ours(model, 0.1, 5)
     assert [one.item() for one in with_gradients] == [one.item() for one in without]
     assert not without[0].requires_grad
+
+
+class Operators(TorchDispatchMode):
+    """Records the names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_without_gradients_no_gradient_of_the_logits_is_computed() -> None:
+    logits_NV, labels_N = torch.randn(3, 7), torch.tensor([1, 4, 6])
+    with torch.no_grad(), Operators() as validation:
+        smoothed_loss(lambda x: x, [], logits_NV, labels_N, smoothing=0.1, chunk=2)
+    with Operators() as training:
+        smoothed_loss(lambda x: x, [], logits_NV.requires_grad_(), labels_N, smoothing=0.1, chunk=2)
+    assert training.names - validation.names >= {"scatter_add_", "sub_"}
 
 
 def test_no_positions_give_zero_loss_and_zero_gradients() -> None:

@@ -67,7 +67,7 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
     translator = options.translator_of(arguments)
     context = arguments.context or trained_context(arguments.folder) or DEFAULT_CONTEXT
     documents = read_documents(arguments.text, "--text", *trained_documents(arguments.folder))
-    with options.precision_of(arguments):
+    with options.precision_of(arguments, translator.network):
         result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
     show_perplexity(result, str(arguments.folder), as_json=arguments.json)
 
@@ -111,5 +111,5 @@ def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[s
         rule = f"names {len(arguments.src)} files, but {folder} reads {', '.join(translator.sources)}"
         raise ConfigError(Problem("--src", rule, help="name a file for each of them, in this order"))
     fit = fitting(rows, translator, search, str(arguments.src[0]), strict=arguments.strict)
-    with options.precision_of(arguments):
+    with options.precision_of(arguments, translator.network):
         return [best.text for best, *_ in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]

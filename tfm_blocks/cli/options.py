@@ -14,6 +14,7 @@ from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
 LONGEST_COUNT = 18  # digits that fit into 64 bits
 
 if TYPE_CHECKING:
+    from tfm_blocks.network.graph import Network
     from tfm_blocks.translation.translator import Translator
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -110,8 +111,8 @@ def add_computing(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--batch-tokens", type=count, default=4096, metavar="N", help="tokens per batch (4096)")
     add_device(command)
-    what = "precision (fp32); with bf16, a few translations depend on the batch"
-    add("--precision", choices=("fp32", "bf16"), default="fp32", help=what)
+    what = "precision (fp32); int8: linear maps, on the CPU; except with fp32, a few translations depend on the batch"
+    add("--precision", choices=("fp32", "bf16", "int8"), default="fp32", help=what)
     add_plugins(command)
 
 
@@ -159,11 +160,13 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling | None:
         raise ConfigError(Problem("", str(error), help="see --help for each option")) from None
 
 
-def precision_of(arguments: argparse.Namespace) -> AbstractContextManager[object]:
-    """Return a context manager that computes in the precision of --precision."""
+def precision_of(arguments: argparse.Namespace, network: Network) -> AbstractContextManager[object]:
+    """Return a context manager in which the network computes in the precision of --precision. Raises ConfigError."""
     import torch
 
-    from tfm_blocks.network.build import choose_device
+    from tfm_blocks.network.packed import quantized
 
-    device = torch.device(choose_device(arguments.device))
+    if arguments.precision == "int8":
+        return quantized(network)
+    device = next(network.parameters()).device
     return torch.autocast(device.type, torch.bfloat16, enabled=arguments.precision == "bf16")

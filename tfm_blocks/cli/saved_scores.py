@@ -95,7 +95,7 @@ def _translate(
     from tfm_blocks.translation.stream import fitting
 
     fit = fitting([row[:-1] for row in rows], translator, search, str(where), strict=arguments.strict)
-    with precision_of(arguments):
+    with precision_of(arguments, translator.network):
         return [best.text for best, *_ in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]
 
 

@@ -45,7 +45,8 @@ def _serve(arguments: argparse.Namespace) -> None:
 
     keep_freed_memory()
     translator = options.translator_of(arguments)
-    batcher = Batcher(translator, limits_of(arguments), Metrics(), lambda: options.precision_of(arguments))
+    precision = options.precision_of(arguments, translator.network)
+    batcher = Batcher(translator, limits_of(arguments), Metrics(), lambda: precision)
     run_server(batcher, arguments.host, arguments.port)
 
 

@@ -64,7 +64,7 @@ def _write(arguments: argparse.Namespace, work: Translating) -> None:
 
     keep_freed_memory()
     source = typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
-    with counting("lines") as tell, options.precision_of(arguments):
+    with counting("lines") as tell, options.precision_of(arguments, work.translator.network):
         stream(work, source, sys.stdout, prefix=arguments.prefix, scores=arguments.scores, tell=tell)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
+
+from tfm_blocks.layers.packed_product import Product
 
 
 class Linear(nn.Linear):
@@ -29,17 +31,16 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs, bias)
         self.parts = [outputs // parts] * parts if isinstance(parts, int) else list(parts)
         self.depth_scaled = tuple(depth_scaled)
-        self.packed: Tensor | None = None
+        self.packed: Product | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is None:
             return super().forward(x)
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return y
+        return self.packed(x)
 
-    def pack(self) -> None:
-        """Make `forward` multiply by a oneDNN-packed copy of the weights, until `packed` is set to None."""
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
+    def pack(self, make: Callable[[Tensor, Tensor | None], Product]) -> None:
+        """Let `forward` call the product that `make` returns for the weight and bias, until `packed` is set to None."""
+        self.packed = make(self.weight.detach(), None if self.bias is None else self.bias.detach())
 
     def reset_parameters(self) -> None:
         """Do nothing: `initialise` fills the parameters, each from its own generator."""

@@ -17,7 +17,6 @@ from tfm_blocks.layers.dot_product import (
     few_queries,
     merge_heads,
     one_hot_values,
-    repeat_kv,
     sequence_mask,
     split_heads,
     split_widths,
@@ -310,5 +309,4 @@ class MultiHead(DotProduct):
         """Compute `attend` for one step, with a kernel for few queries if neither a bias nor a subclass prevents it."""
         if not self.scores.fused or masks.bias is not None or type(self).attend is not DotProduct.attend:
             return self.attend(q_BHMK, k_BGSK, v_BGSK, masks)
-        k_BHSK, v_BHSK = (repeat_kv(x, self.widths.heads) for x in (k_BGSK, v_BGSK))
-        return few_queries(q_BHMK, k_BHSK, v_BHSK, masks.mask, self.scores.beta)
+        return few_queries(q_BHMK, k_BGSK, v_BGSK, masks.mask, self.scores.beta)

@@ -40,7 +40,7 @@ def smoothed_loss(
         return loss, nll, correct
     totals = _zeros(x_ND)
     for rows in _chunks(len(labels_N), chunk):
-        _add(totals, _cross_entropy_and_grad(head(x_ND[rows]), labels_N[rows], smoothing, first)[0])
+        _add(totals, _cross_entropy(head(x_ND[rows]), labels_N[rows], smoothing, first)[0])
     return totals
 
 
@@ -94,7 +94,15 @@ class _Fused(torch.autograd.Function):
 
 
 def _cross_entropy_and_grad(logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int) -> tuple[Sums, Tensor]:
-    """Return the three sums, and the gradient of the loss by the logits: softmax minus the smoothed label.
+    """Return the three sums, and the gradient of the loss by the logits: softmax minus the smoothed label."""
+    sums, slope_NV = _cross_entropy(logits_NV, labels_N, smoothing, first)
+    slope_NV.sub_(smoothing / (logits_NV.shape[1] - first))
+    slope_NV.scatter_add_(1, labels_N[:, None], slope_NV.new_full((len(labels_N), 1), smoothing - 1))
+    return sums, slope_NV.to(logits_NV.dtype)
+
+
+def _cross_entropy(logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int) -> tuple[Sums, Tensor]:
+    """Return the three sums, and the softmax p_NV in float32 or wider.
 
     On CPUs `amax`, `sum` and `softmax` are vectorised, but `argmax` and `exp` after `log_softmax` cost more than
     softmax itself. The largest probability is at least 1/V, so the log-normaliser computed from it is exact.
@@ -107,10 +115,8 @@ def _cross_entropy_and_grad(logits_NV: Tensor, labels_N: Tensor, smoothing: floa
     label_N = wide_NV.gather(1, labels_N[:, None])[:, 0]
     nll = (normaliser_N - label_N).sum()
     spread = normaliser_N.sum() - wide_NV[:, first:].sum() / vocab
-    slope_NV = p_NV.sub_(smoothing / vocab)
-    slope_NV.scatter_add_(1, labels_N[:, None], torch.full_like(label_N, smoothing - 1)[:, None])
     loss = (1 - smoothing) * nll + smoothing * spread
-    return (loss, nll, (label_N >= best_N).sum()), slope_NV.to(logits_NV.dtype)
+    return (loss, nll, (label_N >= best_N).sum()), p_NV
 
 
 def chunk_size(x_ND: Tensor) -> int:
