@@ -25,7 +25,8 @@ def find_document_splits(settings: LmSettings) -> dict[str, Split]:
     """Return the splits train, val and, unless null, test. Raises ConfigError that lists all missing files."""
     folder = expand_home("data.dir", settings.dir)
     kind, key = settings.documents, settings.text_key
-    splits, problems = {}, []
+    splits: dict[str, Split] = {}
+    problems: list[Problem] = []
     for name, patterns in (("train", settings.train), ("val", settings.val), ("test", settings.test)):
         if patterns is not None:
             address = f"data.{name}"
