@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli.options import count
 from tfm_blocks.errors import ConfigError, Problem
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfm_blocks.language.spec import Spec
     from tfm_blocks.scaling.step_trace import Batching
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "card": "h100",
     "devices": [1],
     "batch_tokens": 8192,  # as data.batch_tokens
@@ -61,9 +61,7 @@ def show_plan(arguments: argparse.Namespace, spec: Spec, lengths: Mapping[str, i
     from tfm_blocks.scaling.plan_table import plan_table
     from tfm_blocks.scaling.step_plan import StepSettings, plan_steps
 
-    values = {
-        name: default if vars(arguments)[name] is None else vars(arguments)[name] for name, default in DEFAULTS.items()
-    }
+    values = DEFAULTS | {name: value for name in DEFAULTS if (value := vars(arguments)[name]) is not None}
     card = read_card(values["card"])
     settings = StepSettings(values["precision"], values["strategy"], values["activation_checkpointing"])
     batching = _batching(spec, axis_lengths(network_without_values(spec), lengths), values["batch_tokens"])

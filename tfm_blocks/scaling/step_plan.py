@@ -92,11 +92,11 @@ def _plan(trace: StepTrace, weights: Weights, rows: int, settings: StepSettings,
     traffic = trace.traffic + TRANSFERS * held
     sent = _sent(weights, sharded, devices)
     rate = card.bf16 if settings.precision == "bf16" else card.fp32
-    times = [
+    times = (
         2 * trace.multiply_adds / (rate * 1e12 * card.utilisation) if rate else None,
         traffic / (card.bandwidth * 1e9) if card.bandwidth else None,
         _communication_seconds(sent, card, devices),
-    ]
+    )
     known = [time for time in times if time is not None]
     return StepPlan(
         devices, rows, held, held, MOMENTS * held, exchange, trace.kept, peak + MOMENTS * held + exchange,

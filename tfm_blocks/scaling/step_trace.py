@@ -118,7 +118,7 @@ class _Counter(TorchDispatchMode):
     """Count the multiply-adds and the traffic of operations, and the bytes of the tensors that are alive."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = self.traffic = self.live = self.peak = self.peak_besides = 0
         self.weights_and_gradients = 0
         self.storages: set[int] = set()
