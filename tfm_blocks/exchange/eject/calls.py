@@ -35,7 +35,7 @@ DEEPEST = 40  # nested calls; more is a recursion
 STANDARD = (sysconfig.get_path("stdlib"), str(Path(torch.__file__).parent))
 SAME_SHAPE = ("view", "view_as", "expand", "reshape", "repeat_interleave", "contiguous")  # no effect if the shape stays
 SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-FOLDED = {torch.compiler.is_compiling: False, torch.is_autocast_enabled: False}
+FOLDED = {torch.compiler.is_compiling: False, torch.compiler.is_exporting: False, torch.is_autocast_enabled: False}
 
 
 class Calls(Expressions):
