@@ -56,7 +56,9 @@ def compare_log_p(engine: Engine, network: Network) -> LogProbabilities:
     ours_BNV = network(**inputs).log_softmax(-1)
     keep_BN = next(iter(inputs.values())) != Tokenizer.PAD
     difference_RV = (ours_BNV - theirs_BNV).abs()[keep_BN]
-    return LogProbabilities(SENTENCES, len(difference_RV), SEED, difference_RV.max().item(), difference_RV.mean().item())
+    return LogProbabilities(
+        SENTENCES, len(difference_RV), SEED, difference_RV.max().item(), difference_RV.mean().item()
+    )
 
 
 def _log_p_of_tokens(engine: Engine, rows: Rows) -> list[list[float]]:

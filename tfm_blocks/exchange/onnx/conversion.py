@@ -52,7 +52,7 @@ def convert(graph: Graph, where: str) -> Any:
     except Exception as error:  # the classes are private
         match = MISSING.search(str(error))
         rule = f"has no counterpart of the operation {match[1]}" if match else "cannot convert the graph"
-        address = match and graph.node_of(match[1].replace(".", "::", 1))
+        address = match and graph.node_of(match[1])
         raise RunError(refused(where, address or graph.name, rule)) from error
 
 
@@ -116,7 +116,9 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     def searchsorted(sorted_N: Any, values_M: Any, *, right: bool = False, **options: Any) -> Any:
         compare = op.LessOrEqual if right else op.Less
-        before_MN = compare(op.Unsqueeze(sorted_N, op.Constant(value_ints=[0])), op.Unsqueeze(values_M, op.Constant(value_ints=[1])))
+        before_MN = compare(
+            op.Unsqueeze(sorted_N, op.Constant(value_ints=[0])), op.Unsqueeze(values_M, op.Constant(value_ints=[1]))
+        )
         return op.ReduceSum(op.Cast(before_MN, to=7), op.Constant(value_ints=[1]), keepdims=0)
 
     ops = torch.ops

@@ -29,7 +29,7 @@ UNCOVERED = {
     "gru": TORCH_LAYER,
     "lstm": TORCH_LAYER,
     "gated_delta_rule": "does not cover triangular systems, for which ONNX has no operation",
-    "restricted_global_attention": "does not cover steps that read the first positions only if they lie before the window",
+    "restricted_global_attention": "does not cover steps over a window and the first positions",
 }
 """Blocks that cannot be exported, with the reason."""
 SIZES = ((2, 3), (3, 131))
@@ -46,9 +46,9 @@ class Graph:
     outputs: list[str]
 
     def node_of(self, operation: str) -> str | None:
-        """Return the address of the first node that runs an operation of torch, such as `aten::sort`."""
+        """Return the address of the first node that runs an operation of torch, such as `aten.sort`."""
         for node in self.program.graph.nodes:
-            if str(node.target).startswith(operation.replace("::", ".")) and NODE in node.meta.get("custom", {}):
+            if str(node.target).startswith(operation) and NODE in node.meta.get("custom", {}):
                 return str(node.meta["custom"][NODE])
         return None
 
@@ -67,7 +67,7 @@ def trace_network(network: Network, where: str) -> list[Graph]:
 def _expect_covered(spec: Spec, where: str) -> None:
     """Raise RunError that names each input and node that is not covered."""
     vectors = [f"inputs.{input.name}" for input in spec.inputs if not input.tokens]
-    rules = {address: "covers inputs of token ids, but this input has vectors" for address in vectors}
+    rules = dict.fromkeys(vectors, "covers inputs of token ids, but this input has vectors")
     rules |= {pattern(node.address): UNCOVERED[node.block] for node in spec.nodes if node.block in UNCOVERED}
     if rules:
         raise RunError([refused(where, address, rule) for address, rule in rules.items()])
