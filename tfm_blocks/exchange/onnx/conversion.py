@@ -121,5 +121,12 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         )
         return op.ReduceSum(op.Cast(before_MN, to=7), op.Constant(value_ints=[1]), keepdims=0)
 
-    ops = torch.ops
-    return {ops.tfm_blocks.grouped_product.default: grouped_product, ops.aten.searchsorted.Tensor: searchsorted}
+    def stable_sort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:
+        size = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
+        return op.TopK(x, size, axis=dim, largest=int(descending), sorted=1)  # of equal values the first comes first
+
+    return {
+        torch.ops.tfm_blocks.grouped_product.default: grouped_product,
+        torch.ops.aten.searchsorted.Tensor: searchsorted,
+        torch.ops.aten.sort.stable: stable_sort,
+    }

@@ -60,9 +60,12 @@ class Layout:
     @classmethod
     def of(cls, decoding: Decoding) -> Layout:
         """Return the layout of a new decoding."""
-        states = {address: (*map(list, _parts(state)),) for address, state in decoding.states.items()}
-        tensors, first = _tensors(decoding), {}
-        alias = {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+        states = {
+            address: (list(state.fixed), list(state.caches), list(state.moving))
+            for address, state in decoding.states.items()
+        }
+        first: dict[int, str] = {}
+        alias = {name: first.setdefault(id(tensor), name) for name, tensor in _tensors(decoding).items()}
         caches = [f"{address}.{name}" for address, (_, names, _) in states.items() for name in names]
         moving = [f"{address}.{name}" for address, (*_, names) in states.items() for name in names]
         read = [name for name in dict.fromkeys(alias.values()) if name not in caches]
@@ -133,7 +136,7 @@ def _tensors(decoding: Decoding) -> Values:
     states = {
         f"{address}.{name}": tensor
         for address, state in decoding.states.items()
-        for part in _parts(state)
+        for part in (state.fixed, state.caches, state.moving)
         for name, tensor in part.items()
     }
     return {**decoding.values, **{_keep(name): mask for name, mask in decoding.keeps.items()}, **states}
@@ -142,10 +145,6 @@ def _tensors(decoding: Decoding) -> Values:
 def _of_call(address: str, names: Iterable[str], tensors: Mapping[str, Tensor]) -> Values:
     """Return the tensors of a call by name; before the first pass there are no caches."""
     return {name: tensors[f"{address}.{name}"] for name in names if f"{address}.{name}" in tensors}
-
-
-def _parts(state: State) -> tuple[Values, Values, Values]:
-    return state.fixed, state.caches, state.moving
 
 
 def _keep(axis: str) -> str:

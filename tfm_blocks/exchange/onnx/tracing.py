@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.fx.traceback import annotate
+from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
 
 from tfm_blocks.data.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ UNCOVERED = {
 }
 """Blocks that cannot be exported, with the reason."""
 SIZES = ((2, 3), (3, 131))
-"""Batch and shortest length of two trial inputs: the first are traced, the others must give the same outputs."""
+"""Batch and shortest length of two trial inputs: the first are traced, and the trace must run on the others."""
 
 
 @dataclass(frozen=True)
@@ -108,23 +108,28 @@ def _contiguous(tensors: Values) -> Values:
 
 
 def _trace(name: str, module: nn.Module, inputs: Values, larger: Values, where: str) -> Graph:
+    """Trace a module, and run the trace on larger inputs, on which it checks all that it assumes of lengths."""
     free = {key: _free_axes(x, larger[key]) for key, x in inputs.items()}
     watch = _Watch()
+    options: dict[str, Any] = {"strict": False, "prefer_deferred_runtime_asserts_over_guards": True}
     try:
-        program = torch.export.export(
-            _Watched(module, watch),
-            (inputs,),
-            dynamic_shapes=(free,),
-            strict=False,
-            prefer_deferred_runtime_asserts_over_guards=True,
-        )
-        outputs = program.module()(larger)
+        with preserve_node_meta():
+            program = torch.export.export(_Watched(module, watch), (inputs,), dynamic_shapes=(free,), **options)
     except Exception as error:  # torch documents no common class
-        rule = f"needs any batch and any lengths, but {watch.operation} fixes one of them"
-        if not watch.fixed:
-            rule = f"cannot trace the operations: {str(error).strip().splitlines()[0]}"
+        rule = f"cannot trace the node: {_first_line(error)}"
+        if watch.fixed:
+            rule = f"needs any batch and any lengths, but {watch.operation} fixes one of them"
         raise RunError(refused(where, watch.fixed or watch.address or name, rule)) from error
+    try:
+        outputs = program.module()(larger)
+    except Exception as error:
+        rule = f"needs any batch and any lengths, but the trace fixes one of them: {_first_line(error)}"
+        raise RunError(refused(where, watch.fixed or name, rule)) from error
     return Graph(name, program, list(inputs), list(outputs))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _free_axes(x: Tensor, larger: Tensor) -> dict[int, Any]:
