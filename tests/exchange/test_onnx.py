@@ -19,8 +19,8 @@ from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import RunError
-from tfm_blocks.exchange.onnx.comparison import Engine, compare_log_p
-from tfm_blocks.exchange.onnx.export import write_network
+from tfm_blocks.exchange.onnx.comparison import Engine, compare_graphs
+from tfm_blocks.exchange.onnx.export import write_graphs
 from tfm_blocks.exchange.onnx.tracing import UNCOVERED, trace_network
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.runs.model import read_network
@@ -57,7 +57,7 @@ def saved(folder, model):
 
 def exported(network, folder):
     folder.mkdir()
-    write_network(network, folder, "run")
+    write_graphs(network, folder, "run")
     return folder
 
 
@@ -114,7 +114,7 @@ def test_a_run_without_target_is_one_graph_and_is_not_compared_without_the_runti
         export(run, folder)
     assert "model.onnx\nnot compared with the run, because onnxruntime is not installed" in capsys.readouterr().out
     assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "tokenizer.json", "weights.safetensors"]
-    assert compare_log_p(Engine(folder, onnxruntime), read_network(run)).largest < 1e-4
+    assert compare_graphs(Engine(folder, onnxruntime), read_network(run)).largest < 1e-4
 
 
 def test_missing_libraries_are_reported_before_anything_is_written(tmp_path, capsys, monkeypatch):
@@ -147,13 +147,13 @@ def test_inputs_of_vectors_are_refused():
 
 
 class FixesLength(nn.Module):
-    def forward(self, x_BND):
-        return x_BND * len(x_BND[0])
+    def forward(self, x_BTD):
+        return x_BTD * len(x_BTD[0])
 
 
 class HasNoCounterpart(nn.Module):
-    def forward(self, x_BND):
-        return x_BND + torch.linalg.matrix_exp(x_BND @ x_BND.mT).sum()
+    def forward(self, x_BTD):
+        return x_BTD + torch.linalg.matrix_exp(x_BTD @ x_BTD.mT).sum()
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,6 @@ def test_every_shipped_model_is_exported_or_refused(path, tmp_path):
         with pytest.raises(RunError, match="the export to ONNX does not cover"):
             exported(network, tmp_path / "new")
         return
-    difference = compare_log_p(Engine(exported(network, tmp_path / "new"), onnxruntime), network)
+    difference = compare_graphs(Engine(exported(network, tmp_path / "new"), onnxruntime), network)
     print(path.stem, difference)
     assert difference.largest < 1e-4

@@ -44,7 +44,7 @@ class Engine:
 
 
 @torch.inference_mode()
-def compare_log_p(engine: Engine, network: Network) -> LogProbabilities:
+def compare_graphs(engine: Engine, network: Network) -> LogProbabilities:
     """Compare the log probabilities of random sentences: half of the tokens in the first pass, the others in steps.
 
     Without a target, the log probabilities of the whole vocabulary at each position are compared.

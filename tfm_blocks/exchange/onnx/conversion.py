@@ -35,7 +35,7 @@ def expect_libraries() -> None:
         raise RunError(Problem(str(error.name), "the library is not installed", help=help)) from None
 
 
-def convert(graph: Graph, where: str) -> Any:
+def to_onnx(graph: Graph, where: str) -> Any:
     """Return the program of ONNX. Raises RunError for an operation without a counterpart in ONNX."""
     outputs = [NEXT + name if name in graph.inputs else name for name in graph.outputs]
     try:
@@ -51,12 +51,12 @@ def convert(graph: Graph, where: str) -> Any:
             )
     except Exception as error:  # the classes are private
         match = MISSING.search(str(error))
-        rule = f"has no counterpart of the operation {match[1]}" if match else "cannot convert the graph"
+        rule = f"has no counterpart of the operation {match[1]}" if match else "cannot to_onnx the graph"
         address = match and graph.node_of(match[1])
         raise RunError(refused(where, address or graph.name, rule)) from error
 
 
-def write_programs(programs: Mapping[str, Any], network: Network, folder: Path) -> None:
+def write_files(programs: Mapping[str, Any], network: Network, folder: Path) -> None:
     """Write the weights, and the graphs that refer to them."""
     import onnx_ir
 

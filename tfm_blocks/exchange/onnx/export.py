@@ -11,7 +11,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import RunError
 from tfm_blocks.exchange.certificate import Certificate
 from tfm_blocks.exchange.exporting import make_folder, tokenizer_files
-from tfm_blocks.exchange.onnx.conversion import OPSET, convert, expect_libraries, write_programs
+from tfm_blocks.exchange.onnx.conversion import OPSET, to_onnx, expect_libraries, write_files
 from tfm_blocks.exchange.onnx.tracing import trace_network
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.folder import TOKENIZER
@@ -28,23 +28,23 @@ def export_to_onnx(run: Path, folder: Path) -> tuple[list[str], Certificate | No
     network, tokenizer = read_network(run), Tokenizer.load(run / TOKENIZER)
     make_folder(folder)
     try:
-        graphs = write_network(network, folder, str(run))
+        graphs = write_graphs(network, folder, str(run))
     except RunError:
         folder.rmdir()
         raise
     for name, content in tokenizer_files(tokenizer).items():
         (folder / name).write_bytes(content)
-    return graphs, certify(network, run, folder)
+    return graphs, _certify(network, run, folder)
 
 
-def write_network(network: Network, folder: Path, where: str) -> list[str]:
+def write_graphs(network: Network, folder: Path, where: str) -> list[str]:
     """Write the graphs and the weights of a network to an existing folder; return the names. Raises RunError."""
-    programs = {graph.name: convert(graph, where) for graph in trace_network(network, where)}
-    write_programs(programs, network, folder)
+    programs = {graph.name: to_onnx(graph, where) for graph in trace_network(network, where)}
+    write_files(programs, network, folder)
     return list(programs)
 
 
-def certify(network: Network, run: Path, folder: Path) -> Certificate | None:
+def _certify(network: Network, run: Path, folder: Path) -> Certificate | None:
     """Compare the exported folder with the run, write the certificate into it, and return it.
 
     Returns None if ONNX Runtime is not installed.
@@ -55,11 +55,11 @@ def certify(network: Network, run: Path, folder: Path) -> Certificate | None:
         return None
     from importlib.metadata import version
 
-    from tfm_blocks.exchange.onnx.comparison import Engine, compare_log_p
+    from tfm_blocks.exchange.onnx.comparison import Engine, compare_graphs
 
     libraries = {name: version(name) for name in ("onnx", "onnxscript", "onnxruntime")}
     versions = {"tfm-blocks": __version__, "torch": torch.__version__, **libraries, "opset": str(OPSET)}
-    log_p = compare_log_p(Engine(folder, onnxruntime), network)
+    log_p = compare_graphs(Engine(folder, onnxruntime), network)
     certificate = Certificate(run.name, "onnx", "float32", versions, log_p)
     certificate.write(folder)
     return certificate

@@ -42,7 +42,7 @@ class GrowingState(State):
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateLayout:
     """The tensors of a decoding by name, such as `decoder.0.self.k`.
 
     `alias` maps each name to the first name of its tensor, because many calls share a mask. `read` are the tensors that
@@ -58,7 +58,7 @@ class Layout:
     changing: list[str]
 
     @classmethod
-    def of(cls, decoding: Decoding) -> Layout:
+    def of(cls, decoding: Decoding) -> StateLayout:
         """Return the layout of a new decoding."""
         states = {
             address: (list(state.fixed), list(state.caches), list(state.moving))
@@ -89,9 +89,9 @@ class Layout:
 
 
 class Encoder(nn.Module):
-    """Run the nodes that do not depend on the target: sources -> the tensors of `Layout.read`."""
+    """Run the nodes that do not depend on the target: sources -> the tensors of `StateLayout.read`."""
 
-    def __init__(self, network: Network, layout: Layout) -> None:
+    def __init__(self, network: Network, layout: StateLayout) -> None:
         super().__init__()
         self.network, self.layout = network, layout
 
@@ -100,7 +100,7 @@ class Encoder(nn.Module):
 
 
 class FirstPass(Encoder):
-    """Read the first target tokens: tgt_BP and the tensors of `Layout.read` -> logits_BPV and `Layout.changing`."""
+    """Read the first target tokens: tgt_BP and the tensors of `StateLayout.read` -> logits_BPV and `StateLayout.changing`."""
 
     def forward(self, inputs: Values) -> Values:
         tgt_BP = inputs[TARGET]

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.exchange.onnx.graphs import LOGITS, Encoder, FirstPass, Layout, NextStep, Whole
+from tfm_blocks.exchange.onnx.graphs import LOGITS, Encoder, FirstPass, StateLayout, NextStep, Whole
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.network import incremental
@@ -85,7 +85,7 @@ def _examples(network: Network, batch: int, shortest: int) -> dict[str, tuple[nn
     if TARGET not in inputs:
         return {"model": (Whole(network), inputs)}
     tgt_BT = inputs.pop(TARGET)
-    layout = Layout.of(incremental.start(network, inputs, 0, sentences=batch))
+    layout = StateLayout.of(incremental.start(network, inputs, 0, sentences=batch))
     first, step = FirstPass(network, layout), NextStep(network, layout)
     encoder = Encoder(network, layout)
     read = _contiguous(encoder(inputs)) if inputs else {}
