@@ -51,7 +51,7 @@ def to_onnx(graph: Graph, where: str) -> Any:
             )
     except Exception as error:  # the classes are private
         match = MISSING.search(str(error))
-        rule = f"has no counterpart of the operation {match[1]}" if match else "cannot to_onnx the graph"
+        rule = f"has no counterpart of the operation {match[1]}" if match else "cannot convert the graph"
         address = match and graph.node_of(match[1])
         raise RunError(refused(where, address or graph.name, rule)) from error
 

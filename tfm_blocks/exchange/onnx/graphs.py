@@ -89,7 +89,7 @@ class StateLayout:
 
 
 class Encoder(nn.Module):
-    """Run the nodes that do not depend on the target: sources -> the tensors of `StateLayout.read`."""
+    """Run the nodes that do not depend on the target: sources -> the tensors `StateLayout.read`."""
 
     def __init__(self, network: Network, layout: StateLayout) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Encoder(nn.Module):
 
 
 class FirstPass(Encoder):
-    """Read the first target tokens: tgt_BP and the tensors of `StateLayout.read` -> logits_BPV and `StateLayout.changing`."""
+    """Read the first target tokens: tgt_BP and the tensors `read` -> logits_BPV and the tensors `changing`."""
 
     def forward(self, inputs: Values) -> Values:
         tgt_BP = inputs[TARGET]

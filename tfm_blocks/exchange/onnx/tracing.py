@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.exchange.onnx.graphs import LOGITS, Encoder, FirstPass, StateLayout, NextStep, Whole
+from tfm_blocks.exchange.onnx.graphs import LOGITS, Encoder, FirstPass, NextStep, StateLayout, Whole
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.network import incremental
