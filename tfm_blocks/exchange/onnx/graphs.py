@@ -79,10 +79,10 @@ class StateLayout:
     def decoding(self, tensors: Mapping[str, Tensor], position: int) -> Decoding:
         """Return a decoding before the target token at `position`, with growing caches."""
         aliased = {name: tensors[first] for name, first in self.alias.items() if first in tensors}
-        states = {
-            address: GrowingState(*(_of_call(address, names, aliased) for names in parts))
-            for address, parts in self.states.items()
-        }
+        states: dict[str, State] = {}
+        for address, parts in self.states.items():
+            fixed, caches, moving = (_of_call(address, names, aliased) for names in parts)
+            states[address] = GrowingState(fixed, caches, moving)
         keeps = {name: aliased[_keep(name)] for name in self.keeps}
         one_hypothesis = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         return Decoding({name: aliased[name] for name in self.values}, keeps, states, one_hypothesis, position)
