@@ -35,6 +35,7 @@ def expect_libraries() -> None:
         raise RunError(Problem(str(error.name), "the library is not installed", help=help)) from None
 
 
+@torch.no_grad()
 def to_onnx(graph: Graph, where: str) -> Any:
     """Return the program of ONNX. Raises RunError for an operation without a counterpart in ONNX."""
     outputs = [NEXT + name if name in graph.inputs else name for name in graph.outputs]
