@@ -86,7 +86,7 @@ def test_the_loop_of_the_page_gives_200_translations_of_the_run(model, tmp_path,
     assert certificate["versions"].keys() >= {"opset", "onnx", "onnxruntime", "onnxscript", "torch", "tfm-blocks"}
     text = [*sentences(199, seed=5), ""]
     expected = tfm.load(run).translate(text)
-    assert len(set(expected)) > 20
+    assert len(set(expected)) > 10
     assert loop_of_the_page().translate(folder, text) == expected
     assert (folder / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
     with pytest.raises(SystemExit):

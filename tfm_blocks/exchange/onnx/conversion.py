@@ -89,16 +89,18 @@ def _stored_weights(path: Path) -> dict[str, tuple[int, int]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the warnings of torch.onnx about packages and classes of its own."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence the warnings of the libraries about packages, classes and passes of their own."""
+    loggers = {name: logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")}
+    levels = {name: logger.level for name, logger in loggers.items()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            for logger in loggers.values():
+                logger.setLevel(logging.ERROR)
             yield
     finally:
-        logger.setLevel(level)
+        for name, level in levels.items():
+            loggers[name].setLevel(level)
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
