@@ -165,7 +165,8 @@ class _Watched(nn.Module):
         self.module, self.watch = module, watch
 
     def forward(self, inputs: Values) -> Values:
-        self.watch.sizes = [size for x in inputs.values() for size in x.shape if isinstance(size, torch.SymInt)]
+        shapes: list[Any] = [x.shape for x in inputs.values()]  # torch declares sizes as int
+        self.watch.sizes = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
         with self.watch:
             return self.module(inputs)  # type: ignore[no-any-return]
 
