@@ -99,7 +99,8 @@ def _arguments(parser: argparse.ArgumentParser) -> str:
         if action.help != argparse.SUPPRESS and not isinstance(
             action, argparse._HelpAction | argparse._SubParsersAction
         ):
-            value = str(action.metavar or "|".join(map(str, action.choices or [action.dest.upper()])))
+            value = action.metavar or "|".join(map(str, action.choices or [action.dest.upper()]))
+            value = " ".join(value) if isinstance(value, tuple) else value
             names = " ".join([", ".join(action.option_strings), "" if action.nargs == 0 else value]).strip()
             rows.append((f"`{names}`", (action.help or "") % vars(action)))
     return _table(["argument", "meaning"], rows) if rows else ""

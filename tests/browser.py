@@ -1,4 +1,4 @@
-"""A headless Chromium for the tests of pages."""
+"""A headless Chromium for the tests of pages, started once in a process."""
 
 import shutil
 from contextlib import contextmanager
@@ -6,10 +6,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+running = []  # the Chromium of this process, after the first test that needs it
 
-@contextmanager
-def browser(width=1300, height=1500, *, dark=False):
-    """Open a headless Chromium with a screen of this size; skip the test if it is not installed."""
+
+def chromium():
+    """Return the running Chromium, or start it; skip the test if it is not installed."""
+    if running:
+        return running[0]
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     driver = shutil.which("chromedriver")
@@ -20,7 +23,22 @@ def browser(width=1300, height=1500, *, dark=False):
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    running.append(webdriver.Chrome(options=options, service=webdriver.ChromeService(driver)))
+    return running[0]
+
+
+def quit_browser():
+    """Stop the Chromium of this process."""
+    while running:
+        running.pop().quit()
+
+
+@contextmanager
+def browser(width=1300, height=1500, *, dark=False):
+    """Open a tab with a screen of this size, without messages of earlier pages, and close all tabs afterwards."""
+    opened = chromium()
+    empty = opened.current_window_handle
+    opened.switch_to.new_window("tab")
     try:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
@@ -28,7 +46,11 @@ def browser(width=1300, height=1500, *, dark=False):
         opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         yield opened
     finally:
-        opened.quit()
+        for tab in set(opened.window_handles) - {empty}:
+            opened.switch_to.window(tab)
+            opened.close()
+        opened.switch_to.window(empty)
+        opened.get_log("browser")  # removes the messages
 
 
 def contrast(one, other):

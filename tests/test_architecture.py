@@ -22,7 +22,7 @@ LEVELS = [
     {"tracking"},
     {"training"},
     {"distributed"},
-    {"exchange", "serving"},
+    {"exchange", "serving", "scaling"},
     {"launch"},
     {"sweep"},
     {"cli", "__init__"},

@@ -4,10 +4,13 @@ import json
 import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 from random import Random
+from xml.etree import ElementTree
 
 import pytest
 
+from tests.conftest import save
 from tests.damage import Fuzz, fuzz, late, leave_runs
 from tfm_blocks.cli import main
 from tfm_blocks.errors import printable
@@ -175,3 +178,26 @@ def test_no_control_character_of_a_run_folder_reaches_the_terminal(command, tmp_
     printed = capsys.readouterr()
     text = printed.out + printed.err
     assert text and text == printable(text)
+
+
+@pytest.mark.parametrize("name", [HOSTILE.replace("/", ""), "a\udcff\rb"])
+def test_commands_that_load_a_run_print_and_write_its_name_without_control_characters(
+    name, translator, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    save(translator, run := tmp_path / name)
+    save(translator, tmp_path / "other")
+    (run / "lines").write_text("zwei Kinder spielen\n")
+    lines = ["--src", str(run / "lines"), "--ref", str(run / "lines"), "--max-tokens", "2"]
+    for words in (
+        ["figure", name, "-o", "model.svg"], ["diff", "other", name, "-o", "diff.svg"], ["diff", "other", name, "-o", "diff.tex"],
+        ["view", name, "-o", f"{name}/page.html"], ["eject", name, "-o", "model.py"], ["eject", name, "-o", f"{name}/model.py"],
+        ["attention", name, "Haus", "-o", f"{name}/attention.html"], ["evaluate", name, *lines],
+    ):  # fmt: skip
+        main(words)
+        printed = capsys.readouterr()
+        assert (text := printed.out + printed.err) == printable(text), words
+    for file in ("model.svg", "diff.svg"):
+        ElementTree.parse(file)
+    written = Path("model.py").read_text("utf-8")
+    assert written == printable(written)

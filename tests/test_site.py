@@ -32,12 +32,17 @@ def test_the_site_builds_without_a_warning_and_describes_the_python_api(tmp_path
 
 
 def test_broken_links_fail_the_build(tmp_path):
-    for name in ("docs", "conf", "tfm_blocks"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
-    links = ("missing.md", "results.md#no-such-heading", "../conf/model/no_such.yaml")
+    """Build a site of one page without and with broken links."""
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "site_hooks.py", tmp_path / "docs")
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[0]
+    (tmp_path / "mkdocs.yml").write_text(f"{settings}\nnav:\n  - Start: index.md\n  - Decisions: []\n", "utf-8")
     page = tmp_path / "docs" / "index.md"
-    page.write_text("".join([page.read_text("utf-8"), *(f"\n[link]({link})\n" for link in links)]), "utf-8")
+    page.write_text("# Start\n\n[model](../conf/model/base.yaml)\n", "utf-8")
+    assert build(tmp_path, tmp_path / "site").returncode == 0
+    links = ("missing.md", "index.md#no-such-heading", "../conf/model/no_such.yaml")
+    page.write_text(page.read_text("utf-8") + "".join(f"\n[link]({link})\n" for link in links), "utf-8")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0
     for part in ("missing.md", "no-such-heading", "no_such.yaml"):

@@ -44,7 +44,7 @@ def own(tmp_path):
 
 def train(folder, *arguments):
     environment = {**os.environ, "TFM_BLOCKS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    return run_python([ROOT / "train.py", *arguments, *SMALL], folder, environment, timeout=300)
+    return run_python([ROOT / "train.py", *arguments, *SMALL], folder, environment, timeout=300, share_server=True)
 
 
 def test_each_job_of_a_sweep_has_a_process_and_a_folder_and_a_failure_does_not_stop_the_others(tmp_path):
@@ -93,7 +93,10 @@ def test_every_process_of_a_run_finds_plug_ins_in_the_current_folder(own):
     assert states(own) == ["done"]
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--cfg all", "--hydra-help", "logger=csv"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", *(pytest.param(text, marks=pytest.mark.grid) for text in ("--cfg all", "--hydra-help", "logger=csv"))],
+)
 def test_a_closed_output_pipe_gives_no_traceback(tmp_path, arguments):
     command = f"{sys.executable} {ROOT / 'train.py'} {arguments} | head -n 1"
     environment = {**os.environ, "TFM_BLOCKS_CACHE": str(tmp_path / "cache")}

@@ -1,25 +1,30 @@
 """Peak resident memory and time from text files to batches: python tests/benchmarks/corpus_memory.py --pairs 5000000.
 
 The text is generated, about 1.7 GB for 5 million pairs: words drawn by Zipf's law from a million, 5 to 45 a line.
+`--documents blank_lines --megabytes 300` prepares plain text in four files instead, with 1 to 39 lines a document.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from tfm_blocks.data.layout import Sides
+from tfm_blocks.data.layout import Layout, PlainText, Sides
 from tfm_blocks.data.plan import epoch_plan
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.data.settings import TextSettings
+from tfm_blocks.data.settings import LmSettings, TextSettings
 
 WORDS = 1_000_000
+SHARDS = 4
+SIZES = {"step_tokens": 25_000, "batch_tokens": 25_000}
 CHUNK = 20_000
 LETTERS = "etaoinshrdlucmfwypvbgkjqxzäöüßéèñç"
 
@@ -27,54 +32,85 @@ LETTERS = "etaoinshrdlucmfwypvbgkjqxzäöüßéèñç"
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--pairs", type=int, default=5_000_000)
+    arguments.add_argument("--documents", choices=("lines", "blank_lines", "jsonl"), help="plain text, not pairs")
+    arguments.add_argument("--megabytes", type=int, default=300, help="of plain text")
     arguments.add_argument("--vocab", type=int, default=37_000)
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if (child := os.fork()) == 0:  # so that the generator's memory is not counted
-            generate(Path(folder), chosen.pairs)
+            if chosen.documents:
+                generate_documents(Path(folder), chosen.documents, chosen.megabytes)
+            else:
+                generate_pairs(Path(folder), chosen.pairs)
             os._exit(0)
         os.waitpid(child, 0)
-        report(Path(folder), chosen.vocab)
+        if chosen.documents:
+            report(Path(folder), document_settings(Path(folder), chosen.documents), PlainText(), chosen.vocab)
+        else:
+            report(Path(folder), pair_settings(Path(folder)), Sides(["src"]), chosen.vocab)
 
 
-def generate(folder: Path, pairs: int) -> None:
+def sentences() -> Iterator[list[str]]:
+    """Yield lists of CHUNK random sentences without end."""
     random = np.random.default_rng(1)
     weights = 1 / np.arange(1, len(LETTERS) + 1)
     letters = random.choice(list(LETTERS), size=(WORDS, 12), p=weights / weights.sum())
     words = ["".join(row[:size]) for row, size in zip(letters, random.integers(2, 13, WORDS), strict=True)]
+    while True:
+        ends = np.cumsum(random.integers(5, 46, CHUNK))
+        drawn = [words[rank] for rank in (WORDS ** random.random(ends[-1])).astype(int) - 1]
+        yield [" ".join(drawn[first:last]) + "." for first, last in zip([0, *ends], ends, strict=False)]
+
+
+def generate_pairs(folder: Path, pairs: int) -> None:
+    chunks = sentences()
     for name, count in (("train", pairs), ("val", 2000), ("test", 2000)):
         for side in ("src", "tgt"):
             with (folder / f"{name}.{side}").open("w", encoding="utf-8") as file:
                 for start in range(0, count, CHUNK):
-                    ends = np.cumsum(random.integers(5, 46, min(CHUNK, count - start)))
-                    drawn = [words[rank] for rank in (WORDS ** random.random(ends[-1])).astype(int) - 1]
-                    lines = (" ".join(drawn[first:last]) for first, last in zip([0, *ends], ends, strict=False))
-                    file.writelines(f"{line}.\n" for line in lines)
+                    file.writelines(f"{line}\n" for line in next(chunks)[: count - start])
 
 
-def report(folder: Path, vocab: int) -> None:
-    settings = TextSettings(
-        kind="text",
-        dir=str(folder),
-        cache=str(folder / "cache"),
-        **{name: {"src": f"{name}.src", "tgt": f"{name}.tgt"} for name in ("train", "val", "test")},
-        step_tokens=25_000,
-        batch_tokens=25_000,
-        max_length=128,
+def generate_documents(folder: Path, kind: str, megabytes: int) -> None:
+    random, chunks = np.random.default_rng(2), sentences()
+    for name, size in (("val", 1), ("test", 1), *((f"train-{shard}", megabytes / SHARDS) for shard in range(SHARDS))):
+        with (folder / f"{name}.txt").open("w", encoding="utf-8") as file:
+            while file.tell() < size * 1e6:
+                lines = next(chunks)
+                ends = np.cumsum(random.integers(1, 40, CHUNK)).clip(max=CHUNK)
+                texts = (
+                    "\n".join(lines[first:last]) for first, last in zip([0, *ends], ends, strict=False) if first < last
+                )
+                if kind == "jsonl":
+                    file.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+                else:
+                    file.writelines(f"{text}\n\n" for text in texts)
+
+
+def pair_settings(folder: Path) -> TextSettings:
+    files = {name: {"src": f"{name}.src", "tgt": f"{name}.tgt"} for name in ("train", "val", "test")}
+    return TextSettings(kind="text", dir=str(folder), cache=str(folder / "cache"), **files, **SIZES, max_length=128)
+
+
+def document_settings(folder: Path, kind: str) -> LmSettings:
+    files = {"train": ["train-*.txt"], "val": ["val.txt"], "test": ["test.txt"]}
+    return LmSettings(
+        kind="lm", dir=str(folder), cache=str(folder / "cache"), **files, **SIZES, documents=kind, context=1024
     )
+
+
+def report(folder: Path, settings: TextSettings | LmSettings, layout: Layout, vocab: int) -> None:
     size = sum(path.stat().st_size for path in folder.glob("*.*"))
     print(f"text: {size / 1e9:.2f} GB; at the start {peak()}")
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     prepare(settings, vocab)
-    print(f"first preparation: {time.perf_counter() - begun:.0f} s, {peak()}")
+    cpu = time.process_time() - cpu
+    print(f"first preparation: {time.perf_counter() - begun:.0f} s, {cpu:.0f} CPU seconds, {peak()}", flush=True)
     begun = time.perf_counter()
     train = prepare(settings, vocab, tell=lambda line: None).train
     print(f"second, from the cache: {time.perf_counter() - begun:.1f} s, {peak()}")
     begun = time.perf_counter()
-    layout = Sides(["src"])
-    widths_NC, labels_N = layout.widths_NC(train), layout.labels_N(train)
-    sizes = {"step_tokens": settings.step_tokens, "batch_tokens": settings.batch_tokens}
-    plan = epoch_plan(widths_NC, labels_N, seed=1, epoch=0, **sizes)
+    plan = epoch_plan(layout.widths_NC(train), layout.labels_N(train), seed=1, epoch=0, **SIZES)
     print(f"plan of an epoch, {len(plan):,} steps: {time.perf_counter() - begun:.1f} s, {peak()}")
     begun = time.perf_counter()
     steps = range(min(1000, len(plan)))

@@ -73,7 +73,7 @@ def test_a_pattern_that_means_no_option_is_refused():
 
 def test_experiment_null_and_globs_of_models_are_accepted():
     assert prepare_arguments(["experiment=null", "heads=2"]) == ["heads=2"]
-    assert prepare_arguments(["-m", "model=glob(*)"]) == ["-m", "model=glob(*)"]
+    assert prepare_arguments(["-m", "model=glob(*norm)"]) == ["-m", "model=glob(*norm)"]
 
 
 def test_overrides_of_model_need_no_plus():

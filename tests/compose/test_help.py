@@ -30,7 +30,7 @@ def test_help_names_the_files_of_the_config_in_the_order_of_composition(tmp_path
 
 def test_help_of_a_sweep_shows_its_first_run():
     assert "\n  heads: 2 " in help_text(["-m", "heads=2,4", "-h"], "tfm train")
-    assert "model/alibi.yaml" in help_text(["-m", "model=glob(*,exclude=[base])", "-h"], "tfm train")
+    assert "model/prenorm.yaml" in help_text(["-m", "model=glob(*norm,exclude=[deep*])", "-h"], "tfm train")
 
 
 def test_help_refuses_a_config_that_cannot_train():

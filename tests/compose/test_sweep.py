@@ -69,3 +69,13 @@ def test_the_reference_of_a_job_has_the_overrides_that_its_model_knows():
 def test_parts_that_are_in_no_group_stay():
     parts = parse_parts(["heads=2,4", "seed=1,2"], None)
     assert join_parts(parts, []) == parts
+
+
+@pytest.mark.parametrize("key", ["sweep.name", "sweep.parallel", "match.like"])
+def test_a_setting_of_a_sweep_that_cannot_be_resolved_is_an_error_at_its_key(key):
+    with pytest.raises(ConfigError, match=f"{key}: .*'x' not found"):
+        read_sweep(["-m", "seed=1,2", f"{key}=${{x}}"])
+
+
+def test_quotes_do_not_change_the_choices_of_a_group():
+    assert jobs("model='tiny',\"prenorm\"") == jobs("model=tiny,prenorm")

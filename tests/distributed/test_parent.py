@@ -92,9 +92,8 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's list of processes")
-@pytest.mark.parametrize(
-    "when", ["working", *(pytest.param(when, marks=pytest.mark.grid) for when in ("importing", "done"))]
-)
+@pytest.mark.grid
+@pytest.mark.parametrize("when", ["working", "importing", "done"])
 def test_ranks_end_when_their_parent_is_killed(tmp_path: Path, when: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     marks = tmp_path / "marks"

@@ -34,6 +34,7 @@ def fail_alone(ranks: Ranks, harm: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.grid
 def test_processes_work_together(tmp_path: Path) -> None:
     spawn_ranks(add_ranks, 2, tmp_path)
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["3.0 of 2", "3.0 of 2"]
@@ -64,6 +65,7 @@ def sleep_alone(ranks: Ranks, folder: Path) -> None:
     (folder / "slept").touch()
 
 
+@pytest.mark.grid
 def test_a_process_that_waits_for_a_lost_one_and_ignores_signals_is_ended(tmp_path: Path) -> None:
     with pytest.raises(TfmError, match="process 1 of 2 ended with SIGKILL"):
         spawn_ranks(sleep_alone, 2, tmp_path)

@@ -258,7 +258,7 @@ def test_a_block_whose_source_is_not_covered_is_refused_by_node():
     graph = {"emb": {"block": "embedding", "in": "src"}, "odd": {"block": name}, "logits": {"block": "unembed"}}
     try:
         spec = check_model({"inputs": inputs, "args": args, "add_norm": "none", "graph": graph})
-        with pytest.raises(ConfigError, match="While statements are not covered"):
+        with pytest.raises(ConfigError, match="While statements are not supported"):
             eject(spec, Sources(), "test")
     finally:
         del REGISTRY.blocks[name]

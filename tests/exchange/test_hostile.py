@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.exchange.published import publish
+from tfm_blocks.data.tokenizer_files import LARGEST_FILE
 from tfm_blocks.errors import RunError
-from tfm_blocks.exchange.folder import LARGEST_JSON
 from tfm_blocks.exchange.importing import import_folder
 
 WEIGHTS = "model.safetensors"
@@ -180,7 +180,7 @@ def test_a_config_that_is_not_a_json_object_is_refused(folder, text):
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_huge_json_is_refused_before_it_is_read(folder, name):
     with (folder / name).open("wb") as file:
-        file.truncate(LARGEST_JSON + 1)
+        file.truncate(LARGEST_FILE + 1)
     refused(folder, name, "bytes, but at most")
 
 

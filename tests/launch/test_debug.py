@@ -31,7 +31,16 @@ def rows(run: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("experiment", [None, pytest.param("multi30k", marks=pytest.mark.grid)])
 def test_fast_does_five_steps_of_everything_and_leaves_no_cache(tmp_path: Path, experiment: str | None) -> None:
-    asked = ["data.train=100", "data.val=40", "data.test=40", "layers=1"]  # of dates; 60,000 would be drawn first
+    asked = [
+        "data.train=100",
+        "data.val=40",
+        "data.test=40",
+        "layers=1",
+        "d_model=16",
+        "d_ff=16",
+        "heads=2",
+        "vocab=300",
+    ]
     if experiment:
         for split in ("train", "val", "test_2016_flickr"):
             for side, line in (("en", "a red house number {}"), ("de", "ein rotes Haus Nummer {}")):

@@ -114,6 +114,7 @@ def test_a_continued_run_that_failed_before_its_next_checkpoint_continues_again(
     assert validated(run) == [3, 6, 9, 12] and state(run) == "done"
 
 
+@pytest.mark.grid
 def test_a_callback_stops_both_processes_after_the_same_step(small: Small, tmp_path: Path) -> None:
     run = begin(small(*SHORT, "trainer.devices=2"), tmp_path, [patient()])
     status = read_json(run / "status.json")

@@ -190,6 +190,7 @@ def test_a_model_with_numbers_as_keys_resumes(small: Small, tmp_path: Path) -> N
     expect_same(tmp_path / "run", tmp_path / "run-2")
 
 
+@pytest.mark.grid
 def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_step(small: Small, tmp_path: Path) -> None:
     """Also with workers that prefetch batches."""
     begin(small("trainer.devices=2", *stopping(1000)), tmp_path)

@@ -1,6 +1,8 @@
-"""A cache for the tests of this folder."""
+"""A cache and a browser for the tests of this folder."""
 
 import pytest
+
+from tests.browser import quit_browser
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -9,3 +11,10 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TFM_BLOCKS_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_browser():
+    """Stop the browser after the last test that opened a page in it."""
+    yield
+    quit_browser()

@@ -347,9 +347,9 @@ def test_runs_that_cannot_be_compared_have_a_note(tmp_path):
     found = asked(tmp_path / "one", tmp_path / "two", "--baseline", "one")
     assert found["against"] == []
     for text in (
-        "two had another test set than one",
+        "two used another test set than one",
         "another tokenizer",
-        "one saw 600 target tokens in training, and two 900",
+        "one trained on 600 target tokens, and two on 900",
     ):
         assert any(text in note for note in found["notes"])
     assert any("so they are not tested" in note for note in found["notes"])

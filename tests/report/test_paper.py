@@ -1,6 +1,7 @@
 """Figures for papers: files, bytes, fonts, and lines that need no colour."""
 
 import itertools
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -101,3 +102,11 @@ def test_a_legend_of_long_names_lies_within_the_figure():
             drawn.draw_without_rendering()
         box, (legend,) = drawn.bbox, drawn.legends
         assert box.x0 <= legend.get_window_extent().x0 and legend.get_window_extent().x1 <= box.x1
+
+
+def test_any_name_of_a_model_is_drawn(tmp_path):
+    for number, mixer in enumerate(("_mine", "\x1b[2J\ud800", "$x_", "lstm")):
+        leave_answers(tmp_path / "runs" / str(number), "parity", mixer, 1, 0.5)
+    for path in save_figures(compare_runs([tmp_path / "runs"]), tmp_path / "figures"):
+        if path.suffix == ".svg":
+            ElementTree.parse(path)

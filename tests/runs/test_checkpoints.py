@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 
+from tests.preloaded import run_python
 from tfm_blocks.errors import RunError
 from tfm_blocks.runs.checkpoints import LATEST, list_checkpoints, newest_intact, read_checkpoint, write_checkpoint
 
@@ -108,7 +109,9 @@ def test_files_have_the_permissions_that_the_umask_gives(tmp_path):
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o640}
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kills", [1, pytest.param(3, marks=pytest.mark.grid), pytest.param(30, marks=pytest.mark.slow)]
+)
 def test_a_process_killed_while_writing_leaves_a_checkpoint_that_loads(tmp_path, kills):
     step = 0
     for _ in range(kills):
@@ -127,7 +130,8 @@ def test_a_process_killed_while_writing_leaves_a_checkpoint_that_loads(tmp_path,
 
 def test_a_full_disk_keeps_the_existing_checkpoint_and_raises_a_clear_error(tmp_path):
     write(tmp_path, 1)
-    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
+    done = run_python(["-c", FULL, tmp_path])
+    done.check_returncode()
     one, other = done.stdout.split("\n", 1)
     assert one.startswith("OSError [Errno 27] File too large")
     assert other.startswith("RunError error:") and "cannot be written" in other

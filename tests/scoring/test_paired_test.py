@@ -88,6 +88,7 @@ def test_equal_systems_have_p_below_a_level_as_often_as_the_level_says(pool, bef
         assert sum(p <= level for p in matches) <= scipy.stats.binom.ppf(0.975, draws, level)
 
 
+@pytest.mark.grid
 def test_sacrebleus_p_is_too_small_for_equal_systems(pool):
     random = np.random.default_rng(1)
     pairs = [draw(pool, random, 1, 1) for _ in range(300)]

@@ -8,7 +8,7 @@ import time
 
 from tfm_blocks.serving.batcher import Batcher
 from tfm_blocks.serving.metrics import Metrics
-from tfm_blocks.serving.server import listen, server_of
+from tfm_blocks.serving.server import create_server, listen
 from tfm_blocks.serving.settings import Limits
 
 
@@ -17,7 +17,7 @@ def serving(translator, **limits):
     """The port of a server, and its batcher. The end of the context finishes the requests."""
     batcher = Batcher(translator, Limits(**limits), Metrics(), contextlib.nullcontext)
     with listen("127.0.0.1", 0) as listening:
-        server = server_of(batcher, "127.0.0.1")
+        server = create_server(batcher, "127.0.0.1")
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

@@ -67,19 +67,23 @@ def folder(tmp_path: Path) -> Path:
     return with_experiments(tmp_path)
 
 
-def start(folder: Path, *arguments: str, base: Sequence[str] = SMALL) -> subprocess.Popen[str]:
+def environment(folder: Path) -> dict[str, str]:
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     own = {"TFM_BLOCKS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    return {**os.environ, **own}
+
+
+def start(folder: Path, *arguments: str, base: Sequence[str] = SMALL) -> subprocess.Popen[str]:
     command = [sys.executable, str(ROOT / "train.py"), "-m", "--config-dir", "my_conf", *arguments, *base]
     options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, cwd=folder, env={**os.environ, **own}, **options)
+    return subprocess.Popen(command, cwd=folder, env=environment(folder), **options)
 
 
 def run(folder: Path, *arguments: str, base: Sequence[str] = SMALL) -> tuple[int, str]:
     """Exit status and output."""
-    with start(folder, *arguments, base=base) as process:
-        output = process.communicate(timeout=PATIENCE)[0]
-    return process.returncode, output
+    command = [ROOT / "train.py", "-m", "--config-dir", "my_conf", *arguments, *base]
+    done = run_python(command, folder, environment(folder), PATIENCE, share_server=True)
+    return done.returncode, done.stderr + done.stdout
 
 
 def jobs(sweep: Path) -> dict[str, dict[str, Any]]:

@@ -73,7 +73,7 @@ def test_jobs_with_equal_configs_are_equal_whatever_their_names(small: Small) ->
     "how",
     [
         pytest.param(["heads=2,4"], id="grid"),
-        pytest.param(["heads=2,4", "sweep=random", "sweep.trials=2"], id="random"),
+        pytest.param(["heads=2,4", "sweep=random", "sweep.trials=2"], id="random", marks=pytest.mark.grid),
         pytest.param(["heads=2,4", "sweep=optuna", "sweep.trials=2", "sweep.halving=null"], id="optuna"),
     ],
 )

@@ -17,6 +17,8 @@ CASES = [
     (1, None, "hello\nTraceback\nKeyError: 'x'\n", "error", "KeyError: 'x'"),
     (1, None, "error: data.batch_tokens: is 8: the largest micro-batch of the plan does not fit in memory\n", "out of memory", "data.batch_tokens"),
     (1, None, "torch.OutOfMemoryError: CUDA out of memory\n", "out of memory", "torch.OutOfMemoryError"),
+    (1, None, "RuntimeError: could not create a primitive\n", "out of memory", "RuntimeError: could not create"),
+    (1, None, "RuntimeError: could not create a primitive descriptor for a matmul\n", "error", "RuntimeError"),
     (1, None, "error: trainer.devices: process 1 of 2 ended with SIGKILL\n", "killed", "SIGKILL: trainer.devices"),
 ]  # fmt: skip
 

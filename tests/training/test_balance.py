@@ -34,11 +34,12 @@ def test_the_training_loss_is_the_cross_entropy_without_auxiliary_losses(
     assert math.log(row["train/perplexity"]) == pytest.approx(row["train/loss"], rel=1e-5)
 
 
-def test_the_loss_for_balance_has_a_column_and_falls_alike_on_one_device_and_on_two(small, tmp_path):
-    for overrides in ([], SPLIT):
+@pytest.mark.parametrize("splits", [[], pytest.param([SPLIT], marks=pytest.mark.grid)], ids=["one", "two"])
+def test_the_loss_for_balance_has_a_column_and_falls_alike_on_one_device_and_on_two(small, tmp_path, splits):
+    for overrides in ([], *splits):
         composed = small(MIXTURE, *STEPS, "data.max_length=50", *overrides)
         train(check_run(composed), tmp_path)
-    one, two = losses(tmp_path / "run"), losses(tmp_path / "run-2")
+    one = losses(tmp_path / "run")
     assert len(one) == 6
     assert one[-1] < 0.95 * one[0]
-    assert two == pytest.approx(one, rel=1e-3)
+    assert not splits or losses(tmp_path / "run-2") == pytest.approx(one, rel=1e-3)

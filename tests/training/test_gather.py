@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch.distributed
 from torch.distributed import distributed_c10d
 
@@ -20,6 +21,7 @@ def gather(ranks: Ranks, folder: Path) -> None:
     (folder / str(ranks.rank)).write_text(json.dumps(gather_json(SENT[ranks.rank])))
 
 
+@pytest.mark.grid
 def test_each_rank_gets_the_values_of_all_without_unpickling(tmp_path: Path) -> None:
     spawn_ranks(gather, 2, tmp_path)
     assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [SENT, SENT]

@@ -25,7 +25,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import RunError
 from tfm_blocks.training.callbacks import MovingAverage
-from tfm_blocks.training.memory_check import Copies, MemoryCheck, worst
+from tfm_blocks.training.memory_check import Copies, MemoryCheck, is_out_of_memory, worst
 
 ROOT = Path(__file__).parents[2]
 ROOM = 90_000_000  # bytes
@@ -159,3 +159,11 @@ def test_too_little_memory_is_an_error_before_the_first_step_with_a_cap_that_fit
     cap = int(match[1])
     assert "memory: peak " in told(3 * cap // 4)  # each process has mapped a little more or less than the others
     assert refusal.format(2 * cap) in told(2 * cap)
+
+
+@pytest.mark.parametrize(
+    ("message", "of_memory"),
+    [("could not create a primitive", True), ("could not create a primitive descriptor for a matmul", False)],
+)
+def test_an_error_of_onednn_without_memory_is_recognised(message: str, of_memory: bool) -> None:
+    assert is_out_of_memory(RuntimeError(message)) == of_memory

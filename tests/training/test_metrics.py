@@ -91,6 +91,7 @@ def reduce(ranks: Ranks, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.grid
 def test_metrics_cover_all_ranks(tmp_path: Path) -> None:
     spawn_ranks(reduce, 2, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2

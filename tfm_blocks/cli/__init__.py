@@ -30,7 +30,7 @@ from tfm_blocks.cli.train import train
 from tfm_blocks.launch.memory import limit_primitive_caches
 from tfm_blocks.terminal import write_utf8
 
-DATA = ("data", "json", "csv", "markdown", "latex")  # attributes of a command that prints data, not text for people
+DATA_OPTIONS = ("data", "json", "csv", "markdown", "latex")  # attributes of commands whose output is data
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run(argv: Sequence[str]) -> int | None:
     arguments = _parse(argv)
-    if any(vars(arguments).get(name) for name in DATA):
+    if any(vars(arguments).get(name) for name in DATA_OPTIONS):
         write_utf8()
     limit_primitive_caches()
     status: int | None = arguments.run(arguments)
@@ -57,7 +57,7 @@ def _run(argv: Sequence[str]) -> int | None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; overrides may stand before and after options."""
+    """Parse the arguments; overrides may precede or follow options."""
     parser = command_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and not (hasattr(arguments, "overrides") and all("=" in text and text[0] != "-" for text in rest)):
@@ -72,7 +72,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a run, or a sweep with -m; see tfm train --help")
-    rooms = (
+    modules = (
         models,
         solve,
         figure,
@@ -89,6 +89,6 @@ def command_parser() -> argparse.ArgumentParser:
         dashboard,
         completion,
     )
-    for room in rooms:
-        room.add_commands(commands)
+    for module in modules:
+        module.add_commands(commands)
     return parser

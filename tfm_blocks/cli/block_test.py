@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_blocks(arguments: argparse.Namespace) -> int:
-    """Print one line for each block: that it passes, or the rule that it breaks. Return 1 if a block breaks a rule.
+    """Print for each block that it passes, or the rule that it breaks. Return 1 if a block breaks a rule.
 
     Raises ConfigError if the module cannot be imported, if it registers no block, or if a block cannot be built.
     """
@@ -25,8 +25,8 @@ def test_blocks(arguments: argparse.Namespace) -> int:
     blocks = _registered_by(arguments.test, arguments.plugins)
     names, values = _split(arguments.names, blocks)
     cases = {name: list(cases_of(blocks[name], values.get(name))) for name in names}
-    passes = [_passes(blocks[name], cases[name]) for name in names]
-    return 0 if all(passes) else 1
+    results = [_test_block(blocks[name], cases[name]) for name in names]
+    return 0 if all(results) else 1
 
 
 def _registered_by(module: str, others: Sequence[str]) -> dict[str, BlockInfo]:
@@ -37,19 +37,19 @@ def _registered_by(module: str, others: Sequence[str]) -> dict[str, BlockInfo]:
     load_plugins(others)
     before = set(REGISTRY.blocks)
     load_plugins([module])
-    found = {
+    registered = {
         name: info
         for name, info in REGISTRY.blocks.items()
         if name not in before or f"{info.cls.__module__}.".startswith(f"{module}.")
     }
-    if not found:
+    if not registered:
         rule = f"the module {shown(module)} registers no block"
         raise ConfigError(Problem("--test", rule, help="put the decorator @block(…) on its classes"))
-    return found
+    return registered
 
 
 def _split(words: Sequence[str], blocks: Mapping[str, BlockInfo]) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """Return the blocks to test (all if none is named), and for each block the values given as BLOCK.ARG=VALUE."""
+    """Return the blocks to test (by default all), and the values of BLOCK.ARG=VALUE for each block."""
     named: list[str] = []
     values: dict[str, dict[str, Any]] = {}
     for word in words:
@@ -61,7 +61,7 @@ def _split(words: Sequence[str], blocks: Mapping[str, BlockInfo]) -> tuple[list[
             )
         if bool(equals) != bool(dot):
             help = f"write {block} to test this block alone, or {block}.ARGUMENT=VALUE"
-            raise ConfigError(Problem(word, "is neither a block nor the value of an argument", help=help))
+            raise ConfigError(Problem(word, "must be BLOCK or BLOCK.ARGUMENT=VALUE", help=help))
         if equals:
             values.setdefault(block, {})[argument] = _read(word, text)
         else:
@@ -76,18 +76,18 @@ def _read(word: str, text: str) -> Any:
         raise ConfigError(Problem(word, "its value is not YAML", help="quote it for the shell")) from None
 
 
-def _passes(info: BlockInfo, cases: Sequence[Any]) -> bool:
+def _test_block(info: BlockInfo, cases: Sequence[Any]) -> bool:
     from tfm_blocks.network.contract.rules import first_breach
 
     breach = first_breach(cases)
     if breach:
-        print(f"{info.name}: {_place(breach)}{breach.measured}. Fix: {breach.fix}")
+        print(f"{info.name}: {_context(breach)}{breach.measured}. Fix: {breach.fix}")
     else:
         print(f"{info.name}: {'pass' if cases else 'not tested: its output has no batch axis'}")
     return breach is None
 
 
-def _place(breach: Breach) -> str:
+def _context(breach: Breach) -> str:
     """Return the block that contains the tested part, and the note that distinguishes the case."""
     around = f"in {breach.case.info.name}" if breach.case.part else ""
     note = f"with {breach.case.note}" if breach.case.note else ""

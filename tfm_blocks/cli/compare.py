@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, printable
 
 if TYPE_CHECKING:
     from tfm_blocks.report.comparison import Comparison
@@ -23,7 +23,7 @@ def add_commands(commands: options.Commands) -> None:
     shapes = command.add_mutually_exclusive_group()
     for shape in ("csv", "markdown", "latex", "json"):
         shapes.add_argument(f"--{shape}", action="store_true", help=f"print {shape} instead of tables")
-    what = "write the figures of a paper into this folder, as PDF and SVG"
+    what = "write figures for a paper into this folder, as PDF and SVG"
     command.add_argument("--figures", type=Path, metavar="FOLDER", help=what)
     command.add_argument("--matrix", action="store_true", help="print only the matrix of models and tasks")
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
@@ -37,7 +37,7 @@ def add_commands(commands: options.Commands) -> None:
 
 def _add_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="run folders, or the folder of a sweep")
-    what = "run whose model, with all its seeds, is the baseline of the tests"
+    what = "a run; the tests compare with its model, over all its seeds"
     command.add_argument("--baseline", metavar="RUN", help=what)
     what = "scores that tfm evaluate --test wrote, such as beam4 (default: the scores of the training)"
     command.add_argument("--scores", metavar="NAME", help=what)
@@ -68,7 +68,7 @@ def _save_figures(comparison: Comparison, folder: Path) -> None:
     from tfm_blocks.report.paper import save_figures
 
     for path in save_figures(comparison, folder):
-        print(f"{path}", file=sys.stderr)
+        print(printable(str(path)), file=sys.stderr)
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:
@@ -90,10 +90,8 @@ def _report(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.page import render_report
     from tfm_blocks.report.screen import print_line
 
-    path = arguments.path
-    if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
-        rule = f"must be an .html file in an existing folder, but is {path}"
-        raise ConfigError(Problem("-o", rule, help="-o report.html"))
+    path: Path = arguments.path
+    options.expect_html(path, "report.html")
     comparison = _comparison(arguments)
     title = ", ".join(str(folder) for folder in arguments.folders)
     text = render_report(comparison, title, sentence=arguments.sentence, plugins=arguments.plugins)

@@ -83,9 +83,9 @@ def _add_options(train: argparse.ArgumentParser) -> None:
 def _overrides(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     from tfm_blocks.compose.completion import complete_override
 
-    name, equals, begun = prefix.partition("=")
+    name, equals, typed = prefix.partition("=")
     if equals and name in ("resume", "init_from"):
-        return [f"{name}={run}" for run in _runs(begun)]
+        return [f"{name}={run}" for run in _runs(typed)]
     model = [f"model={parsed_args.model}"] if getattr(parsed_args, "model", None) else []
     with suppress(TfmError):
         return complete_override(prefix, [*model, *(parsed_args.overrides or [])], parsed_args.config_dir)
@@ -114,8 +114,8 @@ def _models_and_runs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> 
 
 
 def _folders_with(name: str, prefix: str) -> list[str]:
-    found = [path.parent for depth in ("*", "*/*") for path in Path("runs").glob(f"{depth}/{name}")]
-    return sorted(str(folder) for folder in found if str(folder).startswith(prefix))
+    folders = [path.parent for depth in ("*", "*/*") for path in Path("runs").glob(f"{depth}/{name}")]
+    return sorted(str(folder) for folder in folders if str(folder).startswith(prefix))
 
 
 def _blocks(prefix: str, **_: Any) -> list[str]:

@@ -30,11 +30,11 @@ def add_commands(commands: options.Commands) -> None:
     push = actions.add_parser("push", help="create or update them as W&B workspaces")
     push.add_argument("names", nargs="*", metavar="NAME", help="(all)")
     push.set_defaults(run=_push)
-    for one in (render, push):
-        one.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
-        one.add_argument("--entity", default="", help="team (default: the API key's)")
-    for one in (check, render, push):
-        options.add_config_dir(one, "dashboard")
+    for action in (render, push):
+        action.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
+        action.add_argument("--entity", default="", help="team (default: the API key's)")
+    for action in (check, render, push):
+        options.add_config_dir(action, "dashboard")
     _add_sweep(actions)
 
 
@@ -52,26 +52,26 @@ def _add_sweep(actions: options.Commands) -> None:
     sweep.set_defaults(data=True)
 
 
-def _found(arguments: argparse.Namespace, names: list[str]) -> dict[str, Dashboard]:
+def _read_dashboards(arguments: argparse.Namespace, names: list[str]) -> dict[str, Dashboard]:
     from tfm_blocks.compose.folders import config_folders
     from tfm_blocks.tracking.dashboard import dashboards, read_dashboard
 
     folders = config_folders(arguments.config_dir)
     problems: list[Problem] = []
-    found = {}
+    by_name = {}
     for name in names or dashboards(folders):
         try:
-            found[name] = read_dashboard(name, folders)
+            by_name[name] = read_dashboard(name, folders)
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return found
+    return by_name
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name, one in _found(arguments, arguments.names).items():
-        print(f"{name}: fine, {sum(map(len, one.sections.values()))} panels")
+    for name, dashboard in _read_dashboards(arguments, arguments.names).items():
+        print(f"{name}: fine, {sum(map(len, dashboard.sections.values()))} panels")
 
 
 def _workspace(arguments: argparse.Namespace, dashboard: Dashboard) -> Any:
@@ -84,19 +84,19 @@ def _workspace(arguments: argparse.Namespace, dashboard: Dashboard) -> Any:
 
 
 def _render(arguments: argparse.Namespace) -> None:
-    (dashboard,) = _found(arguments, [arguments.name]).values()
-    made = _workspace(arguments, dashboard)
+    (dashboard,) = _read_dashboards(arguments, [arguments.name]).values()
+    workspace = _workspace(arguments, dashboard)
     from tfm_blocks.tracking.workspace import rendered
 
-    options.write_output(json.dumps(rendered(made), indent=1) + "\n", arguments.path)
+    options.write_output(json.dumps(rendered(workspace), indent=1) + "\n", arguments.path)
 
 
 def _push(arguments: argparse.Namespace) -> None:
-    for name, one in _found(arguments, arguments.names).items():
-        made = _workspace(arguments, one)
+    for name, dashboard in _read_dashboards(arguments, arguments.names).items():
+        workspace = _workspace(arguments, dashboard)
         from tfm_blocks.tracking.workspace import save_workspace
 
-        print(f"{name}: {save_workspace(made)}")
+        print(f"{name}: {save_workspace(workspace)}")
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
@@ -105,9 +105,9 @@ def _sweep(arguments: argparse.Namespace) -> None:
     from tfm_blocks.sweep.check import check_jobs, refuse_wrong
     from tfm_blocks.tracking.wandb_agents import jobs_to_check, sweep_file
 
-    own, method = arguments.config_dir, arguments.method
+    config_dir, method = arguments.config_dir, arguments.method
     overrides = [f"model={arguments.model}", *arguments.overrides]
-    text = sweep_file(overrides, own, method, arguments.metric, arguments.project)
-    jobs = jobs_to_check(overrides, own, method)
-    refuse_wrong(check_jobs(jobs, JobComposer(own).compose, check_remote_run))
+    text = sweep_file(overrides, config_dir, method, arguments.metric, arguments.project)
+    jobs = jobs_to_check(overrides, config_dir, method)
+    refuse_wrong(check_jobs(jobs, JobComposer(config_dir).compose, check_remote_run))
     options.write_output(text, arguments.path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_lengths, read_model_or_run, requested_lengths
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import ConfigError, Problem, printable, shown
 
 if TYPE_CHECKING:
     from tfm_blocks.language.spec import Spec
@@ -33,11 +34,10 @@ def _diff(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.model_difference import compare_models, model_difference_record, show_model_difference
     from tfm_blocks.report.screen import print_json
 
-    (first, ours), (second, theirs) = split_models(arguments.words, (2,))
-    a, _ = read_model_or_run(first, ours, arguments)
-    b, _ = read_model_or_run(second, theirs, arguments)
-    names = " ".join([first, *ours]), " ".join([second, *theirs])
-    difference = compare_models(names, a, b, requested_lengths(arguments, [*a.inputs, *b.inputs]))
+    models = split_models(arguments.words, (2,))
+    (a, _), (b, _) = (read_model_or_run(name, overrides, arguments) for name, overrides in models)
+    first, second = (" ".join([name, *overrides]) for name, overrides in models)
+    difference = compare_models((first, second), a, b, requested_lengths(arguments, [*a.inputs, *b.inputs]))
     if arguments.path:
         _draw(arguments.path, a, b, difference)
     if arguments.json:
@@ -50,11 +50,13 @@ def _draw(path: Path, a: Spec, b: Spec, difference: ModelDifference) -> None:
     from tfm_blocks.figures.figure import Style, write_figure
     from tfm_blocks.report.difference_marks import difference_picture
 
-    write_figure(path, difference_picture(a, b, difference), Style(title=" → ".join(difference.names)))
+    first, second = map(printable, difference.names)
+    picture = difference_picture(a, b, replace(difference, names=(first, second)))
+    write_figure(path, picture, Style(title=f"{first} → {second}"))
 
 
 def split_models(words: Sequence[str], counts: Collection[int]) -> list[tuple[str, list[str]]]:
-    """Return models with the overrides that follow them. Raises ConfigError unless their number is one of `counts`."""
+    """Return each model with the overrides after it. Raises ConfigError unless the number of models is in `counts`."""
     models: list[tuple[str, list[str]]] = []
     for word in words:
         if "=" in word and models and not Path(word).exists():

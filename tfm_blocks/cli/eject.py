@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_model, read_model_or_run
+from tfm_blocks.errors import printable
 
 if TYPE_CHECKING:
     from tfm_blocks.language.spec import Spec
@@ -28,10 +29,10 @@ def _eject(arguments: argparse.Namespace) -> None:
     from tfm_blocks.exchange.eject.file import eject
 
     spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
-    title = " ".join([Path(arguments.model).name, *arguments.overrides])
+    title = printable(" ".join([Path(arguments.model).name, *arguments.overrides]))
     text = eject(spec, sources, title)
     options.write_output(text, arguments.path)
-    print(f"{arguments.path}: {len(text.splitlines())} lines")
+    print(printable(f"{arguments.path}: {len(text.splitlines())} lines"))
     if arguments.weights:
         _write_weights(arguments, spec)
 
@@ -46,4 +47,4 @@ def _write_weights(arguments: argparse.Namespace, spec: Spec) -> None:
     run = Path(arguments.model)
     network = read_network(run, arguments.plugins) if run.is_dir() else build_network(spec, seed=INITIAL_SEED)
     torch.save(network.state_dict(), arguments.weights)
-    print(f"{arguments.weights}: {sum(p.numel() for p in network.parameters()):,} parameters")
+    print(printable(f"{arguments.weights}: {sum(p.numel() for p in network.parameters()):,} parameters"))

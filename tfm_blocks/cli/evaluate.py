@@ -25,7 +25,12 @@ def add_commands(commands: options.Commands) -> None:
     command.add_argument("--ref", type=Path, metavar="FILE", help="its translation, line by line")
     what = "score the run's own test set, or tab-separated sources and references, and keep the scores in the run"
     command.add_argument("--test", type=Path, nargs="?", const=Path(), metavar="FILE", help=what)
-    command.add_argument("--text", type=Path, metavar="FILE", help="text whose perplexity is computed, plain or .gz")
+    command.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="text whose perplexity is computed, in the format of the training text",
+    )
     what = "with --text: context length in tokens (as in training, else 512)"
     command.add_argument("--context", type=options.count, metavar="N", help=what)
     command.add_argument("--against", type=Path, metavar="RUN2", help="another run, to test the differences")
@@ -54,17 +59,17 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _evaluate_text(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.data.text import read_lines
+    from tfm_blocks.data.documents import read_documents
     from tfm_blocks.report.scores import show_perplexity
-    from tfm_blocks.runs.config import trained_context
+    from tfm_blocks.runs.config import trained_context, trained_documents
     from tfm_blocks.scoring.perplexity import DEFAULT_CONTEXT, perplexity
 
     translator = options.translator_of(arguments)
     context = arguments.context or trained_context(arguments.folder) or DEFAULT_CONTEXT
-    lines = read_lines(arguments.text, "--text")
+    documents = read_documents(arguments.text, "--text", *trained_documents(arguments.folder))
     with options.precision_of(arguments):
-        found = perplexity(translator, lines, context=context, batch_tokens=arguments.batch_tokens)
-    show_perplexity(found, str(arguments.folder), as_json=arguments.json)
+        result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
+    show_perplexity(result, str(arguments.folder), as_json=arguments.json)
 
 
 def _evaluate_translations(arguments: argparse.Namespace) -> None:
@@ -78,7 +83,7 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
     counts = [len(column) for column in columns]
     if any(length != len(references) for length in counts) or not references:
         listed = " and ".join(map(str, counts))
-        rule = f"needs as many lines as --src, and at least one: there are {len(references)} and {listed}"
+        rule = f"needs the same number of lines as --src, at least one: they have {len(references)} and {listed}"
         raise DataError(Problem("--ref", rule, help="line N of --ref translates line N of --src"))
     if arguments.against and arguments.against.resolve() == arguments.folder.resolve():
         rule = f"must be another run than {arguments.folder}, or there is nothing to compare"
@@ -107,4 +112,4 @@ def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[s
         raise ConfigError(Problem("--src", rule, help="name a file for each of them, in this order"))
     fit = fitting(rows, translator, search, str(arguments.src[0]), strict=arguments.strict)
     with options.precision_of(arguments):
-        return [found[0].text for found in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]
+        return [best.text for best, *_ in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]

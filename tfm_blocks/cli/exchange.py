@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, DataError, Problem
+from tfm_blocks.errors import ConfigError, DataError, Problem, printable
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8")
 
@@ -40,7 +40,7 @@ def _add_ctranslate2(command: argparse.ArgumentParser) -> None:
 def _import(arguments: argparse.Namespace) -> None:
     from tfm_blocks.exchange.importing import import_folder
 
-    print(import_folder(arguments.folder, arguments.path))
+    print(printable(str(import_folder(arguments.folder, arguments.path))))
 
 
 def _export(arguments: argparse.Namespace) -> None:
@@ -60,7 +60,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
         content, certificate = export_run(arguments.folder, arguments.path)
         package = "transformers"
-    print(f"{arguments.path}: {content}")
+    print(printable(f"{arguments.path}: {content}"))
     print(certificate or f"not compared with the run, because {package} is not installed: pip install {package}")
 
 
@@ -75,4 +75,4 @@ def _export_ctranslate2(arguments: argparse.Namespace) -> None:
         raise DataError(Problem("--ref", rule, help="line N of --ref translates line N of --src"))
     quantization = arguments.quantization or QUANTIZATIONS[0]
     certificate = export_to_ctranslate2(arguments.folder, arguments.path, quantization, sources, references)
-    print(f"{arguments.path}: {quantization}\n{certificate}")
+    print(printable(f"{arguments.path}: {quantization}\n{certificate}"))

@@ -24,7 +24,8 @@ LARGE = 1.5  # scale of a figure of one node or layer
 
 def add_commands(commands: options.Commands) -> None:
     """Add the parser of this command."""
-    command = add_model(commands, "figure", _figure, "draw a model or a run like figure 1 of its paper", "MODEL|RUN")
+    what = "draw a model or a run like figure 1 of Attention Is All You Need"
+    command = add_model(commands, "figure", _figure, what, "MODEL|RUN")
     options.add_file(command, "write the figure to this file: .svg, .pdf, .png or .tex (TikZ)", required=True)
     add = command.add_argument
     what = "draw every layer (none), identical layers once (layers), or each stack as one box (stacks)"

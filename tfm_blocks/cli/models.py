@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.block_test import test_blocks
+from tfm_blocks.cli.plan import add_plan, check_plan_options, show_plan
 from tfm_blocks.errors import ConfigError, Problem, print_warnings, shown, suggest
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def _add_show(commands: options.Commands) -> None:
     what = "show the nodes of a model, with shapes and parameters"
     show = add_model(commands, "show", _show, what, "MODEL|RUN")
     add_lengths(show)
+    add_plan(show)
     options.add_json(show)
 
 
@@ -121,9 +123,9 @@ def _check_several(arguments: argparse.Namespace) -> None:
     def check(composed: Composed) -> CheckedModel:
         return CheckedModel(composed, check_model(composed.model, composed.sources))
 
-    found = check_jobs(jobs, compose, check)
-    show_jobs([(job.overrides, job.parameters, job.problems) for job in found])
-    refuse_wrong(found)
+    checked = check_jobs(jobs, compose, check)
+    show_jobs([(job.overrides, job.parameters, job.problems) for job in checked])
+    refuse_wrong(checked)
 
 
 def _show(arguments: argparse.Namespace) -> None:
@@ -131,8 +133,12 @@ def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.show import measure, model_record, show_model
 
+    check_plan_options(arguments)
     folder = Path(arguments.model)
     spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    if arguments.plan:
+        show_plan(arguments, spec, requested_lengths(arguments, spec.inputs))
+        return
     size = measure(spec, sources, requested_lengths(arguments, spec.inputs))
     if arguments.json:
         run = {"run": run_record(*_read_run(folder))} if folder.is_dir() else {}
@@ -155,7 +161,7 @@ def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Name
         return _checked_model(model, overrides, arguments)
     if overrides:
         rule = f"is a run folder, whose settings cannot be changed: {shown(overrides[0])}"
-        raise ConfigError(Problem(model, rule, help="show the model by its name, with what differs"))
+        raise ConfigError(Problem(model, rule, help="write the name of the model and the overrides"))
     return read_spec(Path(model), arguments.plugins), Sources()
 
 

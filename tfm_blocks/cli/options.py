@@ -1,4 +1,4 @@
-"""Commands, the options that several of them share, and the settings that these options give."""
+"""Options that several commands share, and the settings that they select."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def add_command(
     commands: Commands, name: str, run: Callable[[argparse.Namespace], int | None], help: str, about: str = ""
 ) -> argparse.ArgumentParser:
-    """Add a command. `about` is its description if that says more than its `help` in the list of commands."""
+    """Add a command. `help` describes it in the list of commands, and `about` (default: `help`) in its own help."""
     command = commands.add_parser(name, help=help, description=about or help)
     command.set_defaults(run=run)
     return command
@@ -41,6 +41,13 @@ def add_json(command: argparse.ArgumentParser) -> None:
 def add_file(command: argparse.ArgumentParser, help: str = "write it to this file", *, required: bool = False) -> None:
     """Add the option -o."""
     command.add_argument("-o", type=Path, required=required, dest="path", metavar="FILE", help=help)
+
+
+def expect_html(path: Path, example: str) -> None:
+    """Raise ConfigError unless the file of -o is an .html file in an existing folder."""
+    if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
+        rule = f"must be an .html file in an existing folder, but is {path}"
+        raise ConfigError(Problem("-o", rule, help=f"-o {example}"))
 
 
 def write_output(text: str, path: Path | None) -> None:
@@ -74,7 +81,7 @@ def add_device(command: argparse.ArgumentParser) -> None:
 
 
 def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Translator:
-    """Load the run and checkpoint of the command line, or the final weights of another `run`. Raises RunError."""
+    """Load the run and checkpoint of the command line, or the final weights of `run`. Raises RunError."""
     from tfm_blocks.translation.translator import Translator
 
     checkpoint = arguments.checkpoint if run is None else None
@@ -83,7 +90,7 @@ def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Tra
 
 
 def add_search(command: argparse.ArgumentParser) -> None:
-    """Add the options of beam search, and those of `add_computing`."""
+    """Add the options of beam search, and the options of `add_computing`."""
     add = command.add_argument
     add("--beam", type=count, default=Search.beam, metavar="K", help="hypotheses per sentence; 1: greedy search")
     add("--patient", action="store_true", help="continue while an unfinished hypothesis can still win (slower)")
@@ -117,7 +124,7 @@ def count(text: str) -> int:
 
 
 def add_generation(command: argparse.ArgumentParser) -> None:
-    """Add the options that control how hypotheses are printed, and those that draw tokens instead of searching."""
+    """Add the options for printing hypotheses and for sampling."""
     add = command.add_argument
     what = "print the K best hypotheses as line, score and text (1)"
     add("--nbest", type=count, default=Search.nbest, metavar="K", help=what)
@@ -141,13 +148,13 @@ def search_of(arguments: argparse.Namespace, *, nbest: int = 1, sampling: Sampli
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling | None:
     """Return the sampling settings, or None without --sample. Raises ConfigError."""
-    given = {name: vars(arguments)[name] for name in ("temperature", "top_k", "top_p", "seed")}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given and not arguments.sample:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    settings = {name: vars(arguments)[name] for name in ("temperature", "top_k", "top_p", "seed")}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if settings and not arguments.sample:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in settings)
         raise ConfigError(Problem("", f"{options}: no effect without --sample", help="add --sample"))
     try:
-        return Sampling(**given) if arguments.sample else None
+        return Sampling(**settings) if arguments.sample else None
     except ValueError as error:
         raise ConfigError(Problem("", str(error), help="see --help for each option")) from None
 

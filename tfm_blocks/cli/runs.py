@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, printable, shown, suggest
 from tfm_blocks.runs.status import UNFINISHED
 
 
@@ -57,12 +57,12 @@ def _runs(arguments: argparse.Namespace) -> None:
         _delete(arguments)
         return
     runs = list_runs(arguments.root)
-    states = {*UNFINISHED, *(one.state for one in runs)}
+    states = {*UNFINISHED, *(run.state for run in runs)}
     if arguments.state not in (None, *states):
         help = suggest(arguments.state, states - {""})
         raise ConfigError(Problem("--state", f"is {shown(arguments.state)}, which is not a state of a run", help=help))
-    found = [one for one in runs if one.has(arguments.words) and arguments.state in (None, one.state)]
-    (print_runs_json if arguments.json else show_runs)(found)
+    matches = [run for run in runs if run.has(arguments.words) and arguments.state in (None, run.state)]
+    (print_runs_json if arguments.json else show_runs)(matches)
 
 
 def _delete(arguments: argparse.Namespace) -> None:
@@ -92,8 +92,8 @@ def _attention(arguments: argparse.Namespace) -> None:
         raise ConfigError(Problem("SENTENCE", rule, help="put each text in quotes"))
     attention = attention_of(translator, arguments.sentence, arguments.target)
     for warning in save_attention(attention, arguments.path):
-        print(f"warning: {warning}", file=sys.stderr)
-    print(f"{attention.target}\n{arguments.path}")
+        print(printable(f"warning: {warning}"), file=sys.stderr)
+    print(printable(f"{attention.target}\n{arguments.path}"))
 
 
 def _average(arguments: argparse.Namespace) -> None:

@@ -39,8 +39,8 @@ def evaluate_and_save(arguments: argparse.Namespace) -> None:
         counts.append(count)
     (print_scores_json if arguments.json else show_scores)(systems, max(counts))
     if not arguments.json:
-        left = f"; {len(members) - len(done)} are not done" if len(members) > len(done) else ""
-        print(printable(f"written to scores/{name} of {len(done)} run{'s' * (len(done) > 1)}{left}"))
+        unfinished = f"; {len(members) - len(done)} are not done" if len(members) > len(done) else ""
+        print(printable(f"saved as scores/{name} in {len(done)} run{'s' * (len(done) > 1)}{unfinished}"))
         print(printable(f"tfm compare {arguments.folder} --scores {name}"))
 
 
@@ -65,7 +65,7 @@ def scores_name(arguments: argparse.Namespace, search: Search) -> str:
 
 
 def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search: Search) -> tuple[list[Score], int]:
-    """Translate and score the test set of a run, and write both into its folder. Return the scores and the lines."""
+    """Translate and score the test set of a run, and write both into its folder. Return the scores and row count."""
     from tfm_blocks.runs.row_results import TranslatedLine
     from tfm_blocks.runs.saved_scores import SavedScores, write_saved_scores
     from tfm_blocks.runs.status import Status
@@ -96,7 +96,7 @@ def _translate(
 
     fit = fitting([row[:-1] for row in rows], translator, search, str(where), strict=arguments.strict)
     with precision_of(arguments):
-        return [found[0].text for found in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]
+        return [best.text for best, *_ in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]
 
 
 def _describe_rows(rows: Sequence[Row]) -> ScoredSet:
@@ -110,16 +110,16 @@ def _describe_rows(rows: Sequence[Row]) -> ScoredSet:
 
 def _settings(arguments: argparse.Namespace, search: Search) -> dict[str, Any]:
     """Return the settings of the search that scores.json records."""
-    kept = {key: value for key, value in asdict(search).items() if key not in ("nbest", "sampling")}
-    return {**kept, "precision": arguments.precision}
+    settings = {key: value for key, value in asdict(search).items() if key not in ("nbest", "sampling")}
+    return {**settings, "precision": arguments.precision}
 
 
 def _own_rows(folder: Path, translator: Translator) -> list[Row]:
-    """Return the test set on which a run was scored. Raises RunError if it cannot be read back."""
+    """Return the run's test set. Raises RunError for several sources, which its translations do not separate."""
     from tfm_blocks.runs.row_results import read_translations
 
     if len(translator.sources) > 1:
-        rule = f"reads {', '.join(translator.sources)}, whose texts its translations do not separate"
+        rule = f"reads {', '.join(translator.sources)}, but its translations do not separate their texts"
         raise RunError(Problem(str(folder), rule, help="--test FILE with the texts and the reference, tab-separated"))
     return [(line.source, line.reference) for line in read_translations(folder)]
 

@@ -16,17 +16,17 @@ def add_commands(commands: options.Commands) -> None:
     options.add_run(command)
     options.add_checkpoint(command)
     add = command.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all of this machine (%(default)s)")
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all addresses (%(default)s)")
     add("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: a free one (%(default)s)")
-    what = "requests that wait or run; further ones get status 429 (%(default)s)"
+    what = "maximum number of waiting and running requests; others get status 429 (%(default)s)"
     add("--max-requests", type=options.count, default=Limits.requests, metavar="N", help=what)
-    what = "bytes of a request; a larger one gets status 413, as above the next limits (%(default)s)"
+    what = "maximum bytes of a request; above this limit and the next ones, the status is 413 (%(default)s)"
     add("--max-bytes", type=options.count, default=Limits.bytes, metavar="N", help=what)
-    what = "texts of a request (%(default)s)"
+    what = "maximum number of texts of a request (%(default)s)"
     add("--max-texts", type=options.count, default=Limits.texts, metavar="N", help=what)
-    what = "tokens of a text, and of its output (%(default)s)"
+    what = "maximum number of tokens of a text, and of its output (%(default)s)"
     add("--max-tokens", type=options.count, default=Limits.tokens, metavar="N", help=what)
-    add("--max-beam", type=options.count, default=Limits.beam, metavar="K", help="hypotheses per text (%(default)s)")
+    add("--max-beam", type=options.count, default=Limits.beam, metavar="K", help="largest beam (%(default)s)")
     what = "milliseconds to wait for further requests before a batch starts (5)"
     add("--wait", type=float, default=1000 * Limits.wait, metavar="MS", help=what)
     options.add_computing(command)

@@ -31,7 +31,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("model", metavar="MODEL", help="a name under conf/model/, or a path to a YAML file")
     what = "knobs to solve for, such as d_ff; several are scaled together. KEY=VALUE sets another key, as in tfm show"
     command.add_argument("overrides", nargs="+", metavar="KNOB|KEY=VALUE", help=what)
-    what = "model whose cost is requested, and its overrides"
+    what = "reference model, and its overrides"
     command.add_argument("--like", nargs="+", metavar=("MODEL", "KEY=VALUE"), help=what)
     budgets = command.add_mutually_exclusive_group(required=True)
     for name, what in OPTIONS.items():

@@ -20,7 +20,7 @@ JOB = "--job"  # a sweep starts its jobs with this flag and a job file
 def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> int:
     """Train the run or the sweep that `arguments` describe, and return its exit status.
 
-    `program` is the command as people type it; `command` starts it again in a separate process.
+    `program` is the command that the user typed; `command` starts it in a new process.
     """
     from tfm_blocks.distributed.signals import exit_on_signals
     from tfm_blocks.launch.memory import limit_primitive_caches
@@ -87,7 +87,7 @@ def _train_new(run: CheckedRun, typed: Sequence[str]) -> int:
 
 
 def _train_here(prepared: Sequence[str], typed: Sequence[str]) -> int:
-    """Train a new run or resume one. Modules that take seconds to import are imported after the check."""
+    """Train a new run or resume a run. Slow imports follow the check of the config."""
     from tfm_blocks.compose.run import (
         compose_arguments,
         compose_resumed,
@@ -108,9 +108,9 @@ def _train_here(prepared: Sequence[str], typed: Sequence[str]) -> int:
         return verify_resume(run)
     from tfm_blocks.launch.run_spec import read_saved_run
 
-    left = read_saved_run(folder)
-    run = check_resumed_run(compose_resumed(config, left.config, str(left.folder / "config.yaml"), left.text))
+    saved = read_saved_run(folder)
+    run = check_resumed_run(compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.text))
     from tfm_blocks.launch.job import resume
 
-    resume(run, left, typed=typed)
+    resume(run, saved, typed=typed)
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tfm_blocks.cli import options
 from tfm_blocks.cli.diff import split_models
 from tfm_blocks.cli.models import read_model_or_run
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import ConfigError, Problem, printable, shown
 
 if TYPE_CHECKING:
     from tfm_blocks.report.model_page import ViewedModel
@@ -39,11 +39,8 @@ def _view(arguments: argparse.Namespace) -> None:
 
         serve(lambda: _viewed(words, arguments), arguments.port)
         return
-    path = arguments.path
-    if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(
-            Problem("-o", f"must be an .html file in an existing folder, but is {path}", help="-o page.html")
-        )
+    path: Path = arguments.path
+    options.expect_html(path, "page.html")
     text = render_view(_viewed(words, arguments)).encode("utf-8", "replace")
     try:
         path.write_bytes(text)
@@ -57,6 +54,6 @@ def _viewed(words: list[tuple[str, list[str]]], arguments: argparse.Namespace) -
     from tfm_blocks.report.model_page import ViewedModel
 
     return [
-        ViewedModel(" ".join([name, *overrides]), *read_model_or_run(name, overrides, arguments))
+        ViewedModel(printable(" ".join([name, *overrides])), *read_model_or_run(name, overrides, arguments))
         for name, overrides in words
     ]

@@ -7,15 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.report.model_page import ViewedModel, problem_record, render_view
 
 ADDRESS = "127.0.0.1"
-PAUSE = 0.1  # seconds between looks at the files
+PAUSE = 0.1  # seconds between checks of the files
 Read = Callable[[], Sequence[ViewedModel]]
 
 
@@ -31,10 +33,10 @@ class WatchedPage:
 
     @property
     def state(self) -> dict[str, object]:
-        """Return what an open page polls."""
+        """Return the state that an open page polls."""
         return {"version": str(self.version), "problems": [problem_record(problem) for problem in self.problems]}
 
-    def follow(self) -> None:
+    def watch_files(self) -> None:
         """Check the models again after each change of their files, forever."""
         while True:
             time.sleep(PAUSE)
@@ -68,46 +70,47 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_size
 
 
+class PageHandler(BaseHTTPRequestHandler):
+    """Serves the page and its state. It refuses other host names, which protects against DNS rebinding."""
+
+    def __init__(self, page: WatchedPage, *arguments: Any) -> None:
+        self.page = page
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        """Send the page or its state."""
+        hosts = [f"{name}:{self.connection.getsockname()[1]}" for name in (ADDRESS, "localhost")]
+        if self.headers.get("Host") not in hosts:
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif self.path == "/":
+            self._send("text/html", self.page.html)
+        elif self.path == "/state":
+            self._send("application/json", json.dumps(self.page.state))
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _send(self, kind: str, text: str) -> None:
+        data = text.encode("utf-8", "replace")
+        self.send_response(HTTPStatus.OK)
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(data))}
+        headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(ConnectionError):  # the page was closed or reloaded
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Print nothing for requests."""
+
+
 def serve(read: Read, port: int) -> None:
     """Serve the page until the process is interrupted. Raises ConfigError if the port is taken."""
     page = WatchedPage(read)
     try:
-        server = ThreadingHTTPServer((ADDRESS, port), _handler(page))
+        server = ThreadingHTTPServer((ADDRESS, port), partial(PageHandler, page))
     except (OSError, OverflowError) as error:
         raise ConfigError(Problem("--port", f"cannot be used: {port} ({error})", help="leave it out")) from None
-    threading.Thread(target=page.follow, daemon=True).start()
+    threading.Thread(target=page.watch_files, daemon=True).start()
     print(f"http://{ADDRESS}:{server.server_port}/ shows the model; Ctrl-C stops", flush=True)
     server.serve_forever()
-
-
-def _handler(page: WatchedPage) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        """Answer requests that name this host; other names could be a foreign site that resolves to 127.0.0.1."""
-
-        def do_GET(self) -> None:
-            """Send the page or its state."""
-            hosts = [f"{name}:{self.connection.getsockname()[1]}" for name in (ADDRESS, "localhost")]
-            if self.headers.get("Host") not in hosts:
-                self.send_error(HTTPStatus.FORBIDDEN)
-            elif self.path == "/":
-                self._send("text/html", page.html)
-            elif self.path == "/state":
-                self._send("application/json", json.dumps(page.state))
-            else:
-                self.send_error(HTTPStatus.NOT_FOUND)
-
-        def _send(self, kind: str, text: str) -> None:
-            data = text.encode("utf-8", "replace")
-            self.send_response(HTTPStatus.OK)
-            headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(data))}
-            headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            with suppress(ConnectionError):  # the page was closed or reloaded
-                self.wfile.write(data)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Print nothing for requests."""
-
-    return Handler

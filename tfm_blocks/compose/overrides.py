@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep, Sweep
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, QuotedString, RangeSweep, Sweep
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -121,7 +121,8 @@ def list_choices(override: Override, options: Sequence[str]) -> list[str]:
 def _choice(value: object) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_choice, value))}]"
-    return "null" if value is None else str(value)
+    text = value.text if isinstance(value, QuotedString) else value
+    return "null" if text is None else str(text)
 
 
 def list_texts(override: Override, options: Sequence[str] = ()) -> list[str]:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from tfm_blocks.compose.command_line import compose_config, override_key, prepare_arguments, split_arguments
 from tfm_blocks.compose.folders import OF_A_SWEEP, chosen_files, model_chain, root_keys
+from tfm_blocks.compose.overrides import error_reason
 from tfm_blocks.compose.resolve import Composed, chain_sources, overrides_by_path, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.files import ModelFile, display_path
@@ -115,7 +117,7 @@ def _without_sweep(config: DictConfig, overrides: Sequence[str], sources: Source
     if refused := [key for key in keys if key != "sweep.name"]:
         rule = "configures a sweep, but this is a single run"
         raise ConfigError([Problem(key, rule, help="add -m, or leave it out") for key in refused])
-    config, name = config.copy(), config.sweep.name
+    config, name = config.copy(), read_value(config, "sweep.name")
     with open_dict(config):
         for key in (*OF_A_SWEEP, "hydra"):
             del config[key]
@@ -126,19 +128,31 @@ def _without_sweep(config: DictConfig, overrides: Sequence[str], sources: Source
 
 def read_resume_folder(config: DictConfig) -> Path | None:
     """Return the run folder of `resume=`, or None. Raises ConfigError."""
-    if config.resume is None:
+    folder = read_value(config, "resume")
+    if folder is None:
         return None
-    if not isinstance(config.resume, str) or not config.resume:
-        raise ConfigError(Problem("resume", f"must be a run folder, but is {shown(config.resume)}", help=RESUME))
-    return Path(config.resume)
+    if not isinstance(folder, str) or not folder:
+        raise ConfigError(Problem("resume", f"must be a run folder, but is {shown(folder)}", help=RESUME))
+    return Path(folder)
 
 
 def should_verify(config: DictConfig) -> bool:
     """Return True for `verify=resume`, which tests resuming in place of a run. Raises ConfigError for other values."""
-    if config.verify not in (None, "resume"):
-        rule = f"must be resume, but is {shown(config.verify)}"
+    value = read_value(config, "verify")
+    if value not in (None, "resume"):
+        rule = f"must be resume, but is {shown(value)}"
         raise ConfigError(Problem("verify", rule, help="write verify=resume, or leave it out"))
-    return config.verify is not None
+    return value is not None
+
+
+def read_value(config: DictConfig, key: str) -> Any:
+    """Return the value of a key as plain data. Raises ConfigError if it has a `${…}` that cannot be resolved."""
+    try:
+        value = OmegaConf.select(config, key)
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    except OmegaConfBaseException as error:
+        key = str(getattr(error, "full_key", "") or key)  # the inner key of a mapping
+        raise ConfigError(Problem(key, error_reason(error), help="write a value in place of ${…}")) from None
 
 
 def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str, text: str) -> Composed:
@@ -153,14 +167,14 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
     sources.add_file(where, text, chosen=True)
     typed = {override_key(override): override for override in task_overrides(config)}
     if "logger" in typed:
-        mapping["logger"] = OmegaConf.to_container(config.logger, resolve=True)
+        mapping["logger"] = read_value(config, "logger")
     for key, override in typed.items():
         if key in RESUMABLE_KEYS:
             *groups, name = key.split(".")
             inner = mapping
             for group in groups:
                 inner = inner.setdefault(group, {})  # folders of older versions have no callbacks
-            inner[name] = OmegaConf.select(config, key)
+            inner[name] = read_value(config, key)
             sources.overrides[(*groups, name)] = override
         elif "logger" in typed and key.partition(".")[0] == "logger":
             sources.overrides[tuple(key.split("."))] = override
@@ -169,7 +183,8 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
             problems.append(
                 Problem(key, rule, help=f"leave it out; a resume takes {', '.join(RESUMABLE_KEYS)}, logger")
             )
-    if missing := [module for module in recorded["plugins"] if module not in config.plugins]:
+    plugins = read_value(config, "plugins")
+    if missing := [module for module in recorded["plugins"] if module not in plugins]:
         rule = f"the model of the run uses the plug-ins {shown(missing)}, which the command line does not name"
         problems.append(Problem("plugins", rule, help=f"write plugins=[{','.join(recorded['plugins'])}]"))
     if problems:
@@ -184,10 +199,7 @@ def _is_recorded(config: DictConfig, key: str, recorded: Mapping[str, Any]) -> b
         if not isinstance(value, dict) or part not in value:
             return False
         value = value[part]
-    typed = OmegaConf.select(config, key)
-    if isinstance(typed, (DictConfig, ListConfig)):
-        typed = OmegaConf.to_container(typed)
-    return bool(value == typed)
+    return bool(value == read_value(config, key))
 
 
 def task_overrides(config: DictConfig) -> list[str]:

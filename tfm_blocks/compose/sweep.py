@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from omegaconf import OmegaConf
 
 from tfm_blocks.compose.command_line import add_plus, compose_config, override_key, split_arguments
 from tfm_blocks.compose.folders import OF_A_SWEEP, config_folders, list_options, root_keys
 from tfm_blocks.compose.overrides import first_of_sweep, list_texts, parse_overrides, refuse_sweeps, written
-from tfm_blocks.compose.run import expect_name
+from tfm_blocks.compose.run import expect_name, read_value
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.sources import Sources
@@ -98,9 +97,7 @@ def read_sweep(arguments: Sequence[str]) -> SweepRequest:
     folders = config_folders(line.config_dir)
     first = [first_of_sweep(item, list(list_options(item.key_or_group, folders))) for item in overrides]
     config = compose_config([add_plus(text) for text in first], line.config_dir)
-    settings, launcher, match = (
-        cast(dict[str, Any], OmegaConf.to_container(config[key], resolve=True)) for key in (SWEEP, LAUNCHER, MATCH)
-    )
+    settings, launcher, match = (read_value(config, key) for key in (SWEEP, LAUNCHER, MATCH))
     if settings.get("name") is not None:
         expect_name("sweep.name", settings["name"], Sources())
     parts = tuple(_part(item, folders) for item in overrides if item not in of_sweep)

@@ -15,6 +15,7 @@ FOREIGN_NAMES = {
     "a run is measured in optimizer steps: trainer.steps": (
         "epochs max_epochs num_epochs num_train_epochs max_epoch max_steps max_updates"
     ),
+    "data.tokenizer=PATH needs text, dates or lm as data; a probe task has a fixed alphabet": "tokenizer",
     "schedule.warmup is the number of warm-up steps": "warmup_steps num_warmup_steps warmup_updates warmup_ratio",
     "trainer.clip is the maximum gradient norm": "gradient_clip_val max_grad_norm clip_norm grad_clip",
     "trainer.devices is the number of processes; trainer.accelerator is cpu, cuda or auto": (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import overload
+from typing import TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,8 @@ from tfm_blocks.language.spec import TARGET
 from tfm_blocks.probes.example import Example
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-CHUNK = 8192  # rows that are encoded together
+CHUNK = 8192  # maximum rows that are encoded together
+CHUNK_SIZE = 1 << 22  # characters, or tokens, at which a chunk ends early
 POSITIONS = "positions"  # hidden column: where the target tokens are expected in the source
 LONGEST = 4096  # maximum tokens of a held-out column; time and memory of a network can grow quadratically
 
@@ -95,6 +96,23 @@ class Decoded(Sequence[str]):
         return [self[row] for row in rows]
 
 
+Item = TypeVar("Item")
+
+
+def _chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yield lists of at most CHUNK items, which end once their sizes add up to CHUNK_SIZE."""
+    chunk: list[Item] = []
+    total = 0
+    for item in items:
+        chunk.append(item)
+        total += size(item)
+        if len(chunk) == CHUNK or total >= CHUNK_SIZE:
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk
+
+
 def write_corpus(
     folder: Path,
     columns: Sequence[str],
@@ -111,8 +129,7 @@ def write_corpus(
     counts = {"blank": 0, "long": 0, "cut": 0}
 
     def encoded_rows() -> Iterator[list[int]]:
-        remaining = iter(rows)
-        while chunk := list(islice(remaining, CHUNK)):
+        for chunk in _chunks(rows, lambda texts: sum(map(len, texts))):
             by_column = zip(columns, zip(*chunk, strict=True), strict=True)
             encoded = [tokenizer.of(column).encode_batch(texts) for column, texts in by_column]
             for texts, ids in zip(chunk, zip(*encoded, strict=True), strict=True):
@@ -130,18 +147,17 @@ def write_corpus(
     _write(folder, columns, encoded_rows(), tokenizer, counts)
 
 
-def write_packed(folder: Path, column: str, lines: Iterable[str], tokenizer: Tokenizer, *, context: int) -> None:
-    """Encode lines of text, concatenate them with eos after each, and split them into rows of `context` tokens.
+def write_packed(folder: Path, column: str, documents: Iterable[str], tokenizer: Tokenizer, *, context: int) -> None:
+    """Encode documents, concatenate them with eos after each, and split them into rows of `context` tokens.
 
-    Blank lines are skipped and counted; the last row may be shorter.
+    Blank documents are skipped and counted; the last row may be shorter.
     """
     counts = {"blank": 0, "long": 0, "cut": 0}
 
     def packed() -> Iterator[list[int]]:
         buffer: list[int] = []
-        remaining = iter(lines)
-        while chunk := list(islice(remaining, CHUNK)):
-            nonblank = [line for line in chunk if line.strip()]
+        for chunk in _chunks(documents, len):
+            nonblank = [document for document in chunk if document.strip()]
             counts["blank"] += len(chunk) - len(nonblank)
             for ids in tokenizer.encode_batch(nonblank):
                 buffer += [*ids, Tokenizer.EOS]
@@ -180,7 +196,7 @@ def _write(
 ) -> None:
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
     with (folder / "ids.bin").open("wb") as ids_file, (folder / "lengths.bin").open("wb") as lengths_file:
-        while chunk := list(islice(sequences, CHUNK * len(columns))):
+        for chunk in _chunks(sequences, len):
             np.fromiter(chain.from_iterable(chunk), dtype).tofile(ids_file)
             np.fromiter(map(len, chunk), np.int32).tofile(lengths_file)
     cut = counts.pop("cut")

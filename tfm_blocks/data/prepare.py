@@ -8,18 +8,21 @@ from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
 
-from tfm_blocks.data.cache import cache_folder, cache_key, expand_home, find_or_build
+from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
 from tfm_blocks.data.dates import date_splits
+from tfm_blocks.data.documents import LINES, find_document_splits
 from tfm_blocks.data.probe_corpora import probe_corpora
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings, TextSettings
 from tfm_blocks.data.text import Split, find_splits
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.errors import ConfigError, DataError, Problem
+from tfm_blocks.data.tokenizer_files import read_tokenizer
+from tfm_blocks.errors import DataError, Problem
 
 FORMAT = 2  # version of the cache format
 SAMPLE = 1_000_000  # maximum rows for training the tokenizer: more cost memory and change little
+SAMPLE_CHARACTERS = 100 * SAMPLE  # of long rows, such as documents
 LinesSettings = DatesSettings | TextSettings | LmSettings
 
 
@@ -48,12 +51,12 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
     if isinstance(settings, ProbeSettings):
         tokenizer, probes = probe_corpora(settings, tell)
         return Prepared(tokenizer=tokenizer, **probes)
-    splits = date_splits(settings) if isinstance(settings, DatesSettings) else find_splits(settings)
+    splits = _splits(settings)
     if settings.first:
         splits = {name: split.first(settings.first) for name, split in splits.items()}
     cache = cache_folder(settings.cache)
     kept = settings.tokenizer
-    tokenizer = _existing_tokenizer(kept) if kept else _tokenizer(cache / "tokenizers", splits, vocab)
+    tokenizer = read_tokenizer(kept) if kept else _tokenizer(cache / "tokenizers", splits, vocab)
     corpora: dict[str, Corpus] = {
         name: _corpus(cache / "corpora", splits[name], tokenizer, settings, training=name == "train")
         for name in ("val", "test", "train")  # small splits first, so that their errors appear early
@@ -66,26 +69,42 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
     return Prepared(tokenizer=tokenizer, **corpora)
 
 
-def _existing_tokenizer(run: str) -> Tokenizer:
-    """Return the tokenizer of a run folder. Raises ConfigError if there is none, and RunError if it is damaged."""
-    path = expand_home("data.tokenizer", run) / "tokenizer.json"
-    if not path.is_file():
-        help = "name a run folder; tfm import makes one of a published model"
-        raise ConfigError(Problem("data.tokenizer", f"there is no file {path}", help=help))
-    return Tokenizer.load(path)
+def with_saved_tokenizer(settings: DataSettings, run: Path) -> DataSettings:
+    """Return the settings with the tokenizer that a run saved, in place of the file that it was read from."""
+    if isinstance(settings, ProbeSettings) or settings.tokenizer is None:
+        return settings
+    return settings.model_copy(update={"tokenizer": str(run)})
+
+
+def _splits(settings: LinesSettings) -> dict[str, Split]:
+    if isinstance(settings, DatesSettings):
+        return date_splits(settings)
+    return find_document_splits(settings) if isinstance(settings, LmSettings) else find_splits(settings)
 
 
 def _tokenizer(cache: Path, splits: Mapping[str, Split], vocab: int) -> Tokenizer:
-    """Train the tokenizer on the training text of all columns, or on every Nth row if there are more than SAMPLE."""
+    """Train the tokenizer on the training text of all columns, or on every Nth row if the text is larger than a sample.
+
+    A sample has SAMPLE rows, and at most about SAMPLE_CHARACTERS if the rows can be long.
+    """
 
     def build(folder: Path) -> None:
         # read all text once to detect its errors before the slow work
-        sizes = {name: sum(1 for _ in split.rows()) for name, split in splits.items()}
-        rows = islice(splits["train"].rows(), 0, None, max(1, -(-sizes["train"] // SAMPLE)))
+        samples = {name: _samples(split) for name, split in splits.items()}
+        rows = islice(splits["train"].rows(), 0, None, samples["train"])
         Tokenizer.train(chain.from_iterable(rows), vocab).save(folder / "tokenizer.json")
 
     key = cache_key(FORMAT, version("tokenizers"), SAMPLE, vocab, splits["train"].fingerprint)
     return Tokenizer.load(find_or_build(cache / key, build) / "tokenizer.json")
+
+
+def _samples(split: Split) -> int:
+    """Return the number of samples into which the rows of a split are divided, at least 1."""
+    rows = characters = 0
+    for texts in split.rows():
+        rows += 1
+        characters += sum(map(len, texts)) if split.long else 0
+    return max(1, -(-rows // SAMPLE), -(-characters // SAMPLE_CHARACTERS))
 
 
 def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: LinesSettings, *, training: bool) -> Corpus:
@@ -94,7 +113,7 @@ def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: LinesSett
 
     def build(folder: Path) -> None:
         if context is not None:
-            write_packed(folder, split.columns[0], (line for (line,) in split.rows()), tokenizer, context=context)
+            write_packed(folder, split.columns[0], (text for (text,) in split.rows()), tokenizer, context=context)
         else:
             write_corpus(folder, split.columns, split.rows(), tokenizer, max_length=max_length)
         if not (folder / "ids.bin").stat().st_size:
@@ -108,7 +127,9 @@ def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: LinesSett
 def _report(name: str, corpus: Corpus, settings: LinesSettings) -> str:
     """Format a line such as `data: 28,990 train pairs (skipped: 3 with a blank side, 7 longer than 128 tokens)`."""
     if isinstance(settings, LmSettings):
-        label, reasons = f"{name} rows of {settings.context} tokens", {"blank": "blank lines"}
+        label, reasons = f"{name} rows of {settings.context} tokens", {"blank": "blank documents"}
+        if settings.documents == LINES:
+            reasons = {"blank": "blank lines"}
     else:
         label = f"{name} {'pairs' if len(corpus.columns) == 2 else 'rows'}"
         reasons = {"blank": "with a blank side", "long": f"longer than {settings.max_length} tokens"}

@@ -46,6 +46,11 @@ class PublishedTokenizer(Tokenizer):
     def names(self) -> dict[str, int]:
         """Return the published id of each subword."""
 
+    @property
+    def special(self) -> Mapping[str, int]:
+        """Return the published ids of names that can begin or end a sequence."""
+        return self.names
+
     @abstractmethod
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the published ids of each text."""
@@ -64,14 +69,13 @@ class PublishedTokenizer(Tokenizer):
     @cached_property
     def ids(self) -> dict[str, int]:
         """Return the id of each subword; ids without subword have a name with their number."""
-        subwords = dict(zip(self.vocabulary.to_here(list(self.names.values())), self.names, strict=True))
-        unnamed = {id: f"<id {id}>" for id in range(OTHERS, self.size) if id not in subwords}
-        special = dict(enumerate(SPECIAL[:OTHERS]))
-        return {name: id for id, name in (unnamed | subwords | special).items()}
+        return {name: id for id, name in reversed(self._subwords.items())}  # the first of two ids with a name
 
     @cached_property
     def _subwords(self) -> dict[int, str]:
-        return {id: name for name, id in self.ids.items()}
+        names = dict(zip(self.vocabulary.to_here(list(self.names.values())), self.names, strict=True))
+        names |= dict(enumerate(SPECIAL[:OTHERS]))
+        return {id: names.get(id, f"<id {id}>") for id in range(self.size)}
 
     @property
     def text(self) -> str:
@@ -116,6 +120,11 @@ class FastTokenizer(PublishedTokenizer):
     @cached_property
     def names(self) -> dict[str, int]:
         return self._pieces.get_vocab()
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        added = self._pieces.get_added_tokens_decoder()
+        return {token.content: id for id, token in added.items() if token.special}
 
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._pieces.encode_batch_fast(list(texts), add_special_tokens=False)

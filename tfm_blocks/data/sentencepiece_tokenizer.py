@@ -33,10 +33,11 @@ class SentencePieceTokenizer(PublishedTokenizer):
         if "vocab.json" in self.files:
             names = json.loads(self.files["vocab.json"])
             self._names = {str(name): int(id) for name, id in names.items()}
-            self._names[UNKNOWN]  # raises
+            self._unknown = self._names[UNKNOWN]  # raises
         else:
             (model,) = self._models
             self._names = {model.id_to_piece(id): id for id in range(len(model))}
+            self._unknown = model.unk_id()
 
     def of(self, column: str) -> SentencePieceTokenizer:
         other = copy(self)
@@ -52,7 +53,7 @@ class SentencePieceTokenizer(PublishedTokenizer):
         return self._models[-1 if self._column == TARGET else 0]
 
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[self._names.get(name, self._names[UNKNOWN]) for name in self._split(text)] for text in texts]
+        return [[self._names.get(name, self._unknown) for name in self._split(text)] for text in texts]
 
     def _split(self, text: str) -> list[str]:
         language = LANGUAGE.match(text)

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal
 
 from babel import Locale, UnknownLocaleError
 from babel.dates import tokenize_pattern
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -31,7 +39,8 @@ class PairSettings(Settings):
     step_tokens: approximate maximum of target tokens, eos included, of an optimizer step.
     batch_tokens: maximum padded tokens of a micro-batch, over all columns.
     first: number of rows to read from the start of each split; null: all.
-    tokenizer: a run folder whose tokenizer is used; null: learn one from the training text.
+    tokenizer: a run folder, a tokenizer.json, a folder of transformers with one, or a SentencePiece .model; null: learn
+    a tokenizer from the training text.
     cache: folder of tokenizers and encoded text; null: $TFM_BLOCKS_CACHE, else the user's cache folder; none: no
     cache.
     """
@@ -171,17 +180,28 @@ class TextSettings(PairSettings):
         return files
 
 
+def _as_list(files: object) -> object:
+    return [files] if isinstance(files, str) else files
+
+
+Shards = Annotated[list[str], Field(min_length=1), BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
+
+
 class LmSettings(Settings):
     """Settings of plain text files, also .gz, in the folder `dir`, packed into rows of `context` tokens.
 
-    Each line ends with eos. test may be null. The other settings are as in PairSettings.
+    train, val, test: files, or patterns such as train-*.txt, whose files are sorted by name; test may be null.
+    documents: the texts that end with eos; blank_lines separates them by blank lines, and jsonl reads a JSON object
+    from each line, with the text in the key `text_key`. The other settings are as in PairSettings.
     """
 
     kind: Literal["lm"]
     dir: str
-    train: str
-    val: str
-    test: str | None
+    train: Shards
+    val: Shards
+    test: Shards | None
+    documents: Literal["lines", "blank_lines", "jsonl"] = "lines"
+    text_key: str = "text"
     context: Annotated[int, Field(ge=2)]
     step_tokens: int
     batch_tokens: int

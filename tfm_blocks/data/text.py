@@ -15,9 +15,8 @@ from itertools import islice, zip_longest
 from pathlib import Path
 
 from tfm_blocks.data.cache import expand_home, file_digest
-from tfm_blocks.data.settings import LmSettings, TextSettings
+from tfm_blocks.data.settings import TextSettings
 from tfm_blocks.errors import ConfigError, DataError, Place, Problem
-from tfm_blocks.language.spec import TARGET
 
 UTF8_MARK = b"\xef\xbb\xbf"
 
@@ -26,7 +25,8 @@ UTF8_MARK = b"\xef\xbb\xbf"
 class Split:
     """Rows of text that can be read repeatedly, one text per column; `address` is the split's key in the config.
 
-    `groups` names a group for each row, or is empty. `digest` returns a hash of the text.
+    `groups` names a group for each row, or is empty. `digest` returns a hash of the text. A text of a `long` split can
+    have many lines.
     """
 
     address: str
@@ -34,6 +34,7 @@ class Split:
     rows: Callable[[], Iterator[tuple[str, ...]]]
     digest: Callable[[], str]
     groups: Sequence[str] = ()
+    long: bool = False
 
     @cached_property
     def fingerprint(self) -> str:
@@ -50,21 +51,20 @@ class Split:
         )
 
 
-def find_splits(settings: TextSettings | LmSettings) -> dict[str, Split]:
+def find_splits(settings: TextSettings) -> dict[str, Split]:
     """Return the splits train, val and, unless null, test. Raises ConfigError that lists all missing files."""
     folder = expand_home("data.dir", settings.dir)
     splits, problems = {}, []
-    for split, written in (("train", settings.train), ("val", settings.val), ("test", settings.test)):
-        if written is not None:
-            files = {TARGET: written} if isinstance(written, str) else written
+    for split, files in (("train", settings.train), ("val", settings.val), ("test", settings.test)):
+        if files is not None:
             paths = {column: folder / file for column, file in files.items()}
             splits[split] = Split(
                 f"data.{split}", tuple(paths), partial(_rows, f"data.{split}", paths), partial(_digest, paths.values())
             )
             for column, path in paths.items():
                 if not path.is_file():
-                    address = f"data.{split}" if len(paths) == 1 else f"data.{split}.{column}"
-                    problems.append(Problem(address, f"there is no file {path}", help=_file_help(folder)))
+                    address = f"data.{split}.{column}"
+                    problems.append(Problem(address, f"there is no file {path}", help=list_files(folder)))
     if problems:
         raise ConfigError(problems)
     return splits
@@ -85,7 +85,8 @@ def _digest(files: Iterable[Path]) -> str:
     return "-".join(map(file_digest, files))
 
 
-def _file_help(folder: Path) -> str:
+def list_files(folder: Path) -> str:
+    """Return the first files of a folder, as the help of an error about a missing file."""
     if not folder.is_dir():
         return f"the folder {folder} does not exist either: write data.dir=PATH"
     names = sorted(path.name for path in folder.iterdir())

@@ -135,6 +135,14 @@ class Tokenizer:
         return cls(pieces)
 
 
+def is_learned(record: object) -> bool:
+    """Return True if the JSON of a tokenizer has the settings and the first ids of `Tokenizer.train` or `of_words`."""
+    if not isinstance(record, dict) or not _has_known_settings(record):
+        return False
+    vocabulary = record["model"].get("vocab")
+    return isinstance(vocabulary, dict) and [vocabulary.get(name) for name in SPECIAL] == [0, 1, 2, 3]
+
+
 def _read_pieces(path: Path) -> Pieces:
     """Read the library's tokenizer; unsupported settings give a tokenizer without BPE. Raises RunError."""
     if not path.is_file():
@@ -155,7 +163,9 @@ def refusing_damage(where: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         rule = f"cannot be read as a tokenizer: {(str(error).splitlines() or [''])[0]}"
-        raise RunError(Problem(where, rule, help="the file is damaged: restore it")) from None
+        raise RunError(
+            Problem(where, rule, help="the file is damaged, or of another kind: restore it, or name another")
+        ) from None
 
 
 def _has_known_settings(record: object) -> bool:

@@ -59,23 +59,23 @@ class Certificate(JsonFile):
     def __str__(self) -> str:
         log_p = self.log_probabilities
         lines = [f"log probabilities of {log_p.tokens} tokens differ by at most {log_p.largest:.1e}"]
-        if one := self.translations:
-            lines.append(f"{one.equal} of {one.sentences} translations are equal")
-            if one.bleu is not None:
-                lines.append(f"BLEU {one.bleu:.2f}, of the run {one.bleu_of_run:.2f}")
+        if texts := self.translations:
+            lines.append(f"{texts.equal} of {texts.sentences} translations are equal")
+            if texts.bleu is not None:
+                lines.append(f"BLEU {texts.bleu:.2f}, of the run {texts.bleu_of_run:.2f}")
         return "\n".join(lines)
 
 
 def compare_with_engine(
-    network: Network, theirs: Callable[[Rows], list[list[float]]], first_predicted: int = 0
+    network: Network, log_p_of_engine: Callable[[Rows], list[list[float]]], first_predicted: int = 0
 ) -> LogProbabilities:
     """Compare the log probabilities of random sentences with those of another engine.
 
-    theirs: returns the log probability of each token and of eos. first_predicted: the engine gives the ids before it
-    the probability 0.
+    log_p_of_engine: returns the log probability of each token and of eos. first_predicted: the engine assigns
+    probability 0 to smaller ids.
     """
     rows = random_rows(network)
-    pairs = zip(_log_p_of_network(network, rows, first_predicted), theirs(rows), strict=True)
+    pairs = zip(_log_p_of_network(network, rows, first_predicted), log_p_of_engine(rows), strict=True)
     differences = torch.tensor([abs(a - b) for x, y in pairs for a, b in zip(x, y, strict=True)])
     return LogProbabilities(SENTENCES, len(differences), SEED, differences.max().item(), differences.mean().item())
 

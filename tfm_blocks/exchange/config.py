@@ -1,4 +1,4 @@
-"""config.json of a published model: its family, the knobs of our model, and its special ids; and the inverse."""
+"""Convert the config.json of a published model to a family, knobs and special ids, and back."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tfm_blocks.exchange.family import MISSING, ConfigRow, Family, families, lea
 
 FILE = "config.json"
 LARGEST = 2**31
-NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values that switch nothing on
+NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values of an unknown key that cannot enable a feature
 
 
 @dataclass(frozen=True)
 class Published:
-    """A model in a published family: the values of the knobs of our model, and the vocabulary."""
+    """A model of a published family: the values of its knobs, and its vocabulary."""
 
     family: Family
     knobs: Mapping[str, Any]
     vocabulary: Vocabulary
 
     def compose(self) -> Composed:
-        """Return our model with the knobs. Raises ConfigError."""
+        """Return the model of this project with these knobs. Raises ConfigError."""
         vocabulary = {"vocab": self.vocabulary.size_here, "first_id": self.vocabulary.first}
         return compose_model(self.family.model).with_values({**self.knobs, **vocabulary})
 
@@ -45,7 +45,7 @@ def read_published(config: Mapping[str, Any], weights: Collection[str], where: s
 
 
 def _family(config: Mapping[str, Any], where: str) -> Family:
-    """Return the family of a config whose fixed keys fit, or else the first of the architecture."""
+    """Return the family of the architecture with the fewest differing fixed keys. Raises RunError if there is none."""
     names = config.get("architectures")
     flat = dict(leaves(config))
     fitting = [family for family in families().values() if names == [family.architecture]]
@@ -58,10 +58,10 @@ def _family(config: Mapping[str, Any], where: str) -> Family:
 
 
 def _differs(flat: Mapping[str, Any], key: str, family: Family) -> bool:
-    value, only = flat.get(key), family.fixed[key]
-    if isinstance(value, list) and isinstance(only, list):
-        return value != list(islice(cycle(only), len(value)))
-    return value is not None and value != only
+    value, fixed = flat.get(key), family.fixed[key]
+    if isinstance(value, list) and isinstance(fixed, list):
+        return value != list(islice(cycle(fixed), len(value)))
+    return value is not None and value != fixed
 
 
 class _Reader:
@@ -85,8 +85,8 @@ class _Reader:
             except ValueError as error:
                 self.problems.append((row.keys[0], str(error)))
                 knobs.setdefault(row.knob, defaults[row.knob])
-        own = {knob: None for name, knob in self.family.output.items() if name in weights}
-        return knobs | own
+        untied = {knob: None for name, knob in self.family.output.items() if name in weights}
+        return knobs | untied
 
     def _value(self, row: ConfigRow) -> Any:
         return next((self.flat[key] for key in row.keys if self.flat.get(key) is not None), MISSING)
@@ -106,11 +106,11 @@ class _Reader:
         return 1
 
     def expect_known(self) -> None:
-        """Report keys with values that our blocks cannot express."""
+        """Add a problem for each key with an unsupported value, and for each unknown key that may enable a feature."""
         for key in self.family.fixed:
             if _differs(self.flat, key, self.family):
-                only, value = shown(self.family.fixed[key]), shown(self.flat[key])
-                self.problems.append((key, f"must be {only} for our blocks, but is {value}"))
+                fixed, value = shown(self.family.fixed[key]), shown(self.flat[key])
+                self.problems.append((key, f"must be {fixed} for our blocks, but is {value}"))
         known = {*self.family.fixed, *self.family.unused, *self.family.start, *unused_keys()}
         known |= {key for row in self.family.config for key in row.keys}
         for key, value in self.flat.items():

@@ -1,4 +1,4 @@
-"""A graph of no family as a model of transformers with its own code: the ejected file, and a file that adapts it."""
+"""Export any graph to transformers as custom code: the ejected file, and an adapter file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,34 @@ MODULE = "modeling_tfm_blocks"
 
 
 def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dict[str, bytes]:
-    """Return config.json and the files of code by name. Raises ConfigError for inputs that transformers cannot pass."""
-    spec, vocabulary = network.spec, vocabulary_of(tokenizer)
-    sources = names(spec.sources)
-    if TARGET not in names(spec.inputs) or len(sources) > 1 or not all(one.tokens for one in spec.inputs):
+    """Return config.json and the code files, by name. Raises ConfigError for inputs that transformers cannot pass."""
+    spec = network.spec
+    if TARGET not in names(spec.inputs) or len(spec.sources) > 1 or not all(tensor.tokens for tensor in spec.inputs):
         rule = f"reads {', '.join(names(spec.inputs))}, but transformers passes token ids of a source and of a target"
         raise ConfigError(Problem(where, rule, help="write its graph as one PyTorch file: tfm eject"))
-    task = "Seq2SeqLM" if sources else "CausalLM"
-    ids = {
+    ids = _special_ids(vocabulary_of(tokenizer))
+    adapter = (files("tfm_blocks.exchange") / f"{MODULE}.py.txt").read_bytes()
+    return {
+        CONFIG: to_json(_config(network, vocabulary_of(tokenizer)) | ids).encode(),
+        "generation_config.json": to_json({**ids, "use_cache": False}).encode(),
+        "model.py": eject(spec, Sources(), "The graph of a run").encode(),
+        f"{MODULE}.py": adapter,
+    }
+
+
+def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:
+    return {
         "bos_token_id": vocabulary.start,
         "decoder_start_token_id": vocabulary.start,
         "eos_token_id": vocabulary.eos,
         "pad_token_id": vocabulary.eos if vocabulary.front else Tokenizer.PAD,
     }
-    config = {
+
+
+def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
+    sources = names(network.spec.sources)
+    task = "Seq2SeqLM" if sources else "CausalLM"
+    return {
         "architectures": [f"TfmBlocksFor{task}"],
         "auto_map": {"AutoConfig": f"{MODULE}.TfmBlocksConfig", f"AutoModelFor{task}": f"{MODULE}.TfmBlocksFor{task}"},
         "dtype": "float32",
@@ -46,29 +60,22 @@ def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dic
         "tied": _tied(network),
         "vocab_size": vocabulary.size,
     }
-    adapter = (files("tfm_blocks.exchange") / f"{MODULE}.py.txt").read_bytes()
-    return {
-        CONFIG: to_json(config | ids).encode(),
-        "generation_config.json": to_json({**ids, "use_cache": False}).encode(),
-        "model.py": eject(spec, Sources(), "The graph of a run").encode(),
-        f"{MODULE}.py": adapter,
-    }
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Return the vocabulary of a tokenizer; one that a run learned keeps its ids."""
+    """Return the vocabulary of a tokenizer. The ids of a tokenizer of this project are published unchanged."""
     if isinstance(tokenizer, PublishedTokenizer):
         return tokenizer.vocabulary
     return OwnVocabulary(tokenizer.size, tokenizer.BOS, tokenizer.EOS)
 
 
 def to_json(value: Mapping[str, Any]) -> str:
-    """Return a config.json as transformers formats it."""
+    """Return the text of a JSON file in the format of transformers."""
     return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 
 def _tied(network: Network) -> dict[str, str]:
-    """Return the other names of parameters that have several, each with the name that has the weights."""
+    """Return the names of tied parameters, each with the name under which the weights are stored."""
     first = {id(parameter): name for name, parameter in network.named_parameters()}
-    every = network.named_parameters(remove_duplicate=False)
-    return {f"model.{name}": f"model.{first[id(p)]}" for name, p in every if first[id(p)] != name}
+    parameters = network.named_parameters(remove_duplicate=False)
+    return {f"model.{name}": f"model.{first[id(p)]}" for name, p in parameters if first[id(p)] != name}

@@ -30,10 +30,10 @@ from tfm_blocks.runs.model import read_network, read_tensors, weights_of, write_
 
 
 def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
-    """Write a run as a new folder, with the weights and the config of its family or with its graph as code.
+    """Write a run as a new folder, in the format of its family, or else with its graph as custom code.
 
     Returns the name of the architecture, and the certificate if transformers is installed. Raises RunError if the
-    folder exists, and ConfigError if the graph is no family's and transformers cannot call it.
+    folder exists. Raises ConfigError if no family has the graph and transformers cannot pass its inputs.
     """
     network, tokenizer = read_network(run), Tokenizer.load(run / TOKENIZER)
     published = find_published(network.spec, read_config(run)[1], vocabulary_of(tokenizer))
@@ -70,16 +70,16 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
 
 
 def find_published(spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary) -> Published | None:
-    """Return the family with the graph of `spec` and the knobs of a run's config, if there is one."""
+    """Return the run as a model of the family that has its graph, or None."""
     for family in families().values():
         if (defaults := knob_defaults(family.model)).keys() <= config.keys():
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
-            if _is_model(published, spec):
+            if _has_graph(published, spec):
                 return published
     return None
 
 
-def _is_model(published: Published, spec: Spec) -> bool:
+def _has_graph(published: Published, spec: Spec) -> bool:
     try:
         return not find_changes(check_model(published.compose().model), spec, REGISTRY)
     except ConfigError:
@@ -87,7 +87,7 @@ def _is_model(published: Published, spec: Spec) -> bool:
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], record: PublishedFile) -> None:
-    """Write the tensors to the files and in the types of the record, or else to a single file."""
+    """Write each tensor to the file and with the dtype in the record, else to a single file as float32."""
     files: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         file, dtype = record.tensors.get(name, (SINGLE, "F32"))

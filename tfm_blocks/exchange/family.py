@@ -1,20 +1,20 @@
-"""A family of published models: a YAML file that relates its config.json and its weights to a model of ours.
+"""A family of published models: a YAML file that maps its config.json and weights to a model of this project.
 
 A file has these keys:
 
     architecture, model_type   values of config.json
-    model      the name of our model
-    start      the keys of config.json with the id that begins a sequence; the first that is set counts
-    config     keys of config.json, each with the knob that has its value
-    fixed      keys of config.json, each with the only value that our blocks express; a missing key has that value
+    model      the name of the model of this project
+    start      the keys of config.json that may have the id of bos; the first key with a value counts
+    config     keys of config.json, each with its knob
+    fixed      keys of config.json, each with the only supported value, which is also the default
     unused     keys that do not affect the output of a trained model
-    output     their name of the output matrix if it is not tied, and the knob that is then null
+    output     the published name of an output matrix that is not tied, and the knob that is then null
     weights    the table of `weights.py`
 
-A row of `config` is a knob, or a mapping: `knob`; `missing`, the value for a missing or null key; `values`, our value
-for each of theirs; `is: 1/√` or `is: 1/2`, if the knob is the inverse root or half of their value. `= 4*d_model` is
-arithmetic with the knobs of the rows before, and `1/√d_model` a root. Keys separated by commas are spellings of one;
-export writes the first. A dot leads into a mapping.
+A row of `config` is a knob, or a mapping with these keys: `knob`; `missing`, the value for a missing or null key;
+`values`, the value of the knob for each published value; `is: 1/√` or `is: 1/2`, if the knob is the inverse root or
+half of the published value. `= 4*d_model` and `1/√d_model` are arithmetic with the knobs of earlier rows. Keys
+separated by commas are synonyms; export writes the first. A dot separates the keys of nested mappings.
 """
 
 from __future__ import annotations
@@ -69,26 +69,26 @@ class ConfigRow:
     conversion: str = ""
 
     def to_knob(self, value: Any, knobs: Mapping[str, Any]) -> Any:
-        """Return the knob's value for theirs. Raises ValueError."""
+        """Return the value of the knob for a published value. Raises ValueError."""
         if value is MISSING or (value is None and self.missing is not MISSING):
             if self.missing is MISSING:
                 raise ValueError("is missing")
             value = _number(self.missing, knobs)
         if self.values:
-            options = {name: _number(ours, knobs) for name, ours in self.values.items()}
+            options = {name: _number(knob_value, knobs) for name, knob_value in self.values.items()}
             if not isinstance(value, str | bool) or value not in options:
                 raise ValueError(f"must be {' or '.join(map(_written, options))}, but is {_written(value)}")
             return options[value]
         return CONVERSIONS[self.conversion][0](value) if self.conversion else value
 
     def to_published(self, value: Any, knobs: Mapping[str, Any]) -> Any:
-        """Return their value for a knob's. Raises ValueError if there is none."""
+        """Return the published value for a value of the knob. Raises ValueError if there is none."""
         if self.conversion:
             return CONVERSIONS[self.conversion][1](value)
         if not self.values:
             return value
-        for name, ours in self.values.items():
-            if _number(ours, knobs) == value:
+        for name, knob_value in self.values.items():
+            if _number(knob_value, knobs) == value:
                 return name
         raise ValueError(f"has no value for {self.knob}: {_written(value)}")
 
@@ -111,7 +111,7 @@ class Family:
 
 @cache
 def families() -> dict[str, Family]:
-    """Return every family by its name."""
+    """Return all families by name."""
     folder = files("tfm_blocks.exchange") / "families"
     paths = sorted((path for path in folder.iterdir() if path.name.endswith(".yaml")), key=lambda path: path.name)
     return {name: _read(name, path.read_text("utf-8")) for path in paths for name in [path.name.removesuffix(".yaml")]}
@@ -119,7 +119,7 @@ def families() -> dict[str, Family]:
 
 @cache
 def unused_keys() -> frozenset[str]:
-    """Return the keys that no family uses."""
+    """Return the keys that are ignored in every family."""
     text = (files("tfm_blocks.exchange") / "unused_keys.yaml").read_text("utf-8")
     return frozenset(key for line in yaml.safe_load(text) for key in line)
 
@@ -146,7 +146,7 @@ def _config_row(keys: str, value: str | Mapping[str, Any]) -> ConfigRow:
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a config by dotted key; a mapping that is not empty gives its items."""
+    """Yield each value of a nested config with its dotted key. An empty mapping is a value."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -155,7 +155,7 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _number(value: Any, knobs: Mapping[str, Any]) -> Any:
-    """Return the value of `= ARITHMETIC` with knobs or of `1/√KNOB`, or any other value as it is."""
+    """Evaluate `= ARITHMETIC` or `1/√KNOB`, and return any other value unchanged."""
     if isinstance(value, str) and value.startswith(ROOT):
         return 1 / math.sqrt(knobs[value.removeprefix(ROOT)])
     if isinstance(value, str) and value.startswith("="):

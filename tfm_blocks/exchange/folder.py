@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tfm_blocks.data.tokenizer_files import expect_small
 from tfm_blocks.errors import Problem, RunError, shown
 from tfm_blocks.runs.files import damaged, read_json
 
@@ -21,7 +22,6 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
-LARGEST_JSON = 64 << 20  # bytes; the largest tokenizer.json of the families has about 35 MB
 MOST_TENSORS = 200_000
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -77,17 +77,9 @@ def open_folder(path: Path) -> PublishedFolder:
 
 
 def read_small_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of at most LARGEST_JSON bytes. Raises RunError."""
+    """Return the object in a JSON file of at most LARGEST_FILE bytes. Raises RunError."""
     expect_small(path)
     return read_json(path)
-
-
-def expect_small(path: Path) -> None:
-    """Raise RunError if a file has more than LARGEST_JSON bytes or does not exist."""
-    if not path.is_file():
-        raise RunError(Problem(str(path), "the file is missing"))
-    if path.stat().st_size > LARGEST_JSON:
-        raise RunError(Problem(str(path), f"has {path.stat().st_size:,} bytes, but at most {LARGEST_JSON:,} are read"))
 
 
 def _no_weights(path: Path) -> RunError:

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, published_tokenizer
-from tfm_blocks.data.sentencepiece_tokenizer import PAIR, SINGLE
+from tfm_blocks.data.tokenizer_files import expect_small, read_main_files
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.config import Published, knob_defaults, read_published
-from tfm_blocks.exchange.folder import CONFIG, INDEX, PublishedFolder, expect_small, metadata_of, open_folder
+from tfm_blocks.exchange.folder import CONFIG, INDEX, PublishedFolder, metadata_of, open_folder
 from tfm_blocks.exchange.record import LEFTOVERS, PublishedFile
 from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
-from tfm_blocks.runs.files import read_bytes, read_text
+from tfm_blocks.runs.files import read_text
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
 from tfm_blocks.translation.save import save_network
 
@@ -65,17 +65,17 @@ def conversion_of(published: Published) -> Conversion:
 
 
 def _checked(published: Published, folder: Path) -> tuple[Composed, Spec]:
-    """Return our model with the values of config.json. Raises RunError for values that it refuses."""
+    """Return the model with the values of config.json. Raises RunError for values that the check refuses."""
     try:
         composed = published.compose()
         return composed, check_model(composed.model)
     except ConfigError as error:
-        problems = [Problem(f"{folder / CONFIG}: {one.address}", one.rule) for one in error.problems]
+        problems = [Problem(f"{folder / CONFIG}: {problem.address}", problem.rule) for problem in error.problems]
         raise RunError(problems) from None
 
 
 def _expect_tensors(stored: PublishedFolder, conversion: Conversion, spec: Spec) -> None:
-    """Raise RunError unless the tensors have the names and shapes of the model. Nothing is allocated."""
+    """Raise RunError unless the tensors have the names and shapes of the model, without allocating the model."""
     expected = conversion.to_theirs(weights_of(network_without_values(spec)))
     without = conversion.without_counterpart(stored.tensors)
     problems = [f"lacks the tensor {name}" for name in expected if name not in stored.tensors]
@@ -86,17 +86,13 @@ def _expect_tensors(stored: PublishedFolder, conversion: Conversion, spec: Spec)
         if shapes[0] != shapes[1]:
             problems.append(f"{name} has the shape {shapes[0]}, but config.json gives {shapes[1]}")
     if problems:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise RunError(Problem(str(stored.path), f"{min(problems)}{more}"))
+        others = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise RunError(Problem(str(stored.path), f"{min(problems)}{others}"))
 
 
 def _tokenizer(folder: Path, published: Published) -> PublishedTokenizer:
-    for names in ((FAST,), PAIR, *((name,) for name in SINGLE)):
-        if all((folder / name).is_file() for name in names):
-            for name in names:
-                expect_small(folder / name)
-            files = {name: read_bytes(folder / name) for name in names}
-            return published_tokenizer(published.vocabulary, files, str(folder / names[0]))
+    if files := read_main_files(folder):
+        return published_tokenizer(published.vocabulary, files, str(folder / next(iter(files))))
     help = "save it with transformers: tokenizer.save_pretrained(FOLDER) writes tokenizer.json"
     raise RunError(Problem(str(folder), f"has no {FAST} and no model of SentencePiece", help=help))
 
@@ -114,7 +110,7 @@ def _write_record(stored: PublishedFolder, published: Published, run: Path, left
 
 
 def _overrides(model: str, knobs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the overrides with which a new run has the model; the vocabulary comes from the tokenizer."""
+    """Return the overrides that build the model in a new run, without `vocab`, which the tokenizer determines."""
     defaults = {**knob_defaults(model), "vocab": knobs["vocab"]}
     changed = {name: value for name, value in knobs.items() if value != defaults[name]}
     return (f"model={model}", *(f"{name}={'null' if value is None else value}" for name, value in changed.items()))

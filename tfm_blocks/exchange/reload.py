@@ -38,7 +38,7 @@ def certify(network: Network, tokenizer: Tokenizer, run: Path, folder: Path) -> 
 
 
 def _published_ids(tokenizer: Tokenizer) -> Tensor:
-    """Return the published id of each id here; padding has that of eos, and is masked."""
+    """Return the published id of each id of this project. Padding, which is masked, gets the id of eos."""
     vocabulary = vocabulary_of(tokenizer)
     if not vocabulary.front:
         return torch.arange(tokenizer.size)

@@ -17,6 +17,7 @@ from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, columns_of, read_data
+from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
@@ -101,6 +102,16 @@ def check_job(composed: Composed) -> CheckedRun:
     The model is not traced again.
     """
     return _check(composed, _check_devices, read_model)
+
+
+def expect_size_of_tokenizer(run: CheckedRun) -> None:
+    """Raise ConfigError if the command line sets vocab to another size than the size of data.tokenizer."""
+    data, vocab = run.settings.data, run.composed.mapping["vocab"]
+    if isinstance(data, ProbeSettings) or not data.tokenizer or ("vocab",) not in run.composed.sources.overrides:
+        return
+    if (size := read_tokenizer(data.tokenizer).size) != vocab:
+        rule = f"is {vocab}, but the tokenizer {data.tokenizer} has {size} ids"
+        raise ConfigError(Problem("vocab", rule, help="leave vocab out, because data.tokenizer sets it"))
 
 
 def warn_about_warmup(settings: RunSettings) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tfm_blocks.errors import printable
 from tfm_blocks.language.spec import TARGET, Spec
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import network_without_values
@@ -66,7 +67,7 @@ def finish(
     for logger in loggers:
         logger.log_weights(job.folder)
     for line in _summary(job, status):
-        print(line)
+        print(printable(line))
 
 
 def _corpus_scores(module: TrainingModule, references: Sequence[str]) -> Sequence[Score]:

@@ -14,15 +14,21 @@ from uuid import uuid4
 import yaml
 from lightning.pytorch import Callback
 
-from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.data.prepare import Prepared, with_saved_tokenizer
 from tfm_blocks.distributed.cluster import find_rank_info
 from tfm_blocks.distributed.consistency import config_fingerprint, expect_same, fingerprint
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Json, Rendezvous
 from tfm_blocks.distributed.signals import StoppedError, exit_on_signals
-from tfm_blocks.errors import file_error, print_warnings
+from tfm_blocks.errors import file_error, print_warnings, printable
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.launch.check import CheckedRun, check_lengths, warn_about_warmup, with_locations
+from tfm_blocks.launch.check import (
+    CheckedRun,
+    check_lengths,
+    expect_size_of_tokenizer,
+    warn_about_warmup,
+    with_locations,
+)
 from tfm_blocks.launch.init_from import find_weights
 from tfm_blocks.launch.loggers import reason_of
 from tfm_blocks.launch.precision import measure_precision
@@ -119,6 +125,7 @@ class _Start:
             warn_about_warmup(settings)
             print_warnings(requested.spec.warnings)
         with with_locations(requested.composed):
+            expect_size_of_tokenizer(requested)
             prepared = self.rendezvous.prepare(settings.data, mapping["vocab"])
             if settings.init_from:
                 find_weights(Path(settings.init_from))  # raises before anything starts
@@ -151,7 +158,8 @@ class _Start:
         settings = run.settings
         with _lock(self.rendezvous, saved.folder):
             with with_locations(run.composed):
-                prepared = self.rendezvous.prepare(settings.data, saved.start.vocab)
+                data = with_saved_tokenizer(settings.data, saved.folder)
+                prepared = self.rendezvous.prepare(data, saved.start.vocab)
 
             def build_spec() -> Json:
                 newest = newest_intact(saved.folder / CHECKPOINTS)
@@ -163,7 +171,7 @@ class _Start:
                 network = network_without_values(run.spec)
                 planned_corpus = plan_corpus(network.spec, prepared, settings.data)
                 expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
-                print(f"resume: {saved.folder} after {step} steps")
+                print(printable(f"resume: {saved.folder} after {step} steps"))
                 timings = saved.timings or self.measure_precision(network, planned_corpus, settings)
                 last = saved.is_prolonged(settings, step), timings
                 return RunSpec(run.composed.mapping, saved.folder, *fields, *last).to_json()
@@ -246,7 +254,7 @@ def _write_end(job: RunSpec, error: BaseException) -> None:
     with suppress(OSError):  # the disk may not be writable
         Status(state, reason_of(error), job.command).write_end(job.folder)
     if not isinstance(error, (PreemptedError, DivergedError)):
-        print(f"resume: {job.command}", file=sys.stderr)
+        print(printable(f"resume: {job.command}"), file=sys.stderr)
 
 
 def start_folder(job: RunSpec, prepared: Prepared, start: RunFile) -> None:

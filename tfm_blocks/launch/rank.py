@@ -18,12 +18,13 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
 
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.data.prepare import Prepared, prepare
+from tfm_blocks.data.prepare import Prepared, prepare, with_saved_tokenizer
 from tfm_blocks.distributed.cluster import RankInfo, torchrun_rank_info
 from tfm_blocks.distributed.consistency import ExpectSameRun, fingerprint
 from tfm_blocks.distributed.rendezvous import cluster_environment
 from tfm_blocks.distributed.signals import StoppedError, defer_signals, install_handlers, pending_signal
 from tfm_blocks.distributed.workers import worker_options
+from tfm_blocks.errors import printable
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.facts import record_facts
@@ -95,7 +96,8 @@ def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ())
     try:
         settings = read_run(job.config)
         load_plugins(settings.plugins, warn=lambda text: None)  # the parent printed the warnings
-        prepared = prepare(settings.data, job.asked_vocab, tell=lambda text: None)
+        data = with_saved_tokenizer(settings.data, job.folder)
+        prepared = prepare(data, job.asked_vocab, tell=lambda text: None)
         spec = read_model(job.config["model"], Sources())
         train_rank(torchrun_rank_info(os.environ, "local"), job, settings, spec, prepared, callbacks)
     except StoppedError as error:
@@ -147,7 +149,7 @@ class _Rank:
 
     def report(self, text: object) -> None:
         if self.leads:
-            print(text)
+            print(printable(str(text)))
 
     def print_run(self) -> Precision:
         """Print the run's devices, size, precision and folder, and load the weights of `init_from`."""

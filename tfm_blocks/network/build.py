@@ -55,9 +55,9 @@ def build_network(spec: Spec, *, seed: int) -> Network:
     return network
 
 
-def network_without_values(spec: Spec) -> Network:
-    """Build the network on the meta device: shapes and ties only, no memory is allocated."""
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+def network_without_values(spec: Spec, device: str = "meta") -> Network:
+    """Build the network with shapes and ties only. No memory is allocated on the meta device or for fake tensors."""
+    with torch.device(device), torch.random.fork_rng(devices=[]):
         return _network(spec, 0)
 
 

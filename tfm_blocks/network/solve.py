@@ -17,8 +17,8 @@ from tfm_blocks.network.build import check_model, read_model
 
 GROWTH = 256  # largest factor by which a knob grows
 TRIES = 128  # neighbouring values that are tried if the check refuses a value
-SECANTS = 12  # steps after which the search halves its interval
-PLATEAU = 2  # steps without growth after which the search gives up
+SECANTS = 12  # secant steps after which the search switches to bisection
+PLATEAU = 2  # steps without growth of the cost after which the search stops
 CLOSE = 0.1  # fraction of the allowed difference at which no further knob is adjusted
 
 Values = Mapping[str, int]
@@ -52,22 +52,22 @@ def solve(composed: Composed, knobs: Sequence[str], budget: Budget, requested: i
     Raises ConfigError if there are none; the error lists the nearest values.
     """
     search = _Search(composed, budget, requested)
-    present = {knob: _present_value(composed, knob) for knob in knobs}
-    if search.cost(present) == requested:
-        return Solution(present, requested, requested)
-    grids = {knob: _grid(search, present, knob) for knob in knobs}
-    candidates = search.neighbours(*_together(present, grids)) if len(knobs) > 1 else []
-    start = min(candidates, key=search.miss, default=_on_grids(present, grids))
-    for knob in sorted(knobs, key=lambda knob: grids[knob].step / present[knob]):
-        candidates += search.neighbours(*_alone(start, grids[knob], knob))
-        if candidates and min(map(search.miss, candidates)) <= CLOSE * within * requested:
+    current = {knob: _current_value(composed, knob) for knob in knobs}
+    if search.cost(current) == requested:
+        return Solution(current, requested, requested)
+    grids = {knob: _grid(search, current, knob) for knob in knobs}
+    candidates = search.bracket(*_line_of_all_knobs(current, grids)) if len(knobs) > 1 else []
+    start = min(candidates, key=search.distance, default=_on_grids(current, grids))
+    for knob in sorted(knobs, key=lambda knob: grids[knob].step / current[knob]):
+        candidates += search.bracket(*_line_of_one_knob(start, grids[knob], knob))
+        if candidates and min(map(search.distance, candidates)) <= CLOSE * within * requested:
             break
-    candidates.sort(key=search.miss)
+    candidates.sort(key=search.distance)
     for values in candidates:
-        solution = Solution(values, requested, search.known(values))
+        solution = Solution(values, requested, search.cost_of(values))
         if abs(solution.difference) <= within and search.passes(values):
             return solution
-    raise ConfigError(_unmet(search, knobs, candidates[:2], within))
+    raise ConfigError(_no_solution(search, knobs, candidates[:2], within))
 
 
 def knobs_of(composed: Composed) -> list[str]:
@@ -76,30 +76,30 @@ def knobs_of(composed: Composed) -> list[str]:
     return [key for key in keys if type(value := composed.mapping.get(key)) is int and value > 0]
 
 
-def _present_value(composed: Composed, knob: str) -> int:
-    known = knobs_of(composed)
-    if knob not in known:
+def _current_value(composed: Composed, knob: str) -> int:
+    knobs = knobs_of(composed)
+    if knob not in knobs:
         value = f", but is {shown(composed.mapping[knob])}" if knob in composed.mapping else ""
         rule = f"must be a knob of the model that is a whole number above 0{value}"
-        raise ConfigError(Problem(knob, rule, help=suggest(knob, known)))
+        raise ConfigError(Problem(knob, rule, help=suggest(knob, knobs)))
     return int(composed.mapping[knob])
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """The values first, first + step, … of a knob, which the check accepts."""
+    """The values first, first + step, … of a knob, as far as the check accepts them."""
 
     first: int
     step: int
 
-    def value(self, rung: int) -> int:
-        return self.first + rung * self.step
+    def value(self, index: int) -> int:
+        return self.first + index * self.step
 
-    def rung(self, value: float) -> int:
+    def index(self, value: float) -> int:
         return max(0, round((value - self.first) / self.step))
 
 
-Ladder = Callable[[int], Values]  # the values of the knobs at rung 0, 1, … of a search in which the cost grows
+SearchLine = Callable[[int], Values]  # maps 0, 1, … to values of the knobs with growing cost
 
 
 class _Search:
@@ -123,18 +123,18 @@ class _Search:
         except (ConfigError, ValueError, TypeError, RuntimeError):  # all but the first come from a block's constructor
             return None
 
-    def known(self, values: Values) -> int:
-        """Return the cost of accepted values."""
+    def cost_of(self, values: Values) -> int:
+        """Return the cost of values that the check accepts."""
         cost = self.cost(values)
         assert cost is not None
         return cost
 
-    def miss(self, values: Values) -> int:
+    def distance(self, values: Values) -> int:
         """Return the distance from the requested cost."""
-        return abs(self.known(values) - self.requested)
+        return abs(self.cost_of(values) - self.requested)
 
     def passes(self, values: Values) -> bool:
-        """Return True if the whole check accepts the values, with the trace that `cost` omits."""
+        """Return True if the full check accepts the values, including the shape trace, which `cost` omits."""
         composed = self.composed.with_values(values)
         try:
             check_model(composed.model, composed.sources)
@@ -142,79 +142,79 @@ class _Search:
             return False
         return True
 
-    def neighbours(self, ladder: Ladder, start: int) -> list[Values]:
-        """Return the accepted values on both sides of the budget; empty if the cost does not grow along the ladder.
+    def bracket(self, line: SearchLine, start: int) -> list[Values]:
+        """Return accepted values just below and just above the budget, or [] if the cost does not grow along the line.
 
-        The secant through the last two rungs leads to the next rung, since costs are nearly linear or quadratic.
+        The secant through the last two indices leads to the next index, since costs are nearly linear or quadratic.
         """
         top = GROWTH * (start + 1)
-        below, above = -1, top  # no rung between them is known
-        rung, steps, flat = self._first(ladder, _outward(start, 0, top - 1)), 0, 0
+        below, above = -1, top  # the indices between them were not tried
+        index, steps, flat = self._first(line, _outward(start, 0, top - 1)), 0, 0
         last: tuple[int, int] | None = None
-        while rung is not None and flat <= PLATEAU:
-            cost = self.known(ladder(rung))
-            below, above = (rung, above) if cost <= self.requested else (below, rung)
-            slope = (cost - last[1]) / (rung - last[0]) if last else 0.0
+        while index is not None and flat <= PLATEAU:
+            cost = self.cost_of(line(index))
+            below, above = (index, above) if cost <= self.requested else (below, index)
+            slope = (cost - last[1]) / (index - last[0]) if last else 0.0
             flat += bool(last) and slope <= 0
-            guess = rung + (1 if cost <= self.requested else -1)
+            guess = index + (1 if cost <= self.requested else -1)
             if slope > 0:
-                guess = round(rung + (self.requested - cost) / slope) if steps < SECANTS else (below + above) // 2
+                guess = round(index + (self.requested - cost) / slope) if steps < SECANTS else (below + above) // 2
             elif last:  # several values may have the same cost, such as d_ff = 64 and 65 in 2 * d_ff // 3
-                guess = 2 * rung + 1 if cost <= self.requested else (rung - 1) // 2
-            last, steps = (rung, cost), steps + 1
-            rung = self._first(ladder, _outward(guess, below + 1, above - 1))
-        return [ladder(side) for side in (below, above) if 0 <= side < top] if flat <= PLATEAU else []
+                guess = 2 * index + 1 if cost <= self.requested else (index - 1) // 2
+            last, steps = (index, cost), steps + 1
+            index = self._first(line, _outward(guess, below + 1, above - 1))
+        return [line(side) for side in (below, above) if 0 <= side < top] if flat <= PLATEAU else []
 
-    def _first(self, ladder: Ladder, rungs: Iterable[int]) -> int | None:
-        return next((rung for rung in islice(rungs, TRIES) if self.cost(ladder(rung)) is not None), None)
+    def _first(self, line: SearchLine, indices: Iterable[int]) -> int | None:
+        return next((index for index in islice(indices, TRIES) if self.cost(line(index)) is not None), None)
 
 
 def _outward(middle: int, low: int, high: int) -> Iterator[int]:
     """Yield the integers from low to high, those next to the middle first."""
     middle = min(max(middle, low), high)
     for distance in range(high - low + 1):
-        yield from (rung for rung in dict.fromkeys((middle + distance, middle - distance)) if low <= rung <= high)
+        yield from (index for index in dict.fromkeys((middle + distance, middle - distance)) if low <= index <= high)
 
 
-def _grid(search: _Search, present: Values, knob: str) -> _Grid:
+def _grid(search: _Search, current: Values, knob: str) -> _Grid:
     """Return the grid through the first two values, from the current value up, that the check accepts."""
-    ladder = range(present[knob], present[knob] + TRIES)
-    accepted = (value for value in ladder if search.cost({**present, knob: value}) is not None)
+    tried = range(current[knob], current[knob] + TRIES)
+    accepted = (value for value in tried if search.cost({**current, knob: value}) is not None)
     two = list(islice(accepted, 2))
     if not two:
-        rule = f"the check refuses every value from {ladder[0]} to {ladder[-1]}"
+        rule = f"the check refuses every value from {tried[0]} to {tried[-1]}"
         raise ConfigError(Problem(knob, rule, help="tfm check MODEL prints the reason"))
     step = two[-1] - two[0] or 1
     return _Grid((two[0] - 1) % step + 1, step)
 
 
-def _on_grids(present: Values, grids: Mapping[str, _Grid]) -> Values:
-    return {knob: grid.value(grid.rung(present[knob])) for knob, grid in grids.items()}
+def _on_grids(current: Values, grids: Mapping[str, _Grid]) -> Values:
+    return {knob: grid.value(grid.index(current[knob])) for knob, grid in grids.items()}
 
 
-def _alone(start: Values, grid: _Grid, knob: str) -> tuple[Ladder, int]:
-    """Return the ladder of one knob, with the others fixed, and its current rung."""
-    return lambda rung: {**start, knob: grid.value(rung)}, grid.rung(start[knob])
+def _line_of_one_knob(start: Values, grid: _Grid, knob: str) -> tuple[SearchLine, int]:
+    """Return the line of one knob, with the others fixed, and its current index."""
+    return lambda index: {**start, knob: grid.value(index)}, grid.index(start[knob])
 
 
-def _together(present: Values, grids: Mapping[str, _Grid]) -> tuple[Ladder, int]:
-    """Return the ladder of all knobs in their current ratio, and its current rung. The finest knob sets the scale."""
-    finest = max(grids, key=lambda knob: present[knob] / grids[knob].step)
+def _line_of_all_knobs(current: Values, grids: Mapping[str, _Grid]) -> tuple[SearchLine, int]:
+    """Return the line of all knobs in their current ratio, and its current index. The finest knob sets the scale."""
+    finest = max(grids, key=lambda knob: current[knob] / grids[knob].step)
 
-    def scaled(rung: int) -> Values:
-        scale = grids[finest].value(rung) / present[finest]
-        return {knob: grid.value(grid.rung(scale * present[knob])) for knob, grid in grids.items()}
+    def scaled(index: int) -> Values:
+        scale = grids[finest].value(index) / current[finest]
+        return {knob: grid.value(grid.index(scale * current[knob])) for knob, grid in grids.items()}
 
-    return scaled, grids[finest].rung(present[finest])
+    return scaled, grids[finest].index(current[finest])
 
 
-def _unmet(search: _Search, knobs: Sequence[str], nearest: Sequence[Values], within: float) -> Problem:
+def _no_solution(search: _Search, knobs: Sequence[str], nearest: Sequence[Values], within: float) -> Problem:
     budget, requested = search.budget, search.requested
     others = [knob for knob in knobs_of(search.composed) if knob not in knobs]
     help = f"add a knob with smaller effect, such as {' or '.join(others[:3])}" if others else "choose another budget"
     if not nearest:
         return Problem(", ".join(knobs), f"the {budget.unit} do not grow with this knob", help=help)
-    sides = (Solution(values, requested, search.known(values)) for values in nearest)
+    sides = (Solution(values, requested, search.cost_of(values)) for values in nearest)
     reached = "; ".join(
         f"{' '.join(f'{knob}={value}' for knob, value in side.values.items())} gives {side.reached:,} "
         f"({side.difference:+.2%})"

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, generated
-from tfm_blocks.probes.presets import PAIRS
+from tfm_blocks.probes.presets import GENERATED_ANSWERS
 from tfm_blocks.probes.streams import integers
 from tfm_blocks.probes.task import SampledTask
 
@@ -23,7 +23,7 @@ class Addition(SampledTask):
     """
 
     source: ClassVar = "after Kazemnejad et al. 2023"
-    presets: ClassVar = PAIRS
+    presets: ClassVar = GENERATED_ANSWERS
     alphabet = (*map(str, range(10)), "+")
     chance = 0.1
 

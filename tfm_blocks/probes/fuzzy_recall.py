@@ -63,16 +63,16 @@ class FuzzyRecall(SampledTask):
         questions = np.full((count, length), self.vocab - 1)
         labels = np.full((count, length), -1)
         for row, pairs in enumerate(zip(keys, values, last, strict=True)):
-            tokens, due = self._row(*pairs, length)
+            tokens, recalled = self._row(*pairs, length)
             questions[row, : len(tokens)] = tokens
-            labels[row, : len(due) - 1] = due[1:]
+            labels[row, : len(recalled) - 1] = recalled[1:]
         return at_positions(questions, labels)
 
     def _motifs(self, rng: np.random.Generator, low: int, high: int, count: int, length: int) -> list[list[Motif]]:
-        """Draw as many motifs as can fit a row, for each row."""
-        each = length // 2
-        sizes = integers(rng, 1, self.motif + 1, (count, each)).tolist()
-        tokens = distinct(rng, low, high, count * each, self.motif).reshape(count, each, self.motif).tolist()
+        """Draw for each row the largest number of motifs that can fit."""
+        motifs = length // 2
+        sizes = integers(rng, 1, self.motif + 1, (count, motifs)).tolist()
+        tokens = distinct(rng, low, high, count * motifs, self.motif).reshape(count, motifs, self.motif).tolist()
         rows = zip(tokens, sizes, strict=True)
         return [[tuple(motif[:size]) for motif, size in zip(*row, strict=True)] for row in rows]
 
@@ -80,13 +80,13 @@ class FuzzyRecall(SampledTask):
         """Return the tokens of pairs that fit the length, and the tokens of values to recall, -1 elsewhere."""
         value_of: dict[Motif, Motif] = {}
         tokens: list[int] = []
-        due: list[int] = []
+        recalled: list[int] = []
         for key, value in zip(keys, values, strict=True):
             answer = value_of.get(key, value)
             if len(tokens) + len(key) + len(answer) > length - 2 * self.motif:
                 break
             tokens += [*key, *answer]
-            due += [*[-1] * len(key), *(answer if key in value_of else [-1] * len(answer))]
+            recalled += [*[-1] * len(key), *(answer if key in value_of else [-1] * len(answer))]
             value_of[key] = answer
         key, answer = list(value_of.items())[int(last * len(value_of))]
-        return [*tokens, *key, *answer], [*due, *[-1] * len(key), *answer]
+        return [*tokens, *key, *answer], [*recalled, *[-1] * len(key), *answer]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tfm_blocks.probes.task import Preset
 
-CHOMSKY = {  # of tasks of the Chomsky hierarchy, Delétang et al. 2023
+CHOMSKY = {  # tasks of the Chomsky hierarchy, Delétang et al. 2023
     "paper": Preset(2_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
     "lite": Preset(64_000, 1000, 1000, (1, 40), (40, 60, 80, 100)),
 }
-PAIRS = {  # of generated answers, after Kazemnejad et al. 2023
+GENERATED_ANSWERS = {  # tasks whose answer is generated, after Kazemnejad et al. 2023
     "paper": Preset(100_000, 10_000, 10_000, (1, 20), tuple(range(1, 41))),
     "lite": Preset(50_000, 500, 500, (1, 20), (10, 20, 30, 40)),
 }

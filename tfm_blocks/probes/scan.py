@@ -94,11 +94,11 @@ class Scan(ProbeTask):
             pairs = _shuffled(all_pairs(), seed, "simple")
             return pairs[:TRAIN_PAIRS], pairs[TRAIN_PAIRS:]
         if self.split == "length":
-            return _divided(lambda command, actions: len(actions) <= self.cutoff)
+            return _split_by(lambda command, actions: len(actions) <= self.cutoff)
         if self.split == "add_jump":
-            train, test = _divided(lambda command, actions: "jump" not in command)
+            train, test = _split_by(lambda command, actions: "jump" not in command)
             return [*train, *[JUMP] * JUMPS], [pair for pair in test if pair != JUMP]
-        train, test = _divided(lambda command, actions: "around right" not in " ".join(command))
+        train, test = _split_by(lambda command, actions: "around right" not in " ".join(command))
         return train, [pair for pair in test if "turn around right" not in " ".join(pair[0])]
 
 
@@ -129,7 +129,7 @@ def _steps() -> Iterator[Pair]:
         yield (*verb, "around", side), (turn, *action) * 4
 
 
-def _divided(is_training: Callable[[Words, Words], bool]) -> tuple[list[Pair], list[Pair]]:
+def _split_by(is_training: Callable[[Words, Words], bool]) -> tuple[list[Pair], list[Pair]]:
     pairs = all_pairs()
     return [pair for pair in pairs if is_training(*pair)], [pair for pair in pairs if not is_training(*pair)]
 

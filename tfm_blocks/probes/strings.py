@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from tfm_blocks.probes.example import Example, Ids, at_blanks, generated
-from tfm_blocks.probes.presets import CHOMSKY, PAIRS
+from tfm_blocks.probes.presets import CHOMSKY, GENERATED_ANSWERS
 from tfm_blocks.probes.streams import integers
 from tfm_blocks.probes.task import SampledTask, require_at_least
 
@@ -44,7 +44,7 @@ class StringTask(SampledTask):
 class GeneratedStringTask(StringTask):
     """A string of uniform symbols, after which the answer is generated."""
 
-    presets: ClassVar = PAIRS
+    presets: ClassVar = GENERATED_ANSWERS
 
     @property
     def alphabet(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The interface of a probe task, and its sizes."""
+"""The interface of probe tasks, and the presets of their sizes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.probes.example import Example
 from tfm_blocks.probes.streams import integers, random_stream
 
-BLOCK = 1000  # examples of one random stream: block 7 of a split can be generated without blocks 0 to 6
-LONGEST = 10_000  # tokens of a string: a block of them must fit into memory
-MOST = 1_000_000  # symbols of an alphabet
+BLOCK = 1000  # examples per random stream; any block can be generated without the blocks before it
+LONGEST = 10_000  # tokens; a block of such strings must fit into memory
+LARGEST = 1_000_000  # symbols of an alphabet
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A size of a task: settings that differ from the defaults, and numbers of examples.
+    """A size of a task: numbers of examples, lengths, and settings that differ from the defaults.
 
     The length of a training or validation example is drawn uniformly from the lengths between `train_lengths`, both
-    included, that fit the task. `test` counts the examples of each of `test_lengths`. A task without lengths has
-    neither. A paper that draws new examples for each step has 2,000,000 training examples, which repeat.
+    included, that fit the task. `test` is the number of examples for each of `test_lengths`. A task without lengths has
+    neither. If a paper draws new examples for each step, the preset has 2,000,000 training examples, which repeat.
     """
 
     train: int
@@ -63,7 +63,7 @@ class ProbeTask(ABC):
         return "" if length >= 1 else "must be at least 1"
 
     def check_validation(self, count: int) -> None:
-        """Raise ConfigError if the task has fewer than `count` validation examples. Most tasks have any number."""
+        """Raise ConfigError if the task has fewer than `count` validation examples. Most tasks have no limit."""
         return
 
     @abstractmethod
@@ -77,10 +77,10 @@ class ProbeTask(ABC):
 
 @dataclass(frozen=True)
 class SampledTask(ProbeTask):
-    """A task that draws its examples at random, without end.
+    """A task with an unlimited number of random examples.
 
-    Each split has other random streams. Splits share questions only if the task has few: there are eight bit strings
-    of length 3.
+    Each split has separate random streams. Splits may still share questions if a task has few, such as the eight bit
+    strings of length 3.
     """
 
     @abstractmethod
@@ -138,5 +138,7 @@ def require_at_least(task: ProbeTask, **least: int) -> None:
         if value < minimum:
             rule = f"must be at least {minimum}, but is {value}"
             raise setting_error(setting, rule, f"write data.{setting}={minimum} or more")
-        if value > MOST:
-            raise setting_error(setting, f"must be at most {MOST:,}, but is {value}", f"write data.{setting}={MOST}")
+        if value > LARGEST:
+            raise setting_error(
+                setting, f"must be at most {LARGEST:,}, but is {value}", f"write data.{setting}={LARGEST}"
+            )

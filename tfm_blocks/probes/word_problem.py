@@ -60,8 +60,8 @@ class WordProblem(SampledTask):
 @cache
 def elements(group: str) -> tuple[Permutation, ...]:
     """Return the permutations of a group in lexicographic order."""
-    every = tuple(permutations(range(int(group[1]))))
-    return every if group[0] == "S" else tuple(each for each in every if not _inversions(each) % 2)
+    members = tuple(permutations(range(int(group[1]))))
+    return members if group[0] == "S" else tuple(member for member in members if not _inversions(member) % 2)
 
 
 @cache

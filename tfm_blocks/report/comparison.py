@@ -138,8 +138,8 @@ def _find_group(groups: Sequence[Group], baseline: str) -> Group:
 
 def unlike(runs: Sequence[RunRecord]) -> Iterator[str]:
     """Yield sentences on what is not comparable between runs that should be."""
-    yield from _unlike(runs, "test set", lambda run: run.test_set, "no scores of theirs can be compared")
-    yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity a token cannot be compared")
+    yield from _unlike(runs, "test set", lambda run: run.test_set, "their scores cannot be compared")
+    yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity per token cannot be compared")
     for name in (score.name for score in FINAL_SCORES if score.kind == "corpus"):
         yield from _unlike(runs, f"way to compute {name}", _signature_of(name), f"{name} cannot be compared")
     yield from _unlike_tokens(runs)
@@ -190,7 +190,7 @@ def _unlike(runs: Sequence[RunRecord], what: str, of: Callable[[RunRecord], str]
     most = max(kinds, key=len, default=[])
     for other in kinds:
         if other is not most:
-            yield f"not comparable: {_names(other)} had another {what} than {_names(most)}; {so}"
+            yield f"not comparable: {_names(other)} used another {what} than {_names(most)}; {so}"
 
 
 def _unlike_tokens(runs: Sequence[RunRecord]) -> Iterator[str]:
@@ -199,7 +199,7 @@ def _unlike_tokens(runs: Sequence[RunRecord]) -> Iterator[str]:
     least, most = min(seen, default=0), max(seen, default=0)
     if most - least > SAME_TOKENS * most:
         few, many = (_names([run for run, one in zip(done, seen, strict=True) if one == end]) for end in (least, most))
-        yield f"not comparable: {few} saw {least:,.0f} target tokens in training, and {many} {most:,.0f}"
+        yield f"not comparable: {few} trained on {least:,.0f} target tokens, and {many} on {most:,.0f}"
 
 
 def _unlike_torch(runs: Sequence[RunRecord]) -> Iterator[str]:

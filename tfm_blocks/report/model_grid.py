@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tfm_blocks.errors import printable
 from tfm_blocks.report.differences import ABSENT, TASK, Factor, Group, settings_of, show_setting
 from tfm_blocks.report.rates import RATES
 from tfm_blocks.runs.record import RunRecord, Setting
@@ -31,7 +32,7 @@ class ModelGrid:
         A name has the first setting and those that vary among the models with this first setting.
         """
         if not self.keys:
-            return [group.runs[0].model or ABSENT for group in self.groups.values()][:1]
+            return [printable(group.runs[0].model) or ABSENT for group in self.groups.values()][:1]
         labels = [self._label(model, EMPTY) for model in self.models]
         return labels if len(set(labels)) == len(labels) else [self._label(model, ()) for model in self.models]
 
@@ -140,8 +141,8 @@ def _varies(key: str, rows: Sequence[Mapping[str, Setting]]) -> bool:
 
 
 def _name(run: RunRecord) -> str:
-    return str(run.settings.get(TASK) or run.start.choices.get(DATA) or ABSENT)
+    return printable(str(run.settings.get(TASK) or run.start.choices.get(DATA) or ABSENT))
 
 
 def _text(settings: Mapping[str, Setting], key: str) -> str:
-    return show_setting(settings.get(key, ABSENT))
+    return printable(show_setting(settings.get(key, ABSENT)))

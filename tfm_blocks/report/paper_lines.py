@@ -22,7 +22,7 @@ MARKED = 8  # markers on a line
 
 def draw_lines(charts: Sequence[LineChart]) -> Figure:
     """Draw charts that differ in their tasks."""
-    labels = list(dict.fromkeys(line.label for chart in charts for line in chart.lines))
+    labels = list(dict.fromkeys(_shown(line.label) for chart in charts for line in chart.lines))
     columns = panel_columns(len(charts))
     drawn, axes = panels(len(charts), HEIGHT[columns])
     for panel, chart in zip(axes, charts, strict=True):
@@ -43,10 +43,11 @@ def draw_lines(charts: Sequence[LineChart]) -> Figure:
 
 def _draw_panel(panel: Axes, chart: LineChart, labels: Sequence[str], *, title: bool) -> None:
     for line in chart.lines:
-        style = line_style(labels.index(line.label))
+        label = _shown(line.label)
+        style = line_style(labels.index(label))
         x = line.x[chart.axes[0]]
         panel.fill_between(x, line.low, line.high, color=style["color"], alpha=0.2, linewidth=0)
-        panel.plot(x, line.mean, label=line.label, markevery=_marked(line), **style)
+        panel.plot(x, line.mean, label=label, markevery=_marked(line), **style)
     if chart.log_x:
         rates = sorted({float(x) for line in chart.lines for x in line.x[chart.axes[0]]})
         panel.set_xscale("log")
@@ -54,6 +55,11 @@ def _draw_panel(panel: Axes, chart: LineChart, labels: Sequence[str], *, title: 
         panel.minorticks_off()
     if title:
         panel.set_title(chart.task)
+
+
+def _shown(label: str) -> str:
+    """Return a label that the legend shows: matplotlib hides labels that begin with an underscore."""
+    return f" {label}" if label.startswith("_") else label
 
 
 def line_style(number: int) -> dict[str, Any]:

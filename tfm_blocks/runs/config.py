@@ -30,12 +30,23 @@ def read_config(run: Path) -> tuple[str, dict[str, Any]]:
 
 def trained_context(run: Path) -> int | None:
     """Return the context length in tokens of a language model's training, if config.yaml has it."""
+    context = _data(run).get("context")
+    return context if type(context) is int else None
+
+
+def trained_documents(run: Path) -> tuple[str, str]:
+    """Return `data.documents` and `data.text_key` of a language model's training, by default lines."""
+    data = _data(run)
+    return str(data.get("documents", "lines")), str(data.get("text_key", "text"))
+
+
+def _data(run: Path) -> dict[str, Any]:
+    """Return the settings of the data, empty if config.yaml lacks them."""
     try:
         data = read_config(run)[1].get("data")
     except RunError:
-        return None
-    context = data.get("context") if isinstance(data, dict) else None
-    return context if type(context) is int else None
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def parse_mapping(text: str) -> dict[str, Any]:

@@ -92,7 +92,8 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
 def _acquire(folder: Path, wait: bool) -> int:
     descriptor = _try(folder)
     if descriptor is None and wait:
-        print(f"waiting for another process ({holder_of(folder) or 'unknown'}) to leave {folder}", file=sys.stderr)
+        holder = holder_of(folder) or "unknown"
+        print(printable(f"waiting for another process ({holder}) to leave {folder}"), file=sys.stderr)
     while descriptor is None:
         if not wait:
             raise _refusal(folder)

@@ -21,10 +21,10 @@ DEFAULT_CONTEXT = 512
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The perplexity of a text, from `nll`, the sum of -log p over all tokens, eos of each line included, in nats.
+    """The perplexity of a text, from `nll`, the sum of -log p over all tokens, eos of each document included, in nats.
 
-    Words are separated by white space, and each line end counts as a word. Bytes are counted in the UTF-8 text, line
-    ends included.
+    Words are separated by white space, and each end of a document counts as a word and a byte. Bytes are counted in the
+    UTF-8 text.
     """
 
     nll: float
@@ -49,8 +49,8 @@ class Perplexity:
 
 
 @torch.inference_mode()
-def perplexity(translator: Translator, lines: Iterable[str], *, context: int, batch_tokens: int) -> Perplexity:
-    """Compute the perplexity of lines, packed as in training: rows of `context` tokens after bos, no blank lines.
+def perplexity(translator: Translator, documents: Iterable[str], *, context: int, batch_tokens: int) -> Perplexity:
+    """Compute the perplexity of documents, packed as in training: rows of `context` tokens after bos, no blank ones.
 
     Raises RunError for a model that reads sources, and DataError for a text without words.
     """
@@ -58,10 +58,10 @@ def perplexity(translator: Translator, lines: Iterable[str], *, context: int, ba
     if translator.inputs:
         rule = f"reads {', '.join(translator.inputs)} besides the target, so it has no perplexity of plain text"
         raise RunError(Problem("model", rule, help="tfm evaluate RUN --src FILE --ref FILE"))
-    texts = [line for line in lines if line.strip()]
+    texts = [text for text in documents if text.strip()]
     if not texts:
         raise DataError(Problem("--text", "has no words", help="name a file with text"))
-    ids = [id for line_ids in tokenizer.encode_batch(texts) for id in (*line_ids, EOS)]
+    ids = [id for text_ids in tokenizer.encode_batch(texts) for id in (*text_ids, EOS)]
     rows = iter(torch.tensor(ids[first : first + context]) for first in range(0, len(ids), context))
     with evaluating(network):
         nll = sum(_nll(network, batch) for batch in _batches(rows, max(1, batch_tokens // context)))

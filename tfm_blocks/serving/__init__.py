@@ -1,1 +1,1 @@
-"""Serve a trained run over HTTP: requests, their common batches, and the limits of the server."""
+"""Serve a trained run over HTTP: requests, batches of concurrent requests, and limits."""

@@ -1,4 +1,4 @@
-"""The HTTP interface."""
+"""The FastAPI app: routes and error handlers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tfm_blocks import __version__
 from tfm_blocks.errors import Problem
-from tfm_blocks.serving.answers import answer, stream_answer
 from tfm_blocks.serving.batcher import Batcher
-from tfm_blocks.serving.entrance import Entrance
-from tfm_blocks.serving.refusal import RequestRefusedError, error_response
+from tfm_blocks.serving.errors import RequestRefusedError, error_response
+from tfm_blocks.serving.middleware import RequestMiddleware
 from tfm_blocks.serving.requests import GenerateBody, TranslateBody, submit
+from tfm_blocks.serving.responses import respond, stream_response
 
 
-def app_of(batcher: Batcher, hosts: list[str]) -> FastAPI:
-    """Return the app for requests whose Host header is in `hosts`. Its end runs the waiting jobs of the batcher."""
+def create_app(batcher: Batcher, hosts: list[str]) -> FastAPI:
+    """Return the app, which accepts only requests whose Host header is in `hosts`. Its shutdown closes the batcher."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -30,26 +30,26 @@ def app_of(batcher: Batcher, hosts: list[str]) -> FastAPI:
 
     app = FastAPI(title="tfm serve", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
-    app.add_middleware(Entrance, limits=batcher.limits, metrics=batcher.metrics)
-    _add_texts(app, batcher)
-    _add_state(app, batcher)
-    _add_errors(app)
+    app.add_middleware(RequestMiddleware, limits=batcher.limits, metrics=batcher.metrics)
+    _add_text_routes(app, batcher)
+    _add_status_routes(app, batcher)
+    _add_error_handlers(app)
     return app
 
 
-def _add_texts(app: FastAPI, batcher: Batcher) -> None:
+def _add_text_routes(app: FastAPI, batcher: Batcher) -> None:
     @app.post("/translate")
     async def translate(body: TranslateBody, request: Request) -> Response:
-        return await answer(submit(body, batcher), request, batcher.metrics)
+        return await respond(submit(body, batcher), request, batcher.metrics)
 
     @app.post("/generate")
     async def generate(body: GenerateBody, request: Request) -> Response:
         if body.stream:
-            return stream_answer(body, request, batcher)
-        return await answer(submit(body, batcher), request, batcher.metrics)
+            return stream_response(body, request, batcher)
+        return await respond(submit(body, batcher), request, batcher.metrics)
 
 
-def _add_state(app: FastAPI, batcher: Batcher) -> None:
+def _add_status_routes(app: FastAPI, batcher: Batcher) -> None:
     translator = batcher.translator
 
     @app.get("/health")
@@ -64,8 +64,8 @@ def _add_state(app: FastAPI, batcher: Batcher) -> None:
         return Response(batcher.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _add_errors(app: FastAPI) -> None:
-    """Give all errors one form, without paths and tracebacks."""
+def _add_error_handlers(app: FastAPI) -> None:
+    """Return every error as JSON with address, rule and fix, without paths and tracebacks."""
 
     @app.exception_handler(RequestRefusedError)
     async def refused(request: Request, error: RequestRefusedError) -> Response:

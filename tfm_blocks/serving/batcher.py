@@ -1,4 +1,4 @@
-"""Common batches for concurrent requests."""
+"""Batching of concurrent requests in a thread."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def ignore(ids: Sequence[int]) -> None:
 
 
 class Job:
-    """A request: the tasks of its texts, and the future of their outputs. Cancelling the future ends the tasks.
+    """The tasks of a request, and the future of their outputs. Cancelling the future cancels the tasks.
 
-    A blank text has no task. `progress` gets the ids of an unfinished output after each step, in the batcher's thread.
+    A blank text has no task. After each step, the batcher calls `progress` with the ids of the unfinished output.
     """
 
     def __init__(self, tasks: Sequence[Task], texts: int, search: Search) -> None:
@@ -35,31 +35,31 @@ class Job:
         self.progress: Progress = ignore
         self.outputs: Future[Outputs] = Future()
         self.tokens = sum(task.tokens for task in tasks) * search.beam
-        self._done = [[BLANK] for _ in range(texts)]
+        self._outputs = [[BLANK] for _ in range(texts)]
         self._missing = len(tasks)
         self._finish()
 
     def deliver(self, place: int, nbest: list[Translation]) -> None:
-        """Accept the outputs of the text at a place."""
-        self._done[place] = nbest
+        """Set the outputs of the text at index `place`."""
+        self._outputs[place] = nbest
         self._missing -= 1
         self._finish()
 
     def fail(self, error: Exception) -> None:
-        """Raise an error where the outputs are awaited."""
+        """Let the future of the outputs raise an error."""
         with suppress(InvalidStateError):
             self.outputs.set_exception(error)
 
     def _finish(self) -> None:
-        with suppress(InvalidStateError):  # the client left
+        with suppress(InvalidStateError):  # the client disconnected
             if not self._missing:
-                self.outputs.set_result(self._done)
+                self.outputs.set_result(self._outputs)
 
 
 class Batcher:
-    """A thread that runs jobs with equal settings together, oldest first.
+    """A thread that batches jobs with equal settings, oldest first.
 
-    It waits `limits.wait` seconds for further jobs before each batch. The thread enters the context that `precision`
+    It waits `limits.wait` seconds for further jobs before each batch, and computes in the context that `precision`
     returns.
     """
 
@@ -80,7 +80,7 @@ class Batcher:
         metrics.running.set_function(self.unfinished)
 
     def submit(self, job: Job) -> None:
-        """Add a job to the next batch that has its settings and room for it."""
+        """Queue a job for the next batch with its settings and enough space."""
         with self.changed:
             self.waiting.append(job)
             self.changed.notify()
@@ -101,9 +101,9 @@ class Batcher:
         with self.precision(), packed(self.translator.network):
             while self._has_jobs():
                 time.sleep(self.limits.wait)
-                self._take()
+                self._select_batch()
                 try:
-                    self._run()
+                    self._run_batch()
                 except Exception as error:  # a failed batch must not end the server
                     for job in self.running:
                         job.fail(error)
@@ -114,8 +114,8 @@ class Batcher:
             self.changed.wait_for(lambda: self.waiting or self.closed)
             return bool(self.waiting)
 
-    def _take(self) -> None:
-        """Take the oldest job, and those after it with the same settings that fit into `limits.batch_tokens`."""
+    def _select_batch(self) -> None:
+        """Start the oldest job, and those after it with the same settings that fit into `limits.batch_tokens`."""
         with self.changed:
             waiting = [job for job in self.waiting if not job.outputs.done()]
             self.waiting, self.running, tokens = [], [], 0
@@ -125,8 +125,8 @@ class Batcher:
                 (self.running if fits else self.waiting).append(job)
                 tokens += job.tokens if fits else 0
 
-    def _run(self) -> None:
-        """Run the jobs as one list of tasks; the place of a task in it leads to its job."""
+    def _run_batch(self) -> None:
+        """Run the tasks of all running jobs as one list; `owners` has the job and the original place of each."""
         if not self.running:
             return
         owners = [(job, task.place) for job in self.running for task in job.tasks]

@@ -1,4 +1,4 @@
-"""Metrics of the server, as Prometheus reads them."""
+"""Prometheus metrics of the server."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ class Metrics:
             "tfm_request_seconds", "Seconds from the request to the end of its response", registry=self.registry
         )
         self.running = Gauge("tfm_requests_running", "Requests that wait or run", registry=self.registry)
-        self.cancelled = Counter("tfm_requests_cancelled", "Requests whose client left", registry=self.registry)
+        self.cancelled = Counter("tfm_requests_cancelled", "Requests whose client disconnected", registry=self.registry)
         sizes = [2**power for power in range(10)]
-        self.batch_texts = Histogram(
-            "tfm_batch_texts", "Texts that ran together", buckets=sizes, registry=self.registry
-        )
+        self.batch_texts = Histogram("tfm_batch_texts", "Texts per batch", buckets=sizes, registry=self.registry)
         self.tokens = Counter("tfm_output_tokens", "Tokens of the best outputs", registry=self.registry)
 
     def text(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Bodies of requests, and their tasks."""
+"""Request bodies, and the jobs that they become."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tfm_blocks.errors import DataError, Problem, TfmError
 from tfm_blocks.serving.batcher import Batcher, Job, Progress, ignore
-from tfm_blocks.serving.refusal import RequestRefusedError
+from tfm_blocks.serving.errors import RequestRefusedError
 from tfm_blocks.serving.settings import Limits
 from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
 from tfm_blocks.translation.stream import fitting
@@ -23,7 +23,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class SamplingBody(BaseModel):
-    """Settings that draw tokens, as the options of `tfm translate --sample`."""
+    """Sampling settings, equal to the options of `tfm translate --sample`."""
 
     model_config = STRICT
     temperature: float = Sampling.temperature
@@ -33,7 +33,7 @@ class SamplingBody(BaseModel):
 
 
 class SearchBody(BaseModel):
-    """Settings of the search, as the options of `tfm translate`."""
+    """Search settings, equal to the options of `tfm translate`."""
 
     model_config = STRICT
     beam: Count = Search.beam
@@ -45,7 +45,7 @@ class SearchBody(BaseModel):
     sampling: SamplingBody | None = None
 
     def search(self, max_tokens: int, limits: Limits) -> Search:
-        """Return the settings. Raises DataError above a limit, and ValueError for settings out of range."""
+        """Return the search settings. Raises DataError above a limit, and ValueError for values out of range."""
         expect_at_most("beam", self.beam, limits.beam)
         sampling = Sampling(**self.sampling.model_dump()) if self.sampling else None
         fields = {name: getattr(self, name) for name in SearchBody.model_fields if name != "sampling"}
@@ -53,7 +53,7 @@ class SearchBody(BaseModel):
 
 
 class TranslateBody(SearchBody):
-    """Texts to translate; with several sources, each is a list or a mapping of their texts."""
+    """Texts to translate; if the model has several sources, each item is a list or a mapping of texts."""
 
     texts: Annotated[list[str | list[str] | dict[str, str]], Field(min_length=1)]
     prefixes: list[str] = []

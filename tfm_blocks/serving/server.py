@@ -8,7 +8,7 @@ from ipaddress import ip_address
 import uvicorn
 
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.serving.app import app_of
+from tfm_blocks.serving.app import create_app
 from tfm_blocks.serving.batcher import Batcher
 from tfm_blocks.serving.settings import FINISH_SECONDS
 
@@ -17,28 +17,28 @@ LOCAL = ["127.0.0.1", "localhost", "[::1]"]
 
 def run_server(batcher: Batcher, host: str, port: int) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish the running requests. Raises ConfigError for an unusable address."""
-    with listen(host, port) as listening:
-        address, port = listening.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        print(f"http://{shown}:{port} serves; Ctrl-C or SIGTERM stops", flush=True)
-        server_of(batcher, address).run(sockets=[listening])
+    with listen(host, port) as server_socket:
+        address, port = server_socket.getsockname()[:2]
+        host_part = f"[{address}]" if ":" in address else address
+        print(f"serving at http://{host_part}:{port}: stop with Ctrl-C or SIGTERM", flush=True)
+        create_server(batcher, address).run(sockets=[server_socket])
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Raises ConfigError."""
+    """Return a listening socket. Raises ConfigError if the address cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
         rule = f"cannot be used: {host}, port {port} ({error})"
-        raise ConfigError(Problem("--host, --port", rule, help="--port 0 takes a free port")) from None
+        raise ConfigError(Problem("--host, --port", rule, help="--port 0 selects a free port")) from None
 
 
-def server_of(batcher: Batcher, address: str) -> uvicorn.Server:
-    """Return the server. On an address of this machine only, it refuses foreign names, which resolve to it."""
+def create_server(batcher: Batcher, address: str) -> uvicorn.Server:
+    """Return the server. On a loopback address it refuses other host names, which protects against DNS rebinding."""
     hosts = LOCAL if ip_address(address).is_loopback else ["*"]
     config = uvicorn.Config(
-        app_of(batcher, hosts),
+        create_app(batcher, hosts),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BODY_SECONDS = 10.0  # a client that sends more slowly gets status 408
-CLIENT_LEFT = 499  # the status of a request whose client left, in the metrics
-FINISH_SECONDS = 60  # after a stop signal, running requests have this time
+BODY_SECONDS = 10.0  # a body that takes longer to arrive gets status 408
+CLIENT_CLOSED = 499  # status in the metrics for a request whose client disconnected, as in nginx
+FINISH_SECONDS = 60  # time for running requests to finish after a stop signal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits of the server.
 
-    requests: requests that wait or run; further ones get status 429. bytes: the size of a request's body. texts: the
-    texts of a request. tokens: the tokens of a text and of its output. beam: the largest beam. wait: seconds to wait
-    for further requests before a batch starts. batch_tokens: the approximate source tokens of a batch.
+    requests: the maximum number of waiting and running requests; others get status 429. bytes: the maximum size of a
+    body. texts: the maximum number of texts of a request. tokens: the maximum number of tokens of a text, and of its
+    output. beam: the largest beam. wait: seconds to wait for further requests before a batch starts. batch_tokens:
+    the approximate number of source tokens of a batch.
     """
 
     requests: int = 512

@@ -26,7 +26,11 @@ FAILED = frozenset({WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR})
 WORTH_A_RETRY = frozenset({MEMORY, KILLED, TIMED_OUT, ERROR})  # a retry after the other failures would fail again
 TAIL = 65_536  # bytes at the end of a log that are searched for errors
 BY_STATUS = {0: DONE, 2: WRONG, 3: DIVERGED, 75: STOPPED}
-_MEMORY = re.compile(r"OutOfMemoryError|MemoryError|DefaultCPUAllocator|does not fit in memory|out of memory", re.I)
+_MEMORY = re.compile(
+    r"OutOfMemoryError|MemoryError|DefaultCPUAllocator|could not create a primitive(?! descriptor)"
+    r"|does not fit in memory|out of memory",
+    re.I,
+)
 _SIGNAL = re.compile(r"ended with (SIG[A-Z0-9]+)")
 NOT_OF_THE_RUN = ("name", "sweep_name", "resume", "verify")
 

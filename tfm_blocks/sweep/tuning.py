@@ -1,4 +1,4 @@
-"""A grid that tunes a key: the first seed trains with all its values, and the other seeds only with the best value."""
+"""A grid that tunes a key: the first seed is trained with all its values, the other seeds only with the best value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.record import SweepFolder
 
 SEED = "seed"
-Family = tuple[str, ...]
+JobGroup = tuple[str, ...]
 
 
 def expect_tunable(key: str, swept: Collection[str]) -> None:
@@ -27,25 +27,25 @@ def expect_tunable(key: str, swept: Collection[str]) -> None:
 
 
 def fixed_keys(key: str, swept: Sequence[str], together: Sequence[Sequence[str]]) -> list[str]:
-    """Return the swept keys that move neither with the key nor with the seed."""
-    moved = {key, SEED}.union(*(group for group in together if key in group or SEED in group))
-    return [other for other in swept if other not in moved]
+    """Return the swept keys that are paired neither with the key nor with the seed."""
+    paired = {key, SEED}.union(*(group for group in together if key in group or SEED in group))
+    return [other for other in swept if other not in paired]
 
 
 class TunedGrid(JobSource):
-    """A grid whose jobs form families; the jobs of a family differ in `key` and in the seed.
+    """A grid in which the jobs of a group differ only in `key` and in the seed.
 
-    When all jobs of a family with the first seed have ended, the value with the lowest validation loss is its best. The
-    other seeds train with this value; their jobs with other values are pruned. `fixed` are the swept keys of which a
-    family has one value.
+    After all jobs of a group with the first seed have ended, its other seeds are trained with the value that has the
+    lowest validation loss. Their jobs with other values are pruned. `fixed` are the swept keys that are equal in a
+    group.
     """
 
     def __init__(self, folder: SweepFolder, jobs: list[SweepJob], key: str, fixed: Sequence[str]) -> None:
         super().__init__(jobs)
-        self.key, self.fixed, self.seed = key, fixed, list_values(jobs[0].overrides, [SEED])
-        self.first: dict[Family, list[SweepJob]] = {}
+        self.key, self.fixed, self.first_seed = key, fixed, list_values(jobs[0].overrides, [SEED])
+        self.first_seed_jobs: dict[JobGroup, list[SweepJob]] = {}
         for job in filter(self._has_first_seed, jobs):
-            self.first.setdefault(self._family(job), []).append(job)
+            self.first_seed_jobs.setdefault(self._group(job), []).append(job)
         self.waiting.sort(key=lambda job: not self._has_first_seed(job))
         self.losses: dict[str, float] = {}
         for job in jobs:
@@ -60,9 +60,9 @@ class TunedGrid(JobSource):
         return all(job.state in (DONE, PRUNED) for job in self.jobs)
 
     def next(self) -> SweepJob | None:
-        """Return a job of the first seed, or the next job with the best value of its family."""
+        """Return a job of the first seed, or the next job with the best value of its group."""
         for job in list(self.waiting):
-            value = self._value(job) if self._has_first_seed(job) else self._best(self._family(job))
+            value = self._value(job) if self._has_first_seed(job) else self._best(self._group(job))
             if value is None:
                 continue
             self.waiting.remove(job)
@@ -72,26 +72,26 @@ class TunedGrid(JobSource):
         return None
 
     def ended(self, job: SweepJob, progress: Progress) -> None:
-        """Record the loss. If all jobs of a family with the first seed failed, its other jobs do not start."""
+        """Record the loss. If all jobs of a group with the first seed failed, its other jobs do not start."""
         if job.state == DONE:
             self.losses[job.name] = math.inf if math.isnan(progress.best) else progress.best
-        family = self._family(job)
-        if all(first.state in FAILED for first in self.first[family]):
-            for other in [other for other in self.waiting if self._family(other) == family]:
+        group = self._group(job)
+        if all(first.state in FAILED for first in self.first_seed_jobs[group]):
+            for other in [other for other in self.waiting if self._group(other) == group]:
                 self.waiting.remove(other)
-                other.state, other.reason = NOT_STARTED, f"all jobs with {SEED}={self.seed[0]} failed"
+                other.state, other.reason = NOT_STARTED, f"all jobs with {SEED}={self.first_seed[0]} failed"
 
-    def _best(self, family: Family) -> str | None:
+    def _best(self, group: JobGroup) -> str | None:
         """Return the value with the lowest loss; None if not all jobs with the first seed have ended."""
-        ended = [job for job in self.first[family] if job.state in {DONE, *FAILED}]
-        if len(ended) < len(self.first[family]):
+        ended = [job for job in self.first_seed_jobs[group] if job.state in {DONE, *FAILED}]
+        if len(ended) < len(self.first_seed_jobs[group]):
             return None
         return self._value(min(ended, key=lambda job: self.losses.get(job.name, math.inf)))
 
     def _has_first_seed(self, job: SweepJob) -> bool:
-        return list_values(job.overrides, [SEED]) == self.seed
+        return list_values(job.overrides, [SEED]) == self.first_seed
 
-    def _family(self, job: SweepJob) -> Family:
+    def _group(self, job: SweepJob) -> JobGroup:
         return tuple(list_values(job.overrides, self.fixed))
 
     def _value(self, job: SweepJob) -> str:

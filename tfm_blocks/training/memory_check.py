@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Set
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -25,6 +26,7 @@ from tfm_blocks.training.settings import TrainerSettings
 
 STATUS = Path("/proc/self/status")
 ROUNDS = 6  # of bisection for the largest batch_tokens that fits
+OF_THE_CPU = re.compile(r"DefaultCPUAllocator|could not create a primitive(?! descriptor)")
 MARGIN = 0.9  # of the largest value that fits, because freed memory is fragmented
 
 
@@ -168,8 +170,8 @@ def _largest(plan: EpochPlan, power: int) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for errors of insufficient memory. torch's CPU allocator raises a plain RuntimeError."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
+    """Return True for errors of insufficient memory. On a CPU, torch and oneDNN raise a plain RuntimeError."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or bool(OF_THE_CPU.search(str(error)))
 
 
 def _peak(device: torch.device) -> str:

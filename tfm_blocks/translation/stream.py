@@ -15,7 +15,7 @@ from typing import BinaryIO, TextIO
 
 from tfm_blocks.data.text import UTF8_MARK, read_lines
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.errors import DataError, Place, Problem
+from tfm_blocks.errors import DataError, Place, Problem, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.packed import packed
 from tfm_blocks.translation.settings import Search
@@ -80,7 +80,7 @@ def _fit(text: str, longest: float, tokenizer: Tokenizer, search: Search, place:
     if strict:
         help = "split the line, or raise --max-tokens" if search.max_tokens < longest else "split the line"
         raise DataError(Problem(place.file, rule, place, help=help))
-    print(f"warning: {place.file}:{place.line}: {rule}: the rest is cut", file=sys.stderr)
+    print(printable(f"warning: {place.file}:{place.line}: {rule}: the rest is cut"), file=sys.stderr)
     return _beginning(text, ids, most, tokenizer)
 
 
@@ -207,7 +207,7 @@ def _decoded(lines: Sequence[bytes], name: str, first: int, strict: bool) -> Ite
             if strict:
                 yield chunk
                 raise DataError(Problem(name, rule, Place(name, number), help="iconv -f latin1 -t utf-8")) from None
-            print(f"warning: {name}:{number}: {rule}: its translation is an empty line", file=sys.stderr)
+            print(printable(f"warning: {name}:{number}: {rule}: its translation is an empty line"), file=sys.stderr)
             chunk.append("")
     yield chunk
 

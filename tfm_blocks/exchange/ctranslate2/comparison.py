@@ -1,4 +1,4 @@
-"""Compare what CTranslate2 computes with the run."""
+"""Compare log probabilities and translations of CTranslate2 with the run."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ BATCH = 32  # sentences
 
 
 def compare_log_p(engine: Any, network: Network, subwords: Sequence[str]) -> LogProbabilities:
-    """Compare the log probabilities of random sentences; CTranslate2 gives padding and bos the probability 0."""
+    """Compare the log probabilities of random sentences. CTranslate2 assigns probability 0 to padding and bos."""
 
-    def theirs(rows: Rows) -> list[list[float]]:
+    def log_p_of_engine(rows: Rows) -> list[list[float]]:
         return _log_p_of_engine(engine, [[_texts(row, subwords) for row in rows[name]] for name in rows], subwords)
 
-    return compare_with_engine(network, theirs, Tokenizer.EOS)
+    return compare_with_engine(network, log_p_of_engine, Tokenizer.EOS)
 
 
 def compare_translations(
     engine: Any, translator: Translator, subwords: Sequence[str], sources: Sequence[str], references: Sequence[str]
 ) -> Translations:
-    """Compare the output of beam search with that of the run, and its BLEU if there are references."""
-    ours = [best.text for best, *_ in translator.search(sources, SEARCH)]
-    theirs = _translations_of_engine(engine, translator, subwords, sources)
+    """Compare the translations of beam search with the run's, and their BLEU if there are references."""
+    run_texts = [best.text for best, *_ in translator.search(sources, SEARCH)]
+    engine_texts = _translations_of_engine(engine, translator, subwords, sources)
     settings = {"beam": SEARCH.beam, "length penalty": f"n^{SEARCH.alpha:g}"}
-    equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    equal = sum(a == b for a, b in zip(run_texts, engine_texts, strict=True))
     if not references:
-        return Translations(len(ours), equal, settings)
+        return Translations(len(run_texts), equal, settings)
     bleu = {"BLEU": metrics("13a", tokenised=False)["BLEU"]}
-    scores = [score(outputs, references, bleu)[0] for outputs in (theirs, ours)]
-    return Translations(len(ours), equal, settings, scores[0].value, scores[1].value, scores[0].signature)
+    scores = [score(outputs, references, bleu)[0] for outputs in (engine_texts, run_texts)]
+    return Translations(len(run_texts), equal, settings, scores[0].value, scores[1].value, scores[0].signature)
 
 
 def _translations_of_engine(
     engine: Any, translator: Translator, subwords: Sequence[str], sources: Sequence[str]
 ) -> list[str]:
-    """Translate with the settings of SEARCH; blank lines stay blank, as in the run."""
+    """Translate with the settings of SEARCH. Blank lines stay blank, as in this project."""
     ids = {text: id for id, text in enumerate(subwords)}
     results = engine.translate_batch(
         [_texts(row, subwords) for row in translator.tokenizer.encode_batch(list(sources))],
@@ -64,8 +64,8 @@ def _texts(ids: Sequence[int] | Tensor, subwords: Sequence[str]) -> list[str]:
 
 
 def _log_p_of_engine(engine: Any, texts: Sequence[list[list[str]]], subwords: Sequence[str]) -> list[list[float]]:
-    """Return the log probability of each token and of eos; the scores of a generator begin after the first token."""
+    """Return the log probability of each token and of eos. A generator does not score its first token: bos is added."""
     if len(texts) == 1:
         begin, end = subwords[Tokenizer.BOS], subwords[Tokenizer.EOS]
         texts = [[[begin, *text, end] for text in texts[0]]]
-    return [one.log_probs for one in engine.score_batch(*texts)]
+    return [result.log_probs for result in engine.score_batch(*texts)]

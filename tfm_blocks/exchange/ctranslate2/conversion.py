@@ -16,7 +16,7 @@ from tfm_blocks.language.spec import Node
 from tfm_blocks.layers.state import Bounded
 from tfm_blocks.network.graph import Network
 
-POSITIONS = 2048  # rows of a table of positions, unless the block has a bound
+POSITIONS = 2048  # rows of the table of positions, unless the block limits the length
 ACTIVATIONS = {
     "relu": Activation.RELU,
     "gelu": Activation.GELU,
@@ -104,12 +104,12 @@ def _fill_layer(spec: Any, nodes: dict[str, Node], network: Network) -> None:
 def _fill_attention(spec: Any, block: Any) -> None:
     spec.queries_scale = float(block.scores.beta)
     maps = (block.qkv,) if hasattr(block, "qkv") else (block.q, block.kv)
-    for linear, ours in zip(spec.linear, (*maps, block.out), strict=True):
-        _fill_linear(linear, ours.weight, ours.bias)
+    for linear, source in zip(spec.linear, (*maps, block.out), strict=True):
+        _fill_linear(linear, source.weight, source.bias)
 
 
 def _fill_ffn(spec: Any, block: Any) -> None:
-    """Copy a feed-forward network; the first half of a gated one has the activation."""
+    """Copy a feed-forward network. In a gated network, the first half of `inner` has the activation."""
     linears = [spec.linear_0, spec.linear_0_noact] if hasattr(spec, "linear_0_noact") else [spec.linear_0]
     weights = block.inner.weight.chunk(len(linears))
     biases = [None] * len(linears) if block.inner.bias is None else block.inner.bias.chunk(len(linears))
@@ -119,7 +119,7 @@ def _fill_ffn(spec: Any, block: Any) -> None:
 
 
 def _fill_output(spec: Any, unembed: Any) -> None:
-    """Copy the output matrix; padding and bos, which no search produces, have the bias -inf."""
+    """Copy the output matrix. Padding and bos, which search must not produce, get the bias -inf."""
     weight = _all_rows(unembed.weight, unembed.first_id)
     bias = weight.new_zeros(len(weight))
     if unembed.bias is not None:
@@ -129,26 +129,26 @@ def _fill_output(spec: Any, unembed: Any) -> None:
 
 
 def _fill_linear(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
-    """Copy a map; CTranslate2 quantises its weights in place."""
+    """Copy a linear map. The weights are cloned, because CTranslate2 quantises them in place."""
     spec.weight = weight.detach().clone()
     if bias is not None:
         spec.bias = bias.detach()
 
 
 def _fill_norm(spec: Any, norm: Any) -> None:
-    """Copy a norm. A missing bias becomes zeros, because CTranslate2 takes a norm without bias for an rmsnorm."""
+    """Copy a norm. A missing bias becomes zeros, because CTranslate2 treats a norm without bias as RMSNorm."""
     spec.gamma = norm.weight.detach()
     if hasattr(spec, "beta"):
         spec.beta = torch.zeros_like(spec.gamma) if norm.bias is None else norm.bias.detach()
 
 
 def _all_rows(weight: Tensor, first_id: int) -> Tensor:
-    """Return the matrix with a row for each id; ids below `first_id` have the row of `first_id`."""
+    """Return the matrix with a row for each id. Ids below `first_id` repeat the row of `first_id`."""
     return torch.cat((weight[:1].expand(first_id, -1), weight)).detach()
 
 
 def _positions(side: EngineSide, network: Network, D: int) -> Tensor:
-    """Return the table of the positions of a side, which is zero if it has none."""
+    """Return the table of positions of a side, or zeros if the side has no positions."""
     node = side.node("position")
     if node is None or node.block == "none":
         return torch.zeros(POSITIONS, D)

@@ -30,7 +30,7 @@ def export_to_ctranslate2(
     """
     translator = Translator.load(run)
     subwords = subwords_of(translator.tokenizer)
-    read_engine_graph(translator.network.spec, str(run))  # before the folder is made
+    read_engine_graph(translator.network.spec, str(run))  # raises before the folder exists
     if sources and not translator.inputs:
         rule = "compares translations, but the model reads no source"
         raise ConfigError(Problem("--src", rule, help="leave --src and --ref out"))
@@ -65,7 +65,7 @@ def write_network(network: Network, subwords: list[str], folder: Path, quantizat
 
 
 def subwords_of(tokenizer: Tokenizer) -> list[str]:
-    """Return the subword of each id: of a published tokenizer its own names, also of the begin and the end."""
+    """Return the subword of each id. Special ids of a published tokenizer keep their published names."""
     names = {id: name for name, id in tokenizer.ids.items()}
     if isinstance(tokenizer, PublishedTokenizer):
         published = tokenizer.vocabulary.to_here(list(tokenizer.names.values()))

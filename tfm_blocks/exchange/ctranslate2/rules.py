@@ -49,7 +49,7 @@ class EngineSide:
 
 @dataclass(frozen=True)
 class EngineGraph:
-    """A graph that the export covers; a decoder-only model has no encoder."""
+    """A supported graph; a decoder-only model has no encoder."""
 
     encoder: EngineSide | None
     decoder: EngineSide
@@ -66,13 +66,13 @@ def table() -> Mapping[str, Any]:
 
 
 def read_engine_graph(spec: Spec, where: str) -> EngineGraph:
-    """Return the encoder and decoder of a graph. Raises RunError that names each node that is not covered."""
+    """Return the encoder and decoder of a graph. Raises RunError that names each unsupported node."""
     encoder = [node for node in spec.nodes if node.sees == "nothing"]
     decoder = [node for node in spec.nodes if node.sees != "nothing"]
     last = "decoder" if encoder else "decoder without encoder"
     graph = EngineGraph(_side("encoder", encoder) if encoder else None, _side(last, decoder))
-    for find in PASSES:
-        refusals = dict.fromkeys((pattern(address), rule) for address, rule in find(spec, graph))
+    for run_pass in PASSES:
+        refusals = dict.fromkeys((pattern(address), rule) for address, rule in run_pass(spec, graph))
         if refusals:
             begin = "the export to CTranslate2"
             raise RunError([Problem(f"{where}: {address}", f"{begin} {rule}") for address, rule in refusals])
@@ -80,7 +80,7 @@ def read_engine_graph(spec: Spec, where: str) -> EngineGraph:
 
 
 def norms_of(node: Node) -> list[Part]:
-    """Return the norms of a node, as a block or around it."""
+    """Return the norms of a node: its block, or the norms in its add & norm."""
     steps = [Part(step.block, step.arguments) for step in (*node.pre, *node.post) if step.kind == "norm"]
     if node.block and node.block in table()["kinds"]["norm"]:
         return [Part(node.block, node.arguments)]
@@ -116,7 +116,7 @@ def _inputs(spec: Spec, graph: EngineGraph) -> Iterator[Refusal]:
 
 
 def _blocks(spec: Spec, graph: EngineGraph) -> Iterator[Refusal]:
-    """Yield the nodes whose block is of no kind."""
+    """Yield the nodes whose block is not supported."""
     for side in graph.sides:
         for kind, node in side.kinds:
             if kind is None:
@@ -130,7 +130,7 @@ def _structure(spec: Spec, graph: EngineGraph) -> Iterator[Refusal]:
 
 
 def _values(spec: Spec, graph: EngineGraph) -> Iterator[Refusal]:
-    """Yield the nodes with arguments or operations that are not covered, and the nodes that must be alike."""
+    """Yield the nodes with unsupported arguments or operations, and the nodes that must be equal but differ."""
     for side in graph.sides:
         for kind, node in side.kinds:
             assert kind
@@ -145,7 +145,7 @@ PASSES = (_inputs, _blocks, _structure, _values)
 
 
 def _order(side: EngineSide) -> Iterator[Refusal]:
-    """Yield the first node that no rule of the order allows."""
+    """Yield the first node that must not follow the node before it."""
     order = table()["order"][side.name]
     before: str | None = "start"
     for kind, node in (*side.kinds, ("end", side.nodes[-1])):
@@ -158,7 +158,7 @@ def _order(side: EngineSide) -> Iterator[Refusal]:
 
 
 def _wiring(side: EngineSide, graph: EngineGraph) -> Iterator[Refusal]:
-    """Yield the nodes that do not read the node before, or have other operands."""
+    """Yield the nodes that do not read the previous node, or that read other operands than the encoder."""
     memory = graph.encoder.nodes[-1].address if graph.encoder else ""
     for before, node in zip([None, *side.nodes], side.nodes, strict=False):
         first, *others = node.reads.items()

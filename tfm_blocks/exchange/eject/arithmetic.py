@@ -47,12 +47,12 @@ def binary(sign: ast.operator, left: Any, right: Any) -> Any:
 
 
 def _is_float(code: Code) -> bool:
-    """Return True if the code is a tensor of floats, which a factor of 1 does not change."""
+    """Return True if the code is a tensor of floats, which multiplication by 1 does not change."""
     return code.runs is not None and isinstance(code.runs[0], Tensor) and code.runs[0].is_floating_point()
 
 
 def _simplified(sign: ast.operator, left: Any, right: Any, code: Code) -> Any:
-    """Return an integer as a sum of terms if the operator keeps it one."""
+    """Return the integer as a sum of terms, if the operator is +, -, * or // 1."""
     a, b = terms_of(left), terms_of(right)
     if isinstance(sign, ast.Add | ast.Sub):
         factor = 1 if isinstance(sign, ast.Add) else -1
@@ -92,7 +92,7 @@ def unary(sign: ast.unaryop, value: Any) -> Any:
 
 
 def comparison(sign: ast.cmpop, left: Any, right: Any) -> Any:
-    """Return the value of a comparison. Code is never None, and the type of a device equals no string."""
+    """Return the value of a comparison. Code is never None. The type of a device is unequal to every string."""
     if isinstance(sign, ast.Is | ast.IsNot) and (left is None or right is None):
         return COMPARE[type(sign)](left, right)
     if isinstance(left, AnyDevice):

@@ -1,4 +1,4 @@
-"""Read attributes and items of values that may be known only in the ejected file."""
+"""Read attributes and items of known and unknown values."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Attributes(ABC):
                 return self._of_class(owner, mro[mro.index(cls) + 1 :], text)
         if isinstance(inspect.getattr_static(type(value), text, None), property) and not is_static(value):
             return self._of_class(value, type(value).__mro__, text)
-        found = getattr(value, text)
-        if isinstance(found, types.MethodType) and not isinstance(value, type):
+        member = getattr(value, text)
+        if isinstance(member, types.MethodType) and not isinstance(value, type):
             owner = next(cls for cls in type(value).__mro__ if text in vars(cls))
-            return Method(value, found.__func__, owner) if isinstance(found.__func__, types.FunctionType) else found
-        return found
+            return Method(value, member.__func__, owner) if isinstance(member.__func__, types.FunctionType) else member
+        return member
 
     def _of_module(self, ref: Ref, text: str) -> Any:
         module, expr = ref.module, attribute(ref.expr, text)
@@ -90,7 +90,7 @@ class Attributes(ABC):
 
 
 def _of_code(value: Code, text: str) -> Any:
-    """Return an attribute of a value that is known only in the ejected file."""
+    """Return an attribute of an unknown value."""
     if text in ("requires_grad", "is_meta"):
         return False
     expr = attribute(value.expr, text)

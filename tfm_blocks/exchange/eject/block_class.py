@@ -4,59 +4,44 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from tfm_blocks.exchange.eject.cleanup import tidy
+from tfm_blocks.exchange.eject.cleanup import identifiers_in
+from tfm_blocks.exchange.eject.constructors import init_lines, tree_of
 from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, POSITIONS, EjectContext, block_kind, value
 from tfm_blocks.exchange.eject.expressions import Statements
-from tfm_blocks.exchange.eject.modules import init_lines
 from tfm_blocks.exchange.eject.plain import is_leaf
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.values import RUNS, Code, Ref, name, to_expr
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.network.call import Call
 
-RESERVED = {
-    "self",
-    "torch",
-    "F",
-    "nn",
-    "math",
-    "Tensor",
-    "Any",
-    "State",
-    "Node",
-    "len",
-    "min",
-    "max",
-    "zip",
-    "enumerate",
-}
-RESERVED |= {"list", "slice", "range", "sum", "int", "float", "str", "getattr"}
+RESERVED = {"self", "torch", "F", "nn", "math", "Tensor", "Any", "State", "Node"}
+RESERVED |= {"len", "min", "max", "zip", "enumerate", "list", "slice", "range", "sum", "int", "float", "str", "getattr"}
 TYPES = {"position": "int", "rows": "int", "length": "int", "state": "State"}
 INLINED = 60  # characters of an expression that replaces a class without parameters
 
 
 @dataclass(frozen=True)
 class MethodCode:
-    """A method: its parameters, what each stands for, the type of its result, and its statements."""
+    """A method of the ejected file. `state_keys` are the keys of values that it reads from the state, by address."""
 
     name: str
     parameters: Mapping[str, Any]
     body: Statements
     result: str = "Tensor"
     types: Mapping[str, str] | None = None
-    kept: Mapping[str, str] = field(default_factory=dict)
+    state_keys: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def source(self) -> str:
-        """Return the statements as text."""
-        return ast.unparse(ast.fix_missing_locations(ast.Module(self.body, [])))
+    def returns_empty(self) -> bool:
+        """Return True if the method only returns {}, the state of a stateless block or layer."""
+        return [ast.unparse(statement) for statement in self.body] == ["return {}"]
 
     @property
     def text(self) -> str:
@@ -80,25 +65,20 @@ def method_of(
     result: str = "Tensor",
     types: Mapping[str, str] | None = None,
 ) -> MethodCode:
-    """Return the method whose statements an action emits, and whose value it returns; unused parameters are dropped."""
+    """Return a method with the statements and the result of an action. Unused parameters are dropped."""
     evaluator = Evaluator(names={*RESERVED, *parameters})
     returned = to_expr(action(evaluator))
-    body = tidy([*evaluator.body, ast.Return(returned)], evaluator.temporary)
-    used = {node.id for root in body for node in ast.walk(root) if isinstance(node, ast.Name)}
+    body = evaluator.finish(returned)
+    used = identifiers_in(body)
     return MethodCode(method_name, {key: parameters[key] for key in parameters if key in used}, body, result, types)
 
 
 @dataclass(frozen=True)
 class BlockClass:
-    """The name of a block's class and its methods; a block that is one short expression has no class."""
+    """The class of a block. The name is "" if the block needs no class. A stateless block has no method `start`."""
 
     name: str
     methods: Mapping[str, MethodCode]
-
-    @property
-    def state_needed(self) -> bool:
-        """Return True if the steps carry tensors."""
-        return "start" in self.methods and self.methods["start"].source != "return {}"
 
 
 class BlockWriter:
@@ -114,23 +94,16 @@ class BlockWriter:
         """Add the class to the file, unless the block is a layer of torch or one short expression."""
         methods = {"forward": self._forward()}
         if self.call.stepping is not None and block_kind(self.call) in self.context.moving_kinds:
-            methods |= {"start": self._start(), "step": self._step()}
+            start, step = self._start(), self._step()
+            methods |= {"step": step} if start.returns_empty else {"start": start, "step": step}
         if is_leaf(self.call.block) or self._is_expression(methods["forward"]):
             return BlockClass("", methods)
-        block, written = self.call.block, BlockClass("", methods)
-        kept = methods if written.state_needed else {key: methods[key] for key in methods if key != "start"}
-        return BlockClass(class_name(self.context, block, kept, self._word()), methods)
+        return BlockClass(add_class(self.context, self.call.block, methods, self._class_name()), methods)
 
-    def _word(self) -> str:
-        kind = type(self.call.block).__name__
+    def _class_name(self) -> str:
         node = self.call.node
-        return (
-            f"Causal{kind}"
-            if node.arguments.get("mask") == "causal"
-            else f"Cross{kind}"
-            if "kv" in node.reads
-            else kind
-        )
+        prefix = "Causal" if node.arguments.get("mask") == "causal" else "Cross" if "kv" in node.reads else ""
+        return prefix + type(self.call.block).__name__
 
     def _is_expression(self, forward: MethodCode) -> bool:
         first, *others = forward.body
@@ -146,27 +119,29 @@ class BlockWriter:
             operands[port.parameter] = value(port.parameter, together if port.many else runs[0])
         return operands
 
-    def masks(self, *, step: bool = False) -> tuple[dict[str, Code], dict[str, bool]]:
-        """Return the parameters of the keep masks, and the flags for right padding."""
-        axes = {key: axis for key, axis in self.call.mask_axes.items() if axis != "None"}
-        runs = {key: value(key, self.context.mask_runs(axis, step=step)) for key, axis in axes.items()}
-        return runs, {key: "+" not in axis for key, axis in self.call.right_padded_axes.items()}
+    def masks(self) -> dict[str, Code]:
+        """Return the parameters of the keep masks."""
+        axes = self.call.mask_axes.items()
+        return {key: value(key, self.context.mask_runs(axis)) for key, axis in axes if axis != "None"}
+
+    def _right_padded(self) -> dict[str, bool]:
+        return {key: "+" not in axis for key, axis in self.call.right_padded_axes.items()}
 
     def forward(self, evaluator: Evaluator, arguments: Mapping[str, Any]) -> Any:
         """Evaluate the block's forward, without its loss."""
-        result = evaluator.call(evaluator.get(self.ref, "forward"), [], {**arguments, **self.masks()[1]})
+        result = evaluator.call(evaluator.get(self.ref, "forward"), [], {**arguments, **self._right_padded()})
         return result[0] if self.call.gives_loss else result
 
     def _forward(self) -> MethodCode:
-        parameters = {**self.operands(), **self.masks()[0]}
+        parameters = {**self.operands(), **self.masks()}
         types = {port.parameter: "list[Tensor]" for port in self.call.ports if port.many}
         return method_of("forward", parameters, lambda evaluator: self.forward(evaluator, parameters), types=types)
 
     def _start(self) -> MethodCode:
         block: Any = self.call.stepping
         known = inspect.signature(block.start).parameters
-        masks = {key: mask for key, mask in self.masks()[0].items() if key in known}
-        sizes, fixed = room(self.context), self._fixed()
+        masks = {key: mask for key, mask in self.masks().items() if key in known}
+        sizes, fixed = cache_sizes(self.context), self._fixed()
 
         def action(evaluator: Evaluator) -> Any:
             shape = CacheShape(**sizes)  # type: ignore[arg-type]
@@ -215,25 +190,29 @@ class BlockWriter:
 
 
 def parts_of(state: Any) -> tuple[dict[str, Any], ...]:
-    """Return the tensors of a state, which are code while it is ejected."""
+    """Return the tensors of a state, which are `Code` during the evaluation."""
     return state.fixed, state.caches, state.moving
 
 
-def room(context: EjectContext) -> dict[str, Code]:
+def cache_sizes(context: EjectContext) -> dict[str, Code]:
     """Return the sizes of caches: rows and positions, and a tensor with their dtype and device."""
     like = value("like", context.tensors((1,), torch.float32))
     return {"rows": value("rows", BATCHES), "length": value("length", LENGTHS), "like": like}
 
 
-def class_name(context: EjectContext, module: nn.Module, methods: Mapping[str, MethodCode], word: str) -> str:
-    """Add a class with these methods to the file and return its name."""
-    inits = init_lines(module)
+def add_class(context: EjectContext, module: nn.Module, methods: Mapping[str, MethodCode], word: str) -> str:
+    """Add the class of a module to the file and return its name, which begins with `word`."""
+    body = class_body(summary(type(module)), init_lines(tree_of(module)), methods.values())
+    return context.classes.add(word, body)
+
+
+def class_body(docstring: str, inits: Sequence[str], methods: Iterable[MethodCode]) -> str:
+    """Return the text of a class below its first line."""
     init = "".join(f"        {line}\n" for line in inits)
     constructor = f"    def __init__(self) -> None:\n        super().__init__()\n{init}\n" if inits else ""
-    body = f'    """{summary(type(module))}"""\n\n{constructor}'
-    return context.classes.add(word, body + "\n".join(method.text for method in methods.values()))
+    return f'    """{docstring}"""\n\n{constructor}' + "\n".join(method.text for method in methods)
 
 
 def summary(cls: type) -> str:
-    """Return the first line of a class's description."""
+    """Return the first line of the docstring of a class."""
     return (inspect.getdoc(cls) or cls.__name__).split("\n")[0].replace("\\", "\\\\").replace('"""', "'''")

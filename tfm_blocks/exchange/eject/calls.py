@@ -1,4 +1,4 @@
-"""Evaluate calls: the project's functions are inlined, torch's become code, the others are computed."""
+"""Evaluate calls: functions of the project are inlined, functions of torch become code, others are computed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from tfm_blocks.exchange.eject.arithmetic import terms_of
-from tfm_blocks.exchange.eject.expressions import Closure, Expressions, Namespace, Statements
+from tfm_blocks.exchange.eject.expressions import Expressions, Namespace, Statements
 from tfm_blocks.exchange.eject.plain import PLAIN, is_leaf
 from tfm_blocks.exchange.eject.values import (
+    TORCH_NAMES,
     CannotEjectError,
     Code,
     CodeMethod,
@@ -31,9 +32,16 @@ from tfm_blocks.exchange.eject.values import (
     trial,
 )
 
-DEEPEST = 40  # nested calls; more is a recursion
+DEEPEST = 40  # nested calls; deeper nesting is treated as infinite recursion
 STANDARD = (sysconfig.get_path("stdlib"), str(Path(torch.__file__).parent))
-SAME_SHAPE = ("view", "view_as", "expand", "reshape", "repeat_interleave", "contiguous")  # no effect if the shape stays
+SAME_SHAPE = (
+    "view",
+    "view_as",
+    "expand",
+    "reshape",
+    "repeat_interleave",
+    "contiguous",
+)  # dropped if the shape stays equal
 SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 FOLDED = {torch.compiler.is_compiling: False, torch.compiler.is_exporting: False, torch.is_autocast_enabled: False}
 
@@ -55,40 +63,30 @@ class Calls(Expressions):
                 return self._code_method(function, arguments, named)
             case Ref():
                 return self._module(function, arguments, named)
-            case Closure(node=node, frame=frame):
-                names = [argument.arg for argument in node.args.args]
-                inner = {**frame.env, **dict(zip(names, arguments, strict=True)), **named}
-                return self.evaluate(node.body, Namespace(inner, frame.scope, frame.owner, frame.cls))
             case functools.partial():
                 return self.call(function.func, [*function.args, *arguments], {**function.keywords, **named})
             case Code():
-                raise CannotEjectError(f"{ast.unparse(function.expr)} is called, which is unknown")
-        function = PLAIN.get(_key(function), function)
+                raise CannotEjectError(f"{ast.unparse(function.expr)} is called, but its value is unknown")
+        function = PLAIN.get(id(function), function)
         if isinstance(function, types.FunctionType) and _has_own_source(function):
             return self.inline(function, arguments, named)
         return self._other(function, arguments, named)
 
     def _method(self, method: Method, arguments: list[Any], named: dict[str, Any]) -> Any:
-        function = PLAIN.get(method.function, method.function)
+        function = PLAIN.get(id(method.function), method.function)
         in_torch = isinstance(method.owner, Ref) and method.cls.__module__.startswith("torch.nn")
         if _has_own_source(function) or in_torch:
             return self.inline(function, [method.owner, *arguments], named, method.cls)
         return getattr(method.owner, method.function.__name__)(*arguments, **named)
 
     def _code_method(self, method: CodeMethod, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Return the call of a tensor's method; a view of the same shape is the tensor."""
+        """Return the call of a tensor's method, or the tensor if the method does not change it."""
         runs = trial(lambda x, a, n: getattr(x, method.name)(*a, **n), method.owner, arguments, named)
         before = method.owner.runs
-        if (
-            method.name in SAME_SHAPE
-            and runs
-            and before
-            and all(a.shape == b.shape for a, b in zip(runs, before, strict=True))
-        ):
+        if method.name in SAME_SHAPE and runs and before and _shapes(runs) == _shapes(before):
             return method.owner
-        if method.name == "to" and [ast.unparse(to_expr(a)) for a in arguments] == [
-            f"{ast.unparse(method.owner.expr)}.dtype"
-        ]:
+        texts = [ast.unparse(to_expr(argument)) for argument in arguments] if method.name == "to" else []
+        if texts == [f"{ast.unparse(method.owner.expr)}.dtype"]:
             return method.owner
         return self.residual(to_expr(method), arguments, named, runs)
 
@@ -116,7 +114,7 @@ class Calls(Expressions):
             arguments = arguments[1:2]
         if function is torch.nn.functional.scaled_dot_product_attention:
             arguments, named = arguments[:3], {**_attention_options(arguments), **named}
-        if str(getattr(function, "__module__", "")).startswith("torch") or id(function) in _torch():
+        if str(getattr(function, "__module__", "")).startswith("torch") or id(function) in TORCH_NAMES:
             tried = {key: value for key, value in named.items() if key != "generator"}  # the meta device has none
             return self.residual(to_expr(function), arguments, named, trial(function, *arguments, **tried))
         if isinstance(function, type) and issubclass(function, Exception):
@@ -188,23 +186,8 @@ class Calls(Expressions):
             return values[0]
         return self.residual(name(function.__name__), list(texts.values()), {}, trial(lambda v: function(v), values))
 
-    def _call_sum(self, values: Any) -> Any:
-        return sum(values) if is_static(values) else self.residual(name("sum"), [values], {}, None)
-
     def _call_tuple(self, values: Any = ()) -> Any:
         return values if isinstance(values, Code) else tuple(values)
-
-    def _call_list(self, values: Any = ()) -> Any:
-        return values if isinstance(values, Code) else list(values)
-
-    def _call_dict(self, *values: Any, **named: Any) -> Any:
-        return dict(*values, **named)
-
-    def _call_bool(self, value: Any) -> Any:
-        return self.truth(value)
-
-    def _call_set(self, values: Any) -> Any:
-        return set(values)
 
 
 def _shapes(runs: Any) -> list[Any]:
@@ -221,16 +204,6 @@ def _attention_options(arguments: list[Any]) -> dict[str, Any]:
     """Return the positional options of scaled_dot_product_attention that differ from the defaults, by name."""
     options = dict(zip(SDPA[3:], arguments[3:], strict=False))
     return {key: value for key, value in options.items() if isinstance(value, Code) or value}
-
-
-def _key(function: Any) -> Any:
-    return function if isinstance(function, types.FunctionType) else id(function)
-
-
-def _torch() -> dict[int, str]:
-    from tfm_blocks.exchange.eject.values import TORCH_NAMES
-
-    return TORCH_NAMES
 
 
 def _is_method_of_container(function: Any) -> bool:

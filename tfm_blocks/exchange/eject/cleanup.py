@@ -1,4 +1,4 @@
-"""Make generated statements readable: no unused variables, no variable for an argument that is used once."""
+"""Make generated statements readable: remove unused variables, and inline temporary variables that are used once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ LONGEST = 100  # characters of a statement into which the value of a variable is
 
 
 def tidy(body: Statements, temporary: Collection[str]) -> Statements:
-    """Return equal statements; `temporary` are the variables that no author named."""
+    """Return equivalent statements; `temporary` are the variables that the evaluation introduced."""
     body = _without_unused(body)
     body = _without_temporary(body, temporary)
     body = _without_result(body)
     return _with_short_names(body)
+
+
+def identifiers_in(body: Statements) -> set[str]:
+    """Return all names in statements."""
+    return {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
 
 
 def _loads(nodes: Collection[ast.AST]) -> Counter[str]:
@@ -42,10 +47,10 @@ def _nested(statement: ast.stmt) -> Iterator[Statements]:
 
 
 def _without_unused(body: Statements) -> Statements:
-    """Drop assignments to variables that nothing reads, except to update themselves."""
+    """Drop assignments to variables that are read only to update themselves."""
     while True:
         loads = _loads(body)
-        for statement in _all(body):
+        for statement in _with_nested(body):
             targets = _targets(statement)
             if len(targets) == 1 and isinstance(statement, ast.Assign):
                 loads[targets[0]] -= _loads([statement.value])[targets[0]]
@@ -53,36 +58,33 @@ def _without_unused(body: Statements) -> Statements:
             return body
 
 
-def _all(body: Statements) -> Iterator[ast.stmt]:
+def _with_nested(body: Statements) -> Iterator[ast.stmt]:
     for statement in body:
         yield statement
         for inner in _nested(statement):
-            yield from _all(inner)
+            yield from _with_nested(inner)
 
 
 def _drop(body: Statements, loads: Counter[str]) -> bool:
-    """Drop what is unused in place; return True if something was dropped."""
-    dropped = False
+    """Drop unused assignments and empty blocks in place. Return True if anything changed."""
+    changed = False
     for statement in list(body):
         for inner in _nested(statement):
-            dropped |= _drop(inner, loads)
+            changed |= _drop(inner, loads)
         targets = _targets(statement)
         empty = isinstance(statement, ast.If | ast.For | ast.With) and not any(_nested(statement))
         if empty or (targets and not any(loads[target] > 0 for target in targets)):
             body.remove(statement)
-            dropped = True
+            changed = True
         elif isinstance(statement, ast.If) and not statement.body:
-            statement.test, statement.body, statement.orelse = (
-                ast.UnaryOp(ast.Not(), statement.test),
-                statement.orelse,
-                [],
-            )
+            statement.test = ast.UnaryOp(ast.Not(), statement.test)
+            statement.body, statement.orelse = statement.orelse, []
         elif isinstance(statement, ast.Assign) and len(targets) > 1:
-            dropped |= _hide(statement, loads)
-    return dropped
+            changed |= _underscore(statement, loads)
+    return changed
 
 
-def _hide(statement: ast.Assign, loads: Counter[str]) -> bool:
+def _underscore(statement: ast.Assign, loads: Counter[str]) -> bool:
     """Rename unused names of a tuple to `_`."""
     nodes = [node for node in ast.walk(statement.targets[0]) if isinstance(node, ast.Name)]
     unused = [node for node in nodes if node.id != "_" and loads[node.id] <= 0]
@@ -153,7 +155,7 @@ class _Replace(ast.NodeTransformer):
 
 
 def _without_result(body: Statements) -> Statements:
-    """Return a value where it is computed: at the end of a function, and of the sides of an `if` at its end."""
+    """Replace `y = …; return y` by `return …`, also in both branches of a final `if`."""
     if len(body) < 2 or not isinstance(body[-1], ast.Return) or not isinstance(body[-1].value, ast.Name):
         return body
     rest, before, variable = body[:-2], body[-2], body[-1].value.id
@@ -171,7 +173,7 @@ def _without_result(body: Statements) -> Statements:
 
 
 def _with_short_names(body: Statements) -> Statements:
-    """Drop the number behind a name if the name itself is free."""
+    """Remove the number from a name such as `x2` if the name without it is free."""
     nodes = [node for root in body for node in ast.walk(root) if isinstance(node, ast.Name)]
     used = {node.id for node in nodes}
     stored = dict.fromkeys(node.id for node in nodes if isinstance(node.ctx, ast.Store))

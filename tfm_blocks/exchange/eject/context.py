@@ -1,4 +1,4 @@
-"""What all parts of the ejected file share: the network, its trial sizes, and the classes written so far."""
+"""The state that all writers share: the network, its trial sizes, and the classes of the ejected file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.exchange.eject.values import RUNS, CannotEjectError, Code, Ref, parse, unused
+from tfm_blocks.exchange.eject.values import RUNS, CannotEjectError, Code, parse, unused
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import TARGET, Axis, Node, Shape, Size
 from tfm_blocks.network.call import Call
@@ -20,19 +20,19 @@ from tfm_blocks.network.graph import Network
 
 BATCHES, LENGTHS, POSITIONS = (1, 2, 3), (1, 7, 301), (0, 2, 5)
 
-TAKEN = ("Model", "Node", "State", "Tensor", "Any", "F")  # names of the file that no class may have
+RESERVED_CLASSES = ("Model", "Node", "State", "Tensor", "Any", "F")  # names of the file that no class may have
 
 
 @dataclass
 class Classes:
-    """The classes of the ejected file by their text. Classes that differ only in their name are one."""
+    """The classes of the ejected file by their text. Modules with the same text share a class."""
 
     by_text: dict[str, str] = field(default_factory=dict)
 
     def add(self, word: str, body: str) -> str:
         """Return the name of the class with this body, which is `word` or `word` and a number."""
         if body not in self.by_text:
-            self.by_text[body] = unused(word, {*self.by_text.values(), *TAKEN})
+            self.by_text[body] = unused(word, {*self.by_text.values(), *RESERVED_CLASSES})
         return self.by_text[body]
 
     @property
@@ -42,7 +42,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class EjectContext:
-    """The network that is ejected, on the meta device; `sources` has the places of its nodes."""
+    """The network, on the meta device, and the classes; `sources` has the file and line of each node."""
 
     network: Network
     sources: Sources
@@ -53,7 +53,7 @@ class EjectContext:
 
     @contextmanager
     def refusing(self, node: Node) -> Iterator[None]:
-        """Raise ConfigError with the place of the node if its source is not covered."""
+        """Raise ConfigError with the file and line of the node if its source is not supported."""
         try:
             yield
         except ConfigError:
@@ -94,14 +94,11 @@ class EjectContext:
         return self.nodes[address].shape if address in self.nodes else self.network.spec.input(address).shape
 
     def runs(self, address: str, *, step: bool = False, alone: bool = False) -> tuple[torch.Tensor, ...]:
-        """Return a value in each trial run; in a decoding step there is one target position.
-
-        With `alone` every sequence has one position.
-        """
+        """Return a value in each trial run: with one target position (`step`), or one position per axis (`alone`)."""
         inputs = {tensor.name: tensor for tensor in self.network.spec.inputs}
         ids = address in inputs and inputs[address].tokens
-        one = step and self.moves(address)
-        return self.tensors(self.shape(address), torch.int64 if ids else torch.float32, step=one, alone=alone)
+        dtype = torch.int64 if ids else torch.float32
+        return self.tensors(self.shape(address), dtype, step=step and self.moves(address), alone=alone)
 
     def tensors(
         self, shape: Iterable[Size], dtype: torch.dtype, *, step: bool = False, alone: bool = False
@@ -122,24 +119,17 @@ class EjectContext:
     def mask_runs(self, axis: str, *, step: bool = False) -> tuple[torch.Tensor, ...]:
         """Return the keep mask of an axis in each trial run."""
         batch = self.network.spec.inputs[0].shape[0]
-        return self.tensors((batch, self.axis(axis)), torch.bool, step=step)
+        return self.tensors((batch, self.axes[axis]), torch.bool, step=step)
 
     @cached_property
     def axes(self) -> dict[str, Axis]:
         shapes = [tensor.shape for tensor in self.network.spec.inputs] + [node.shape for node in self.nodes.values()]
         return {axis.name: axis for shape in shapes for axis in shape if isinstance(axis, Axis)}
 
-    def axis(self, text: str) -> Axis:
-        return self.axes[text]
-
     @cached_property
     def moving_kinds(self) -> set[str]:
         """Return the kinds of blocks that decoding steps call."""
         return {block_kind(call) for call in self.calls if call.node.sees != "nothing"}
-
-    def ref(self, address: str, home: str, module: Any) -> Ref:
-        """Return a module and its path from the layer `home`."""
-        return Ref(module, parse(self.path(address, home)))
 
     def path(self, address: str, home: str) -> str:
         """Return the expression of a module from the layer `home`, such as `self.encoder[0].attn`."""

@@ -6,7 +6,7 @@ import ast
 import builtins
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,25 +31,21 @@ Statements = list[ast.stmt]
 
 @dataclass
 class Namespace:
-    """The names that a function sees; `owner` and `cls` are those of a method."""
+    """The local and global names of a function; of a method also its object (`owner`) and class."""
 
     env: dict[str, Any]
     scope: dict[str, Any]
     owner: Any = None
     cls: type = object
 
-
-@dataclass
-class Closure:
-    """A lambda with the names around it."""
-
-    node: ast.Lambda
-    frame: Namespace
+    def copy(self) -> Namespace:
+        """Return a namespace whose assignments do not affect this one."""
+        return replace(self, env={**self.env})
 
 
 @dataclass
 class Expressions(Attributes):
-    """Evaluate expressions. Statements of the ejected function are appended to `body`; `names` are taken."""
+    """Evaluate expressions. Emitted statements are appended to `body`; `names` are in use."""
 
     body: Statements = field(default_factory=list)
     names: set[str] = field(default_factory=set)
@@ -66,7 +62,7 @@ class Expressions(Attributes):
         return free
 
     def bind(self, text: str, value: Any, *, temporary: bool = False) -> Any:
-        """Assign code to a new variable of the ejected function. Other values need none."""
+        """Assign code to a new variable of the ejected function. Other values are returned unchanged."""
         if not isinstance(value, Code) or value.atomic:
             return value
         variable = self.fresh(text)
@@ -78,11 +74,11 @@ class Expressions(Attributes):
     def evaluate(self, node: ast.expr, frame: Namespace) -> Any:
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
-            raise CannotEjectError(f"{type(node).__name__} expressions are not covered: {ast.unparse(node)}")
+            raise CannotEjectError(f"{type(node).__name__} expressions are not supported: {ast.unparse(node)}")
         return method(node, frame)
 
     def truth(self, value: Any) -> Any:
-        """Return a bool, or the code of a test. A module is true."""
+        """Return the truth of a value as a bool, or as code if it is unknown. A module is true."""
         if isinstance(value, Code):
             return value
         return True if isinstance(value, Ref | Method) else bool(value)
@@ -113,7 +109,7 @@ class Expressions(Attributes):
                 yield self.evaluate(node, frame)
 
     def iterate(self, value: Any) -> list[Any]:
-        """Return the elements of a value whose number is known. Raises CannotEjectError."""
+        """Return the elements of a value. Raises CannotEjectError if their number is unknown."""
         if not isinstance(value, Code):
             return list(value)
         lengths = {len(run) if isinstance(run, tuple | list) else None for run in value.runs or (None,)}
@@ -150,7 +146,7 @@ class Expressions(Attributes):
         return arithmetic.unary(node.op, self.truth(value) if isinstance(node.op, ast.Not) else value)
 
     def _boolop(self, node: ast.BoolOp, frame: Namespace) -> Any:
-        """Return the value that decides; operands that can no longer change it are not evaluated."""
+        """Evaluate operands until one decides; the unknown operands before it stay code."""
         decides = isinstance(node.op, ast.Or)
         unknown: list[Code] = []
         value: Any = None
@@ -195,9 +191,6 @@ class Expressions(Attributes):
             named |= value if keyword.arg is None else {keyword.arg: value}
         return self.call(function, list(self._elements(node.args, frame)), named)
 
-    def _lambda(self, node: ast.Lambda, frame: Namespace) -> Closure:
-        return Closure(node, frame)
-
     def _joinedstr(self, node: ast.JoinedStr, frame: Namespace) -> Any:
         parts: list[ast.expr] = []
         for part in node.values:
@@ -217,7 +210,7 @@ class Expressions(Attributes):
             values = self.iterate(self.bind("parts", values))
         results = []
         for value in list(values):
-            inner = Namespace({**frame.env}, frame.scope, frame.owner, frame.cls)
+            inner = frame.copy()
             self.unpack(generator.target, value, inner)
             if all(self.truth(self.evaluate(test, inner)) for test in generator.ifs):
                 results.append(self.evaluate(node.elt, inner))
@@ -228,12 +221,12 @@ class Expressions(Attributes):
     def _repeated(
         self, node: ast.ListComp | ast.GeneratorExp, generator: ast.comprehension, values: Code, frame: Namespace
     ) -> Code:
-        """Return a comprehension over a number of elements that is known only in the ejected file."""
-        inner = Namespace({**frame.env}, frame.scope, frame.owner, frame.cls)
+        """Return a comprehension over an unknown number of elements."""
+        inner = frame.copy()
         target, before = self.loop_target(generator.target, values, inner), len(self.body)
         element = to_expr(self.evaluate(node.elt, inner))
         if generator.ifs or len(self.body) > before:
-            raise CannotEjectError(f"a comprehension with conditions or steps is not covered: {ast.unparse(node)}")
+            raise CannotEjectError(f"a comprehension with conditions or steps is not supported: {ast.unparse(node)}")
         comprehension = ast.comprehension(target, values.expr, [], 0)
         return Code(type(node)(element, [comprehension]))
 

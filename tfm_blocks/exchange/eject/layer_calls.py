@@ -1,4 +1,4 @@
-"""The nodes of a scope as statements: calls of blocks with their add & norm, in the pass, the start and the steps."""
+"""Write the nodes of a scope as statements of `forward`, `start` and `step`: calls of blocks with their add & norm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from tfm_blocks.exchange.eject.block_class import BlockClass, BlockWriter, class_name, method_of
+from tfm_blocks.exchange.eject.block_class import BlockClass, BlockWriter, add_class, method_of
 from tfm_blocks.exchange.eject.context import POSITIONS, EjectContext, value
 from tfm_blocks.exchange.eject.plain import is_leaf
 from tfm_blocks.exchange.eject.scopes import CallScope
@@ -20,14 +20,14 @@ from tfm_blocks.layers.linear import Dropout
 from tfm_blocks.network.call import Call
 
 Mode = Literal["forward", "start", "step"]
-Source = tuple[str, Any]  # what a parameter stands for: ("value", address), ("mask", axis) or ("size", name)
-KEEP = "keep:"  # begins the key of a keep mask, which no address has
-OWN = (Add, Scale, Gain, DropPath, Dropout)  # operations of add & norm that are written out
+Source = tuple[str, Any]  # the origin of a parameter: ("value", address), ("mask", axis) or ("size", name)
+KEEP = "keep:"  # prefix of the key of a keep mask, which distinguishes it from addresses
+INLINED_OPERATIONS = (Add, Scale, Gain, DropPath, Dropout)  # operations of add & norm that are written out
 
 
 @dataclass
 class ScopeMethod:
-    """The method of a scope that is being written: what it has computed, and what it reads from outside."""
+    """A method of a scope while it is written: the values so far, and the parameters that it reads."""
 
     context: EjectContext
     scope: CallScope
@@ -36,7 +36,9 @@ class ScopeMethod:
     values: dict[str, Code] = field(default_factory=dict)
     parameters: dict[str, Source] = field(default_factory=dict)
     lists: dict[str, list[str]] = field(default_factory=dict)  # variables with the outputs of all layers of a stack
-    kept: dict[str, str] = field(default_factory=dict)  # keys of values in the state, by address
+    state_keys: dict[str, str] = field(
+        default_factory=dict
+    )  # keys in the state of values that a step reads, by address
 
     @property
     def steps(self) -> bool:
@@ -46,9 +48,10 @@ class ScopeMethod:
         """Return the value at an address: a variable, an entry of the state, or a new parameter."""
         if address not in self.values:
             if self.steps and not self.context.moves(address):
-                taken = {self.scope.relative(item.address) for item in self.scope.items}
-                self.kept.setdefault(address, unused(address.split(".")[0], {"position", *taken, *self.kept.values()}))
-                return value(f"state[{self.kept[address]!r}]", self.context.runs(address))
+                taken = {"position", *(self.scope.relative(item.address) for item in self.scope.items)}
+                key = unused(address.split(".")[0], taken.union(self.state_keys.values()))
+                self.state_keys.setdefault(address, key)
+                return value(f"state[{self.state_keys[address]!r}]", self.context.runs(address))
             word = "x" if not self.parameters and self.scope.address else address.split(".")[0]
             self.values[address] = self._parameter(
                 word, ("value", address), self.context.runs(address, step=self.steps)
@@ -58,8 +61,8 @@ class ScopeMethod:
     def mask(self, axis: str) -> Code:
         """Return the keep mask of an axis."""
         key, word = f"{KEEP}{axis}", f"keep_B{axis.replace('+', '')}"
-        if self.steps and TARGET not in self.context.axis(axis).inputs:
-            self.kept[key] = word
+        if self.steps and TARGET not in self.context.axes[axis].inputs:
+            self.state_keys[key] = word
             return value(f"state[{word!r}]", self.context.mask_runs(axis))
         if key not in self.values:
             self.values[key] = self._parameter(word, ("mask", axis), self.context.mask_runs(axis, step=self.steps))
@@ -72,7 +75,7 @@ class ScopeMethod:
         return self.values[word]
 
     def source(self, source: Source) -> Code:
-        """Return what a parameter of a layer or a key of the state stands for."""
+        """Return the value of the origin of a layer's parameter."""
         kind, key = source
         return {"value": self.read, "mask": self.mask, "size": self.size}[kind](key)
 
@@ -137,14 +140,14 @@ class CallWriter:
         """Call a norm, or write out another operation of add & norm."""
         ref = Ref(module, parse(path))
         parameters = next(module.parameters(), None) is not None
-        if isinstance(module, OWN) or is_leaf(module) or not parameters:
+        if isinstance(module, INLINED_OPERATIONS) or is_leaf(module) or not parameters:
             return self.evaluator.call(ref, list(operands), {})
         x = value("x", operands[0].runs)
-        own = Ref(module, name("self"))
+        itself = Ref(module, name("self"))
         forward = method_of(
-            "forward", {"x": x}, lambda evaluator: evaluator.call(evaluator.get(own, "forward"), [x], {})
+            "forward", {"x": x}, lambda evaluator: evaluator.call(evaluator.get(itself, "forward"), [x], {})
         )
-        self.context.norms[id(module)] = class_name(self.context, module, {"forward": forward}, type(module).__name__)
+        self.context.norms[id(module)] = add_class(self.context, module, {"forward": forward}, type(module).__name__)
         return self.evaluator.residual(ref.expr, list(operands), {}, operands[0].runs)
 
     def _block(self) -> Code:
@@ -190,7 +193,7 @@ class CallWriter:
         if self.call.stepping is None:
             return None
         written = block_class(self.context, self.call)
-        if not written.state_needed:
+        if "start" not in written.methods:
             return None
         known: dict[str, Any] = {}
         for port in self.call.ports[1:]:

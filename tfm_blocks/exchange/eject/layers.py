@@ -1,4 +1,4 @@
-"""Layers in the ejected file: the class of a layer, and the loop over the layers of a stack."""
+"""Write the class of a layer, and the loop over the layers of a stack."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode
-from tfm_blocks.exchange.eject.cleanup import tidy
+from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode, class_body
+from tfm_blocks.exchange.eject.cleanup import identifiers_in
+from tfm_blocks.exchange.eject.constructors import init_lines, scope_tree
 from tfm_blocks.exchange.eject.context import EjectContext, value
 from tfm_blocks.exchange.eject.layer_calls import KEEP, CallWriter, Mode, ScopeMethod, Source
-from tfm_blocks.exchange.eject.modules import render
 from tfm_blocks.exchange.eject.scopes import CallScope, LayerStack, outputs_of
 from tfm_blocks.exchange.eject.statements import Evaluator
-from tfm_blocks.exchange.eject.tree import scope_tree
 from tfm_blocks.exchange.eject.values import Code, name, parse
 
 
 @dataclass(frozen=True)
 class LayerClass:
-    """The class of a layer: its methods, with what their parameters stand for, and the address of its output."""
+    """The class of a layer: its methods, whose parameters map to their origins, and the address of its output."""
 
     name: str
     methods: Mapping[Mode, MethodCode]
@@ -51,29 +50,29 @@ def state_entries(method: ScopeMethod) -> list[tuple[str, ast.expr]]:
     return entries
 
 
-def initial_state(method: ScopeMethod, entries: list[tuple[str, ast.expr]], kept: Mapping[str, str]) -> ast.expr:
-    """Return the state before the first step; `kept` are the keys of values and masks that the steps read."""
-    for address, key in kept.items():
+def initial_state(method: ScopeMethod, entries: list[tuple[str, ast.expr]], state_keys: Mapping[str, str]) -> ast.expr:
+    """Return the state before the first step; `state_keys` are the keys of values and masks that the steps read."""
+    for address, key in state_keys.items():
         mask = address.startswith(KEEP)
         entries.append((key, (method.mask(address.removeprefix(KEEP)) if mask else method.read(address)).expr))
     return ast.Dict([ast.Constant(key) for key, _ in entries], [expr for _, expr in entries])
 
 
 def scope_method(
-    context: EjectContext, scope: CallScope, mode: Mode, output: str, kept: Mapping[str, str]
+    context: EjectContext, scope: CallScope, mode: Mode, output: str, state_keys: Mapping[str, str]
 ) -> MethodCode:
-    """Return the method of a layer. `kept` are the values that a step reads from the state."""
+    """Return the method of a layer. `state_keys` are the keys of values that a step reads from the state."""
     evaluator = Evaluator(names=set(RESERVED))
     method = ScopeMethod(context, scope, mode, evaluator)
     write_items(method)
-    result = initial_state(method, state_entries(method), kept) if mode == "start" else method.read(output).expr
-    body = tidy([*evaluator.body, ast.Return(result)], evaluator.temporary)
-    used = {node.id for root in body for node in ast.walk(root) if isinstance(node, ast.Name)}
+    result = initial_state(method, state_entries(method), state_keys) if mode == "start" else method.read(output).expr
+    body = evaluator.finish(result)
+    used = identifiers_in(body)
     parameters = {key: source for key, source in method.parameters.items() if key in used}
     if mode == "step" and "state" in used:
         parameters["state"] = ("state", scope.address)
     types = {"start": "State"}.get(mode, "Tensor")
-    return MethodCode(mode, parameters, body, types, None, method.kept)
+    return MethodCode(mode, parameters, body, types, None, method.state_keys)
 
 
 def layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
@@ -89,23 +88,20 @@ def _layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
     methods: dict[Mode, MethodCode] = {"forward": scope_method(context, scope, "forward", output, {})}
     if any(call.node.sees != "nothing" for call in scope.calls):
         step = scope_method(context, scope, "step", output, {})
-        start = scope_method(context, scope, "start", output, step.kept)
-        if start.source != "return {}":
+        start = scope_method(context, scope, "start", output, step.state_keys)
+        if not start.returns_empty:
             methods["start"] = start
         methods["step"] = step
     if scope.home != scope.address:
         return LayerClass(context.layers[scope.home].name, methods, output)
-    tree = scope_tree(context, scope)
-    lines = "".join(f"        self.{key} = {render(part)}\n" for key, part in tree.items() if tree)
-    lines = f"    def __init__(self) -> None:\n        super().__init__()\n{lines}\n" if tree else ""
     stack = scope.address.split(".")[-2]
-    body = f'    """A layer of the stack `{stack}`."""\n\n{lines}' + "\n".join(m.text for m in methods.values())
+    body = class_body(f"A layer of the stack `{stack}`.", init_lines(scope_tree(context, scope)), methods.values())
     word = "".join(part.capitalize() for part in stack.split("_")) + "Layer"
     return LayerClass(context.classes.add(word, body), methods, output)
 
 
 class StackWriter:
-    """Write the calls of the layers of a stack into a method: as a loop if they differ only in what they read."""
+    """Write the calls of the layers of a stack into a method, as a loop if they differ only in their inputs."""
 
     def __init__(self, method: ScopeMethod, stack: LayerStack) -> None:
         self.method, self.stack, self.context = method, stack, method.context
@@ -126,7 +122,7 @@ class StackWriter:
         elif any(kind == "carried" for kind, _ in pattern.values()):
             self._loop(mode, pattern)
         else:
-            self._side_by_side(mode, pattern)
+            self._parallel_layers(mode, pattern)
 
     def start(self) -> ast.expr | None:
         """Return the list of the states of the layers, or None if they have none."""
@@ -143,9 +139,9 @@ class StackWriter:
         return {} if method is None else method.parameters
 
     def _pattern(self, mode: Mode) -> dict[str, tuple[str, Any]] | None:
-        """Return what each parameter is in all layers: constant, the previous output, or the same layer of a stack.
+        """Return the kind of each parameter over the layers: constant, carried (the previous output), indexed or state.
 
-        None if the layers differ in more than that.
+        None if the layers differ in their classes or in another kind of parameter.
         """
         rows = [self._parameters(index, mode) for index in range(len(self.classes))]
         same = len({(layer.name, tuple(row)) for layer, row in zip(self.classes, rows, strict=True)}) == 1
@@ -228,7 +224,7 @@ class StackWriter:
         return ast.Call(function, [arguments[key] for key in pattern], [])
 
     def _loop(self, mode: Mode, pattern: Mapping[str, tuple[str, Any]]) -> None:
-        """Write a loop in which each layer reads the output of the layer before it."""
+        """Write a loop in which each layer reads the output of the previous layer."""
         initial = {key: self.method.source(source).expr for key, (kind, source) in pattern.items() if kind == "carried"}
         collected = self._collected()
         variable = self.method.evaluator.fresh(self.word)
@@ -243,16 +239,16 @@ class StackWriter:
         if collected:
             inner.append(ast.parse(f"{collected}.append({variable})").body[0])
         body.append(ast.For(target, iterable, inner, [], lineno=0))
-        self._keep(variable, collected)
+        self._record_outputs(variable, collected)
 
     def _collected(self) -> str:
-        """Return a new variable for the outputs of all layers, or "" if only the last is read outside of the stack."""
+        """Return a new variable for the outputs of all layers, or "" if other calls read only the last output."""
         outside = [call for call in self.context.calls if call not in self.stack.calls]
         read = {address for call in outside for address in call.node.read}
         others = [layer.output for layer in self.classes[:-1] if layer.output in read]
         return self.method.evaluator.fresh(f"{self.word}_layers") if others else ""
 
-    def _keep(self, variable: str, collected: str) -> None:
+    def _record_outputs(self, variable: str, collected: str) -> None:
         runs = self.context.runs
         outputs = [layer.output for layer in self.classes]
         if collected:
@@ -268,9 +264,9 @@ class StackWriter:
         call = self._loop_call(mode, pattern, arguments)
         return ast.ListComp(call, [ast.comprehension(target, iterable, [], 0)])
 
-    def _side_by_side(self, mode: Mode, pattern: Mapping[str, tuple[str, Any]]) -> None:
-        """Write a list of the outputs of layers that do not read each other."""
+    def _parallel_layers(self, mode: Mode, pattern: Mapping[str, tuple[str, Any]]) -> None:
+        """Write a comprehension over layers that do not read each other."""
         variable = self.method.evaluator.fresh(f"{self.word}_layers")
         expr = self._comprehension(mode, pattern)
         self.method.evaluator.body.append(self.method.assignment(self.classes[-1].output, variable, expr))
-        self._keep("", variable)
+        self._record_outputs("", variable)

@@ -1,4 +1,4 @@
-"""The class of the whole model, and the ejected file."""
+"""Write the class of the whole model."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode
-from tfm_blocks.exchange.eject.cleanup import tidy
+from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode, class_body
+from tfm_blocks.exchange.eject.constructors import init_lines, scope_tree
 from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, EjectContext, value
 from tfm_blocks.exchange.eject.layer_calls import KEEP, Mode, ScopeMethod
 from tfm_blocks.exchange.eject.layers import initial_state, state_entries, write_items
-from tfm_blocks.exchange.eject.modules import render
 from tfm_blocks.exchange.eject.scopes import CallScope, reads, scope_of
 from tfm_blocks.exchange.eject.statements import Evaluator
-from tfm_blocks.exchange.eject.tree import scope_tree
 from tfm_blocks.exchange.eject.values import Code, parse
 from tfm_blocks.language.spec import TARGET, Input
 
@@ -32,7 +30,7 @@ class ModelWriter:
         self.encoded = self._encoded()
 
     def _encoded(self) -> list[str]:
-        """Return the addresses of values that do not depend on the target, and that others read that do."""
+        """Return the addresses of encoder outputs: values that do not depend on the target, but that its nodes read."""
         sources = [call for item in self._source_items() for call in _calls(item)]
         computed = {call.address for call in sources}
         others = [call for call in self.context.calls if call not in sources]
@@ -43,18 +41,13 @@ class ModelWriter:
 
     def text(self) -> str:
         methods = self._methods()
-        tree = scope_tree(self.context, self.scope)
-        lines = [f"self.{key} = {render(part)}" for key, part in tree.items()]
+        lines = init_lines(scope_tree(self.context, self.scope))
         lines += [
             f"{self.context.path(node.address, '')}.block.weight = {self.context.path(node.tie, '')}.block.weight"
             for node in self.context.network.spec.nodes
             if node.tie
         ]
-        init = "".join(f"        {line}\n" for line in lines)
-        return (
-            f'class Model(nn.Module):\n    """{ABOUT}"""\n\n    def __init__(self) -> None:\n'
-            f"        super().__init__()\n{init}\n" + "\n".join(method.text for method in methods)
-        )
+        return f"class Model(nn.Module):\n{class_body(ABOUT, lines, methods)}"
 
     def _methods(self) -> list[MethodCode]:
         sources = [tensor for tensor in self.inputs if tensor.name != TARGET]
@@ -67,16 +60,16 @@ class ModelWriter:
         rest = CallScope("", "", tuple(item for item in self.scope.items if item not in self._source_items()))
         step = self._step(rest)
         forward = self._method("forward", self.inputs, rest, self._result)
-        return [*methods, forward, self._start(rest, sources, step.kept), step]
+        return [*methods, forward, self._start(rest, sources, step.state_keys), step]
 
     def _method(self, text: str, inputs: Any, scope: CallScope, result: Any) -> MethodCode:
-        method = self._begin("forward", scope, inputs, decodes=text == "forward" and bool(self.encoded))
+        method = self._new_method("forward", scope, inputs, decodes=text == "forward" and bool(self.encoded))
         write_items(method)
         typed = "tuple[Tensor, ...]" if text == "encode" and len(self.encoded) > 1 else "Tensor"
         return self._finish(text, method, [tensor.name for tensor in inputs], result(method), typed)
 
-    def _begin(self, mode: Mode, scope: CallScope, inputs: Any, *, decodes: bool) -> ScopeMethod:
-        """Return a method that knows its inputs, their keep masks, and what `encode` returns."""
+    def _new_method(self, mode: Mode, scope: CallScope, inputs: Any, *, decodes: bool) -> ScopeMethod:
+        """Return a method whose values contain the inputs, their keep masks, and the results of `encode`."""
         evaluator = Evaluator(names={*RESERVED, *(tensor.name for tensor in inputs)})
         method = ScopeMethod(self.context, scope, mode, evaluator)
         for tensor in inputs:
@@ -105,7 +98,7 @@ class ModelWriter:
         method.values[f"{KEEP}{axis}"] = method.evaluator.bind(f"keep_B{axis.replace('+', '')}", code)
 
     def _encode(self, method: ScopeMethod) -> None:
-        """Call `encode`, and assign what it returns to variables."""
+        """Call `encode`, and assign its results to variables."""
         sources = [tensor.name for tensor in self.inputs if tensor.name != TARGET]
         variables = [method.evaluator.fresh(address.split(".")[0]) for address in self.encoded]
         targets = ", ".join(variables)
@@ -127,14 +120,15 @@ class ModelWriter:
         parameters: list[str],
         result: ast.expr,
         typed: str,
-        kept: Mapping[str, str] | None = None,
+        state_keys: Mapping[str, str] | None = None,
     ) -> MethodCode:
-        body = tidy([*method.evaluator.body, ast.Return(result)], method.evaluator.temporary)
-        return MethodCode(text, dict.fromkeys(parameters), body, typed, None, kept or {})
+        return MethodCode(
+            text, dict.fromkeys(parameters), method.evaluator.finish(result), typed, None, state_keys or {}
+        )
 
-    def _start(self, scope: CallScope, sources: list[Input], kept: Mapping[str, str]) -> MethodCode:
+    def _start(self, scope: CallScope, sources: list[Input], state_keys: Mapping[str, str]) -> MethodCode:
         """Return the method that encodes the sources and allocates the state of the steps."""
-        method = self._begin("start", scope, sources, decodes=bool(self.encoded))
+        method = self._new_method("start", scope, sources, decodes=bool(self.encoded))
         rows = [] if sources else ["rows"]
         method.values["rows"] = value(f"{sources[0].name}.shape[0]" if sources else "rows", BATCHES)
         method.values["length"] = value("length", LENGTHS)
@@ -143,13 +137,13 @@ class ModelWriter:
         method.values["like"] = value(path, None)
         write_items(method)
         entries = [("position", ast.Constant(0)), *state_entries(method)]
-        result = initial_state(method, entries, kept)
+        result = initial_state(method, entries, state_keys)
         names = [*(tensor.name for tensor in sources), *rows, "length"]
         return self._finish("start", method, names, result, "State")
 
     def _step(self, scope: CallScope) -> MethodCode:
         """Return the method that reads the next token of each row, and returns the logits of the token after it."""
-        method = self._begin("step", scope, (), decodes=False)
+        method = self._new_method("step", scope, (), decodes=False)
         evaluator = method.evaluator
         evaluator.names |= {"tgt_B", "state"}
         runs = self.context.runs(TARGET, step=True)
@@ -161,7 +155,7 @@ class ModelWriter:
         write_items(method)
         evaluator.body += ast.parse("state['position'] = position + 1").body
         result = ast.Subscript(method.read(self.exit).expr, parse("x[:, -1]").slice, ast.Load())  # type: ignore[attr-defined]
-        return self._finish("step", method, ["tgt_B", "state"], result, "Tensor", method.kept)
+        return self._finish("step", method, ["tgt_B", "state"], result, "Tensor", method.state_keys)
 
 
 def _calls(item: Any) -> list[Any]:

@@ -1,9 +1,8 @@
-"""Plain forms of layers and functions that the project has for speed: what a reader of the ejected file would write."""
+"""Readable equivalents of layers and functions that are optimised for speed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +32,12 @@ def _windows(x_BHTK: Tensor, block: int, reach: tuple[int, int]) -> Tensor:
     return x_BHLK.unfold(2, before + block + after, block).permute(0, 2, 1, 4, 3).flatten(0, 1)
 
 
-PLAIN: dict[Any, Callable[..., Tensor]] = {
-    Dropout.forward: _dropout,
+PLAIN: dict[int, Callable[..., Tensor]] = {  # by the identity of the function
+    id(Dropout.forward): _dropout,
     id(grouped_product): _grouped_product,
-    windows: _windows,
+    id(windows): _windows,
 }
-FORWARDS = (Linear.forward, LayerNorm.forward, RMSNorm.forward)  # the same as torch's
+FORWARDS = (Linear.forward, LayerNorm.forward, RMSNorm.forward)  # compute the same as torch's
 
 
 def is_leaf(module: nn.Module) -> bool:
@@ -58,4 +57,4 @@ def constructor(module: nn.Module) -> str:
         return f"nn.LayerNorm({module.normalized_shape[0]}{options})"
     if isinstance(module, nn.RMSNorm):
         return f"nn.RMSNorm({module.normalized_shape[0]}, eps={module.eps})"
-    raise CannotEjectError(f"the layer torch.nn.{type(module).__name__} is not covered")
+    raise CannotEjectError(f"the layer torch.nn.{type(module).__name__} is not supported")

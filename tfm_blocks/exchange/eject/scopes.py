@@ -32,14 +32,14 @@ class CallScope:
 
 @dataclass(frozen=True)
 class LayerStack:
-    """The layers of a stack, which run one after the other or side by side. Nodes between them split a stack."""
+    """Layers of a stack that follow each other without other calls between them."""
 
     address: str
     layers: tuple[CallScope, ...]
 
     @property
     def key(self) -> str:
-        """Return the address of the states of the layers, which no other part of the stack has."""
+        """Return the key of the states of these layers, which differs from the keys of other parts of the stack."""
         first = self.layers[0].address
         return self.address if first == f"{self.address}.0" else first
 
@@ -51,8 +51,8 @@ class LayerStack:
 def scope_of(calls: Sequence[Call], network: Sequence[Call], address: str = "", home: str = "") -> CallScope:
     """Group calls by the layers of the outermost stacks below the address. `network` has all calls of the model.
 
-    The calls of a layer stay single if the layer cannot be a class: others read its inner values, its weights belong to
-    several layers, or it shares the weights of a layer that reads its inputs in another pattern.
+    A layer is not grouped if it cannot be a class: other calls read its inner values, its weights belong to several
+    layers, or it shares the weights of a layer with another pattern of inputs.
     """
     chunks = [(layer, list(group)) for layer, group in groupby(calls, lambda call: _layer(call.address, address))]
     layers = [layer for layer, _ in chunks if layer]
@@ -78,7 +78,7 @@ def scope_of(calls: Sequence[Call], network: Sequence[Call], address: str = "", 
 
 
 def _pattern(layer: str, group: Sequence[Call], network: Sequence[Call]) -> Pattern:
-    """Return the reads and outputs of a layer: addresses inside it without its prefix, others by their first use."""
+    """Return the reads and outputs of a layer: inner addresses without its prefix, outer addresses by index."""
     inputs = list(dict.fromkeys(a for call in group for a in (*call.node.read, call.node.residual)))
     outer = [address for address in inputs if not address.startswith(f"{layer}.")]
 
@@ -98,14 +98,14 @@ def _layer(address: str, scope: str) -> str:
 
 
 def _home(depth: int, calls: list[Call]) -> str:
-    """Return the layer that owns the weights of these calls, or "" if there is not just one."""
+    """Return the layer that owns the weights of these calls, or "" if several layers own them."""
     weighted = [call for call in calls if next(call.module.parameters(), None) is not None]
     homes = {".".join(call.node.owner.split(".")[:depth]) for call in weighted or calls}
     return homes.pop() if len(homes) == 1 else ""
 
 
 def outputs_of(group: Sequence[Call], network: Sequence[Call]) -> list[str]:
-    """Return the addresses of the group that other calls read; the caller reads the last address of the network."""
+    """Return the addresses of the group that other calls read, including the output of the network."""
     inside = {call.address for call in group}
     read = {address for call in network if call.address not in inside for address in reads(call)}
     read.add(network[-1].address)

@@ -1,4 +1,4 @@
-"""Execute the statements of a block's source; what depends on values of the ejected file becomes its statements."""
+"""Execute the statements of a block's source. Statements that depend on unknown values are emitted as code."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 
 from tfm_blocks.exchange.eject import arithmetic
 from tfm_blocks.exchange.eject.calls import Calls
+from tfm_blocks.exchange.eject.cleanup import tidy
 from tfm_blocks.exchange.eject.expressions import NOTHING, Namespace, Statements
 from tfm_blocks.exchange.eject.values import CannotEjectError, Code, Ref, is_static, name, to_expr, trial
 
-RAISED = object()  # the outcome of statements that end in an exception
+RAISED = object()  # the outcome of statements that raise an exception
 
 
 @dataclass(frozen=True)
 class Side:
-    """The statements of one side of an `if` in the ejected file, and the value that they lead to."""
+    """The emitted statements of one branch of an `if`, and its outcome."""
 
     body: Statements
     value: Any
@@ -26,6 +27,10 @@ class Side:
 
 class Evaluator(Calls):
     """Execute statements. The outcome is the returned value, NOTHING if the end was reached, or RAISED."""
+
+    def finish(self, result: ast.expr) -> Statements:
+        """Return the emitted statements and `return result`, without unused and temporary variables."""
+        return tidy([*self.body, ast.Return(result)], self.temporary)
 
     def run(self, statements: Statements, frame: Namespace) -> Any:
         outcome = self.execute(statements, frame)
@@ -47,7 +52,7 @@ class Evaluator(Calls):
         return NOTHING
 
     def _branch(self, body: Statements, frame: Namespace) -> Callable[[], Any]:
-        return lambda: self.run(body, Namespace({**frame.env}, frame.scope, frame.owner, frame.cls))
+        return lambda: self.run(body, frame.copy())
 
     def _execute(self, statement: ast.stmt, frame: Namespace) -> Any:
         match statement:
@@ -73,7 +78,7 @@ class Evaluator(Calls):
                 self.body.append(ast.Raise(to_expr(self.evaluate(error, frame)), None))
                 return RAISED
             case _:
-                raise CannotEjectError(f"{type(statement).__name__} statements are not covered")
+                raise CannotEjectError(f"{type(statement).__name__} statements are not supported")
         return NOTHING
 
     def _effect(self, value: Any) -> None:
@@ -121,26 +126,23 @@ class Evaluator(Calls):
         self.body.append(ast.Assign([target], to_expr(value), lineno=0))
 
     def _buffered(self, action: Callable[[], Any]) -> Side:
-        """Collect the statements that an action emits."""
+        """Run an action, and return the statements that it emits and its outcome."""
         before, self.body = self.body, []
         value = action()
         body, self.body = self.body, before
         return Side(body, value)
 
     def both(self, test: Code, branches: list[Callable[[], Any]]) -> Any:
-        first, second = (self._buffered(branch) for branch in branches)
+        first, second = sides = [self._buffered(branch) for branch in branches]
         if RAISED in (first.value, second.value):
-            guard, rest = (first, second) if first.value is RAISED else (second, first)
-            condition = test.expr if guard is first else ast.UnaryOp(ast.Not(), test.expr)
-            self.body += [ast.If(condition, guard.body, []), *rest.body]
-            return rest.value
+            return sides[self._guard(test, sides)].value
         value = self._merged(test, first, second, [])
         if first.body or second.body:
             self.body.append(ast.If(test.expr, first.body or [ast.Pass()], second.body))
         return value
 
     def _merged(self, test: Code, first: Side, second: Side, words: list[str]) -> Any:
-        """Return the value of both sides; code that differs becomes a variable that both assign."""
+        """Return the value after an `if`. If the branches have different values, both assign them to a variable."""
         a, b = first.value, second.value
         if a is b or (is_static(a) and is_static(b) and type(a) is type(b) and a == b):
             return a
@@ -162,11 +164,13 @@ class Evaluator(Calls):
     def _if(self, test: Any, statement: ast.If, frame: Namespace) -> Any:
         if not isinstance(test, Code):
             return self.execute(statement.body if test else statement.orelse, frame)
-        frames = [Namespace({**frame.env}, frame.scope, frame.owner, frame.cls) for _ in range(2)]
+        frames = [frame.copy(), frame.copy()]
         sides = (statement.body, statement.orelse)
         branches = [self._buffered(partial(self.execute, *side)) for side in zip(sides, frames, strict=True)]
         if RAISED in [branch.value for branch in branches]:
-            return self._guard(test, branches, frames, frame)
+            other = self._guard(test, branches)
+            frame.env.update(frames[other].env)
+            return branches[other].value
         for variable in dict.fromkeys(_assigned([statement])):
             values = [inner.env.get(variable) for inner in frames]
             first, second = (Side(branch.body, value) for branch, value in zip(branches, values, strict=True))
@@ -175,12 +179,12 @@ class Evaluator(Calls):
             self.body.append(ast.If(test.expr, branches[0].body or [ast.Pass()], branches[1].body))
         return NOTHING
 
-    def _guard(self, test: Code, branches: list[Side], frames: list[Namespace], frame: Namespace) -> Any:
-        raises = 0 if branches[0].value is RAISED else 1
+    def _guard(self, test: Code, sides: list[Side]) -> int:
+        """Emit an `if` that raises, and the statements of the other side. Return the index of the other side."""
+        raises = 0 if sides[0].value is RAISED else 1
         condition = ast.UnaryOp(ast.Not(), test.expr) if raises else test.expr
-        self.body += [ast.If(condition, branches[raises].body, []), *branches[1 - raises].body]
-        frame.env.update(frames[1 - raises].env)
-        return branches[1 - raises].value
+        self.body += [ast.If(condition, sides[raises].body, []), *sides[1 - raises].body]
+        return 1 - raises
 
     def _for(self, statement: ast.For, frame: Namespace) -> Any:
         values = self.evaluate(statement.iter, frame)
@@ -194,13 +198,13 @@ class Evaluator(Calls):
         return NOTHING
 
     def _loop(self, statement: ast.For, values: Code, frame: Namespace) -> Any:
-        """Emit a loop. Variables from before it that it changes are assigned at the end of each pass."""
+        """Emit a loop. Variables that it changes are assigned before the loop and at the end of each iteration."""
         carried = [word for word in dict.fromkeys(_changed(statement.body)) if word in frame.env]
         variables = {word: self._variable(word, frame) for word in carried}
         target = self.loop_target(statement.target, values, frame)
         branch = self._buffered(lambda: self.execute(statement.body, frame))
         if branch.value is not NOTHING:
-            raise CannotEjectError("a loop that returns is not covered")
+            raise CannotEjectError("a loop that returns is not supported")
         for word, variable in variables.items():
             now = to_expr(frame.env[word])
             if not (isinstance(now, ast.Name) and now.id == variable.id):

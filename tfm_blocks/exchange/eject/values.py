@@ -1,4 +1,4 @@
-"""Values of the partial evaluation: what is known while ejecting is a Python object, the rest is code."""
+"""Values of the partial evaluation: known values are Python objects, unknown values are code."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-RUNS = 3  # trial runs with other batch sizes and lengths: a size that is equal in all of them is a constant
+RUNS = 3  # trial runs with different batch sizes and lengths: a size that is equal in all runs is a constant
 
 
 class CannotEjectError(Exception):
-    """The source of a block uses Python that the partial evaluation does not cover."""
+    """Signals that the source of a block uses unsupported Python."""
 
 
 @dataclass(eq=False, frozen=True)
 class Code:
-    """An expression of the ejected file. `runs` has its value in each trial run, on the meta device; None if unknown.
+    """An expression of the ejected file. `runs` are its values in the trial runs, on the meta device; None if unknown.
 
-    `terms` is an integer as a sum: the factor of each subexpression, by its text; the text of the constant is "".
+    `terms` are the terms of an integer sum: the factor of each subexpression by its text, and the constant by "".
     """
 
     expr: ast.expr
@@ -32,7 +32,7 @@ class Code:
 
     @property
     def atomic(self) -> bool:
-        """Return True if repeating the expression costs nothing."""
+        """Return True if the expression is only a name, a constant, or an attribute or item of them."""
         node = self.expr
         while isinstance(node, ast.Attribute) or (isinstance(node, ast.Subscript) and _is_key(node)):
             node = node.value
@@ -49,7 +49,7 @@ def _is_key(node: ast.Subscript) -> bool:
 
 @dataclass(eq=False, frozen=True)
 class Ref:
-    """A module of the model, and the expression that reads it in the ejected file."""
+    """A module of the model, and its expression in the ejected file."""
 
     module: nn.Module
     expr: ast.expr
@@ -66,7 +66,7 @@ class Method:
 
 @dataclass(eq=False, frozen=True)
 class CodeMethod:
-    """The method `name` of a value known only in the ejected file, such as a tensor's `view`."""
+    """The method `name` of an unknown value, such as `view` of a tensor."""
 
     owner: Code
     name: str
@@ -82,13 +82,13 @@ class Super:
 
 @dataclass(eq=False, frozen=True)
 class AnyDevice:
-    """The type of a device. It equals no string: the ejected file has no path for a kind of device."""
+    """The type of a device. It is unequal to every string, which removes code for special devices."""
 
     expr: ast.expr
 
 
 def unused(text: str, taken: Container[str]) -> str:
-    """Return the text, or the text and a number, so that it is not taken."""
+    """Return the text, with a number appended if the text is in `taken`."""
     number, free = 1, text
     while free in taken:
         number += 1
@@ -165,7 +165,7 @@ TORCH_NAMES = _torch_names()
 
 
 def to_expr(value: Any) -> ast.expr:
-    """Return the expression of a value. Raises CannotEjectError for a value that has no expression."""
+    """Return the expression of a value. Raises CannotEjectError if there is none."""
     match value:
         case Code() | Ref() | AnyDevice():
             return value.expr
@@ -187,7 +187,7 @@ def to_expr(value: Any) -> ast.expr:
             return parse(str(value))
     if id(value) in TORCH_NAMES:
         return parse(TORCH_NAMES[id(value)])
-    raise CannotEjectError(f"a value of the type {type(value).__name__} is needed while the model runs")
+    raise CannotEjectError(f"a value of the type {type(value).__name__} cannot be written as code")
 
 
 def _slice(value: slice) -> ast.Slice:

@@ -1,4 +1,4 @@
-"""The outermost layer of the server: bodies of bounded size and time, and metrics of each response."""
+"""The outermost middleware of the server: it limits the size and arrival time of a body, and counts responses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tfm_blocks.errors import Problem
+from tfm_blocks.serving.errors import error_response
 from tfm_blocks.serving.metrics import Metrics
-from tfm_blocks.serving.refusal import error_response
-from tfm_blocks.serving.settings import BODY_SECONDS, CLIENT_LEFT, Limits
+from tfm_blocks.serving.settings import BODY_SECONDS, CLIENT_CLOSED, Limits
 
 
-class Entrance:
-    """Reads each body before the app sees the request, and counts the responses."""
+class RequestMiddleware:
+    """Reads the whole body before it calls the app, and counts each response."""
 
     def __init__(self, app: ASGIApp, *, limits: Limits, metrics: Metrics) -> None:
         self.app, self.limits, self.metrics = app, limits, metrics
@@ -23,27 +23,27 @@ class Entrance:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begin, status = time.perf_counter(), CLIENT_LEFT
+        start, status = time.perf_counter(), CLIENT_CLOSED
 
-        async def counted(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
         try:
-            await self._answer(scope, receive, counted)
+            await self._respond(scope, receive, send_counted)
         except Exception:
             status = 500
             raise
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(path, str(status)).inc()
-            self.metrics.seconds.observe(time.perf_counter() - begin)
+            self.metrics.seconds.observe(time.perf_counter() - start)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                body = await self._body(receive)
+                body = await self._read_body(receive)
         except TimeoutError:
             problem = Problem("body", f"must arrive within {BODY_SECONDS:g} s", help="send it faster")
             await error_response(408, problem)(scope, receive, send)
@@ -61,8 +61,8 @@ class Entrance:
 
         await self.app(scope, replay, send)
 
-    async def _body(self, receive: Receive) -> bytes | None:
-        """Return the body, None if the client left, or the first bytes that are more than the limit."""
+    async def _read_body(self, receive: Receive) -> bytes | None:
+        """Return the body, or None if the client disconnected. Stops reading as soon as the body exceeds the limit."""
         body = b""
         while len(body) <= self.limits.bytes:
             message = await receive()

@@ -1,4 +1,4 @@
-"""Responses of jobs, as a whole or piece by piece; a client that leaves cancels its job."""
+"""Responses with the outputs of a job, complete or streamed. If the client disconnects, its job is cancelled."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from tfm_blocks.errors import TfmError
 from tfm_blocks.serving.batcher import Batcher, Job, Outputs
+from tfm_blocks.serving.errors import error_body, error_response
 from tfm_blocks.serving.metrics import Metrics
-from tfm_blocks.serving.refusal import error_record, error_response
 from tfm_blocks.serving.requests import GenerateBody, submit
-from tfm_blocks.serving.settings import CLIENT_LEFT
+from tfm_blocks.serving.settings import CLIENT_CLOSED
 from tfm_blocks.translation.translator import Translator
 
 
-async def answer(job: Job, request: Request, metrics: Metrics) -> Response:
-    """Return the outputs of a job."""
-    async with cancelled_if_left(job, request, metrics):
+async def respond(job: Job, request: Request, metrics: Metrics) -> Response:
+    """Return the response with the outputs of a job."""
+    async with cancel_on_disconnect(job, request, metrics):
         try:
             outputs = await asyncio.wrap_future(job.outputs)
         except asyncio.CancelledError:
-            return Response(status_code=CLIENT_LEFT)
+            return Response(status_code=CLIENT_CLOSED)
         except TfmError as error:
             return error_response(500, error.problems[0])
-    return JSONResponse(record(outputs))
+    return JSONResponse(outputs_body(outputs))
 
 
-def stream_answer(body: GenerateBody, request: Request, batcher: Batcher) -> Response:
-    """Return lines of JSON: pieces of the output as soon as they are final, then the outputs."""
+def stream_response(body: GenerateBody, request: Request, batcher: Batcher) -> Response:
+    """Stream lines of JSON: each piece of the output as soon as it is final, then the complete outputs."""
     loop, steps = asyncio.get_running_loop(), asyncio.Queue[Sequence[int] | None]()
 
     def put(ids: Sequence[int] | None) -> None:
@@ -43,70 +43,70 @@ def stream_answer(body: GenerateBody, request: Request, batcher: Batcher) -> Res
     job.outputs.add_done_callback(lambda outputs: put(None))
 
     async def lines() -> AsyncIterator[str]:
-        pieces = Pieces(batcher.translator)
-        async with cancelled_if_left(job, request, batcher.metrics):
+        pieces = TextPieces(batcher.translator)
+        async with cancel_on_disconnect(job, request, batcher.metrics):
             while (ids := await steps.get()) is not None:
                 if piece := pieces.next(ids):
-                    yield line({"piece": piece})
+                    yield json_line({"piece": piece})
             if not job.outputs.cancelled():
-                for last in _last(job, pieces):
-                    yield line(last)
+                for content in _last_lines(job, pieces):
+                    yield json_line(content)
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
-def _last(job: Job, pieces: Pieces) -> list[dict[str, object]]:
+def _last_lines(job: Job, pieces: TextPieces) -> list[dict[str, object]]:
     try:
         outputs = job.outputs.result()
     except TfmError as error:
-        return [error_record(error.problems[0])]
-    return [{"piece": pieces.rest(outputs[0][0].text)}, record(outputs)]
+        return [error_body(error.problems[0])]
+    return [{"piece": pieces.rest(outputs[0][0].text)}, outputs_body(outputs)]
 
 
-def line(value: dict[str, object]) -> str:
-    """Return a line of JSON."""
+def json_line(value: dict[str, object]) -> str:
+    """Return the value as one line of JSON."""
     return json.dumps(value, ensure_ascii=False) + "\n"
 
 
-def record(outputs: Outputs) -> dict[str, object]:
+def outputs_body(outputs: Outputs) -> dict[str, object]:
     """Return the body of a response: the nbest outputs of each text, best first."""
-    return {"outputs": [[{"text": one.text, "score": one.score} for one in nbest] for nbest in outputs]}
+    return {"outputs": [[{"text": output.text, "score": output.score} for output in nbest] for nbest in outputs]}
 
 
 @asynccontextmanager
-async def cancelled_if_left(job: Job, request: Request, metrics: Metrics) -> AsyncIterator[None]:
-    """Cancel a job when its client leaves, or when the context ends before the job."""
+async def cancel_on_disconnect(job: Job, request: Request, metrics: Metrics) -> AsyncIterator[None]:
+    """Cancel a job if its client disconnects, or if the context ends before the job."""
 
     def count(outputs: Future[Outputs]) -> None:
         if outputs.cancelled():
             metrics.cancelled.inc()
 
-    async def wait() -> None:
+    async def cancel_after_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
         job.outputs.cancel()
 
     job.outputs.add_done_callback(count)
-    waiting = asyncio.create_task(wait())
+    watcher = asyncio.create_task(cancel_after_disconnect())
     try:
         yield
     finally:
-        waiting.cancel()
+        watcher.cancel()
         job.outputs.cancel()
 
 
-class Pieces:
-    """The text of growing ids, piece by piece; an incomplete character waits for its end."""
+class TextPieces:
+    """Splits the text of a growing list of ids into pieces. An incomplete character is sent once it is complete."""
 
     def __init__(self, translator: Translator) -> None:
         self.decode, self.sent = translator.tokenizer.decode, ""
 
     def next(self, ids: Sequence[int]) -> str:
-        """Return the text that follows the pieces so far, without an incomplete last character."""
+        """Return the text of `ids` after the text that was already sent, without an incomplete last character."""
         return self.rest(self.decode(ids).rstrip("\ufffd"))
 
     def rest(self, text: str) -> str:
-        """Return the part of a text that follows the pieces so far."""
+        """Return the part of `text` after the text that was already sent, and mark it as sent."""
         piece = text[len(self.sent) :] if text.startswith(self.sent) else ""
         self.sent += piece
         return piece

@@ -1,4 +1,4 @@
-"""Error responses: an address, a rule and a fix, without paths of the machine and without tracebacks."""
+"""Error responses: an address, a rule and a fix, without paths and tracebacks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ HEADERS = {408: {"Connection": "close"}, 413: {"Connection": "close"}, 429: {"Re
 
 
 class RequestRefusedError(Exception):
-    """A request that gets an error response."""
+    """Signals that a request gets an error response."""
 
     def __init__(self, status: int, problem: Problem) -> None:
         super().__init__(problem.rule)
         self.status, self.problem = status, problem
 
 
-def error_record(problem: Problem) -> dict[str, object]:
+def error_body(problem: Problem) -> dict[str, object]:
     """Return the body of an error response."""
     return {"error": {"address": problem.address, "rule": problem.rule, "help": problem.help}}
 
 
 def error_response(status: int, problem: Problem) -> JSONResponse:
-    """Return the response to a request that failed."""
-    return JSONResponse(error_record(problem), status, HEADERS.get(status))
+    """Return the error response for a problem."""
+    return JSONResponse(error_body(problem), status, HEADERS.get(status))

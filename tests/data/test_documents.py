@@ -1,0 +1,155 @@
+"""Documents of plain text: what is read from each kind of file, and the errors of invalid files."""
+
+import gzip
+import json
+
+import pytest
+
+from tests.data.conftest import read_data
+from tfm_blocks.data import corpus as corpus_module
+from tfm_blocks.data import prepare as prepare_module
+from tfm_blocks.data.documents import find_document_splits
+from tfm_blocks.data.prepare import prepare
+from tfm_blocks.errors import ConfigError, DataError
+
+TEXTS = ["the boat\nis blue", "the house", " a  garden \n\tis  green\nthe end"]
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """Writes files, and gives settings that read them."""
+
+    def write(files, **changes):
+        for name, content in files.items():
+            raw = content if isinstance(content, bytes) else content.encode()
+            (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+        kept = {"val": "train.txt", "test": None, "cache": str(tmp_path / "cache")}
+        sizes = {"step_tokens": 64, "batch_tokens": 64, "context": 8}
+        return read_data({"kind": "lm", "dir": str(tmp_path), "train": "train.txt"} | kept | sizes | changes)
+
+    return write
+
+
+def documents(settings):
+    return [text for (text,) in find_document_splits(settings)["train"].rows()]
+
+
+def jsonl(texts, key="text"):
+    return "".join(json.dumps({"id": 1, key: text}) + "\n" for text in texts)
+
+
+def test_paragraphs_keep_their_line_breaks_and_json_objects_their_texts(plain):
+    paragraphs = "\n\n" + "\n \n\n".join(TEXTS)
+    assert documents(plain({"train.txt": paragraphs}, documents="blank_lines")) == TEXTS
+    assert documents(plain({"train.txt": f"{paragraphs}\n\n"}, documents="blank_lines")) == TEXTS
+    assert documents(plain({"train.txt": jsonl(TEXTS)}, documents="jsonl")) == TEXTS
+    assert documents(plain({"train.txt": jsonl(TEXTS, "body")}, documents="jsonl", text_key="body")) == TEXTS
+
+
+def test_lines_are_documents_by_default(plain):
+    assert documents(plain({"train.txt": "the boat\n\nis blue"})) == ["the boat", "", "is blue"]
+
+
+def test_windows_line_ends_and_a_byte_order_mark_change_nothing(plain):
+    text = "\n\n".join(TEXTS).replace("\n", "\r\n")
+    assert documents(plain({"train.txt": b"\xef\xbb\xbf" + text.encode()}, documents="blank_lines")) == TEXTS
+    lines = jsonl(TEXTS).replace("\n", "\r\n").encode()
+    assert documents(plain({"train.txt": b"\xef\xbb\xbf" + lines}, documents="jsonl")) == TEXTS
+
+
+def test_files_of_a_pattern_are_read_by_name_and_files_of_a_list_in_its_order(plain, tmp_path):
+    files = {"part-2.txt": "c\nd\n", "part-10.txt.gz": "b\n", "part-1.txt": "a\n", "other.txt": "e\n"}
+    assert documents(plain(files, train="part-*.txt*", val="other.txt")) == ["a", "b", "c", "d"]
+    assert documents(plain(files, train=["other.txt", "part-?.txt"], val="other.txt")) == ["e", "a", "c", "d"]
+    assert documents(plain(files, train=str(tmp_path / "part-?.txt"), val="other.txt")) == ["a", "c", "d"]
+
+
+def test_a_document_ends_with_its_file(plain):
+    settings = plain({"1.txt": "a\n\nb", "2.txt": "c\n\nd"}, train="?.txt", val="1.txt", documents="blank_lines")
+    assert documents(settings) == ["a", "b", "c", "d"]
+
+
+def test_missing_and_repeated_files_are_errors_with_their_key(plain, tmp_path):
+    settings = plain({"a.txt": "a"}, train=["a.txt", "none-*.txt", "*.txt"], val="none.txt")
+    with pytest.raises(ConfigError) as error:
+        find_document_splits(settings)
+    rules = {problem.rule: problem.address for problem in error.value.problems}
+    assert rules == {
+        f"no file matches {tmp_path / 'none-*.txt'}": "data.train",
+        f"names a file more than once: {tmp_path / 'a.txt'}": "data.train",
+        f"there is no file {tmp_path / 'none.txt'}": "data.val",
+    }
+    assert "a.txt" in error.value.problems[0].help
+
+
+def test_files_are_a_text_or_a_list_of_texts(plain):
+    for wrong in (5, [], ["a", 5]):
+        with pytest.raises(ConfigError, match=r"data\.train: must"):
+            plain({}, train=wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "line", "rule"),
+    [
+        ("jsonl", jsonl(["a"]) + "the boat\n", 2, "expects a JSON object, but the line is the boat"),
+        ("jsonl", "[1]\n", 1, "expects a JSON object"),
+        ("jsonl", "[" * 100_000 + "\n", 1, "expects a JSON object"),
+        ("jsonl", jsonl(["a"]) + '{"txt": "b", "id": 2}\n', 2, "has no key 'text'; its keys: 'txt', 'id'"),
+        ("jsonl", '{"text": null}\n', 1, "'text' must be a string, but is None"),
+        ("jsonl", '{"text": "\\ud800"}\n', 1, "half of a surrogate pair"),
+        ("blank_lines", "a\nb\nc\n", 3, "expects blank lines between documents, but all 3 lines have text"),
+        ("blank_lines", "\n \n", 1, "the file has no documents"),
+        ("blank_lines", "", 1, "the file has no documents"),
+        ("jsonl", "", 1, "the file has no documents"),
+        ("lines", "", 1, "the file is empty"),
+        ("lines", b"a\n\xff\n", 2, "must be UTF-8"),
+    ],
+)
+def test_invalid_files_are_errors_with_file_and_line(plain, tmp_path, kind, content, line, rule):
+    with pytest.raises(DataError) as error:
+        documents(plain({"train.txt": content}, documents=kind))
+    assert rule in str(error.value) and f"{tmp_path / 'train.txt'}:{line}" in str(error.value)
+    assert error.value.problems[0].help
+
+
+def naive_ids(texts, tokenizer):
+    """The ids of a whole text, encoded in one piece for each document."""
+    return [id for text in texts if text.strip() for id in [*tokenizer.encode(text), tokenizer.EOS]]
+
+
+def ids_of(corpus):
+    return [id for row in range(len(corpus)) for id in corpus.ids("tgt", row).tolist()]
+
+
+@pytest.mark.parametrize("size", [1, 30, 1 << 22])
+def test_pieces_of_any_size_give_the_tokens_of_the_whole_text(plain, monkeypatch, size):
+    monkeypatch.setattr(corpus_module, "CHUNK_SIZE", size)
+    texts = [*TEXTS, "", "the boat is blue " * 50, *TEXTS] * 3
+    files = {"1.jsonl": jsonl(texts[:9]), "2.jsonl.gz": jsonl(texts[9:])}
+    lines = []
+    settings = plain(files, train="*.jsonl*", val="1.jsonl", documents="jsonl")
+    data = prepare(settings, 300, lines.append)
+    assert ids_of(data.train) == naive_ids(texts, data.tokenizer)
+    assert all(len(data.train.ids("tgt", row)) == 8 for row in range(len(data.train) - 1))
+    assert any("train rows of 8 tokens (skipped: 3 blank documents)" in line for line in lines)
+
+
+def test_each_kind_of_documents_has_its_own_cache(plain):
+    content = "the boat\nis blue\n\nthe house\n"
+    data = {kind: prepare(plain({"train.txt": content}, documents=kind), 300) for kind in ("lines", "blank_lines")}
+    assert ids_of(data["lines"].train) == naive_ids(content.split("\n"), data["lines"].tokenizer)
+    assert ids_of(data["blank_lines"].train) == naive_ids(content.strip().split("\n\n"), data["blank_lines"].tokenizer)
+
+
+def test_of_each_split_the_first_documents_are_read(plain):
+    settings = plain({"train.txt": "a\nb\n\nc\n\nd"}, documents="blank_lines", first=2)
+    data = prepare(settings, 300)
+    assert ids_of(data.train) == naive_ids(["a\nb", "c"], data.tokenizer)
+
+
+def test_the_tokenizer_learns_a_sample_of_long_documents(plain, monkeypatch):
+    monkeypatch.setattr(prepare_module, "SAMPLE_CHARACTERS", 200)
+    texts = ["early early early early"] * 10 + ["between between"] + ["lateword lateword late"] * 9
+    tokenizer = prepare(plain({"train.txt": jsonl(texts)}, documents="jsonl"), 300).tokenizer
+    assert len(tokenizer.encode("lateword")) == len(tokenizer.encode("early")) == 1
+    assert len(tokenizer.encode("between")) > 1, "the third document and each third after it, which this is not"

@@ -1,0 +1,158 @@
+"""Existing tokenizers: ids and texts are those of transformers and SentencePiece, and wrong files are refused."""
+
+import io
+import json
+import pickle
+
+import pytest
+import sentencepiece
+from tokenizers import ByteLevelBPETokenizer, models
+from tokenizers import Tokenizer as Pieces
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tfm_blocks.data.prepare import prepare
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer_files import read_tokenizer
+from tfm_blocks.errors import ConfigError, RunError
+
+LINES = ["a red house", "a blue boat", "das rote Haus", "naïve 🙂  café"]
+FILES = ["bare.json", "saved", "subwords.model"]
+
+
+def learn_fast(special):
+    pieces = ByteLevelBPETokenizer()
+    pieces.train_from_iterator(LINES * 9, vocab_size=290, special_tokens=special)
+    return pieces
+
+
+def learn_sentencepiece(**options):
+    content = io.BytesIO()
+    options |= {"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(LINES * 9), model_writer=content, **options)
+    return content.getvalue()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A tokenizer.json without a config, a folder of transformers, and a model of SentencePiece."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    learn_fast(["<pad>", "<s>", "</s>"]).save(str(folder / "bare.json"))
+    fast = Pieces.from_str(learn_fast(["<start>", "<stop>"]).to_str())
+    saved = PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<start>", eos_token="<stop>")
+    saved.save_pretrained(folder / "saved")
+    (folder / "subwords.model").write_bytes(learn_sentencepiece())
+    return folder
+
+
+def published_ids(path, text):
+    if path.is_dir():
+        return AutoTokenizer.from_pretrained(path)(text, add_special_tokens=False).input_ids
+    if path.suffix == ".model":
+        return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes()).encode(text)
+    return Pieces.from_file(str(path)).encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_ids_are_those_of_the_library_that_wrote_the_tokenizer(files, name):
+    tokenizer = read_tokenizer(str(files / name))
+    for text in [*LINES, "no such words"]:
+        ids = tokenizer.encode(text)
+        assert tokenizer.vocabulary.to_published(ids) == published_ids(files / name, text)
+        assert max(ids) < tokenizer.size
+    assert tokenizer.decode(tokenizer.encode(LINES[1])) == LINES[1]
+    assert [len(tokenizer.piece(id)) > 0 for id in range(tokenizer.size)] == [True] * tokenizer.size
+    assert pickle.loads(pickle.dumps(tokenizer)).encode(LINES[0]) == tokenizer.encode(LINES[0])
+
+
+@pytest.mark.parametrize(("name", "begin", "end"), [("bare.json", 1, 2), ("saved", 0, 1), ("subwords.model", 1, 2)])
+def test_begin_and_end_are_those_of_the_tokenizer(files, name, begin, end):
+    vocabulary = read_tokenizer(str(files / name)).vocabulary
+    assert (vocabulary.start, vocabulary.eos) == (begin, end)
+
+
+@pytest.mark.parametrize("special", [[], ["</s>"], ["<|endoftext|>", "[X]"]])
+def test_a_missing_begin_or_end_gets_a_new_id_after_the_others(tmp_path, special):
+    pieces = learn_fast(special)
+    pieces.save(str(tmp_path / "t.json"))
+    tokenizer = read_tokenizer(str(tmp_path / "t.json"))
+    size = pieces.get_vocab_size()
+    expected = (size, 0) if special else (size + 1, size)
+    assert (tokenizer.vocabulary.start, tokenizer.vocabulary.eos) == expected
+    assert tokenizer.vocabulary.size == expected[0] + 1 == tokenizer.size - 1
+    assert tokenizer.decode([1, *tokenizer.encode(LINES[0]), 2]) == LINES[0]
+
+
+def test_a_config_with_one_token_for_begin_and_end_has_a_separate_begin(tmp_path):
+    fast = PreTrainedTokenizerFast(tokenizer_object=Pieces.from_str(learn_fast(["<x>"]).to_str()))
+    fast.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config |= {"bos_token": {"content": "<x>"}, "eos_token": {"content": "<x>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    vocabulary = read_tokenizer(str(tmp_path)).vocabulary
+    assert (vocabulary.start, vocabulary.eos) == (vocabulary.size - 1, 0)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_keeps_the_tokenizer_and_its_files(files, name, tmp_path):
+    tokenizer = read_tokenizer(str(files / name))
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        again = read_tokenizer(str(path))
+        assert again.text == tokenizer.text and again.files == tokenizer.files
+    if name == "saved":
+        assert again.files == {path.name: path.read_bytes() for path in (files / name).iterdir()}
+
+
+def test_the_tokenizer_of_a_run_is_read_from_its_folder_and_its_file(tmp_path):
+    learned = Tokenizer.train(LINES * 9, 300)
+    learned.save(tmp_path / "tokenizer.json")
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        assert read_tokenizer(str(path)).text == learned.text
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["text", "dates"])
+def test_text_and_dates_are_encoded_with_it(files, name, kind, text, dates, sentences, tmp_path):
+    changes = {"tokenizer": str(files / name), "cache": str(tmp_path / "c")}
+    settings = text(**changes) if kind == "text" else dates(**changes, max_length=200, step_tokens=600, train=200)
+    lines = []
+    data = prepare(settings, 999, lines.append)
+    assert data.tokenizer.size < 400
+    assert f"data: vocabulary of {data.tokenizer.size:,} subwords" in lines
+    if kind == "text":
+        assert data.val.ids("src", 0).tolist() == data.tokenizer.encode(sentences["src"][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rule"),
+    [
+        ("t.json", b'{"a": 1}', "cannot be read as a tokenizer"),
+        ("t.json", b"[", "cannot be read as a tokenizer"),
+        ("t.json", b"\xff", "cannot be read as a tokenizer"),
+        ("t.model", b"no model", "cannot be read as a tokenizer"),
+        ("t.txt", b"a red house", "cannot be read as a tokenizer"),
+        ("t.json", Pieces(models.BPE()).to_str().encode(), "has no subwords"),
+    ],
+)
+def test_wrong_files_are_errors_with_path_and_fix(name, content, rule, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunError) as error:
+        read_tokenizer(str(tmp_path / name))
+    (problem,) = error.value.problems
+    assert problem.address == str(tmp_path / name) and rule in problem.rule and problem.help
+
+
+def test_a_damaged_config_beside_a_tokenizer_is_an_error(files, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((files / "bare.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text("[1]")
+    with pytest.raises(RunError, match=r"tokenizer_config\.json: cannot be read"):
+        read_tokenizer(str(tmp_path))
+
+
+def test_a_missing_path_and_a_folder_without_a_tokenizer_are_errors(tmp_path):
+    (tmp_path / "tokenizer.py").write_text("raise SystemExit('executed')")
+    for path, rule in ((tmp_path / "none", "there is no file or folder"), (tmp_path, "has no tokenizer.json and no")):
+        with pytest.raises(ConfigError, match=rule) as error:
+            read_tokenizer(str(path))
+        assert error.value.problems[0].address == "data.tokenizer"
+        assert "name a run folder, a tokenizer.json" in error.value.problems[0].help

@@ -1,0 +1,86 @@
+"""The option --plan of `tfm show`, and the options that it adds."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from tfm_blocks.cli.options import count
+from tfm_blocks.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tfm_blocks.language.spec import Spec
+    from tfm_blocks.scaling.step_trace import Batching
+
+DEFAULTS = {
+    "card": "h100",
+    "devices": [1],
+    "batch_tokens": 8192,  # as data.batch_tokens
+    "precision": "bf16",
+    "strategy": "ddp",
+    "activation_checkpointing": False,
+}
+
+
+def add_plan(command: argparse.ArgumentParser) -> None:
+    """Add --plan and its options. Without --plan they have no effect, so their defaults are set later."""
+    add = command.add_argument
+    add("--plan", action="store_true", help="compute the memory, communication and time of a training step")
+    add("--card", metavar="NAME|FILE", help="with --plan: cpu, h100, h200, or a YAML file (h100)")
+    what = "with --plan: numbers of devices, such as 1,8,64 (1)"
+    add("--devices", type=_counts, metavar="N,…", help=what)
+    what = "with --plan: tokens of a micro-batch on each device (8192)"
+    add("--batch-tokens", type=count, metavar="N", help=what)
+    add("--precision", choices=["bf16", "fp32"], help="with --plan: as trainer.precision (bf16)")
+    add("--strategy", choices=["ddp", "fsdp2"], help="with --plan: as trainer.strategy (ddp)")
+    what = "with --plan: as trainer.activation_checkpointing=true"
+    add("--activation-checkpointing", action="store_true", default=None, help=what)
+
+
+def _counts(text: str) -> list[int]:
+    return list(dict.fromkeys(map(count, text.split(","))))
+
+
+def check_plan_options(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError if an option of --plan is used without it."""
+    used = [name for name in DEFAULTS if vars(arguments)[name] is not None]
+    if used and not arguments.plan:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in used)
+        raise ConfigError(Problem("", f"{options}: no effect without --plan", help="add --plan"))
+
+
+def show_plan(arguments: argparse.Namespace, spec: Spec, lengths: Mapping[str, int]) -> None:
+    """Print the plan of a training step; `lengths` are the requested tokens by input. Raises ConfigError."""
+    from tfm_blocks.network.build import network_without_values
+    from tfm_blocks.network.cost import axis_lengths
+    from tfm_blocks.report.screen import print_json, print_table
+    from tfm_blocks.scaling.card import read_card
+    from tfm_blocks.scaling.plan_table import plan_table
+    from tfm_blocks.scaling.step_plan import StepSettings, plan_steps
+
+    values = {
+        name: default if vars(arguments)[name] is None else vars(arguments)[name] for name, default in DEFAULTS.items()
+    }
+    card = read_card(values["card"])
+    settings = StepSettings(values["precision"], values["strategy"], values["activation_checkpointing"])
+    batching = _batching(spec, axis_lengths(network_without_values(spec), lengths), values["batch_tokens"])
+    plans = plan_steps(spec, batching, settings, card, values["devices"])
+    if arguments.json:
+        facts = {"model": arguments.model, "card": card.model_dump(), **asdict(settings), **asdict(batching)}
+        print_json({**facts, "plans": [asdict(plan) for plan in plans]})
+    else:
+        print_table(plan_table(arguments.model, plans, batching, settings, card))
+
+
+def _batching(spec: Spec, lengths: Mapping[str, int], tokens: int) -> Batching:
+    """Return as many rows as fit into `tokens`. Raises ConfigError if there is none."""
+    from tfm_blocks.scaling.step_trace import Batching
+
+    width = sum(lengths[axis.name] for input in spec.inputs for axis in input.sequences)
+    if width > tokens:
+        rule = f"is {tokens:,}, but a row has {width:,} tokens"
+        raise ConfigError(Problem("--batch-tokens", rule, help=f"write --batch-tokens {width}, or shorten the row"))
+    return Batching(tokens // width, dict(lengths), width)

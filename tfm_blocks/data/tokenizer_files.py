@@ -1,0 +1,102 @@
+"""Read an existing tokenizer: of a run, of the tokenizers library, of a folder of transformers, or of SentencePiece."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfm_blocks.data.cache import expand_home
+from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, is_published, published_tokenizer
+from tfm_blocks.data.sentencepiece_tokenizer import PAIR, SINGLE
+from tfm_blocks.data.tokenizer import Tokenizer, is_learned, refusing_damage
+from tfm_blocks.data.vocabulary import Vocabulary
+from tfm_blocks.errors import ConfigError, Problem, RunError
+
+ADDRESS = "data.tokenizer"
+FILE_SETS = ((FAST,), PAIR, *((name,) for name in SINGLE))
+CONFIG = "tokenizer_config.json"
+COMPANIONS = (CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # export restores them
+BEGINS = ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")  # usual names, in order
+ENDS = ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>", "[SEP]")
+LARGEST = 2**31  # above all ids
+LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
+HELP = "name a run folder, a tokenizer.json, a folder saved by transformers, or a .model of SentencePiece"
+
+
+def read_tokenizer(written: str) -> Tokenizer:
+    """Read the tokenizer at a path. Raises ConfigError if there is none, and RunError if it is damaged."""
+    path = expand_home(ADDRESS, written)
+    if not path.exists():
+        raise ConfigError(Problem(ADDRESS, f"there is no file or folder {path}", help=HELP))
+    file = path / FAST if path.is_dir() else path
+    if file.suffix == ".json" and file.is_file() and _is_of_run(file):
+        return Tokenizer.load(file)
+    files = _read_files(path)
+    opened = published_tokenizer(Vocabulary(LARGEST, 0, 0), files, str(path))
+    return published_tokenizer(_vocabulary(opened, path), files, str(path))
+
+
+def read_main_files(folder: Path) -> dict[str, bytes]:
+    """Return the first of FILE_SETS that a folder has; nothing if it has none. Raises RunError for a large file."""
+    for names in FILE_SETS:
+        if all((folder / name).is_file() for name in names):
+            return _read_all(folder, names)
+    return {}
+
+
+def expect_small(path: Path) -> None:
+    """Raise RunError if a file has more than LARGEST_FILE bytes or does not exist."""
+    if not path.is_file():
+        raise RunError(Problem(str(path), "the file is missing"))
+    if path.stat().st_size > LARGEST_FILE:
+        raise RunError(Problem(str(path), f"has {path.stat().st_size:,} bytes, but at most {LARGEST_FILE:,} are read"))
+
+
+def _is_of_run(file: Path) -> bool:
+    expect_small(file)
+    if is_published(file):
+        return True
+    with refusing_damage(str(file)):
+        return is_learned(json.loads(file.read_bytes()))
+
+
+def _read_files(path: Path) -> dict[str, bytes]:
+    if path.is_dir():
+        if main := read_main_files(path):
+            return main | _read_all(path, [name for name in COMPANIONS if (path / name).is_file()])
+        raise ConfigError(Problem(ADDRESS, f"the folder {path} has no {FAST} and no SentencePiece model", help=HELP))
+    expect_small(path)
+    name = FAST if path.suffix == ".json" else path.name if path.name in SINGLE else SINGLE[-1]
+    return {name: path.read_bytes()}
+
+
+def _read_all(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
+    for name in names:
+        expect_small(folder / name)
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:
+    """Return the vocabulary with the begin and the end of the tokenizer's config, or else with usual names.
+
+    The begin and the end get a new id each, after the other ids, unless the tokenizer has separate tokens for them.
+    """
+    if not opened.names:
+        raise RunError(Problem(str(path), "has no subwords", help=HELP))
+    size = max(opened.names.values()) + 1
+    ends = [*_from_config(opened, "eos_token", path), *ENDS]
+    begins = [*_from_config(opened, "bos_token", path), *BEGINS]
+    eos = next((opened.special[name] for name in ends if name in opened.special), size)
+    start = next((opened.special[name] for name in begins if name in opened.special), eos)
+    if start == eos:
+        start = max(size, eos + 1)
+    return Vocabulary(max(size, start + 1, eos + 1), start, eos)
+
+
+def _from_config(opened: PublishedTokenizer, key: str, path: Path) -> list[str]:
+    """Return the token of a key in tokenizer_config.json, which is a text or has it as `content`."""
+    with refusing_damage(str(path / CONFIG)):
+        token = dict(json.loads(opened.files.get(CONFIG, b"{}"))).get(key)
+        token = token.get("content") if isinstance(token, dict) else token
+        return [token] if isinstance(token, str) else []

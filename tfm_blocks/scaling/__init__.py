@@ -1,0 +1,1 @@
+"""The cost of a training step on an accelerator, computed without one."""

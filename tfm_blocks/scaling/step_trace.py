@@ -1,0 +1,171 @@
+"""Run a training step without data or memory, and count its multiply-adds, its memory traffic and its live bytes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import _engine_run_backward
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from tfm_blocks.data.layout import Batch
+from tfm_blocks.language.spec import Axis, Spec
+from tfm_blocks.network.build import network_without_values
+from tfm_blocks.network.call import Values
+from tfm_blocks.network.graph import Network
+from tfm_blocks.scaling.cuda_kernels import CudaKernels
+from tfm_blocks.training.loss import Objective
+
+SMOOTHING = 0.1  # any value above 0 has the same cost
+aten = torch.ops.aten
+FLOPS = {  # FlopCounterMode counts CUDA's fused attention, and not the CPU's
+    **flop_registry,
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Batching:
+    """The rows of a micro-batch, the tokens of each sequence axis, and the tokens of a row. No token is padding."""
+
+    rows: int
+    lengths: Mapping[str, int]
+    row_tokens: int
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """The counts of a forward and backward pass of one micro-batch on one device, in multiply-adds and bytes.
+
+    `kept` are the bytes that the forward pass of the trunk leaves for the backward pass. `peak` are all live bytes
+    at their maximum, with the weights and the gradients that exist then. `peak_besides` is the maximum without them.
+    """
+
+    multiply_adds: int
+    traffic: int
+    kept: int
+    peak: int
+    peak_besides: int
+
+
+def trace_step(
+    spec: Spec, batching: Batching, *, device: Literal["cpu", "cuda"], bf16: bool, recomputes: bool
+) -> StepTrace:
+    """Trace the pass that training runs, in float32 or under autocast to bfloat16.
+
+    On `cpu` it counts the tensors of the CPU's kernels. On `cuda` it counts those of CUDA's kernels, which run on the
+    meta device; no CUDA device is needed.
+    """
+    counter = _Counter()
+    place = "cpu" if device == "cpu" else "meta"
+    with FakeTensorMode() if device == "cpu" else CudaKernels(), counter:
+        network = network_without_values(spec, place).train()
+        network.recomputes = recomputes
+        counter.follow_gradients(network)
+        before = counter.live
+        batch = _batch(network, batching, place)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            kept, loss = _forward(network, batch, counter)
+            _backward(loss)
+    return StepTrace(counter.flops // 2, counter.traffic, kept - before, counter.peak, counter.peak_besides)
+
+
+def _forward(network: Network, batch: Batch, counter: _Counter) -> tuple[int, Tensor]:
+    """Return the live bytes after the trunk, and the loss. The head computes its gradients with the loss."""
+    kept = []
+
+    def trunk(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Values]:
+        output = network.trunk_with_losses(inputs)
+        kept.append(counter.live)
+        return output
+
+    loss, _ = Objective(network, SMOOTHING, trunk).loss(batch)
+    return kept[0], loss
+
+
+def _backward(loss: Tensor) -> None:
+    """Run `loss.backward()`, which itself would disable CudaKernels for the layers that it recomputes."""
+    _engine_run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
+def _batch(network: Network, batching: Batching, device: str) -> Batch:
+    """Return a batch whose every position is predicted."""
+    sizes = {"B": batching.rows, **batching.lengths}
+    inputs = {}
+    for input in network.spec.inputs:
+        shape = [sizes.get(axis.name, batching.rows) if isinstance(axis, Axis) else axis for axis in input.shape]
+        dtype = torch.int64 if input.tokens else torch.float32
+        inputs[input.name] = torch.ones(shape, dtype=dtype, device=device)
+    exit = network.spec.nodes[-1].shape[1]
+    length = batching.lengths[exit.name] if isinstance(exit, Axis) else exit
+    labels_BT = torch.ones(batching.rows, length, dtype=torch.int64, device=device)
+    return Batch(inputs, labels_BT, torch.ones(labels_BT.numel(), dtype=torch.int64, device=device))
+
+
+class _Counter(TorchDispatchMode):
+    """Count the multiply-adds and the traffic of operations, and the bytes of the tensors that are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = self.traffic = self.live = self.peak = self.peak_besides = 0
+        self.weights_and_gradients = 0
+        self.storages: set[int] = set()
+
+    def follow_gradients(self, network: Network) -> None:
+        """Count the weights, and each gradient from the moment when it is complete."""
+        self.weights_and_gradients = sum(parameter.nbytes for parameter in network.parameters())
+
+        def add_gradient(parameter: Tensor) -> None:
+            self.weights_and_gradients += parameter.nbytes
+
+        for parameter in network.parameters():
+            parameter.register_post_accumulate_grad_hook(add_gradient)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+            return True  # the batch has no padding: `keep.all()`
+        result = function(*args, **kwargs)
+        if formula := FLOPS.get(function._overloadpacket):
+            self.flops += formula(*args, **kwargs, out_val=result)
+        self._count(function, list(_tensors((args, kwargs))), list(_tensors(result)))
+        return result
+
+    def _count(self, function: Any, read: list[Tensor], written: list[Tensor]) -> None:
+        known = {tensor.untyped_storage()._cdata for tensor in read}
+        fresh = [tensor for tensor in written if tensor.untyped_storage()._cdata not in known]
+        for tensor in fresh:
+            self._add(tensor.untyped_storage())
+        is_view = not fresh and not function._schema.is_mutable
+        if not is_view and "empty" not in function.__name__:
+            self.traffic += sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in (*read, *written))
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.storages:
+            return
+        self.storages.add(key)
+        weakref.finalize(storage, self._remove, key, size)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        self.peak_besides = max(self.peak_besides, self.live - self.weights_and_gradients)
+
+    def _remove(self, key: int, size: int) -> None:
+        self.storages.discard(key)
+        self.live -= size
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
