@@ -116,10 +116,11 @@ def _trace(name: str, module: nn.Module, inputs: Values, larger: Values, where: 
         with preserve_node_meta():
             program = torch.export.export(_Watched(module, watch), (inputs,), dynamic_shapes=(free,), **options)
     except Exception as error:  # torch documents no common class
-        rule = f"cannot trace the node: {_first_line(error)}"
-        if watch.fixed:
-            rule = f"needs any batch and any lengths, but {watch.operation} fixes one of them"
-        raise RunError(refused(where, watch.fixed or watch.address or name, rule)) from error
+        address, rule = watch.address or name, f"cannot trace the node: {_first_line(error)}"
+        if watch.fixed or "inferred a static shape" in str(error):
+            address = watch.fixed or name
+            rule = f"needs any batch and any lengths, but {watch.operation or 'a node'} fixes one of them"
+        raise RunError(refused(where, address, rule)) from error
     try:
         outputs = program.module()(larger)
     except Exception as error:
