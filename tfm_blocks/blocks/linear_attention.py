@@ -45,8 +45,10 @@ def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *
     """Apply `read(memory_BHKV, *chunk)` to each chunk in turn; return the outputs of all positions and the last memory.
 
     The tensors have their positions on the third axis, such as q_BHTK. Autocast is off: products with a float32 memory
-    are float32.
+    are float32. torch.export reads all positions as one chunk, because it would fix the number of chunks.
     """
+    if torch.compiler.is_exporting():
+        return read(memory_BHKV, *x_BHT)
     outputs = []
     device = "cpu" if memory_BHKV.is_meta else memory_BHKV.device.type  # the meta device has no autocast
     with torch.autocast(device, enabled=False):

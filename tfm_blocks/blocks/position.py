@@ -74,7 +74,7 @@ class Sinusoidal(AddedPosition):
         angles_NI = positions_N[:, None] * torch.exp(even_I * (-math.log(10000.0) / D))
         if self.layout == "halves":
             return torch.cat((angles_NI.sin(), angles_NI.cos()), dim=1)
-        return torch.stack((angles_NI.sin(), angles_NI.cos()), dim=2).reshape(len(positions_N), D)
+        return torch.stack((angles_NI.sin(), angles_NI.cos()), dim=2).flatten(1)
 
 
 @block(

@@ -75,7 +75,7 @@ class PrefixAttention(MultiHead):
         k_BGNK, v_BGNK = state.append("k", k_BGMK), state.append("v", v_BGMK)
         past_B1MN = state.beam_mask()
         if past_B1MN is None:
-            past_B1MN = torch.ones(len(x_BMD), 1, 1, k_BGNK.shape[2], dtype=torch.bool, device=x_BMD.device)
+            past_B1MN = torch.ones(x_BMD.shape[0], 1, 1, k_BGNK.shape[2], dtype=torch.bool, device=x_BMD.device)
         return self._continue(x_BMD, Span(state.position, 1), k_BGNK, v_BGNK, past_B1MN, state).view_as(x_R1D), state
 
     def _continue(

@@ -59,7 +59,7 @@ class Recurrent(Recurrence):
         if self.backwards is None:
             return h_BTF
         order_BT = reading_order(keep_BT, backward=True)
-        back_BTF, _ = self._run(self.backwards, apply_order(x_BTD, order_BT), self.empty(len(x_BTD), x_BTD))
+        back_BTF, _ = self._run(self.backwards, apply_order(x_BTD, order_BT), self.empty(x_BTD.shape[0], x_BTD))
         return torch.cat([h_BTF, restore_order(back_BTF, order_BT)], 2)
 
     def _run(self, direction: Direction, x_BTD: Tensor, memory: RecurrentState) -> tuple[Tensor, RecurrentState]:

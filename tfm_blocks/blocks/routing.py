@@ -56,7 +56,7 @@ class Routing(nn.Module, ABC):
 
     def balancing(self, fraction_BE: Tensor) -> Tensor:
         """Return a loss_B of value 0 that moves parameters by the fraction of the choices that fell on each expert."""
-        return fraction_BE.new_zeros(len(fraction_BE))
+        return fraction_BE.new_zeros(fraction_BE.shape[0])
 
 
 GROUPS = {

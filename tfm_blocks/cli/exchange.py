@@ -17,10 +17,10 @@ def add_commands(commands: options.Commands) -> None:
     command = options.add_command(commands, "import", _import, "import a published model as a run", what)
     command.add_argument("folder", type=Path, metavar="FOLDER", help="a folder as transformers saves it")
     _add_output(command, "RUN", "the new run folder")
-    what = "write a run as a folder that transformers or CTranslate2 loads"
+    what = "write a run as a folder that transformers, CTranslate2 or ONNX Runtime loads"
     command = options.add_command(commands, "export", _export, "write a run for another library", what)
     options.add_run(command)
-    command.add_argument("--to", required=True, choices=("huggingface", "ctranslate2"), help="the library")
+    command.add_argument("--to", required=True, choices=("huggingface", "ctranslate2", "onnx"), help="the library")
     _add_output(command, "FOLDER", "the new folder")
     _add_ctranslate2(command)
 
@@ -50,11 +50,18 @@ def _export(arguments: argparse.Namespace) -> None:
     for name in ("quantization", "src", "ref"):
         if getattr(arguments, name) is not None:
             raise ConfigError(Problem(f"--{name}", "is an option of --to ctranslate2", help="leave it out"))
-    from tfm_blocks.exchange.exporting import export_run
+    if arguments.to == "onnx":
+        from tfm_blocks.exchange.onnx.export import export_to_onnx
 
-    architecture, certificate = export_run(arguments.folder, arguments.path)
-    print(printable(f"{arguments.path}: {architecture}"))
-    print(certificate or "not compared with the run, because transformers is not installed: pip install transformers")
+        graphs, certificate = export_to_onnx(arguments.folder, arguments.path)
+        content, package = ", ".join(f"{name}.onnx" for name in graphs), "onnxruntime"
+    else:
+        from tfm_blocks.exchange.exporting import export_run
+
+        content, certificate = export_run(arguments.folder, arguments.path)
+        package = "transformers"
+    print(printable(f"{arguments.path}: {content}"))
+    print(certificate or f"not compared with the run, because {package} is not installed: pip install {package}")
 
 
 def _export_ctranslate2(arguments: argparse.Namespace) -> None:

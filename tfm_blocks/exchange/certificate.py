@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.language.spec import TARGET
+from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.json_file import JsonFile
 
@@ -83,9 +83,9 @@ def compare_with_engine(
 def random_rows(network: Network) -> Rows:
     """Return sentences of random ids, from the first subword on, that fit the positions of the model."""
     generator = torch.Generator().manual_seed(SEED)
-    return {
-        name: _random_rows(network, name, generator) for name in [*(one.name for one in network.spec.sources), TARGET]
-    }
+    inputs = names(network.spec.inputs)
+    ordered = [name for name in (*names(network.spec.sources), TARGET) if name in inputs]
+    return {name: _random_rows(network, name, generator) for name in ordered}
 
 
 def _random_rows(network: Network, name: str, generator: torch.Generator) -> list[Tensor]:
@@ -107,7 +107,8 @@ def network_inputs(rows: Rows) -> dict[str, Tensor]:
     """Return the padded inputs of the network: sources with their end, targets with their begin."""
     end, begin = torch.tensor([Tokenizer.EOS]), torch.tensor([Tokenizer.BOS])
     inputs = {name: pad_sequence([torch.cat((row, end)) for row in ids], True) for name, ids in rows.items()}
-    inputs[TARGET] = pad_sequence([torch.cat((begin, row)) for row in rows[TARGET]], True)
+    if TARGET in rows:
+        inputs[TARGET] = pad_sequence([torch.cat((begin, row)) for row in rows[TARGET]], True)
     return inputs
 
 

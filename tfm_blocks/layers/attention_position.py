@@ -46,8 +46,11 @@ def distance(queries_T: Tensor, keys_S: Tensor) -> Tensor:
 
 
 def bias_between(biases: BiasesScores, queries: Span, keys: Span, device: torch.device) -> Tensor:
-    """Return bias_HTS. For spans of stride 1, the usual case, each distance is looked up only once."""
-    if queries.stride != 1 or keys.stride != 1:
+    """Return bias_HTS. For spans of stride 1, the usual case, each distance is looked up only once.
+
+    torch.export looks up all pairs, because it would fix the length of `unfold`.
+    """
+    if queries.stride != 1 or keys.stride != 1 or torch.compiler.is_exporting():
         return biases.of_distance(distance(queries.on(device), keys.on(device)))
     farthest = Span(keys.first - queries.first - queries.length + 1, queries.length + keys.length - 1)
     bias_HL = biases.of_distance(farthest.on(device)[None])[:, 0]

@@ -39,35 +39,38 @@ def banded_attention(
 
     The neighbours are r // 2 positions before and (r - 1) // 2 after, or the r - 1 before if `causal`. Padding (keep
     false) is masked, but every position attends to itself, so the output is finite everywhere. `dropout` is the
-    probability of dropping a weight: 0 outside training. torch.export supports any fixed length, or a dynamic number (4
-    or more) of whole blocks of max(r // 2, SMALLEST_BLOCK) positions.
+    probability of dropping a weight: 0 outside training. torch.export computes all pairs, so that the length is free.
     Source: Vaswani et al. 2017, section 4, self-attention (restricted).
     """
     scores = scores or ScoreNormalizer(q_BHTK.shape[3])
-    band = reach = (r - 1, 0) if causal else (r // 2, (r - 1) // 2)
+    band = (r - 1, 0) if causal else (r // 2, (r - 1) // 2)
     block = max(r // 2, SMALLEST_BLOCK)  # measured: larger blocks waste window, smaller ones make slow products
     B, H, T, _ = q_BHTK.shape
-    pairs, windowed = T * T, round_up(T, block) * (block + sum(reach))
-    dense = pairs <= windowed + windowed // 5  # measured: up to a fifth more in one product take less time
-    if dense:
-        block, reach = T, (0, 0)
-    bias_HCW = bias and bias(distances(block, reach, keep_BT))
-    masks = AttentionMask(allowed(keep_BT, block, reach, band)[:, None], bias=bias_HCW)
-    if dense:
+    pairs, windowed = T * T, round_up(T, block) * (block + sum(band))
+    # measured: up to a fifth more in one product take less time
+    if torch.compiler.is_exporting() or pairs <= windowed + windowed // 5:
+        distance_TT = distances(T, (0, 0), keep_BT)
+        masks = AttentionMask(neighbours(keep_BT, distance_TT, band)[:, None], bias=bias and bias(distance_TT))
         return weighed_attention(q_BHTK, k_BHTK, v_BHTK, masks, scores, dropout=dropout)
+    bias_HCW = bias and bias(distances(block, band, keep_BT))
+    masks = AttentionMask(allowed(keep_BT, block, band)[:, None], bias=bias_HCW)
     q_GHCK = windows(q_BHTK, block, (0, 0))
-    k_GHWK, v_GHWK = (windows(x, block, reach) for x in (k_BHTK, v_BHTK))
+    k_GHWK, v_GHWK = (windows(x, block, band) for x in (k_BHTK, v_BHTK))
     y_GHCK = weighed_attention(q_GHCK, k_GHWK, v_GHWK, masks, scores, dropout=dropout)
     return y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
 
 
-def allowed(keep_BT: Tensor, block: int, reach: tuple[int, int], band: tuple[int, int]) -> Tensor:
+def allowed(keep_BT: Tensor, block: int, band: tuple[int, int]) -> Tensor:
     """Return the mask of each query over its window, true = may attend: keep_BT -> GCW."""
-    before, after = reach
+    before, after = band
     window = before + block + after
     missing = round_up(keep_BT.shape[1], block) - keep_BT.shape[1]
     keep_GW = F.pad(keep_BT, (before, missing + after)).unfold(1, window, block).flatten(0, 1)
-    distance_CW = distances(block, reach, keep_BT)
+    return neighbours(keep_GW, distances(block, band, keep_BT), band)
+
+
+def neighbours(keep_GW: Tensor, distance_CW: Tensor, band: tuple[int, int]) -> Tensor:
+    """Return the mask of the keys at most band[0] before and band[1] after a query, and of the query itself: GCW."""
     band_CW = (distance_CW >= -band[0]) & (distance_CW <= band[1])
     return (keep_GW[:, None] & band_CW) | (distance_CW == 0)
 
@@ -179,7 +182,7 @@ def _mask(keep_BT: Tensor, block: int, reach: tuple[int, int], first: int, causa
     blocks = round_up(T, block) // block
     query_QC = torch.arange(blocks * block, device=device).view(blocks, block)
     window_QW = query_QC[:, :1] + torch.arange(-reach[0], block + reach[1], device=device)
-    near_GCW = allowed(keep_BT, block, reach, reach)
+    near_GCW = allowed(keep_BT, block, reach)
     near_GCW = near_GCW & (window_QW >= first).repeat(B, 1)[:, None]
     first_F = torch.arange(first, device=device)
     later_QCF = first_F > query_QC[..., None]

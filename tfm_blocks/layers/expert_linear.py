@@ -62,7 +62,7 @@ class BiasedExpertLinear(ExpertLinear):
 
     def forward(self, x_RI: Tensor, ends_E: Tensor) -> Tensor:
         y_RO = super().forward(x_RI, ends_E)
-        expert_R = torch.searchsorted(ends_E, torch.arange(len(y_RO), device=ends_E.device), right=True)
+        expert_R = torch.searchsorted(ends_E, torch.arange(y_RO.shape[0], device=ends_E.device), right=True)
         bias_EO = self.bias.view(len(ends_E), -1).to(y_RO.dtype)
         return y_RO + bias_EO.index_select(0, expert_R)
 

@@ -43,7 +43,7 @@ SAME_SHAPE = (
     "contiguous",
 )  # dropped if the shape stays equal
 SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-FOLDED = {torch.compiler.is_compiling: False, torch.is_autocast_enabled: False}
+FOLDED = {torch.compiler.is_compiling: False, torch.compiler.is_exporting: False, torch.is_autocast_enabled: False}
 
 
 class Calls(Expressions):

@@ -1,0 +1,192 @@
+"""ONNX Runtime computes what the run computes, by the loop of docs/exporting.md, and other nodes are refused."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tfm_blocks as tfm
+from tests.conftest import WORDS, sentences
+from tests.network.examples import SHIPPED
+from tfm_blocks.cli import main
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.errors import RunError
+from tfm_blocks.exchange.onnx.comparison import Engine, compare_graphs
+from tfm_blocks.exchange.onnx.export import write_graphs
+from tfm_blocks.exchange.onnx.tracing import UNCOVERED, trace_network
+from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.runs.model import read_network
+from tfm_blocks.translation.search import BOS, Bounds, one_by_one
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+PAGE = Path(__file__).parents[2] / "docs" / "exporting.md"
+SIZES = {"d_model": 16, "d_ff": 24, "heads": 4, "layers": 2, "vocab": 300}
+SMALL = {"r": 4, "kv_heads": 2, "experts": 8, "max_length": 60}  # knobs of some models
+REFUSED = {"recurrent"}
+
+
+def scattered(model, overrides=(), **knobs):
+    """A random network in evaluation mode, in which no weight, bias or gain has its first value."""
+    text = (CONF / "model" / f"{model}.yaml").read_text("utf-8")
+    small = {name: value for name, value in SMALL.items() if f"\n{name}:" in text}
+    values = {**SIZES, **small, **knobs}
+    composed = compose_model(model, [*(f"{key}={value}" for key, value in values.items()), *overrides])
+    network = build_network(check_model(composed.model, composed.sources), seed=1).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
+    return network
+
+
+def saved(folder, model):
+    """The folder of an untrained run with a tokenizer of words."""
+    tokenizer = Tokenizer.train(WORDS * 3, 300)
+    return tfm.save(scattered(model, vocab=tokenizer.size), folder / "run", tokenizer=tokenizer)
+
+
+def exported(network, folder):
+    folder.mkdir()
+    write_graphs(network, folder, "run")
+    return folder
+
+
+def loop_of_the_page():
+    """The functions of translate_onnx.py, as the page shows it."""
+    code = re.search(r"```python\n(# translate_onnx\.py\n.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[1]
+    names = {"__name__": "translate_onnx"}
+    exec(code, names)
+    return SimpleNamespace(**names)
+
+
+def export(run, folder):
+    main(["export", str(run), "--to", "onnx", "-o", str(folder)])
+
+
+@pytest.mark.parametrize(
+    "model", ["base", *(pytest.param(name, marks=pytest.mark.grid) for name in ("gqa", "t5", "restricted"))]
+)
+def test_the_loop_of_the_page_gives_200_translations_of_the_run(model, tmp_path, capsys):
+    run, folder = saved(tmp_path, model), tmp_path / "new"
+    export(run, folder)
+    assert re.search(r"new: encoder\.onnx, first\.onnx, step\.onnx\nlog probabilities of", capsys.readouterr().out)
+    certificate = json.loads((folder / "certificate.json").read_text())
+    print(model, certificate["log_probabilities"])
+    assert certificate["log_probabilities"]["largest"] < 1e-4
+    assert certificate["versions"].keys() >= {"opset", "onnx", "onnxruntime", "onnxscript", "torch", "tfm-blocks"}
+    text = [*sentences(199, seed=5), ""]
+    expected = tfm.load(run).translate(text)
+    assert len(set(expected)) > 10
+    assert loop_of_the_page().translate(folder, text) == expected
+    assert (folder / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
+    with pytest.raises(SystemExit):
+        export(run, folder)
+    assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.grid
+def test_the_loop_of_the_page_continues_200_prompts_as_the_run_does(tmp_path):
+    network, page = scattered("decoder_only"), loop_of_the_page()
+    folder = exported(network, tmp_path / "new")
+    prompts = torch.randint(4, 300, (200, 5), generator=torch.Generator().manual_seed(1))
+    prompts[:, -1] = BOS
+    bounds = Bounds(torch.zeros(200), torch.full((200,), 20), torch.zeros(200, 0, dtype=torch.int64))
+    expected = [hypothesis.ids for hypothesis in one_by_one(network, {}, bounds, before_BN=prompts)]
+    ids = page.decode(*page.load(folder, "first", "step"), {"tgt": prompts.numpy()}, 20).tolist()
+    assert len({tuple(row) for row in ids}) > 20
+    assert [row[: row.index(page.EOS)] if page.EOS in row else row for row in ids] == expected
+
+
+def test_a_run_without_target_is_one_graph_and_is_not_compared_without_the_runtime(tmp_path, capsys, monkeypatch):
+    run, folder = saved(tmp_path, "encoder_only"), tmp_path / "new"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "onnxruntime", None)
+        export(run, folder)
+    assert "model.onnx\nnot compared with the run, because onnxruntime is not installed" in capsys.readouterr().out
+    assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "tokenizer.json", "weights.safetensors"]
+    assert compare_graphs(Engine(folder, onnxruntime), read_network(run)).largest < 1e-4
+
+
+def test_missing_libraries_are_reported_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(SystemExit):
+        export(tmp_path / "run", tmp_path / "new")
+    assert "onnxscript: the library is not installed" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+ATTENTION = "model.graph.encoder.layer.attn"
+REFUSALS = {
+    **{name: ("recurrent", [f"{ATTENTION}.block={name}"], "encoder.*.attn") for name in ("rnn", "gru", "lstm")},
+    "gated_delta_rule": ("retention", ["model.graph.decoder.layer.self.block=gated_delta_rule"], "decoder.*.self"),
+    "restricted_global_attention": ("restricted", [f"{ATTENTION}.block=restricted_global_attention"], "encoder.*.attn"),
+}
+
+
+@pytest.mark.parametrize("block", UNCOVERED)
+def test_blocks_that_are_not_covered_are_refused_by_node(block):
+    model, overrides, address = REFUSALS[block]
+    with pytest.raises(RunError, match=rf"error: run: {re.escape(address)}: the export to ONNX does not cover"):
+        trace_network(scattered(model, overrides), "run")
+
+
+def test_inputs_of_vectors_are_refused():
+    network = tfm.build(str(Path(__file__).parents[1] / "models" / "vectors.yaml"), vocab=30)
+    with pytest.raises(RunError, match=r"run: inputs\.img: the export to ONNX covers inputs of token ids"):
+        trace_network(network, "run")
+
+
+class FixesLength(nn.Module):
+    def forward(self, x_BTD):
+        return x_BTD * len(x_BTD[0])
+
+
+class HasNoCounterpart(nn.Module):
+    def forward(self, x_BTD):
+        return x_BTD + torch.linalg.matrix_exp(x_BTD @ x_BTD.mT).sum()
+
+
+@pytest.mark.parametrize(
+    ("block", "rule"),
+    [(FixesLength, "needs any batch and any lengths"), (HasNoCounterpart, "has no counterpart of the operation aten")],
+)
+def test_other_blocks_that_cannot_be_exported_are_refused_by_node_or_graph(block, rule, tmp_path):
+    network = scattered("encoder_only", layers=1)
+    network.get_submodule("encoder.0.ffn").block = block()
+    with pytest.raises(RunError, match=rf"error: run: (encoder\.\*\.ffn|model): the export to ONNX {rule}"):
+        exported(network, tmp_path / "new")
+
+
+@pytest.mark.grid
+def test_batch_and_lengths_are_free(tmp_path):
+    network = scattered("restricted")
+    engine = Engine(exported(network, tmp_path / "new"), onnxruntime)
+    for batch, source, target in ((1, 1, 1), (5, 90, 70)):
+        inputs = {"src": torch.randint(4, 300, (batch, source)), "tgt": torch.randint(4, 300, (batch, target))}
+        values = {name: ids.numpy() for name, ids in inputs.items()}
+        engine.run("encoder", values)
+        logits = engine.run("first", values)
+        np.testing.assert_allclose(logits, network(**inputs).detach().numpy(), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_model_is_exported_or_refused(path, tmp_path):
+    network = scattered(path.stem, layers=2 if " at:" in path.read_text("utf-8") else 1)
+    if path.stem in REFUSED:
+        with pytest.raises(RunError, match="the export to ONNX does not cover"):
+            exported(network, tmp_path / "new")
+        return
+    difference = compare_graphs(Engine(exported(network, tmp_path / "new"), onnxruntime), network)
+    print(path.stem, difference)
+    assert difference.largest < 1e-4
