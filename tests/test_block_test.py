@@ -79,7 +79,7 @@ def test_arguments_and_widths_can_be_given(tfm_blocks):
         (["empty"], "the module 'empty' registers no block"),
         (["wrong_blocks", "leeks"], "did you mean leaks?"),
         (["wrong_blocks", "leaks.musk=causal"], "did you mean mask?"),
-        (["wrong_blocks", "leaks.mask"], "is neither a block nor the value of an argument"),
+        (["wrong_blocks", "leaks.mask"], "must be BLOCK or BLOCK.ARGUMENT=VALUE"),
         (["wrong_blocks", "leaks.mask=["], "its value is not YAML"),
     ],
 )

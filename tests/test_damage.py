@@ -187,13 +187,15 @@ def test_commands_that_load_a_run_print_and_write_its_name_without_control_chara
     monkeypatch.chdir(tmp_path)
     save(translator, run := tmp_path / name)
     save(translator, tmp_path / "other")
-    (run / "lines").write_text("zwei Kinder spielen\n")
-    lines = ["--src", str(run / "lines"), "--ref", str(run / "lines"), "--max-tokens", "2"]
-    for words in (
+    commands = [
         ["figure", name, "-o", "model.svg"], ["diff", "other", name, "-o", "diff.svg"], ["diff", "other", name, "-o", "diff.tex"],
         ["view", name, "-o", f"{name}/page.html"], ["eject", name, "-o", "model.py"], ["eject", name, "-o", f"{name}/model.py"],
-        ["attention", name, "Haus", "-o", f"{name}/attention.html"], ["evaluate", name, *lines],
-    ):  # fmt: skip
+    ]  # fmt: skip
+    if name.encode("utf-8", "ignore").decode() == name:  # safetensors opens only paths in UTF-8
+        (run / "lines").write_text("zwei Kinder spielen\n")
+        lines = ["--src", str(run / "lines"), "--ref", str(run / "lines"), "--max-tokens", "2"]
+        commands += [["attention", name, "Haus", "-o", f"{name}/attention.html"], ["evaluate", name, *lines]]
+    for words in commands:
         main(words)
         printed = capsys.readouterr()
         assert (text := printed.out + printed.err) == printable(text), words

@@ -54,7 +54,7 @@ def references(translator):
 
 def test_every_finished_run_keeps_the_scores_of_the_search_and_compare_reads_them(sweep, translator, capsys):
     main(["evaluate", str(sweep), "--beam", "3", "--test"])
-    assert "written to scores/beam3 of 2 runs; 1 are not done" in capsys.readouterr().out
+    assert "saved as scores/beam3 in 2 runs; 1 are not done" in capsys.readouterr().out
     outputs, wanted = translate(translator), references(translator)
     chrf = CHRF().corpus_score(outputs, [wanted]).score
     for seed in (1, 2):

@@ -120,4 +120,4 @@ def test_texts_of_unequal_length_are_an_error(translator, tmp_path, capsys):
     (tmp_path / "ref").write_text("Haus\n")
     with pytest.raises(SystemExit):
         main(["evaluate", str(tmp_path), "--src", str(tmp_path / "src"), "--ref", str(tmp_path / "ref")])
-    assert "there are 1 and 2" in capsys.readouterr().err
+    assert "they have 1 and 2" in capsys.readouterr().err

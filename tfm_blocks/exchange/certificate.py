@@ -67,29 +67,32 @@ class Certificate(JsonFile):
 
 
 def compare_with_engine(
-    network: Network, log_p_of_engine: Callable[[Rows], list[list[float]]], first_predicted: int = 0
+    network: Network,
+    log_p_of_engine: Callable[[Rows], list[list[float]]],
+    first_predicted: int = 0,
+    positions: int = LONGEST + 1,
 ) -> LogProbabilities:
-    """Compare the log probabilities of random sentences with those of another engine.
+    """Compare the log probabilities of random sentences with the log probabilities of another engine.
 
     log_p_of_engine: returns the log probability of each token and of eos. first_predicted: the engine assigns
-    probability 0 to smaller ids.
+    probability 0 to smaller ids. positions: the maximum tokens of a sentence in the engine, with begin or end.
     """
-    rows = random_rows(network)
+    rows = random_rows(network, positions)
     pairs = zip(_log_p_of_network(network, rows, first_predicted), log_p_of_engine(rows), strict=True)
     differences = torch.tensor([abs(a - b) for x, y in pairs for a, b in zip(x, y, strict=True)])
     return LogProbabilities(SENTENCES, len(differences), SEED, differences.max().item(), differences.mean().item())
 
 
-def random_rows(network: Network) -> Rows:
-    """Return sentences of random ids, from the first subword on, that fit the positions of the model."""
+def random_rows(network: Network, positions: int = LONGEST + 1) -> Rows:
+    """Return sentences of random ids, from the first subword on, that fit the positions of both engines."""
     generator = torch.Generator().manual_seed(SEED)
     inputs = names(network.spec.inputs)
     ordered = [name for name in (*names(network.spec.sources), TARGET) if name in inputs]
-    return {name: _random_rows(network, name, generator) for name in ordered}
+    return {name: _random_rows(network, name, positions, generator) for name in ordered}
 
 
-def _random_rows(network: Network, name: str, generator: torch.Generator) -> list[Tensor]:
-    longest = int(min(LONGEST, network.longest(name).tokens - 1))
+def _random_rows(network: Network, name: str, positions: int, generator: torch.Generator) -> list[Tensor]:
+    longest = int(min(positions, network.longest(name).tokens)) - 1
     vocabulary = int(str(network.spec.sink.shape[-1]))
     lengths = torch.randint(1, longest + 1, (SENTENCES,), generator=generator).tolist()
     return [torch.randint(FIRST_SUBWORD, vocabulary, (length,), generator=generator) for length in lengths]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tfm_blocks import __version__
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.exchange.certificate import Certificate, Rows, compare_with_engine, network_inputs, pick_log_p
+from tfm_blocks.exchange.certificate import LONGEST, Certificate, Rows, compare_with_engine, network_inputs, pick_log_p
 from tfm_blocks.exchange.custom_code import vocabulary_of
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.graph import Network
@@ -31,7 +31,8 @@ def certify(network: Network, tokenizer: Tokenizer, run: Path, folder: Path) -> 
     model = load.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
     published = _published_ids(tokenizer)
     versions = {"tfm-blocks": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
-    log_p = compare_with_engine(network, lambda rows: _log_p(model, rows, published))
+    positions = min(LONGEST + 1, getattr(config, "max_position_embeddings", None) or LONGEST + 1)
+    log_p = compare_with_engine(network, lambda rows: _log_p(model, rows, published), positions=positions)
     certificate = Certificate(run.name, "huggingface", str(config.dtype).removeprefix("torch."), versions, log_p)
     certificate.write(folder)
     return certificate
