@@ -42,10 +42,16 @@ def sources(rows=5, vocab=40, width=7):
 
 
 @torch.no_grad()
+def log_p_of_all(made, src_S, sequences):
+    """The sum of log probabilities of each of the sequences of one length, by one forward pass."""
+    ids_RT = torch.tensor(sequences)
+    tgt_RT = torch.cat((torch.full_like(ids_RT[:, :1], BOS), ids_RT[:, :-1]), 1)
+    logits_RTV = made(src=src_S.expand(len(ids_RT), -1), tgt=tgt_RT)
+    return logits_RTV.log_softmax(2).gather(2, ids_RT[..., None]).sum((1, 2)).tolist()
+
+
 def log_p_of(made, src_S, ids):
-    """The sum of log probabilities of `ids`, by one forward pass."""
-    logits_TV = made(src=src_S[None], tgt=torch.tensor([[BOS, *ids[:-1]]]))[0]
-    return float(logits_TV.log_softmax(1)[torch.arange(len(ids)), torch.tensor(ids)].sum())
+    return log_p_of_all(made, src_S, [ids])[0]
 
 
 def test_a_beam_of_1_is_greedy_search():
@@ -63,10 +69,10 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(penalty):
     for row, hypotheses in enumerate(found):
         scores = []
         for length in range(1, longest + 1):
-            for ids in itertools.product(range(3, vocab), repeat=length - 1):
-                for last in (EOS, *(range(3, vocab) if length == longest else ())):
-                    sequence = [*ids, last]
-                    scores.append((log_p_of(made, put["src"][row], sequence) / penalty(length), sequence))
+            last = (EOS, *(range(3, vocab) if length == longest else ()))
+            sequences = [list(ids) for ids in itertools.product(*[range(3, vocab)] * (length - 1), last)]
+            log_p = log_p_of_all(made, put["src"][row], sequences)
+            scores += [(value / penalty(length), ids) for value, ids in zip(log_p, sequences, strict=True)]
         best = sorted(scores, reverse=True)[:3]
         for hypothesis, (score, sequence) in zip(hypotheses, best, strict=True):
             assert hypothesis.ids == [one for one in sequence if one != EOS]
