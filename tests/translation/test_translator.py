@@ -47,7 +47,7 @@ SEARCHES = [
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "plain", "sampling"])
 def test_a_sentence_is_translated_alike_in_any_batch_at_any_place(translator, search):
-    texts = sentences(300, 1)
+    texts = sentences(100, 1)
     whole = [[one.text for one in found] for found in translator.search(texts, search)]
     for batch_tokens in (1, 40, 200, 1000):
         again = translator.search(texts, search, batch_tokens=batch_tokens)
@@ -60,7 +60,7 @@ def test_a_sentence_is_translated_alike_in_any_batch_at_any_place(translator, se
 @pytest.mark.parametrize("search", SEARCHES[:2], ids=["greedy", "beam"])
 def test_batches_do_not_matter_where_every_weight_is_packed(translator, search, monkeypatch):
     monkeypatch.setattr("tfm_blocks.network.packed.SMALLEST", 1)
-    texts = sentences(300, 1)
+    texts = sentences(100, 1)
     whole = [[one.text for one in found] for found in translator.search(texts, search)]
     again = translator.search(texts, search, batch_tokens=60)
     assert [[one.text for one in found] for found in again] == whole
