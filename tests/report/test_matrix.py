@@ -167,3 +167,8 @@ def test_a_model_is_named_by_what_varies_among_models_with_the_same_first_settin
 def test_models_of_the_same_name_have_all_their_settings():
     grid = ModelGrid(("mixer", "near"), [("attention", "null"), ("attention", "none")], (), {})
     assert grid.labels == ["attention, near null", "attention, near none"]
+
+
+def test_a_model_on_several_tasks_has_no_note_that_its_tasks_differ(sweep):
+    runs = [sweep / f"lstm-{task}-{seed}" for task in ("parity", "mqar") for seed in range(3)]
+    assert not [note for note in asked(*runs)["notes"] if note.startswith("not comparable")]

@@ -75,7 +75,7 @@ def read_comparison(
     curves = rate_curves(groups, factors)
     compared = best_groups(groups, curves)
     grid = arrange(compared, factors)
-    parts = _columns(grid) if grid.crossed else [runs]
+    parts = _columns(grid) if len(grid.tasks) > 1 else [runs]
     notes = [*(note for part in parts for note in unlike(part)), *find_notes(runs), *_repeats(groups)]
     notes += [*rate_notes(curves), *_without_scores(runs, scores)]
     chosen = _at_best_rate(_find_group(groups, baseline), curves) if baseline else None
