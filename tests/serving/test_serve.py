@@ -289,7 +289,7 @@ def test_sigterm_finishes_what_runs_and_no_new_request_is_accepted(translator, t
     save(translator, tmp_path / "run")
     command = [sys.executable, "-m", "tfm_blocks", "serve", "run", "--port", "0", "--wait", "1000", "--device", "cpu"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        port = int(re.search(r"127\.0\.0\.1:(\d+) ", process.stdout.readline())[1])
+        port = int(re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())[1])
         url = f"http://127.0.0.1:{port}/health"
         assert httpx.get(url, timeout=60).json()["status"] == "ok"
         with socket.create_connection(("127.0.0.1", port)) as client:
