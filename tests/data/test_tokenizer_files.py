@@ -1,4 +1,4 @@
-"""Existing tokenizers: ids and texts are those of transformers and SentencePiece, and wrong files are refused."""
+"""Existing tokenizers: ids and texts equal the output of transformers and SentencePiece, and wrong files are refused."""
 
 import io
 import json

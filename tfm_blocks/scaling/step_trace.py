@@ -63,8 +63,8 @@ def trace_step(
 ) -> StepTrace:
     """Trace the pass that training runs, in float32 or under autocast to bfloat16.
 
-    On `cpu` it counts the tensors of the CPU's kernels. On `cuda` it counts those of CUDA's kernels, which run on the
-    meta device; no CUDA device is needed.
+    On `cpu` it counts the tensors of the CPU's kernels. On `cuda` it counts the tensors of CUDA's kernels, which run on
+    the meta device; no CUDA device is needed.
     """
     counter = _Counter()
     place = "cpu" if device == "cpu" else "meta"
