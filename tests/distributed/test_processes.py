@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import time
@@ -27,7 +28,9 @@ def fail_alone(ranks: Ranks, harm: str) -> None:
     torch.distributed.init_process_group("gloo")
     if ranks.rank == 0:
         torch.distributed.barrier()
-    if harm == "tell":
+    if harm == "abort":
+        atexit.register(os.abort)
+    if harm in ("tell", "abort"):
         raise RunError(Problem("x.y", "is wrong", help="mend it"))
     if harm == "break":
         raise RuntimeError("rank 1 broke")
@@ -44,6 +47,7 @@ def test_processes_work_together(tmp_path: Path) -> None:
     ("harm", "kind", "said"),
     [
         pytest.param("tell", RunError, "error: x.y: is wrong\n  help: mend it", marks=pytest.mark.grid),
+        ("abort", RunError, "error: x.y: is wrong\n  help: mend it"),
         pytest.param("break", Exception, "rank 1 broke", marks=pytest.mark.grid),
         ("kill", TfmError, "process 1 of 2 ended with SIGKILL"),
     ],

@@ -79,7 +79,7 @@ def _config(world: int) -> LaunchConfig:
 class _ProcessGroup:
     """The state of the ranks, from their messages.
 
-    `pids` maps ranks to process IDs. `finished` holds the ranks that returned from their work or raised an error, and
+    `pids` maps ranks to process IDs. `errors` maps ranks to their errors, the first one first. `finished` holds the ranks that returned from their work or raised an error, and
     `done` only those that returned. `relayed` is True after a stop signal was passed on. `kill_at` is the time at which
     the remaining ranks are killed, after one died.
     """
@@ -88,7 +88,7 @@ class _ProcessGroup:
     messages: Any = field(default_factory=get_context("spawn").SimpleQueue)
     pids: dict[int, int] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
-    errors: list[tuple[type[TfmError], Any, str]] = field(default_factory=list)
+    errors: dict[int, tuple[type[TfmError], Any, str]] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     relayed: bool = False
     kill_at: float | None = None
@@ -104,7 +104,7 @@ class _ProcessGroup:
             if message is None:
                 self.done.add(rank)
             else:
-                self.errors.append(message)
+                self.errors[rank] = message
 
     def poll(self) -> None:
         """Relay a stop signal to all ranks, which agree on a step. Kill the ranks that wait for a dead one."""
@@ -133,13 +133,16 @@ def _is_alive(pid: int) -> bool:
 
 
 def _raise_failure(agent: Future[Any], group: _ProcessGroup) -> None:
-    """Raise the error of the first rank that failed, or an error with its signal or exit status."""
+    """Raise the error of the first rank that failed, or an error with its signal or exit status.
+
+    A rank that has sent its error can still be ended by a signal: libraries that stop their threads at exit may abort.
+    """
     try:
         agent.result()
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if group.errors and failure.exitcode >= 0:
-            kind, problems, trace = group.errors[0]
+        if rank in group.errors or (group.errors and failure.exitcode >= 0):
+            kind, problems, trace = next(iter(group.errors.values()))
             print(trace, end="", file=sys.stderr)
             raise kind(problems) from None
         ended = signal.Signals(-failure.exitcode).name if failure.exitcode < 0 else f"exit status {failure.exitcode}"
