@@ -25,7 +25,7 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.config import read_config
-from tfm_blocks.runs.folder import TOKENIZER
+from tfm_blocks.runs.folder import TOKENIZER, make_folder
 from tfm_blocks.runs.model import read_network, read_tensors, weights_of, write_tensors
 
 
@@ -53,15 +53,6 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
         (folder / name).write_bytes(content)
     _write_weights(folder, tensors, record)
     return architecture, certify(network, tokenizer, run, folder)
-
-
-def make_folder(folder: Path) -> None:
-    """Make a new folder. Raises RunError if it exists."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        rule, help = "exists already, and nothing is overwritten", "choose another name, or delete it first"
-        raise RunError(Problem(str(folder), rule, help=help)) from None
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
