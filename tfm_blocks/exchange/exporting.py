@@ -11,7 +11,7 @@ import torch
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
-from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.errors import ConfigError
 from tfm_blocks.exchange.certificate import Certificate
 from tfm_blocks.exchange.config import Published, knob_defaults, write_published
 from tfm_blocks.exchange.custom_code import to_json, vocabulary_of, write_custom_code

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.graph import Network
