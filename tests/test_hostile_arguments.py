@@ -75,6 +75,17 @@ def test_options_and_values_are_printed_without_control_characters(words, folder
     assert r"a\x1b[31m\r\u202eb" in refused(words, 2, capsys)
 
 
+def test_errors_of_hydra_are_printed_without_control_characters(folder, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--cfg", "job", "--package", ESCAPE])
+    assert capsys.readouterr().err == f"package '{printable(ESCAPE)}' not found in config\n"
+
+
+@pytest.mark.parametrize("host", [BYTES, ESCAPE, "a..b", "9" * 5000])
+def test_a_host_that_is_not_a_name_is_refused(host, folder, capsys):
+    assert "--host, --port: cannot be used: " in refused(["serve", "run", "--host", host], 2, capsys)
+
+
 def test_overrides_may_stand_on_both_sides_of_an_option(folder, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py"])
     main(["train", "heads=2", "--cfg", "job", f"name='{ESCAPE}'"])

@@ -177,12 +177,13 @@ def print_hydras(arguments: Sequence[str]) -> None:
     line = split_arguments(arguments)
     options = [f"{flag}={value}" if value else flag for flag, value in line.flags.items()]
     sys.argv[1:] = [*line.texts, *options]  # Hydra rejects overrides on both sides of an option
-    output = io.StringIO()  # a failed write inside Hydra, as in `--cfg all | head`, would print a traceback
+    output, errors = io.StringIO(), io.StringIO()  # a failed write in Hydra, as in `--cfg all | head`, is a traceback
     try:
-        with contextlib.redirect_stdout(output):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             main(version_base=None, config_path=str(CONF.resolve()), config_name="train")(lambda config: None)()
     finally:
         print(printable(output.getvalue()), end="")
+        print(printable(errors.getvalue()), end="", file=sys.stderr)
 
 
 def _chooses_nothing(override: Override) -> bool:
