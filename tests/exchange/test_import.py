@@ -88,7 +88,10 @@ def test_export_restores_every_byte(name, tmp_path):
 
 def test_a_run_with_an_imported_tokenizer_is_exported_with_all_its_files(tmp_path):
     publish("gpt2", tmp_path / "theirs")
-    texts = {"tokenizer_config.json": '{"eos_token": "w36", "pad_token": "w0"}', "chat_template.jinja": "{{ messages }}"}
+    texts = {
+        "tokenizer_config.json": '{"eos_token": "w36", "pad_token": "w0"}',
+        "chat_template.jinja": "{{ messages }}",
+    }
     for name, text in texts.items():
         (tmp_path / "theirs" / name).write_text(text)
     import_folder(tmp_path / "theirs", tmp_path / "imported")

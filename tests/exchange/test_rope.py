@@ -100,6 +100,6 @@ def test_a_scaling_that_the_blocks_cannot_express_is_refused_by_key(scaling, rul
     config = json.loads(path.read_text())
     del config["rope_parameters"]
     path.write_text(json.dumps({**config, "rope_scaling": scaling}))
-    with pytest.raises(RunError, match="config.json") as error:
+    with pytest.raises(RunError, match=r"config\.json") as error:
         import_folder(tmp_path / "theirs", tmp_path / "run")
     assert rule in str(error.value)

@@ -27,9 +27,9 @@ class Corpus:
     """Rows of id sequences without bos and eos, one sequence per column, read from `folder`.
 
     Each row of a corpus of answers at positions also has the `positions` of its source at which its target tokens are
-    due. `lengths_NC` is int32. `text` is the text by column: of held-out rows the original, of training rows the decoded
-    ids, which are equal if the tokenizer is lossless. `groups` names a group for each row, or is empty.
-    `skipped` counts skipped rows by reason, `cut` the truncated rows.
+    due. `lengths_NC` is int32. `text` is the text by column: the original of held-out rows, the decoded ids of training
+    rows. They are equal if the tokenizer is lossless. `groups` names a group for each row, or is empty. `skipped`
+    counts skipped rows by reason, `cut` the truncated rows.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = ()) -> None:

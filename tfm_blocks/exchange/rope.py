@@ -1,6 +1,7 @@
 """The rows of config.json for rotary positions: the table `rope.yaml`.
 
-transformers 5 writes them in `rope_parameters`. Earlier versions wrote `rope_scaling`, whose `rope_type` was first `type`.
+transformers 5 writes them in `rope_parameters`. Earlier versions wrote `rope_scaling`, and the oldest `type` instead of
+`rope_type`.
 """
 
 from __future__ import annotations
