@@ -71,7 +71,9 @@ def find_published(spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary
 
 
 def _has_graph(published: Published, spec: Spec) -> bool:
+    """Return True if the family has the graph, and a config.json for the knobs."""
     try:
+        write_published(published, "float32")
         return not find_changes(check_model(published.compose().model), spec, REGISTRY)
     except ConfigError:
         return False

@@ -25,7 +25,6 @@ from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.check import (
     CheckedRun,
     check_lengths,
-    expect_size_of_tokenizer,
     warn_about_warmup,
     with_locations,
 )
@@ -124,7 +123,6 @@ class _Start:
             warn_about_warmup(settings)
             print_warnings(requested.spec.warnings)
         with with_locations(requested.composed):
-            expect_size_of_tokenizer(requested)
             prepared = self.rendezvous.prepare(settings.data, mapping["vocab"])
             if settings.init_from:
                 find_weights(Path(settings.init_from))  # raises before anything starts
