@@ -25,7 +25,7 @@ TUNED = ["seed=1,2,3,4,5", "sweep.tune=schedule.peak"]
 BETA = ["mixer=gated_delta_rule", "beta_max=1.0,2.0"]
 SWEEPS = {
     "parity": [
-        *LITE, "data=parity", "mixer=lstm,attention,retention", "trainer.steps=1500", "schedule.peak=5e-3",
+        *LITE, "data=parity", "mixer=lstm,attention,retention", "trainer.steps=2000", "schedule.peak=5e-3",
         "seed=1,2,3,4,5",
     ],
     "parity-beta": [*LITE, "data=parity", *BETA, RATES, *TUNED],
@@ -98,7 +98,7 @@ ORDERINGS = [
     Ordering("bucket sort, longer: attention > RNN", "sort", *mixers("attention", "rnn"), "scaled accuracy@100"),
     Ordering(
         "SCAN, length split: rotary > absolute positions", "scan",
-        {"attention_position": "rotary"}, {"attention_position": None}, "exact match",
+        {"attention_position": "rotary"}, {"attention_position": None}, "exact",
     ),
     Ordering("restricted attention, distance 15: 1 layer, r = 16 > r = 15", "reach", *reaching(1, 16, 15)),
     Ordering("restricted attention, distance 15: 2 layers, r = 9 > r = 8", "reach", *reaching(2, 9, 8)),
