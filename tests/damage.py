@@ -38,7 +38,8 @@ from tfm_blocks.sweep.job import result_of
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.record import adopt_names, claim_sweep, state_before
 
-PATIENCE = 20  # seconds of a command: a pipe that blocks is a fault
+CPU_SECONDS = 20  # of a command: an endless loop is a fault, but waiting for the CPU is not
+WALL_SECONDS = 300  # of a command: a pipe that blocks takes no CPU time
 TREES = {".json": (json.loads, json.dumps), ".yaml": (yaml.safe_load, yaml.safe_dump)}
 ODD = [
     None,
@@ -169,6 +170,8 @@ class Fuzz:
     """Damages one file at a time, and puts it back."""
 
     def __init__(self, runs, random):
+        for number in (signal.SIGALRM, signal.SIGPROF):
+            signal.signal(number, late)
         self.runs, self.random, self.resumed = runs, random, Resumed(runs / "victim")
         self.files = {
             path: path.read_bytes()
@@ -268,7 +271,8 @@ class Fuzz:
         return texts
 
     def guard(self, what, action):
-        signal.alarm(PATIENCE)
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        signal.alarm(WALL_SECONDS)
         try:
             self.checked += 1
             with redirect_stderr(io.StringIO()), suppress(TfmError):
@@ -286,6 +290,7 @@ class Fuzz:
             if self.kinds[kind] == 1:
                 self.tracebacks.append(f"{what}\n{''.join(traceback.format_exception(error))[-1800:]}")
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
 
     @property
@@ -294,11 +299,11 @@ class Fuzz:
 
 
 def late(number, frame):
-    raise TimeoutError(f"no end after {PATIENCE} s")
+    limit = f"{WALL_SECONDS} s" if number == signal.SIGALRM else f"{CPU_SECONDS} s of CPU time"
+    raise TimeoutError(f"no end after {limit}")
 
 
 def fuzz(runs, count, seed):
-    signal.signal(signal.SIGALRM, late)
     found = Fuzz(runs, Random(seed))
     for _ in range(count):
         found.once()

@@ -2,7 +2,7 @@
 
 import json
 import os
-import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests import damage
 from tests.conftest import save
-from tests.damage import Fuzz, fuzz, late, leave_runs
+from tests.damage import Fuzz, fuzz, leave_runs
 from tfm_blocks.cli import main
-from tfm_blocks.errors import printable
+from tfm_blocks.errors import is_utf8, printable
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\r\u202eevil\u2066\x9b31m\x7f [red]x[/red] :smile:"
 
@@ -21,10 +22,8 @@ HOSTILE = "\x1b]0;title\x07\x1b[2J\r\u202eevil\u2066\x9b31m\x7f [red]x[/red] :sm
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Three runs in a folder, one of them in a sweep."""
-    handler = signal.signal(signal.SIGALRM, late)
     with pytest.MonkeyPatch.context() as patch:
         yield leave_runs(tmp_path_factory.mktemp("damage"), patch)
-    signal.signal(signal.SIGALRM, handler)
 
 
 def tokenizer_with(**settings):
@@ -109,6 +108,20 @@ def test_a_named_pipe_in_place_of_a_file_does_not_block(runs):
     assert not tried.kinds, tried.tracebacks[0]
 
 
+@pytest.mark.parametrize("limit", ["CPU_SECONDS", "WALL_SECONDS"])
+def test_a_command_that_does_not_end_is_found(runs, monkeypatch, limit):
+    def work():
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            if limit == "WALL_SECONDS":
+                time.sleep(1)
+
+    tried = Fuzz(runs, Random(1))
+    monkeypatch.setattr(damage, limit, 1)
+    tried.guard("endless", work)
+    assert "TimeoutError" in str(tried.kinds)
+
+
 @pytest.mark.parametrize("count", [10, pytest.param(40, marks=pytest.mark.grid)])
 def test_random_damages_give_a_sentence_and_change_no_other_run(runs, count):
     report = fuzz(runs, count, seed=1)
@@ -191,7 +204,7 @@ def test_commands_that_load_a_run_print_and_write_its_name_without_control_chara
         ["figure", name, "-o", "model.svg"], ["diff", "other", name, "-o", "diff.svg"], ["diff", "other", name, "-o", "diff.tex"],
         ["view", name, "-o", f"{name}/page.html"], ["eject", name, "-o", "model.py"], ["eject", name, "-o", f"{name}/model.py"],
     ]  # fmt: skip
-    if name.encode("utf-8", "ignore").decode() == name:  # safetensors opens only paths in UTF-8
+    if is_utf8(name):
         (run / "lines").write_text("zwei Kinder spielen\n")
         lines = ["--src", str(run / "lines"), "--ref", str(run / "lines"), "--max-tokens", "2"]
         commands += [["attention", name, "Haus", "-o", f"{name}/attention.html"], ["evaluate", name, *lines]]

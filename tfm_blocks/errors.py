@@ -48,6 +48,15 @@ def printable(text: str) -> str:
     return "".join(map(_escaped, text)) if not text.isascii() or not text.isprintable() else text
 
 
+def is_utf8(text: str) -> bool:
+    """Return False for text with lone surrogates, which Python uses for the other bytes of arguments and file names."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _escaped(letter: str) -> str:
     if letter in "\n\t" or unicodedata.category(letter) not in UNPRINTABLE:
         return letter

@@ -59,7 +59,7 @@ def main() -> None:
     network = network_without_values(check_model(composed.model))
     feed = plan_corpus(network.spec, prepared, settings.data)
     begin = time.perf_counter()
-    chosen = choose_precision("auto", "cpu", measure_precision(network, feed, settings, 1))
+    chosen = choose_precision("auto", "cpu", measure_precision(network, feed, settings))
     print(f"{chosen}, after {time.perf_counter() - begin:.2f} s")
     seconds = time_steps(settings, composed.model, feed, arguments.steps)
     for place, kind in enumerate(("wall", "CPU")):

@@ -4,10 +4,14 @@ import pickle
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Pieces
+from tokenizers import models, normalizers, pre_tokenizers
 
 from tfm_blocks.data import corpus as corpus_module
 from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
+from tfm_blocks.data.published_tokenizer import published_tokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.vocabulary import Vocabulary
 
 PAIRS = [("two  dogs", "zwei hunde"), ("", "leer"), ("a " * 50, "lang"), ("\u2028 🙂", " x\t"), ("  ", "blank")]
 
@@ -47,6 +51,18 @@ def test_a_pickled_corpus_opens_its_folder_again(tmp_path, tokenizer):
     copy = pickle.loads(pickled)
     assert copy.ids("tgt", 4999).tolist() == corpus.ids("tgt", 4999).tolist()
     assert copy.text["src"][4999] == rows[4999][0] and copy.groups == ["group"]
+
+
+def test_held_out_text_is_the_original_with_a_tokenizer_that_normalises(tmp_path):
+    pieces = Pieces(models.WordLevel({"two": 0, "dogs": 1, "?": 2}, unk_token="?"))
+    pieces.pre_tokenizer, pieces.normalizer = pre_tokenizers.WhitespaceSplit(), normalizers.Lowercase()
+    tokenizer = published_tokenizer(Vocabulary(5, 3, 4), {"tokenizer.json": pieces.to_str().encode()}, "words")
+    pairs = [("Two  dogs", "Zwei Hunde"), ("", "dogs"), ("two", "dogs " * (LONGEST + 1))]
+    write_corpus(tmp_path, COLUMNS, pairs, tokenizer, max_length=None)
+    corpus = pickle.loads(pickle.dumps(Corpus(tmp_path, tokenizer)))
+    cut = ("two", " ".join(["dogs"] * LONGEST))
+    assert [tuple(row.values()) for row in corpus.rows(slice(None))] == [*pairs[:2], cut]
+    assert tokenizer.decode(corpus.ids("src", 0).tolist()) == "two dogs"
 
 
 def test_blank_and_long_pairs_are_skipped_and_counted(tmp_path, tokenizer):

@@ -8,10 +8,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tfm_blocks as tfm
+from tests.conftest import COMPOSER
 from tests.data.test_tokenizer_files import FILES, LINES, files  # noqa: F401 (a fixture)
 from tests.launch.test_resume import go_on
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.exchange.exporting import export_run
+from tfm_blocks.launch.check import check_run
+from tfm_blocks.sweep.check import check_jobs
 
 SIZES = ["layers=1", "d_model=16", "d_ff=16", "heads=2", "trainer.precision=fp32", "logger=csv", "schedule.warmup=1"]
 
@@ -59,6 +62,13 @@ def test_another_vocab_on_the_command_line_is_an_error_before_the_text_is_read(f
     ):
         tfm.train("decoder_only", overrides=settings)
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_sweep_with_another_vocab_does_not_start(files, data):  # noqa: F811
+    settings = ["model=decoder_only", *data, *SIZES, "vocab=300"]
+    jobs = [[*settings, f"data.tokenizer={path}"] for path in (files / "saved", "null")]
+    wrong, right = check_jobs(jobs, COMPOSER.compose, check_run)
+    assert "leave vocab out" in str(wrong.problems) and not right.problems
 
 
 def test_a_probe_task_refuses_a_tokenizer_with_the_reason():

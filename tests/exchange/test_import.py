@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import tfm_blocks as tfm
 from tests.exchange.published import FAMILIES, GREEDY, VOCAB, publish
 from tfm_blocks.cli import main
+from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
+from tfm_blocks.translation.save import save_network
 from tfm_blocks.translation.settings import Search
 
 DEFAULT = ("gpt2", "t5")
@@ -81,6 +84,24 @@ def test_export_restores_every_byte(name, tmp_path):
     imported(name, tmp_path)
     export_run(tmp_path / "run", tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(tmp_path / "theirs")
+
+
+def test_a_run_with_an_imported_tokenizer_is_exported_with_all_its_files(tmp_path):
+    publish("gpt2", tmp_path / "theirs")
+    texts = {
+        "tokenizer_config.json": '{"eos_token": "w36", "pad_token": "w0"}',
+        "chat_template.jinja": "{{ messages }}",
+    }
+    for name, text in texts.items():
+        (tmp_path / "theirs" / name).write_text(text)
+    import_folder(tmp_path / "theirs", tmp_path / "imported")
+    tokenizer = read_tokenizer(str(tmp_path / "imported"))
+    save_network(tfm.load(tmp_path / "imported").network, tmp_path / "tuned", tokenizer)
+    for name in ("imported", "tuned"):
+        export_run(tmp_path / name, tmp_path / f"{name}-back")
+        for file in ("tokenizer.json", *texts):
+            assert (tmp_path / f"{name}-back" / file).read_bytes() == (tmp_path / "theirs" / file).read_bytes()
+    assert AutoTokenizer.from_pretrained(tmp_path / "tuned-back").pad_token == "w0"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.grid)])

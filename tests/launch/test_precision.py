@@ -83,7 +83,7 @@ def test_more_layers_take_more_time_and_the_random_state_stays(small: Small) -> 
     deep, _ = make(small("layers=12", "d_model=64", "d_ff=64"))
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     shallow_ms, deep_ms = (
-        time_products(network_without_values(one.network.spec), feed_of(data), 1, 1) for one in (module, deep)
+        time_products(network_without_values(one.network.spec), feed_of(data), 1) for one in (module, deep)
     )
     assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
     assert all(deep_ms[name] > shallow_ms[name] > 0 for name in PRECISIONS)

@@ -129,6 +129,12 @@ def test_a_wrong_request_is_refused_with_address_and_rule(server, path, body, st
     assert reply["error"]["help"]
 
 
+def test_json_without_its_header_is_refused_with_the_header(server):
+    response = httpx.post(f"http://127.0.0.1:{server[0]}/translate", content='{"texts": ["Haus"]}')
+    assert response.status_code == 422
+    assert response.json()["error"]["help"] == "send the header Content-Type: application/json"
+
+
 def test_requests_above_the_limit_get_429_and_the_others_their_answers(translator):
     texts = sentences(12, 3)
 

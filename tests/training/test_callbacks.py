@@ -42,6 +42,12 @@ def test_a_validation_saves_its_weights_and_prints_a_line_and_samples(
     assert said.getvalue().count("\n    -> ") == 2
 
 
+def test_samples_are_printed_without_control_characters() -> None:
+    console = Console(file=io.StringIO())
+    ShowProgress(console, Heartbeat("training", enabled=False))._print("a\x1b[31m\x1c")
+    assert isinstance(console.file, io.StringIO) and console.file.getvalue() == "a\\x1b[31m\\x1c\n"
+
+
 def test_a_loss_above_the_best_keeps_the_best_weights(small: Callable[..., Composed], tmp_path: Path) -> None:
     fit(small(), tmp_path, Console(file=io.StringIO()), best_loss=0.5)
     assert step_file(tmp_path, 4).exists()

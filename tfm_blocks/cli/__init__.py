@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from tfm_blocks import __version__
 from tfm_blocks.cli.exit_status import run_command
+from tfm_blocks.errors import printable
 from tfm_blocks.launch.memory import collect_garbage_rarely, limit_primitive_caches
 from tfm_blocks.terminal import write_utf8
 
@@ -54,6 +56,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are printable: an argument can hold escape sequences, such as the name of a folder."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def command_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, whose modules `train.py` does not import."""
     from tfm_blocks.cli import (
@@ -74,7 +83,7 @@ def command_parser() -> argparse.ArgumentParser:
         view,
     )
 
-    parser = argparse.ArgumentParser("tfm", description="Train, inspect, check and use models.")
+    parser = _Parser("tfm", description="Train, inspect, check and use models.")
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a run, or a sweep with -m; see tfm train --help")

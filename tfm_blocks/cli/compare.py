@@ -31,7 +31,7 @@ def add_commands(commands: options.Commands) -> None:
     _add_runs(command)
     options.add_file(command, "report.html", required=True)
     what = "sentence whose attention is shown (default: a line of the test set)"
-    command.add_argument("--sentence", metavar="TEXT", help=what)
+    command.add_argument("--sentence", type=options.text, metavar="TEXT", help=what)
     options.add_plugins(command)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_model, read_model_or_run
-from tfm_blocks.errors import printable
+from tfm_blocks.errors import Problem, RunError, printable
 
 if TYPE_CHECKING:
     from tfm_blocks.language.spec import Spec
@@ -38,7 +38,7 @@ def _eject(arguments: argparse.Namespace) -> None:
 
 
 def _write_weights(arguments: argparse.Namespace, spec: Spec) -> None:
-    """Write the state dict of the run, or of the model's initial values."""
+    """Write the state dict of the run, or of the model's initial values. Raises RunError."""
     import torch
 
     from tfm_blocks.network.build import build_network
@@ -46,5 +46,10 @@ def _write_weights(arguments: argparse.Namespace, spec: Spec) -> None:
 
     run = Path(arguments.model)
     network = read_network(run, arguments.plugins) if run.is_dir() else build_network(spec, seed=INITIAL_SEED)
-    torch.save(network.state_dict(), arguments.weights)
+    try:
+        torch.save(network.state_dict(), arguments.weights)
+    except RuntimeError as error:  # torch's writer does not raise OSError
+        rule = f"cannot be written: {str(error).rpartition('strerror: ')[2].splitlines()[0]}"
+        help = "choose a file in an existing folder, on a disk with enough space"
+        raise RunError(Problem(str(arguments.weights), rule, help=help)) from None
     print(printable(f"{arguments.weights}: {sum(p.numel() for p in network.parameters()):,} parameters"))

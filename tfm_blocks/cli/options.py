@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import ConfigError, Problem, is_utf8, shown
 from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
 
 LONGEST_COUNT = 18  # digits that fit into 64 bits
@@ -122,6 +122,13 @@ def count(text: str) -> int:
         rule = f"must be a whole number above 0 of at most {LONGEST_COUNT} digits, but is {shown(text)}"
         raise argparse.ArgumentTypeError(rule)
     return int(text)
+
+
+def text(argument: str) -> str:
+    """Parse text for a model, as an argparse type. Raises ArgumentTypeError."""
+    if not is_utf8(argument):
+        raise argparse.ArgumentTypeError(f"must be UTF-8 text, but is {shown(argument)}")
+    return argument
 
 
 def add_generation(command: argparse.ArgumentParser) -> None:

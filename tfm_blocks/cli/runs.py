@@ -27,9 +27,11 @@ def _add_attention(commands: options.Commands) -> None:
     command = options.add_command(commands, "attention", _attention, "draw the attention of a model", what)
     options.add_run(command)
     options.add_checkpoint(command)
-    command.add_argument("sentence", metavar="SENTENCE", nargs="+", help="text to translate, one for each source")
+    what = "text to translate, one for each source"
+    command.add_argument("sentence", type=options.text, metavar="SENTENCE", nargs="+", help=what)
     options.add_file(command, "out.html or out.png", required=True)
-    command.add_argument("--target", metavar="TEXT", help="translation to use instead of the model's")
+    what = "translation to use instead of the model's"
+    command.add_argument("--target", type=options.text, metavar="TEXT", help=what)
     options.add_device(command)
     options.add_plugins(command)
 

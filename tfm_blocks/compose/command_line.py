@@ -37,13 +37,17 @@ from tfm_blocks.compose.overrides import (
     written,
 )
 from tfm_blocks.config.foreign_keys import advice
-from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, cut, printable, shown, suggest
 
 LONG = {
     "-c": "--cfg", "-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-h": "--help",
     "-i": "--info", "-m": "--multirun", "-p": "--package", "-r": "--run", "-sc": "--shell-completion",
 }  # fmt: skip
 VALUED = frozenset({"--config-path", "--config-name", "--config-dir", "--package", "--info", "--cfg"})
+VALUES = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("", "all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}  # "": without a value
 OPTIONS = frozenset({*LONG.values(), "--hydra-help", "--resolve", "--version"})
 ONE_CONFIG = ("a run has one main config, conf/train.yaml", "write --config-dir FOLDER")
 UNUSED = {
@@ -130,12 +134,16 @@ def split_arguments(arguments: Sequence[str]) -> CommandLine:
 
 
 def _expect_options(flags: Mapping[str, str], texts: Sequence[str]) -> None:
-    """Raise ConfigError for options that are unknown or not used, and for options that exclude each other."""
+    """Raise ConfigError for options that are unknown or not used, wrong values, and options that exclude each other."""
     for flag in sorted(flags.keys() - OPTIONS):
         raise ConfigError(Problem(flag, "there is no such option", help=suggest(flag, OPTIONS)))
     for flag in sorted(UNUSED.keys() & flags.keys()):
         rule, help = UNUSED[flag]
         raise ConfigError(Problem(flag, rule, help=help))
+    for flag, values in VALUES.items():
+        if flag in flags and flags[flag] not in values:
+            rule = f"must be one of {', '.join(filter(None, values))}, but is {shown(flags[flag])}"
+            raise ConfigError(Problem(flag, rule, help=f"write {flag} {values[-1]}"))
     actions = sorted(ACTIONS & flags.keys())
     if len(actions) > 1:
         help = "leave out all but one, and with --cfg give each key one value"
@@ -158,20 +166,24 @@ def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
 
 def compose_config(overrides: list[str], config_dir: Path | None, *, hydra: bool = False) -> DictConfig:
     """Compose train.yaml with its groups and `overrides`; `hydra` adds Hydra's own settings. Raises Hydra's errors."""
-    search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
+    folder = str(config_dir.resolve()).replace("'", r"\'") if config_dir else ""
+    search = [f"hydra.searchpath=['file://{folder}']"] if folder else []
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
         return compose("train", overrides + search, return_hydra_config=hydra)
 
 
 def print_hydras(arguments: Sequence[str]) -> None:
     """Print the output of an option of PRINTING, such as --cfg. Hydra reads sys.argv."""
-    sys.argv[1:] = arguments
-    output = io.StringIO()  # a failed write inside Hydra, as in `--cfg all | head`, would print a traceback
+    line = split_arguments(arguments)
+    options = [f"{flag}={value}" if value else flag for flag, value in line.flags.items()]
+    sys.argv[1:] = [*line.texts, *options]  # Hydra rejects overrides on both sides of an option
+    output, errors = io.StringIO(), io.StringIO()  # a failed write in Hydra, as in `--cfg all | head`, is a traceback
     try:
-        with contextlib.redirect_stdout(output):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             main(version_base=None, config_path=str(CONF.resolve()), config_name="train")(lambda config: None)()
     finally:
-        print(output.getvalue(), end="")
+        print(printable(output.getvalue()), end="")
+        print(printable(errors.getvalue()), end="", file=sys.stderr)
 
 
 def _chooses_nothing(override: Override) -> bool:

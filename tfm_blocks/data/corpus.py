@@ -18,6 +18,7 @@ from tfm_blocks.probes.example import Example
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 CHUNK = 8192  # maximum rows that are encoded together
 CHUNK_SIZE = 1 << 22  # characters, or tokens, at which a chunk ends early
+TEXT = "text.json"  # the text of held-out rows, if the tokenizer is not lossless
 POSITIONS = "positions"  # hidden column: where the target tokens are expected in the source
 LONGEST = 4096  # maximum tokens of a held-out column; time and memory of a network can grow quadratically
 
@@ -26,8 +27,9 @@ class Corpus:
     """Rows of id sequences without bos and eos, one sequence per column, read from `folder`.
 
     Each row of a corpus of answers at positions also has the `positions` of its source at which its target tokens are
-    due. `lengths_NC` is int32. `text` is the original text by column. `groups` names a group for each row, or is empty.
-    `skipped` counts skipped rows by reason, `cut` the truncated rows.
+    due. `lengths_NC` is int32. `text` is the text by column: the original of held-out rows, the decoded ids of training
+    rows. They are equal if the tokenizer is lossless. `groups` names a group for each row, or is empty. `skipped`
+    counts skipped rows by reason, `cut` the truncated rows.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = ()) -> None:
@@ -43,6 +45,8 @@ class Corpus:
         self.skipped: dict[str, int] = about["skipped"]
         self.cut: int = about["cut"]
         self.text: dict[str, Sequence[str]] = {column: Decoded(self, column, tokenizer) for column in self.columns}
+        if (folder / TEXT).is_file():
+            self.text = json.loads((folder / TEXT).read_text("utf-8"))
         self.groups = groups
 
     def __reduce__(self) -> tuple[type[Corpus], tuple[Path, Tokenizer, Sequence[str]]]:
@@ -77,7 +81,7 @@ class Corpus:
 
 
 class Decoded(Sequence[str]):
-    """The text of a column, decoded from the ids on access; decoding restores the original text exactly."""
+    """The text of a column, decoded from the ids on access."""
 
     def __init__(self, corpus: Corpus, column: str, tokenizer: Tokenizer) -> None:
         self._corpus, self._column, self._tokenizer = corpus, column, tokenizer
@@ -124,9 +128,11 @@ def write_corpus(
     """Encode rows of text into `folder`, in chunks.
 
     With `max_length`, rows with a blank column or a longer column are skipped and counted. Without it, as for held-out
-    text, every row is kept; columns are truncated to LONGEST tokens, and the truncated rows counted.
+    text, every row is kept; columns are truncated to LONGEST tokens, and the truncated rows counted. The text of these
+    rows is stored too if the tokenizer is not lossless, because scores compare outputs with the original text.
     """
     counts = {"blank": 0, "long": 0, "cut": 0}
+    lines: dict[str, list[str]] = {column: [] for column in columns}
 
     def encoded_rows() -> Iterator[list[int]]:
         for chunk in _chunks(rows, lambda texts: sum(map(len, texts))):
@@ -137,6 +143,9 @@ def write_corpus(
                 if max_length is None:
                     counts["cut"] += longest > LONGEST
                     yield from (column_ids[:LONGEST] for column_ids in ids)
+                    for column, text, column_ids in zip(columns, texts, ids, strict=True):
+                        if not tokenizer.lossless:
+                            lines[column].append(_cut(text, column_ids, tokenizer))
                 elif not all(text.strip() for text in texts):
                     counts["blank"] += 1
                 elif longest > max_length:
@@ -145,6 +154,13 @@ def write_corpus(
                     yield from ids
 
     _write(folder, columns, encoded_rows(), tokenizer, counts)
+    if max_length is None and not tokenizer.lossless:
+        (folder / TEXT).write_text(json.dumps(lines), "utf-8")
+
+
+def _cut(text: str, ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return the text, or the text of its first LONGEST tokens if it has more."""
+    return text if len(ids) <= LONGEST else tokenizer.decode(ids[:LONGEST])
 
 
 def write_packed(folder: Path, column: str, documents: Iterable[str], tokenizer: Tokenizer, *, context: int) -> None:

@@ -20,7 +20,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.errors import DataError, Problem
 
-FORMAT = 2  # version of the cache format
+FORMAT = 3  # version of the cache format
 SAMPLE = 1_000_000  # maximum rows for training the tokenizer: more cost memory and change little
 SAMPLE_CHARACTERS = 100 * SAMPLE  # of long rows, such as documents
 LinesSettings = DatesSettings | TextSettings | LmSettings

@@ -28,6 +28,8 @@ class PublishedTokenizer(Tokenizer):
     layout of the data adds bos and eos.
     """
 
+    lossless = False  # it can normalise its text, or lack characters
+
     def __init__(self, vocabulary: Vocabulary, files: Mapping[str, bytes], where: str = "tokenizer") -> None:
         self.vocabulary, self.files = vocabulary, dict(files)
         with refusing_damage(where):

@@ -31,6 +31,7 @@ class Tokenizer:
     """
 
     PAD, BOS, EOS, UNK = range(4)
+    lossless = True  # decode(encode(text)) == text
 
     def __init__(self, pieces: Pieces) -> None:
         pieces.encode_special_tokens = True  # "<eos>" in a sentence must not end it

@@ -37,11 +37,14 @@ def read_tokenizer(written: str) -> Tokenizer:
     return published_tokenizer(_vocabulary(opened, path), files, str(path))
 
 
-def read_main_files(folder: Path) -> dict[str, bytes]:
-    """Return the first of FILE_SETS that a folder has; nothing if it has none. Raises RunError for a large file."""
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """Return the first of FILE_SETS that a folder has, with its COMPANIONS; nothing if it has none of them.
+
+    Raises RunError for a large file.
+    """
     for names in FILE_SETS:
         if all((folder / name).is_file() for name in names):
-            return _read_all(folder, names)
+            return _read_all(folder, [*names, *(name for name in COMPANIONS if (folder / name).is_file())])
     return {}
 
 
@@ -63,8 +66,8 @@ def _is_of_run(file: Path) -> bool:
 
 def _read_files(path: Path) -> dict[str, bytes]:
     if path.is_dir():
-        if main := read_main_files(path):
-            return main | _read_all(path, [name for name in COMPANIONS if (path / name).is_file()])
+        if files := read_folder(path):
+            return files
         raise ConfigError(Problem(ADDRESS, f"the folder {path} has no {FAST} and no SentencePiece model", help=HELP))
     expect_small(path)
     name = FAST if path.suffix == ".json" else path.name if path.name in SINGLE else SINGLE[-1]

@@ -79,9 +79,9 @@ def _config(world: int) -> LaunchConfig:
 class _ProcessGroup:
     """The state of the ranks, from their messages.
 
-    `pids` maps ranks to process IDs. `errors` maps ranks to their errors, the first one first. `finished` holds the ranks that returned from their work or raised an error, and
-    `done` only those that returned. `relayed` is True after a stop signal was passed on. `kill_at` is the time at which
-    the remaining ranks are killed, after one died.
+    `pids` maps ranks to process IDs, and `errors` to their errors, the first one first. `finished` holds the ranks that
+    returned from their work or raised an error, and `done` only those that returned. `relayed` is True after a stop
+    signal was passed on. `kill_at` is the time at which the remaining ranks are killed, after one died.
     """
 
     world: int

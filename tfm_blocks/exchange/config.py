@@ -12,7 +12,8 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
-from tfm_blocks.exchange.family import MISSING, ConfigRow, Family, families, leaves, unused_keys
+from tfm_blocks.exchange.family import MISSING, Family, families, leaves, unused_keys
+from tfm_blocks.exchange.rope import rope_rows, rope_rows_of
 
 FILE = "config.json"
 LARGEST = 2**31
@@ -69,27 +70,26 @@ class _Reader:
 
     def __init__(self, family: Family, flat: Mapping[str, Any]) -> None:
         self.family, self.flat = family, flat
+        self.rows = (*family.config, *(rope_rows(flat) if family.rope else ()))
         self.problems: list[tuple[str, str]] = []
 
     def knobs(self, weights: Collection[str]) -> dict[str, Any]:
         defaults = knob_defaults(self.family.model)
         knobs: dict[str, Any] = {}
-        for row in self.family.config:
+        for row in self.rows:
+            key = next((key for key in row.keys if self.flat.get(key) is not None), None)
             try:
-                value = row.to_knob(self._value(row), knobs)
+                value = row.to_knob(self.flat[key] if key else MISSING, knobs)
                 _expect_kind(value, defaults[row.knob])
                 if row.knob in ("layers", "experts") and value > len(weights):
                     raise ValueError(f"is {value}, but there are only {len(weights)} tensors")
                 if knobs.setdefault(row.knob, value) != value:
                     raise ValueError(f"must be {shown(knobs[row.knob])} for our blocks, but is {shown(value)}")
             except ValueError as error:
-                self.problems.append((row.keys[0], str(error)))
+                self.problems.append((key or row.keys[0], str(error)))
                 knobs.setdefault(row.knob, defaults[row.knob])
         untied = {knob: None for name, knob in self.family.output.items() if name in weights}
         return knobs | untied
-
-    def _value(self, row: ConfigRow) -> Any:
-        return next((self.flat[key] for key in row.keys if self.flat.get(key) is not None), MISSING)
 
     def vocabulary(self) -> Vocabulary:
         size = self._id("vocab_size", LARGEST)
@@ -112,7 +112,7 @@ class _Reader:
                 fixed, value = shown(self.family.fixed[key]), shown(self.flat[key])
                 self.problems.append((key, f"must be {fixed} for our blocks, but is {value}"))
         known = {*self.family.fixed, *self.family.unused, *self.family.start, *unused_keys()}
-        known |= {key for row in self.family.config for key in row.keys}
+        known |= {key for row in self.rows for key in row.keys}
         for key, value in self.flat.items():
             if key not in known and key.split(".")[0] not in known and value not in NOTHING:
                 self.problems.append((key, f"has no counterpart in our blocks: {shown(value)}"))
@@ -137,7 +137,8 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
     """Return a config.json, the inverse of `read_published`. Raises ConfigError for a knob without counterpart."""
     family, vocabulary = published.family, published.vocabulary
     flat = dict(family.fixed)
-    for row in family.config:
+    rows = (*family.config, *(rope_rows_of(published.knobs) if family.rope else ()))
+    for row in rows:
         try:
             flat[row.keys[0]] = row.to_published(published.knobs[row.knob], published.knobs)
         except ValueError as error:

@@ -11,7 +11,7 @@ import torch
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
-from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.errors import ConfigError
 from tfm_blocks.exchange.certificate import Certificate
 from tfm_blocks.exchange.config import Published, knob_defaults, write_published
 from tfm_blocks.exchange.custom_code import to_json, vocabulary_of, write_custom_code
@@ -25,7 +25,7 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.config import read_config
-from tfm_blocks.runs.folder import TOKENIZER
+from tfm_blocks.runs.folder import TOKENIZER, make_folder
 from tfm_blocks.runs.model import read_network, read_tensors, weights_of, write_tensors
 
 
@@ -55,15 +55,6 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
     return architecture, certify(network, tokenizer, run, folder)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a new folder. Raises RunError if it exists."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        rule, help = "exists already, and nothing is overwritten", "choose another name, or delete it first"
-        raise RunError(Problem(str(folder), rule, help=help)) from None
-
-
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     """Return the files of a tokenizer by name, as other libraries read them."""
     return tokenizer.files if isinstance(tokenizer, PublishedTokenizer) else {TOKENIZER: tokenizer.text.encode()}
@@ -80,7 +71,9 @@ def find_published(spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary
 
 
 def _has_graph(published: Published, spec: Spec) -> bool:
+    """Return True if the family has the graph, and a config.json for the knobs."""
     try:
+        write_published(published, "float32")
         return not find_changes(check_model(published.compose().model), spec, REGISTRY)
     except ConfigError:
         return False

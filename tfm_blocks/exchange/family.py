@@ -6,6 +6,7 @@ A file has these keys:
     model      the name of the model of this project
     start      the keys of config.json that may have the id of bos; the first key with a value counts
     config     keys of config.json, each with its knob
+    rope       true if the rows of `rope.yaml`, for scaled rotary positions, belong to `config`
     fixed      keys of config.json, each with the only supported value, which is also the default
     unused     keys that do not affect the output of a trained model
     output     the published name of an output matrix that is not tied, and the knob that is then null
@@ -103,6 +104,7 @@ class Family:
     model: str
     start: tuple[str, ...]
     config: tuple[ConfigRow, ...]
+    rope: bool
     fixed: Mapping[str, Any]
     unused: frozenset[str]
     output: Mapping[str, str]
@@ -132,7 +134,8 @@ def _read(name: str, text: str) -> Family:
         content["model_type"],
         content["model"],
         tuple(content["start"]),
-        tuple(_config_row(keys, value) for keys, value in content["config"].items()),
+        tuple(config_row(keys, value) for keys, value in content["config"].items()),
+        content.get("rope", False),
         content.get("fixed", {}),
         frozenset(content.get("unused", ())),
         content.get("output", {}),
@@ -140,7 +143,8 @@ def _read(name: str, text: str) -> Family:
     )
 
 
-def _config_row(keys: str, value: str | Mapping[str, Any]) -> ConfigRow:
+def config_row(keys: str, value: str | Mapping[str, Any]) -> ConfigRow:
+    """Return the row of `config` for a key, or for several keys that commas separate."""
     options: dict[str, Any] = {"knob": value} if isinstance(value, str) else dict(value)
     return ConfigRow(tuple(keys.split(", ")), conversion=options.pop("is", ""), **options)
 

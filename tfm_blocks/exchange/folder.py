@@ -16,6 +16,7 @@ from torch import Tensor
 from tfm_blocks.data.tokenizer_files import expect_small
 from tfm_blocks.errors import Problem, RunError, shown
 from tfm_blocks.runs.files import damaged, read_json
+from tfm_blocks.runs.folder import expect_utf8
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -122,6 +123,7 @@ def _opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file. Raises RunError if it is missing or damaged."""
     if not path.is_file():
         raise RunError(Problem(str(path), "the file is missing"))
+    expect_utf8(path)
     try:
         with safe_open(path, "pt") as content:
             yield content

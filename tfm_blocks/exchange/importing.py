@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, published_tokenizer
-from tfm_blocks.data.tokenizer_files import expect_small, read_main_files
+from tfm_blocks.data.tokenizer_files import expect_small, read_folder
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.config import Published, knob_defaults, read_published
 from tfm_blocks.exchange.folder import CONFIG, INDEX, PublishedFolder, metadata_of, open_folder
@@ -23,7 +23,7 @@ from tfm_blocks.runs.files import read_text
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
 from tfm_blocks.translation.save import save_network
 
-KEPT = (CONFIG, INDEX, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+KEPT = (CONFIG, INDEX, "generation_config.json")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _expect_tensors(stored: PublishedFolder, conversion: Conversion, spec: Spec)
 
 
 def _tokenizer(folder: Path, published: Published) -> PublishedTokenizer:
-    if files := read_main_files(folder):
+    if files := read_folder(folder):
         return published_tokenizer(published.vocabulary, files, str(folder / next(iter(files))))
     help = "save it with transformers: tokenizer.save_pretrained(FOLDER) writes tokenizer.json"
     raise RunError(Problem(str(folder), f"has no {FAST} and no model of SentencePiece", help=help))

@@ -83,7 +83,7 @@ class CheckedRun(CheckedModel):
 
 def check_run(composed: Composed) -> CheckedRun:
     """Check a new run that trains on this machine. Raises ConfigError with all problems and their places."""
-    return _with_plugins_tested(_check(composed, _check_devices, check_model))
+    return _with_plugins_tested(_expect_size_of_tokenizer(_check(composed, _check_devices, check_model)))
 
 
 def check_remote_run(composed: Composed) -> CheckedRun:
@@ -101,17 +101,7 @@ def check_job(composed: Composed) -> CheckedRun:
 
     The model is not traced again.
     """
-    return _check(composed, _check_devices, read_model)
-
-
-def expect_size_of_tokenizer(run: CheckedRun) -> None:
-    """Raise ConfigError if the command line sets vocab to another size than the size of data.tokenizer."""
-    data, vocab = run.settings.data, run.composed.mapping["vocab"]
-    if isinstance(data, ProbeSettings) or not data.tokenizer or ("vocab",) not in run.composed.sources.overrides:
-        return
-    if (size := read_tokenizer(data.tokenizer).size) != vocab:
-        rule = f"is {vocab}, but the tokenizer {data.tokenizer} has {size} ids"
-        raise ConfigError(Problem("vocab", rule, help="leave vocab out, because data.tokenizer sets it"))
+    return _expect_size_of_tokenizer(_check(composed, _check_devices, read_model))
 
 
 def warn_about_warmup(settings: RunSettings) -> None:
@@ -139,6 +129,18 @@ def _check(
             raise ConfigError(problems)
     (run,), (spec,) = settings, specs
     return CheckedRun(composed, spec, run.model_copy(update={"plugins": plugins_in_use(run.plugins, spec.blocks)}))
+
+
+def _expect_size_of_tokenizer(run: CheckedRun) -> CheckedRun:
+    """Raise ConfigError if the command line sets vocab to another size than the size of data.tokenizer."""
+    data, vocab = run.settings.data, run.composed.mapping["vocab"]
+    if isinstance(data, ProbeSettings) or not data.tokenizer or ("vocab",) not in run.composed.sources.overrides:
+        return run
+    with with_locations(run.composed):
+        if (size := read_tokenizer(data.tokenizer).size) != vocab:
+            rule = f"is {vocab}, but the tokenizer {data.tokenizer} has {size} ids"
+            raise ConfigError(Problem("vocab", rule, help="leave vocab out, because data.tokenizer sets it"))
+    return run
 
 
 def _with_alphabet(composed: Composed) -> Composed:

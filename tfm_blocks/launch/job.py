@@ -25,7 +25,6 @@ from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.check import (
     CheckedRun,
     check_lengths,
-    expect_size_of_tokenizer,
     warn_about_warmup,
     with_locations,
 )
@@ -35,7 +34,6 @@ from tfm_blocks.launch.precision import measure_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
 from tfm_blocks.launch.run_spec import RunSpec, SavedRun, expect_same_text, find_restarted_run
 from tfm_blocks.network.build import choose_device, count_parameters, network_without_values
-from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.checkpoints import newest_intact
 from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, TOKENIZER, claim_folder, step_of
@@ -44,7 +42,7 @@ from tfm_blocks.runs.model import write_model
 from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.runs.status import Status
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
-from tfm_blocks.training.data import PlannedCorpus, plan_corpus
+from tfm_blocks.training.data import plan_corpus
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError
 from tfm_blocks.training.settings import RunSettings
 
@@ -125,7 +123,6 @@ class _Start:
             warn_about_warmup(settings)
             print_warnings(requested.spec.warnings)
         with with_locations(requested.composed):
-            expect_size_of_tokenizer(requested)
             prepared = self.rendezvous.prepare(settings.data, mapping["vocab"])
             if settings.init_from:
                 find_weights(Path(settings.init_from))  # raises before anything starts
@@ -137,7 +134,7 @@ class _Start:
         check_lengths(network, prepared, run)
 
         def claim() -> Json:
-            timings = self.measure_precision(network, planned_corpus, settings)
+            timings = dict(measure_precision(network, planned_corpus, settings))
             folder = claim_folder(root, config["name"])
             fields = config, folder, mapping["vocab"], resume_command(self.typed, folder, settings), _wandb_id()
             count = count_parameters(requested.spec)
@@ -172,7 +169,7 @@ class _Start:
                 planned_corpus = plan_corpus(network.spec, prepared, settings.data)
                 expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
                 print(printable(f"resume: {saved.folder} after {step} steps"))
-                timings = saved.timings or self.measure_precision(network, planned_corpus, settings)
+                timings = dict(saved.timings or measure_precision(network, planned_corpus, settings))
                 last = saved.is_prolonged(settings, step), timings
                 return RunSpec(run.composed.mapping, saved.folder, *fields, *last).to_json()
 
@@ -182,13 +179,6 @@ class _Start:
                     _update_folder(job, saved, self.typed)
                 self.train(job, run, prepared)
         return saved.folder
-
-    def measure_precision(
-        self, network: Network, planned_corpus: PlannedCorpus, settings: RunSettings
-    ) -> dict[str, float]:
-        """Return the timings that `trainer.precision=auto` compares, taken with as many threads as a rank will have."""
-        ranks = 1 if self.rendezvous.rank_info.is_external else settings.trainer.devices
-        return dict(measure_precision(network, planned_corpus, settings, ranks))
 
     def train(self, job: RunSpec, run: CheckedRun, prepared: Prepared) -> None:
         rendezvous, trainer = self.rendezvous, run.settings.trainer

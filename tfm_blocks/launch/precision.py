@@ -79,13 +79,16 @@ class _Recorder(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def time_products(network: Network, planned_corpus: PlannedCorpus, seed: int, threads: int) -> dict[str, float]:
+def time_products(network: Network, planned_corpus: PlannedCorpus, seed: int) -> dict[str, float]:
     """Return the milliseconds of CPU time that the products of a small micro-batch take in each precision.
 
     `network` is on the meta device. Each figure is a sum over the products, forward and backward, of the median of
-    alternating rounds. CPU time does not grow when other processes interrupt this one. The random state is kept.
+    alternating rounds. The random state is kept.
+
+    One thread computes them, because its CPU time does not grow when other processes interrupt it. Several threads wait
+    for each other, and use the CPU while they wait.
     """
-    with torch.random.fork_rng(devices=[]), _threads(threads):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         products = products_of(network, planned_corpus, seed)
         calls = [[_call(one, bf16) for bf16 in (False, True)] for one in products]
         rounds: list[list[list[float]]] = []
@@ -127,19 +130,19 @@ def _call(product: Product, bf16: bool) -> Callable[[], float]:
     function = PRODUCTS[product.function]
 
     def seconds() -> float:
-        begin = time.process_time()
+        begin = time.thread_time()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             y = function(*args, **kwargs)
         torch.autograd.grad(y, inputs, torch.ones_like(y))
-        return time.process_time() - begin
+        return time.thread_time() - begin
 
     return seconds
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -195,21 +198,20 @@ def choose_precision(
     return Precision(faster, measured, timings)
 
 
-def measure_precision(network: Network, planned_corpus: PlannedCorpus, settings: RunSettings, ranks: int) -> Timings:
+def measure_precision(network: Network, planned_corpus: PlannedCorpus, settings: RunSettings) -> Timings:
     """Return the timings that `choose_precision` needs, or UNMEASURED if it needs none.
 
-    `network` is on the meta device; `ranks` processes share the threads of this one. The timings of a model are kept in
-    the cache, so that all its runs on a kind of machine, such as the seeds of a sweep, get the same precision.
+    `network` is on the meta device. The timings of a model are kept in the cache, so that all its runs on a kind of
+    machine, such as the seeds of a sweep, get the same precision.
     """
     trainer = settings.trainer
     if trainer.precision != "auto" or choose_device(trainer.accelerator) != "cpu" or not _computes_bf16():
         return UNMEASURED
-    threads = max(1, torch.get_num_threads() // ranks)
-    machine = torch.__version__, sorted(torch.cpu.get_capabilities().items()), threads
+    machine = torch.__version__, sorted(torch.cpu.get_capabilities().items())
     cached = cache_folder(settings.data.cache) / "precision" / cache_key(machine, network.spec.mapping)
 
     def build(folder: Path) -> None:
-        (folder / FILE).write_text(json.dumps(time_products(network, planned_corpus, settings.seed, threads)))
+        (folder / FILE).write_text(json.dumps(time_products(network, planned_corpus, settings.seed)))
 
     timings: Timings = json.loads((find_or_build(cached, build) / FILE).read_text())
     return timings

@@ -15,7 +15,7 @@ from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.precision import PRECISIONS
 from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.files import damaged
-from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, expect_folder
+from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, expect_folder, expect_utf8
 from tfm_blocks.runs.formats import upgrade_model
 from tfm_blocks.runs.metrics import read_metric_names
 from tfm_blocks.runs.model_file import SavedModel
@@ -131,6 +131,7 @@ class SavedRun(JsonFields):
 def read_saved_run(run: Path) -> SavedRun:
     """Read the folder of a run. Raises RunError if it is damaged or not the folder of a training run."""
     expect_folder(run)
+    expect_utf8(run)
     start, status, saved_model = RunFile.read(run), Status.read(run), SavedModel.read(run)
     if not (start.vocab and start.text and start.wandb_id):
         raise damaged(run / RUN, "it must have vocab, wandb_id and text")

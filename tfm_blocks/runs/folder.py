@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from tfm_blocks.errors import Problem, RunError, cut
+from tfm_blocks.errors import Problem, RunError, cut, is_utf8
 
 MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
@@ -33,6 +33,22 @@ def expect_folder(run: Path) -> None:
             return
         rule = "is a file, not a run folder" if run.exists() else rule
     raise RunError(Problem(cut(str(run)), rule, help="write the folder that training named, such as runs/NAME"))
+
+
+def expect_utf8(path: Path) -> None:
+    """Raise RunError for a path that is not UTF-8, because safetensors and other libraries cannot open it."""
+    if not is_utf8(str(path)):
+        raise RunError(Problem(str(path), "is not a path in UTF-8", help="rename the folder, or choose another name"))
+
+
+def make_folder(folder: Path) -> None:
+    """Make a new folder. Raises RunError if it exists or if its path is not UTF-8."""
+    expect_utf8(folder)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        rule, help = "exists already, and nothing is overwritten", "choose another name, or delete it first"
+        raise RunError(Problem(str(folder), rule, help=help)) from None
 
 
 def step_file(checkpoints: Path, step: int) -> Path:
@@ -66,7 +82,11 @@ def step_of(path: Path) -> int:
 
 
 def claim_folder(root: Path, name: str) -> Path:
-    """Create `root/name`, or the first unused of `name-2`, `name-3`, …, so that every run has its own folder."""
+    """Create `root/name`, or the first unused of `name-2`, `name-3`, …, so that every run has its own folder.
+
+    Raises RunError if the path is not UTF-8.
+    """
+    expect_utf8(root)
     root.mkdir(parents=True, exist_ok=True)
     for numbered in numbered_names(name):
         with suppress(FileExistsError):

@@ -17,7 +17,7 @@ from tfm_blocks.network.build import build_network, check_model, network_without
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.files import settle
-from tfm_blocks.runs.folder import MODEL, WEIGHTS, kept_weights
+from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_utf8, kept_weights
 from tfm_blocks.runs.model_file import FORMAT, SavedModel, read_saved_model
 from tfm_blocks.runs.status import expect_finished
 
@@ -109,6 +109,7 @@ def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file by name. Raises RunError."""
+    expect_utf8(path)
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

@@ -75,7 +75,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         address = ".".join(str(part) for part in first["loc"][1:])
-        return error_response(422, Problem(address, first["msg"], help="GET /openapi.json lists the keys"))
+        is_json = "json" in request.headers.get("content-type", "")
+        help = "GET /openapi.json lists the keys" if is_json else "send the header Content-Type: application/json"
+        return error_response(422, Problem(address, first["msg"], help=help))
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:

@@ -29,7 +29,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: not the name of a host
         rule = f"cannot be used: {host}, port {port} ({error})"
         raise ConfigError(Problem("--host, --port", rule, help="--port 0 selects a free port")) from None
 

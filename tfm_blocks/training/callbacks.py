@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
+from tfm_blocks.errors import printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.metric_schema import METRIC_KEYS, OBJECTIVE, SKIPPED
 from tfm_blocks.network.attention_maps import attention_nodes
@@ -156,7 +157,7 @@ class ShowProgress(Callback):
 
     def _print(self, text: str) -> None:
         self.heartbeat.printed = time.monotonic()
-        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()

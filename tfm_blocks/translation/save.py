@@ -11,13 +11,13 @@ from typing import Any
 import yaml
 
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import GROUP
-from tfm_blocks.runs.folder import CONFIG, TOKENIZER
+from tfm_blocks.runs.folder import CONFIG, TOKENIZER, make_folder
 from tfm_blocks.runs.model import expect_weights, weights_of, write_model, write_weights
 from tfm_blocks.runs.status import Status
 
@@ -35,11 +35,7 @@ def save_network(
         raise ConfigError(Problem("tokenizer", rule, help=f"build the model with vocab={tokenizer.size}"))
     expect_weights(network_without_values(spec), weights, "network")
     plugins = _plugin_modules(spec)
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        help = "choose another name, or delete it first"
-        raise RunError(Problem(str(folder), "exists already, and nothing is overwritten", help=help)) from None
+    make_folder(folder)
     write_model(folder, spec.mapping, plugins)
     tokenizer.save(folder / TOKENIZER)
     knobs = {**knobs, "vocab": tokenizer.size}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tfm_blocks.errors import is_utf8, shown
+
 Text = str | Sequence[str] | Mapping[str, str]
 """A sentence: its text, or the texts of several sources, in their order or by name."""
 
@@ -64,12 +66,14 @@ def _texts_of(sentence: Text, number: int, names: Sequence[str]) -> tuple[str, .
 
 
 def plain_texts(texts: Sequence[object], name: str) -> list[str]:
-    """Return the texts as a list. Raises TypeError if one is not a string."""
+    """Return the texts as a list. Raises TypeError if one is not a string, and ValueError for a lone surrogate."""
     if isinstance(texts, str):
         raise TypeError(f"{name} must be a list of texts, not a string")
     checked = []
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
             raise TypeError(f"{name} must be texts, but number {number} is {type(text).__name__}")
+        if not is_utf8(text):
+            raise ValueError(f"{name} must be valid Unicode, but number {number} is {shown(text)}")
         checked.append(text)
     return checked

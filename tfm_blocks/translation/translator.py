@@ -140,7 +140,7 @@ class Translator:
         are numbered from `first_line`; errors name these numbers, and sampling is seeded by them. `stop` is called
         before each batch; if it returns true, the remaining sentences stay blank. Raises DataError for a sentence or
         prefix that is too long, RunError if the model's logits are not finite, TypeError for an input that is not text,
-        and ValueError for a wrong number of prefixes.
+        and ValueError for a lone surrogate and for a wrong number of prefixes.
         """
         rows = sentences if isinstance(sentences, str) else list(sentences)
         tasks = self.translation_tasks(rows, search, prefixes=prefixes, first_line=first_line)

@@ -15,8 +15,9 @@ from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.certificate import Certificate
 from tfm_blocks.exchange.ctranslate2.comparison import compare_log_p, compare_translations
 from tfm_blocks.exchange.ctranslate2.rules import read_engine_graph
-from tfm_blocks.exchange.exporting import make_folder, tokenizer_files
+from tfm_blocks.exchange.exporting import tokenizer_files
 from tfm_blocks.network.graph import Network
+from tfm_blocks.runs.folder import make_folder
 from tfm_blocks.translation.translator import Translator
 
 

@@ -10,11 +10,11 @@ from tfm_blocks import __version__
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import RunError
 from tfm_blocks.exchange.certificate import Certificate
-from tfm_blocks.exchange.exporting import make_folder, tokenizer_files
+from tfm_blocks.exchange.exporting import tokenizer_files
 from tfm_blocks.exchange.onnx.conversion import OPSET, expect_libraries, to_onnx, write_files
 from tfm_blocks.exchange.onnx.tracing import trace_network
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.folder import TOKENIZER
+from tfm_blocks.runs.folder import TOKENIZER, make_folder
 from tfm_blocks.runs.model import read_network
 
 

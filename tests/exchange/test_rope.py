@@ -1,0 +1,106 @@
+"""Scaled rotary positions of config.json: equal logits after the import, and the same scaling after the export."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import tfm_blocks as tfm
+from tests.exchange.published import VOCAB, publish
+from tests.exchange.test_import import far_apart, here, imported
+from tfm_blocks.errors import RunError
+from tfm_blocks.exchange.exporting import export_run
+from tfm_blocks.exchange.importing import import_folder
+from tfm_blocks.runs.config import read_config
+from tfm_blocks.translation.save import save_network
+
+LENGTH = {"original_max_position_embeddings": 6}
+LINEAR = {"rope_type": "linear", "factor": 3.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **LENGTH}
+YARN = {"rope_type": "yarn", "factor": 4.0, **LENGTH}
+TUNED_YARN = {**YARN, "beta_fast": 3.0, "beta_slow": 0.5, "attention_factor": 1.3, "truncate": False}
+SCALINGS = {"linear": LINEAR, "llama3": LLAMA3, "yarn": YARN, "tuned_yarn": TUNED_YARN}
+FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "olmo2")
+
+
+def logits_of_both(theirs, translator):
+    """Logits of sequences three times longer than the trained length."""
+    ids_BN = torch.randint(VOCAB, (3, 18), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found = translator.network(tgt=here(translator, ids_BN))
+        return found[..., here(translator, torch.arange(VOCAB)[None])[0]], theirs(input_ids=ids_BN).logits
+
+
+def each_scaling(*families):
+    first = families[0]
+    return pytest.mark.parametrize(
+        ("family", "scaling"),
+        [
+            pytest.param(family, name, marks=[] if family == first else [pytest.mark.grid])
+            for family in families
+            for name in SCALINGS
+        ],
+    )
+
+
+@each_scaling(*FAMILIES)
+def test_logits_match_transformers_beyond_the_trained_length(family, scaling, tmp_path):
+    rope = {"rope_theta": 100.0, **SCALINGS[scaling]}
+    width = {} if family == "olmo2" else {"head_dim": 8}  # Mixtral's YaRN needs the key, and OLMo 2 has none
+    theirs, translator = imported(family, tmp_path, hidden_size=32, **width, rope_parameters=rope)
+    found, expected = logits_of_both(theirs, translator)
+    assert far_apart(found, expected) < 1e-5
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", rope_parameters={"rope_type": "default", "rope_theta": 100.0})  # fmt: skip
+    assert far_apart(logits_of_both(plain.eval(), translator)[1], expected) > 1e-3  # the scaling has an effect
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_the_keys_of_earlier_transformers_mean_the_same(scaling, tmp_path):
+    rope = SCALINGS[scaling]
+    theirs = publish("llama", tmp_path / "theirs", rope_parameters={"rope_theta": 100.0, **rope})
+    path = tmp_path / "theirs" / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_parameters"]
+    for name, key in (("new", "rope_type"), ("old", "type")):
+        earlier = {key: rope["rope_type"], **{name: value for name, value in rope.items() if name != "rope_type"}}
+        path.write_text(json.dumps({**config, "rope_theta": 100.0, "rope_scaling": earlier}))
+        import_folder(tmp_path / "theirs", tmp_path / name)
+        assert far_apart(*logits_of_both(theirs, tfm.load(tmp_path / name))) < 1e-5
+
+
+@pytest.mark.parametrize("scaling", [None, *SCALINGS])
+def test_a_new_run_is_exported_with_its_scaling(scaling, tmp_path):
+    rope = {"rope_theta": 100.0, **(SCALINGS[scaling] if scaling else {"rope_type": "default"})}
+    _, translator = imported("llama", tmp_path, rope_parameters=rope)
+    knobs = read_config(tmp_path / "run")[1]
+    save_network(translator.network, tmp_path / "new", translator.tokenizer, knobs)  # without the imported config.json
+    export_run(tmp_path / "new", tmp_path / "back")
+    written = json.loads((tmp_path / "back" / "config.json").read_text())["rope_parameters"]
+    assert written.items() >= rope.items() and (scaling or written == rope)
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert far_apart(*logits_of_both(back, translator)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("scaling", "rule"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, "rope_scaling.rope_type: must be 'default' or 'linear' or"),
+        ({"type": ["yarn"], "factor": 2.0}, "rope_scaling.type: must be"),
+        ({"factor": 2.0}, "rope_scaling.factor: has no counterpart in our blocks: 2.0"),
+        ({"type": "linear"}, "rope_parameters.factor: is missing"),
+        ({**YARN, "mscale": 0.7}, "rope_scaling.mscale: has no counterpart in our blocks: 0.7"),
+        ({**YARN, "factor": "4"}, "rope_scaling.factor: must be a number, but is '4'"),
+        ({**YARN, "truncate": "no"}, "truncate must be a bool"),
+        ({**LLAMA3, **dict.fromkeys(LENGTH, 6.5)}, "original_max_position_embeddings: must be a whole number"),
+    ],
+)
+def test_a_scaling_that_the_blocks_cannot_express_is_refused_by_key(scaling, rule, tmp_path):
+    publish("llama", tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_parameters"]
+    path.write_text(json.dumps({**config, "rope_scaling": scaling}))
+    with pytest.raises(RunError, match=r"config\.json") as error:
+        import_folder(tmp_path / "theirs", tmp_path / "run")
+    assert rule in str(error.value)
