@@ -27,6 +27,7 @@ SIZES = {"d_model": 16, "d_ff": 24, "heads": 4, "layers": 3, "vocab": 50, "r": 4
 ENTRIES = {entry.name: entry for entry in describe_models(None)}
 DEFAULT = ("base", "prenorm", "rotary")
 ROUNDED = {
+    "gqa",  # on the CPU ours reads grouped keys and values, and the file repeats them
     "t5",  # a learned bias of scores: on the CPU ours computes the softmax step by step
     "moe", "mixtral", "deepseek_v2",  # experts: some CPUs add the gradients of their inputs in another order
 }  # fmt: skip

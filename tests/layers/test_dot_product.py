@@ -64,3 +64,22 @@ def test_few_grouped_queries_attend_as_to_repeated_keys_without_repeating_them(g
         y_BHMK = few_queries(q_BHMK, k_BGSK, v_BGSK, mask, K**-0.5)
     torch.testing.assert_close(y_BHMK, expected, rtol=1e-5, atol=1e-6)
     assert largest.elements <= max(k_BGSK.numel(), B * heads * M * N)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("masked", ["padding", "causal", "bias", None])
+def test_grouped_keys_are_attended_to_as_repeated_keys_without_repeating_them(groups, masked):
+    heads, T, S = 6, 5, 50
+    tensors = [torch.randn(B, *shape, K) for shape in ((heads, T), (groups, S), (groups, S))]
+    tensors = [x.requires_grad_() for x in tensors]
+    masks = {"padding": torch.rand(B, 1, 1, S) < 0.5, "bias": torch.randn(1, heads, T, S)}
+    mask, causal = masks.get(masked), masked == "causal"
+    q_BHTK, k_BGSK, v_BGSK = tensors
+    expected = dot_product_attention(q_BHTK, repeat_kv(k_BGSK, heads), repeat_kv(v_BGSK, heads), mask, causal=causal)
+    with LargestTensor() as largest:
+        y_BHTK = dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, causal=causal)
+    assert largest.elements <= B * heads * T * S
+    torch.testing.assert_close(y_BHTK, expected)
+    grads = (torch.autograd.grad(y.square().sum(), tensors) for y in (y_BHTK, expected))
+    for grad, repeated in zip(*grads, strict=True):
+        torch.testing.assert_close(grad, repeated, rtol=1e-4, atol=1e-5)

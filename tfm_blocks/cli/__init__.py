@@ -9,27 +9,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from tfm_blocks import __version__
-from tfm_blocks.cli import (
-    compare,
-    completion,
-    dashboard,
-    diff,
-    eject,
-    evaluate,
-    exchange,
-    figure,
-    models,
-    probes,
-    runs,
-    serve,
-    solve,
-    translate,
-    view,
-)
 from tfm_blocks.cli.exit_status import run_command
-from tfm_blocks.cli.train import train
 from tfm_blocks.errors import printable
-from tfm_blocks.launch.memory import limit_primitive_caches
+from tfm_blocks.launch.memory import collect_garbage_rarely, limit_primitive_caches
 from tfm_blocks.terminal import write_utf8
 
 DATA_OPTIONS = ("data", "json", "csv", "markdown", "latex")  # attributes of commands whose output is data
@@ -38,9 +20,13 @@ DATA_OPTIONS = ("data", "json", "csv", "markdown", "latex")  # attributes of com
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its status: 0 if it succeeds, 2 for an invalid config, 1 for other user errors."""
     if "_ARGCOMPLETE" in os.environ:
-        completion.complete(command_parser())
+        from tfm_blocks.cli.completion import complete
+
+        complete(command_parser())
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["train"]:  # Hydra parses its options
+        from tfm_blocks.cli.train import train
+
         command = [sys.executable, "-m", "tfm_blocks", "train"]
         status = train(arguments[1:], program="tfm train", command=command)
     else:
@@ -54,6 +40,7 @@ def _run(argv: Sequence[str]) -> int | None:
     if any(vars(arguments).get(name) for name in DATA_OPTIONS):
         write_utf8()
     limit_primitive_caches()
+    collect_garbage_rarely()
     status: int | None = arguments.run(arguments)
     return status
 
@@ -77,6 +64,25 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands, whose modules `train.py` does not import."""
+    from tfm_blocks.cli import (
+        compare,
+        completion,
+        dashboard,
+        diff,
+        eject,
+        evaluate,
+        exchange,
+        figure,
+        models,
+        probes,
+        runs,
+        serve,
+        solve,
+        translate,
+        view,
+    )
+
     parser = _Parser("tfm", description="Train, inspect, check and use models.")
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 
 if TYPE_CHECKING:
@@ -70,6 +68,8 @@ def _split(words: Sequence[str], blocks: Mapping[str, BlockInfo]) -> tuple[list[
 
 
 def _read(word: str, text: str) -> Any:
+    import yaml
+
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

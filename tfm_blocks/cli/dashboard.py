@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli import options
@@ -75,6 +74,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _workspace(arguments: argparse.Namespace, dashboard: Dashboard) -> Any:
+    from importlib.util import find_spec
+
     if find_spec("wandb_workspaces") is None:
         rule = "needs a library that is not installed: wandb-workspaces"
         raise ConfigError(Problem("tfm dashboard", rule, help="pip install -c constraints.txt -e '.[dashboards]'"))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tfm_blocks.cli import options
 from tfm_blocks.errors import ConfigError, Problem, printable, shown, suggest
-from tfm_blocks.runs.status import UNFINISHED
 
 
 def add_commands(commands: options.Commands) -> None:
@@ -54,6 +53,7 @@ def _add_runs(commands: options.Commands) -> None:
 def _runs(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.lists import print_runs_json, show_runs
     from tfm_blocks.runs.listing import list_runs
+    from tfm_blocks.runs.status import UNFINISHED
 
     if arguments.delete:
         _delete(arguments)

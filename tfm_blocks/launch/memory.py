@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import os
@@ -14,6 +15,7 @@ NEVER, NONE = -1, 0
 # glibc's mmap threshold in bytes, after a block of this size was freed, and its maximum number of mapped blocks
 LARGE, PIECES = 32 * 2**20, 65_536
 PRIMITIVES = "128"  # a larger cache hardly saves time: docs/decisions/11-few-primitives-are-kept.md
+NEW_OBJECTS = 10_000  # 50,000 and 100,000 save no more CPU time: docs/results.md#time-besides-the-training-steps
 CACHES = (
     ("LRU_CACHE_CAPACITY",),  # torch's
     ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"),  # oneDNN's, with its older name
@@ -57,6 +59,15 @@ def limit_primitive_caches() -> None:
     for names in CACHES:
         if os.environ.keys().isdisjoint(names):
             os.environ[names[0]] = PRIMITIVES
+
+
+def collect_garbage_rarely() -> None:
+    """Let a command collect garbage after every 10,000 new objects instead of 700, and not when it exits.
+
+    Imports create hundreds of thousands of permanent objects, which each full collection scans.
+    """
+    gc.set_threshold(NEW_OBJECTS)
+    atexit.register(gc.freeze)
 
 
 @contextmanager

@@ -139,26 +139,32 @@ def sequence_mask(keep_BS: Tensor, *, causal: bool, right_padded: bool) -> Atten
 
 def dot_product_attention(
     q_BHTK: Tensor,
-    k_BHSK: Tensor,
-    v_BHSK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
     mask: Tensor | None = None,
     *,
     dropout: float = 0.0,
     causal: bool = False,
     beta: float | None = None,
 ) -> Tensor:
-    """Compute softmax(β q k^T) v: q_BHTK, k_BHSK, v_BHSK -> y_BHTK.
+    """Compute softmax(β q k^T) v: q_BHTK, k_BGSK, v_BGSK -> y_BHTK; G divides H.
 
     `mask` broadcasts to BHTS: boolean (true = may attend) or added to the scores. β defaults to 1/√K. On the CPU,
-    bfloat16 is upcast to float32, which is faster for sentences (tests/benchmarks/attention_precision.py).
+    bfloat16 is upcast to float32, which is faster for sentences (tests/benchmarks/attention_precision.py), and torch's
+    kernel reads grouped keys and values without a copy (docs/experiments.md#grouped-queries).
     Source: Vaswani et al. 2017, section 3.2.1.
     """
-    if q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.bfloat16:
+    heads, on_cpu = q_BHTK.shape[1], q_BHTK.device.type == "cpu"
+    grouped = on_cpu and k_BGSK.shape[1] != heads and not torch.compiler.is_exporting()
+    if not grouped:
+        k_BGSK, v_BGSK = repeat_kv(k_BGSK, heads), repeat_kv(v_BGSK, heads)
+    if on_cpu and q_BHTK.dtype == torch.bfloat16:
         with torch.autocast("cpu", enabled=False):
-            upcast = (q_BHTK.float(), k_BHSK.float(), v_BHSK.float())
+            upcast = (q_BHTK.float(), k_BGSK.float(), v_BGSK.float())
             added = mask.float() if mask is not None and mask.is_floating_point() else mask
-            return F.scaled_dot_product_attention(*upcast, added, dropout, causal, scale=beta).to(q_BHTK.dtype)
-    return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout, causal, scale=beta)
+            y_BHTK = F.scaled_dot_product_attention(*upcast, added, dropout, causal, scale=beta, enable_gqa=grouped)
+            return y_BHTK.to(q_BHTK.dtype)
+    return F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, dropout, causal, scale=beta, enable_gqa=grouped)
 
 
 def weighed_attention(
@@ -171,16 +177,16 @@ def weighed_attention(
     dropout: float = 0.0,
 ) -> Tensor:
     """Attend with weights that `scores` computes from the products: q_BHTK, k_BGSK, v_BGSK -> y_BHTK; G divides H."""
-    heads = q_BHTK.shape[1]
-    k_BHSK, v_BHSK = repeat_kv(k_BGSK, heads), repeat_kv(v_BGSK, heads)
     if scores.fused and not (masks.learned and q_BHTK.device.type == "cpu"):
         mask, causal = masks.mask, masks.causal
         if masks.bias is not None:
-            added = masks.masked_bias(q_BHTK, k_BHSK)
+            added = masks.masked_bias(q_BHTK, k_BGSK)
             assert added is not None
             mask, causal = added.to(q_BHTK.dtype), False
             mask = mask[None] if mask.ndim == 3 else mask
-        return dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout=dropout, causal=causal, beta=scores.beta)
+        return dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, dropout=dropout, causal=causal, beta=scores.beta)
+    heads = q_BHTK.shape[1]
+    k_BHSK, v_BHSK = repeat_kv(k_BGSK, heads), repeat_kv(v_BGSK, heads)
     w_BHTS = dot_product_weights(q_BHTK, k_BHSK, masks, scores)
     return F.dropout(w_BHTS, dropout, training=dropout > 0).to(v_BHSK.dtype) @ v_BHSK
 

@@ -113,7 +113,7 @@ class Calls(Expressions):
         if function is torch.arange and arguments[0] == 0 and len(arguments) > 1 and arguments[2:] in ([], [1]):
             arguments = arguments[1:2]
         if function is torch.nn.functional.scaled_dot_product_attention:
-            arguments, named = arguments[:3], {**_attention_options(arguments), **named}
+            arguments, named = arguments[:3], _attention_options(arguments, named)
         if str(getattr(function, "__module__", "")).startswith("torch") or id(function) in TORCH_NAMES:
             tried = {key: value for key, value in named.items() if key != "generator"}  # the meta device has none
             return self.residual(to_expr(function), arguments, named, trial(function, *arguments, **tried))
@@ -200,9 +200,9 @@ def _argument(value: Any) -> ast.expr:
     return to_expr(value)
 
 
-def _attention_options(arguments: list[Any]) -> dict[str, Any]:
-    """Return the positional options of scaled_dot_product_attention that differ from the defaults, by name."""
-    options = dict(zip(SDPA[3:], arguments[3:], strict=False))
+def _attention_options(arguments: list[Any], named: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of scaled_dot_product_attention that differ from the defaults, by name."""
+    options = {**dict(zip(SDPA[3:], arguments[3:], strict=False)), **named}
     return {key: value for key, value in options.items() if isinstance(value, Code) or value}
 
 
