@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.data.text import read_lines
-from tfm_blocks.launch.memory import limit_primitive_caches
+from tfm_blocks.launch.memory import set_library_defaults
 
 ROOT = Path(__file__).parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
@@ -41,7 +41,7 @@ def show(place: str, process: int, amount: float, wall: float, cpu: float) -> No
 
 def train(overrides: list[str], until: int, every: int) -> None:
     """train.py in this process, with a clock around its training step."""
-    limit_primitive_caches()
+    set_library_defaults()
     from tfm_blocks.training.module import TrainingModule
 
     step_of = TrainingModule.training_step

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tfm_blocks.launch.memory import freeze_loaded_objects, keep_freed_memory, limit_primitive_caches
+from tfm_blocks.launch.memory import freeze_loaded_objects, keep_freed_memory, set_library_defaults
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
@@ -69,8 +69,8 @@ def with_caches(code: str, **given: str) -> str:
     sys.platform != "linux" or not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="there may be nothing to keep"
 )
 def test_new_shapes_of_products_cost_no_memory() -> None:
-    code = "from tests.launch.test_memory import growth, limit_primitive_caches; {}print(growth())"
-    assert int(with_caches(code.format("limit_primitive_caches(); "))) * 4 < int(with_caches(code.format("")))
+    code = "from tests.launch.test_memory import growth, set_library_defaults; {}print(growth())"
+    assert int(with_caches(code.format("set_library_defaults(); "))) * 4 < int(with_caches(code.format("")))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_settings_of_the_environment_are_kept(
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    limit_primitive_caches()
+    set_library_defaults()
     assert [os.environ.get(name) for name in NAMES] == sizes
 
 
@@ -107,6 +107,15 @@ except SystemExit:
 print(os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
 """
     assert with_caches(code) == "128 128"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch uses GNU OpenMP on Linux")
+def test_openmp_reads_the_number_of_turns_of_a_waiting_loop() -> None:
+    command = [sys.executable, "-m", "tfm_blocks", "average", "no-such-run"]
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    environment["OMP_DISPLAY_ENV"] = "verbose"  # GNU OpenMP prints its settings when torch is imported
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
+    assert "GOMP_SPINCOUNT = '30000'" in done.stderr
 
 
 def test_loaded_objects_are_frozen_for_garbage_collection_until_the_end() -> None:

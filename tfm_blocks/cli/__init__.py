@@ -11,7 +11,7 @@ from typing import NoReturn
 from tfm_blocks import __version__
 from tfm_blocks.cli.exit_status import run_command
 from tfm_blocks.errors import printable
-from tfm_blocks.launch.memory import collect_garbage_rarely, limit_primitive_caches
+from tfm_blocks.launch.memory import collect_garbage_rarely, set_library_defaults
 from tfm_blocks.terminal import write_utf8
 
 DATA_OPTIONS = ("data", "json", "csv", "markdown", "latex")  # attributes of commands whose output is data
@@ -39,7 +39,7 @@ def _run(argv: Sequence[str]) -> int | None:
     arguments = _parse(argv)
     if any(vars(arguments).get(name) for name in DATA_OPTIONS):
         write_utf8()
-    limit_primitive_caches()
+    set_library_defaults()
     collect_garbage_rarely()
     status: int | None = arguments.run(arguments)
     return status

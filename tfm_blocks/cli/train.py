@@ -23,9 +23,9 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
     `program` is the command that the user typed; `command` starts it in a new process.
     """
     from tfm_blocks.distributed.signals import exit_on_signals
-    from tfm_blocks.launch.memory import collect_garbage_rarely, limit_primitive_caches
+    from tfm_blocks.launch.memory import collect_garbage_rarely, set_library_defaults
 
-    limit_primitive_caches()
+    set_library_defaults()
     collect_garbage_rarely()
     exit_on_signals()
     return run_command(lambda: _train(arguments, program, command))

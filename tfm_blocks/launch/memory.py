@@ -1,4 +1,4 @@
-"""Memory settings of a process: freed tensors, oneDNN's caches, and garbage collection."""
+"""Settings of a process: freed tensors, defaults of native libraries, and garbage collection."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ NEVER, NONE = -1, 0
 LARGE, PIECES = 32 * 2**20, 65_536
 PRIMITIVES = "128"  # a larger cache hardly saves time: docs/decisions/11-few-primitives-are-kept.md
 NEW_OBJECTS = 10_000  # 50,000 and 100,000 save no more CPU time: docs/results.md#time-besides-the-training-steps
-CACHES = (
-    ("LRU_CACHE_CAPACITY",),  # torch's
-    ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"),  # oneDNN's, with its older name
+SPINS = "30000"  # turns of a waiting loop: docs/experiments.md#waiting-threads
+LIBRARY_DEFAULTS = (  # variables with one meaning, and their value
+    (("LRU_CACHE_CAPACITY",), PRIMITIVES),  # torch's cache of primitives
+    (("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"), PRIMITIVES),  # with its older name
+    (("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"), SPINS),
 )
 
 
@@ -50,15 +52,19 @@ def _gnu_library() -> ctypes.CDLL | None:
     return library if hasattr(library, "mallopt") else None
 
 
-def limit_primitive_caches() -> None:
-    """Limit oneDNN's caches to 128 primitives in this process and its children, unless the environment sets a limit.
+def set_library_defaults() -> None:
+    """Set variables of native libraries for this process and its children, unless the environment has them.
 
-    oneDNN compiles code for every shape of a bfloat16 product, up to a megabyte each. By default, each of two caches
-    keeps 1,024 of them. Call this before the first product.
+    - oneDNN compiles code for every shape of a bfloat16 product, up to a megabyte each. By default, each of two caches
+      keeps 1,024 of them. They are limited to 128.
+    - By default, an OpenMP thread waits for the others in a loop of 300,000 turns. If other processes use the cores,
+      these loops take most of the CPU time. After 30,000 turns, the thread sleeps.
+
+    Call this before torch is imported.
     """
-    for names in CACHES:
+    for names, value in LIBRARY_DEFAULTS:
         if os.environ.keys().isdisjoint(names):
-            os.environ[names[0]] = PRIMITIVES
+            os.environ[names[0]] = value
 
 
 def collect_garbage_rarely() -> None:

@@ -24,7 +24,7 @@ from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import check_resumed_run, check_run
 from tfm_blocks.launch.job import resume as resume_run
 from tfm_blocks.launch.job import train as train_run
-from tfm_blocks.launch.memory import limit_primitive_caches, return_freed_memory
+from tfm_blocks.launch.memory import return_freed_memory, set_library_defaults
 from tfm_blocks.launch.rank import LIGHTNING
 from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.runs.files import read_json
@@ -63,8 +63,8 @@ def _restore_environment(environment: Mapping[str, str], levels: Mapping[str, in
 
 @contextmanager
 def prepare_spawn() -> Iterator[None]:
-    """Limit the caches of new processes, and keep them from importing the caller's script."""
-    limit_primitive_caches()
+    """Set the library defaults of new processes, and keep them from importing the caller's script."""
+    set_library_defaults()
     with main_hidden():
         yield
 
