@@ -26,7 +26,7 @@ def certify(network: Network, tokenizer: Tokenizer, run: Path, folder: Path) -> 
     except ImportError:
         return None
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    transformers.utils.logging.set_verbosity_error()  # warnings print the name of the folder, whatever it contains
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings print the folder's name
     load = transformers.AutoModelForSeq2SeqLM if network.spec.sources else transformers.AutoModelForCausalLM
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
     model = load.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
