@@ -85,6 +85,7 @@ def test_two_runs_of_a_script_have_the_config_and_the_weights_of_two_command_lin
     assert read_json(folder / first / "run.json")["commands"][0].startswith("tfm train model=prenorm seed=1 ")
 
 
+@pytest.mark.grid
 def test_a_script_without_a_guard_trains_on_two_devices(folder: Path) -> None:
     done = script(f"import tfm_blocks as tfm\ntfm.train('tiny', name='two', overrides={[*RUN, 'trainer.devices=2']})\n")
     assert done.returncode == 0, done.stderr

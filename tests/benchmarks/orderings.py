@@ -136,7 +136,11 @@ def main() -> None:
     for one in (ordering for ordering in ORDERINGS if ordering.sweep in names):
         sides = [find_group(groups[one.sweep], side) for side in (one.better, one.worse)]
         rows[one.claim] = sides, [side.over_seeds(one.score) for side in sides]
-    tests = {claim: test for claim, (_, (better, worse)) in rows.items() if (test := over_seeds(worse, better))}
+    tests = {}
+    for claim, (_, (better, worse)) in rows.items():
+        test = tests[claim] = over_seeds(worse, better)
+        if test is None:
+            sys.exit(f"{claim}: two runs of each side need a score, but there are {len(better)} and {len(worse)}")
     p_values = correct({claim: test.p for claim, test in tests.items()})
     print("| ordering | better | other | difference, 95 % interval | p | corrected |\n|---|---|---|---|---|---|")
     for claim, test in tests.items():

@@ -31,6 +31,7 @@ def read_another(ranks: Ranks, job: RunSpec) -> None:
     train_rank(torchrun_rank_info(os.environ, "local"), job, read_run(job.config), spec, prepared)
 
 
+@pytest.mark.grid
 def test_ranks_with_different_texts_stop_before_the_first_step_with_the_difference(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def test_workers_come_from_a_fork_server_that_ends_with_the_run() -> None:
     assert started != os.getpid() and (started == pid or server._forkserver_pid is None)
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's list of processes")
 def test_workers_ignore_the_signals_of_a_run_and_end_when_their_trainer_is_killed(tmp_path: Path) -> None:
     from tests.distributed.test_parent import ROOT, TRAIN, expect_gone, session, start  # workers import this module

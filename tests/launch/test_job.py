@@ -412,6 +412,7 @@ READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@
 MAY_MOUNT = os.system("unshare -m mount --bind /tmp /tmp 2>/dev/null") == 0
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not MAY_MOUNT, reason="mounts a folder read-only, since permissions do not bind root")
 def test_runs_on_a_read_only_file_system_give_one_sentence_and_do_not_change(
     small: Callable[..., Composed], tmp_path: Path

@@ -69,7 +69,6 @@ def assert_uniform(p_values, level):
 @pytest.mark.parametrize(
     ("before", "after", "draws"),
     [
-        (1, 1, 200),
         pytest.param(1, 1, 600, marks=pytest.mark.grid),
         pytest.param(1, 1, 4000, marks=pytest.mark.slow),
         pytest.param(2, 2, 4000, marks=pytest.mark.slow),
@@ -78,7 +77,7 @@ def assert_uniform(p_values, level):
     ],
 )
 def test_equal_systems_have_p_below_a_level_as_often_as_the_level_says(pool, before, after, draws):
-    """With 200 draws, sacreBLEU's p-values, of which 12 % are at most 0.05, fail this test."""
+    """With 600 draws, sacreBLEU's p-values, of which 12 % are at most 0.05, fail this test."""
     random = np.random.default_rng((before, after, draws))
     found = [p_over_sentences(*draw(pool, random, before, after)) for _ in range(draws)]
     for name, level in product(("BLEU", "chrF"), (0.05, 0.2)):

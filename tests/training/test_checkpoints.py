@@ -37,6 +37,7 @@ class AgreeRarely(Callback):
         torch.distributed.all_reduce = counted  # type: ignore[assignment]
 
 
+@pytest.mark.grid
 def test_ranks_agree_after_the_time_between_agreements_and_at_the_step_that_all_know(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:

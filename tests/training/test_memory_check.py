@@ -141,6 +141,7 @@ def try_in_little_memory(cap: int) -> None:
         print(error)
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_too_little_memory_is_an_error_before_the_first_step_with_a_cap_that_fits(tmp_path: Path) -> None:
     def told(cap: int) -> str:
