@@ -17,6 +17,7 @@ ESCAPE = "a\x1b[31m\r\u202eb"
 def folder(translator, tmp_path, monkeypatch):
     """The working folder, with the runs `run` and BYTES."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tfm"])  # Hydra's options change it
     save(translator, tmp_path / "run")
     save(translator, tmp_path / BYTES)
     return tmp_path
@@ -86,8 +87,7 @@ def test_a_host_that_is_not_a_name_is_refused(host, folder, capsys):
     assert "--host, --port: cannot be used: " in refused(["serve", "run", "--host", host], 2, capsys)
 
 
-def test_overrides_may_stand_on_both_sides_of_an_option(folder, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train.py"])
+def test_overrides_may_stand_on_both_sides_of_an_option(folder, capsys):
     main(["train", "heads=2", "--cfg", "job", f"name='{ESCAPE}'"])
     printed = capsys.readouterr()
     assert "heads: 2" in printed.out and printed.out == printable(printed.out)

@@ -155,16 +155,17 @@ def dot_product_attention(
     Source: Vaswani et al. 2017, section 3.2.1.
     """
     heads, on_cpu = q_BHTK.shape[1], q_BHTK.device.type == "cpu"
-    grouped = on_cpu and k_BGSK.shape[1] != heads and not torch.compiler.is_exporting()
+    reads_groups = on_cpu and k_BGSK.shape[1] != heads and not torch.compiler.is_exporting()
+    grouped = {"enable_gqa": True} if reads_groups else {}
     if not grouped:
         k_BGSK, v_BGSK = repeat_kv(k_BGSK, heads), repeat_kv(v_BGSK, heads)
     if on_cpu and q_BHTK.dtype == torch.bfloat16:
         with torch.autocast("cpu", enabled=False):
             upcast = (q_BHTK.float(), k_BGSK.float(), v_BGSK.float())
             added = mask.float() if mask is not None and mask.is_floating_point() else mask
-            y_BHTK = F.scaled_dot_product_attention(*upcast, added, dropout, causal, scale=beta, enable_gqa=grouped)
+            y_BHTK = F.scaled_dot_product_attention(*upcast, added, dropout, causal, scale=beta, **grouped)
             return y_BHTK.to(q_BHTK.dtype)
-    return F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, dropout, causal, scale=beta, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, mask, dropout, causal, scale=beta, **grouped)
 
 
 def weighed_attention(
