@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -156,7 +156,7 @@ def dot_product_attention(
     """
     heads, on_cpu = q_BHTK.shape[1], q_BHTK.device.type == "cpu"
     reads_groups = on_cpu and k_BGSK.shape[1] != heads and not torch.compiler.is_exporting()
-    grouped = {"enable_gqa": True} if reads_groups else {}
+    grouped: dict[str, Any] = {"enable_gqa": True} if reads_groups else {}
     if not grouped:
         k_BGSK, v_BGSK = repeat_kv(k_BGSK, heads), repeat_kv(v_BGSK, heads)
     if on_cpu and q_BHTK.dtype == torch.bfloat16:
