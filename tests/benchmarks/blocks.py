@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 from block_pairs import LINEAR, PAIRS, Layer, ours
 
-from tfm_blocks.launch.memory import keep_freed_memory
+from tfm_blocks.launch.process_settings import keep_freed_memory
 
 Key = TypeVar("Key")
 MOST = 1.1  # times as long as the library's layer

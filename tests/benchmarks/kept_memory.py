@@ -18,7 +18,7 @@ import sys
 import torch
 from training_step import SIZES, batch_of, ours, speed
 
-from tfm_blocks.launch.memory import keep_freed_memory
+from tfm_blocks.launch.process_settings import keep_freed_memory
 
 SIDES = ("given back", "kept")
 

@@ -6,14 +6,19 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from tfm_blocks import __version__
 from tfm_blocks.cli.exit_status import run_command
 from tfm_blocks.errors import printable
-from tfm_blocks.launch.memory import collect_garbage_rarely, set_library_defaults
+from tfm_blocks.launch.process_settings import collect_garbage_rarely, set_library_defaults
 from tfm_blocks.terminal import write_utf8
 
+COMMAND_MODULES = (  # in the order of `tfm --help`
+    *("models", "solve", "figure", "diff", "eject", "view", "probes", "translate", "serve", "evaluate", "exchange"),
+    *("runs", "compare", "dashboard", "completion"),
+)
 DATA_OPTIONS = ("data", "json", "csv", "markdown", "latex")  # attributes of commands whose output is data
 
 
@@ -65,45 +70,10 @@ class _Parser(argparse.ArgumentParser):
 
 def command_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, whose modules `train.py` does not import."""
-    from tfm_blocks.cli import (
-        compare,
-        completion,
-        dashboard,
-        diff,
-        eject,
-        evaluate,
-        exchange,
-        figure,
-        models,
-        probes,
-        runs,
-        serve,
-        solve,
-        translate,
-        view,
-    )
-
     parser = _Parser("tfm", description="Train, inspect, check and use models.")
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a run, or a sweep with -m; see tfm train --help")
-    modules = (
-        models,
-        solve,
-        figure,
-        diff,
-        eject,
-        view,
-        probes,
-        translate,
-        serve,
-        evaluate,
-        exchange,
-        runs,
-        compare,
-        dashboard,
-        completion,
-    )
-    for module in modules:
-        module.add_commands(commands)
+    for name in COMMAND_MODULES:
+        import_module(f"tfm_blocks.cli.{name}").add_commands(commands)
     return parser

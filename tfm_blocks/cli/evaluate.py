@@ -41,7 +41,7 @@ def add_commands(commands: options.Commands) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.launch.memory import keep_freed_memory
+    from tfm_blocks.launch.process_settings import keep_freed_memory
 
     keep_freed_memory()
     if arguments.test is not None:

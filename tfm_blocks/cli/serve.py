@@ -33,7 +33,7 @@ def add_commands(commands: options.Commands) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.launch.memory import keep_freed_memory
+    from tfm_blocks.launch.process_settings import keep_freed_memory
 
     try:
         from tfm_blocks.serving.batcher import Batcher

@@ -23,7 +23,7 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
     `program` is the command that the user typed; `command` starts it in a new process.
     """
     from tfm_blocks.distributed.signals import exit_on_signals
-    from tfm_blocks.launch.memory import collect_garbage_rarely, set_library_defaults
+    from tfm_blocks.launch.process_settings import collect_garbage_rarely, set_library_defaults
 
     set_library_defaults()
     collect_garbage_rarely()

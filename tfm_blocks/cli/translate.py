@@ -58,7 +58,7 @@ def _generate(arguments: argparse.Namespace) -> None:
 
 
 def _write(arguments: argparse.Namespace, work: Translating) -> None:
-    from tfm_blocks.launch.memory import keep_freed_memory
+    from tfm_blocks.launch.process_settings import keep_freed_memory
     from tfm_blocks.report.screen import counting
     from tfm_blocks.translation.stream import chunks, stream, typed
 

@@ -44,7 +44,7 @@ LONG = {
     "-i": "--info", "-m": "--multirun", "-p": "--package", "-r": "--run", "-sc": "--shell-completion",
 }  # fmt: skip
 VALUED = frozenset({"--config-path", "--config-name", "--config-dir", "--package", "--info", "--cfg"})
-VALUES = {
+ALLOWED_VALUES = {
     "--cfg": ("job", "hydra", "all"),
     "--info": ("", "all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }  # "": without a value
@@ -140,7 +140,7 @@ def _expect_options(flags: Mapping[str, str], texts: Sequence[str]) -> None:
     for flag in sorted(UNUSED.keys() & flags.keys()):
         rule, help = UNUSED[flag]
         raise ConfigError(Problem(flag, rule, help=help))
-    for flag, values in VALUES.items():
+    for flag, values in ALLOWED_VALUES.items():
         if flag in flags and flags[flag] not in values:
             rule = f"must be one of {', '.join(filter(None, values))}, but is {shown(flags[flag])}"
             raise ConfigError(Problem(flag, rule, help=f"write {flag} {values[-1]}"))

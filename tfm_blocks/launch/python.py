@@ -24,7 +24,7 @@ from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import check_resumed_run, check_run
 from tfm_blocks.launch.job import resume as resume_run
 from tfm_blocks.launch.job import train as train_run
-from tfm_blocks.launch.memory import return_freed_memory, set_library_defaults
+from tfm_blocks.launch.process_settings import return_freed_memory, set_library_defaults
 from tfm_blocks.launch.rank import LIGHTNING
 from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.runs.files import read_json

@@ -31,8 +31,8 @@ from tfm_blocks.launch.facts import record_facts
 from tfm_blocks.launch.finalize import final_weights, finish
 from tfm_blocks.launch.init_from import load_matching_weights
 from tfm_blocks.launch.loggers import open_loggers
-from tfm_blocks.launch.memory import freeze_loaded_objects, keep_freed_memory
 from tfm_blocks.launch.precision import Precision, choose_precision
+from tfm_blocks.launch.process_settings import freeze_loaded_objects, keep_freed_memory
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import build_network, choose_device, read_model
 from tfm_blocks.network.call import losses_of

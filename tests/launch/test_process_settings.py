@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tfm_blocks.launch.memory import freeze_loaded_objects, keep_freed_memory, set_library_defaults
+from tfm_blocks.launch.process_settings import freeze_loaded_objects, keep_freed_memory, set_library_defaults
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
@@ -31,7 +31,7 @@ def page_faults(*, kept: bool) -> int:
 
 
 def in_a_process(*, kept: bool) -> int:
-    code = f"from tests.launch.test_memory import page_faults; print(page_faults(kept={kept}))"
+    code = f"from tests.launch.test_process_settings import page_faults; print(page_faults(kept={kept}))"
     return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
 
@@ -69,7 +69,7 @@ def with_caches(code: str, **given: str) -> str:
     sys.platform != "linux" or not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="there may be nothing to keep"
 )
 def test_new_shapes_of_products_cost_no_memory() -> None:
-    code = "from tests.launch.test_memory import growth, set_library_defaults; {}print(growth())"
+    code = "from tests.launch.test_process_settings import growth, set_library_defaults; {}print(growth())"
     assert int(with_caches(code.format("set_library_defaults(); "))) * 4 < int(with_caches(code.format("")))
 
 
