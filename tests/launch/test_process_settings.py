@@ -9,7 +9,12 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tfm_blocks.launch.process_settings import freeze_loaded_objects, keep_freed_memory, set_library_defaults
+from tfm_blocks.launch.process_settings import (
+    freeze_loaded_objects,
+    keep_freed_memory,
+    return_freed_memory,
+    set_library_defaults,
+)
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
@@ -42,7 +47,8 @@ def test_freed_memory_is_reused_without_a_system_call() -> None:
 
 
 def resident() -> int:
-    """Pages in memory now; the most ever, which `getrusage` tells, a child has from its parent."""
+    """Pages in use now: freed memory is returned first. A child has the peak of `getrusage` from its parent."""
+    return_freed_memory()
     return int(Path("/proc/self/statm").read_text().split()[1])
 
 
