@@ -29,7 +29,7 @@ COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
 LONG = {  # pages that train for more than a minute
     "architecture", "comparing", "dates", "language-model", "own-blocks", "probes", "running", "runs", "sweep", "sweeps", "tracking", "translating",
 }  # fmt: skip
-DEFAULT = {"README", "contributing", "models"}  # the other pages run in CI: pytest -m grid
+DEFAULT = {"contributing", "models"}  # the other pages run in CI: pytest -m grid
 LANGUAGES = ("bash", "python", "yaml", "text")
 HEADER = "# @package _global_\n"
 COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(smaller): (\S.*)|(ci)|(whole)) -->")

@@ -64,6 +64,7 @@ def same(run: Path, other: Path) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.grid
 def test_two_runs_of_a_script_have_the_config_and_the_weights_of_two_command_lines(folder: Path) -> None:
     for seed in (1, 2):
         run_on_one_thread(

@@ -43,7 +43,8 @@ def saved(model, folder, tokenizer=None, **knobs):
     return tfm.load(folder)
 
 
-@pytest.mark.parametrize("name", ["rezero", pytest.param("retention", marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize("name", ["rezero", "retention"])
 def test_transformers_translates_as_the_run_does(name, tmp_path, capsys):
     translator = saved(name, tmp_path / "run", layers=2)
     main(["export", str(tmp_path / "run"), "--to", "huggingface", "-o", str(tmp_path / "new")])

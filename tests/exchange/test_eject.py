@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from functools import cache
 
 import pytest
 import torch
@@ -24,7 +25,6 @@ from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.blocks import REGISTRY
 
 SIZES = {"d_model": 16, "d_ff": 24, "heads": 4, "layers": 3, "vocab": 50, "r": 4}
-ENTRIES = {entry.name: entry for entry in describe_models(None)}
 DEFAULT = ("base", "prenorm", "rotary")
 ROUNDED = {
     "gqa",  # on the CPU ours reads grouped keys and values, and the file repeats them
@@ -66,10 +66,17 @@ ALONE = textwrap.dedent("""
 """)
 
 
+@cache
+def entries():
+    """The shipped models by name."""
+    return {entry.name: entry for entry in describe_models(None)}
+
+
 def knobs_of(name):
     """The knobs of a shipped model and of those that it inherits."""
-    own = {knob.partition("=")[0] for knob in ENTRIES[name].knobs}
-    return own.union(*(knobs_of(parent) for parent in ENTRIES[name].parents))
+    entry = entries()[name]
+    own = {knob.partition("=")[0] for knob in entry.knobs}
+    return own.union(*map(knobs_of, entry.parents))
 
 
 def spec_of(name):
@@ -141,7 +148,7 @@ def test_three_shipped_models_have_equal_logits_gradients_and_steps(tmp_path):
 
 @pytest.mark.grid
 def test_all_other_shipped_models_have_equal_logits_gradients_and_steps(tmp_path):
-    agree([name for name in ENTRIES if name not in DEFAULT], tmp_path)
+    agree([name for name in entries() if name not in DEFAULT], tmp_path)
 
 
 @pytest.mark.slow

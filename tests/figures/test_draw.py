@@ -4,15 +4,13 @@ from collections import Counter
 
 import pytest
 
-from tests.figures.test_layout import ARGS, EMB, LAYER, LOGITS, encoder, shipped_spec, spec_of
-from tfm_blocks.compose.comments import describe_models
+from tests.figures.test_layout import ARGS, EMB, LAYER, LOGITS, SHIPPED, encoder, shipped_spec, spec_of
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.figures.content import Content, Cost
 from tfm_blocks.figures.draw import draw_model
 from tfm_blocks.figures.drawing import boxes
 from tfm_blocks.registry.blocks import REGISTRY
 
-SHIPPED = [entry.name for entry in describe_models(None)]
 PAPER = {  # figure 1 of Vaswani et al. 2017, from below to above
     "encoder": ["Inputs", "Input Embedding", "Positional Encoding", "Multi-Head Attention", "Add & Norm", "Feed Forward", "Add & Norm"],
     "decoder": [

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from tests.figures.geometry import faults
 from tests.network.random_graphs import models
 from tests.plugged import PLUGGED
-from tfm_blocks.compose.comments import describe_models
+from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.figures.content import Content, Cost
@@ -17,7 +17,7 @@ from tfm_blocks.language.sources import Sources
 from tfm_blocks.network.build import read_model
 from tfm_blocks.registry.blocks import REGISTRY
 
-SHIPPED = [entry.name for entry in describe_models(None)]
+SHIPPED = list(list_options("model", [CONF]))
 FOLDS = ("none", "layers", "stacks")
 INPUTS = {"src": "B S", "tgt": "B T"}
 ARGS = {"d_model": 8, "d_ff": 12, "heads": 2, "vocab": 11, "dropout": 0.1}

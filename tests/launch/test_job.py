@@ -133,7 +133,13 @@ def micro_batches(composed: Composed, devices: int) -> set[int]:
     return {len(step.share(rank, devices)) for step in islice(plan, 6) for rank in range(devices)}
 
 
-@pytest.mark.parametrize("grid", [[*GRID[:2], GRID[3]], pytest.param([*GRID, *GRID], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "grid",
+    [
+        pytest.param([*GRID[:2], GRID[3]], marks=pytest.mark.grid),
+        pytest.param([*GRID, *GRID], marks=pytest.mark.slow),
+    ],
+)
 def test_devices_and_the_cap_on_a_batch_do_not_change_the_weights(
     small: Callable[..., Composed], tmp_path: Path, grid: list[tuple[int, int, set[int]]]
 ) -> None:

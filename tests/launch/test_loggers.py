@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 import wandb
 import yaml
-from mlflow.tracking import MlflowClient
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
-from wandb.sdk.lib.config_util import save_config_file_from_dict
 
 from tests.launch.test_job import records, wandb_exit_code, wandb_summary
 from tests.launch.test_resume import begin, go_on, handlers, state, stopping  # noqa: F401  a fixture
@@ -90,6 +86,7 @@ def stopped_and_resumed(small: Small, tmp_path: Path, monkeypatch: pytest.Monkey
     yield tmp_path / "run"
 
 
+@pytest.mark.grid
 def test_every_logger_has_every_value_of_metrics_csv_once(stopped_and_resumed: Path) -> None:
     """And what else a team looks for. One test, since the run takes as long as all that is asked of it."""
     run = stopped_and_resumed
@@ -105,6 +102,8 @@ def test_every_logger_has_every_value_of_metrics_csv_once(stopped_and_resumed: P
 
 
 def in_tensorboard(run: Path) -> Values:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     assert {"samples/val/text_summary", "samples/test/text_summary", "config/text_summary"} <= set(
@@ -117,6 +116,8 @@ def in_tensorboard(run: Path) -> Values:
 
 
 def in_mlflow(run: Path) -> Values:
+    from mlflow.tracking import MlflowClient
+
     client = MlflowClient("sqlite:///mlflow.db")
     (one,) = client.search_runs(["1"])
     assert (one.info.status, one.info.run_name) == ("FINISHED", "run")
@@ -252,6 +253,7 @@ def losing(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
     return lambda *overrides: small(*EVERY_STEP, LOST, *loggers, *overrides)
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard writes in a thread
 def test_a_failing_logger_is_reported_once_and_metrics_csv_is_complete(
     losing: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -317,6 +319,9 @@ def test_a_run_of_a_wandb_agent_has_the_agents_id_and_values(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W&B leaves out what we log by a key that a sweep sets, such as the settings of an optimizer that it chooses."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+    from wandb.sdk.lib.config_util import save_config_file_from_dict
+
     asked = [
         "model=tiny", "heads=2,4", "optimizer=adamw,adam", "optimizer.eps=1e-9,1e-8", "trainer.steps=1,2", "data.test=null",
         "logger=wandb",

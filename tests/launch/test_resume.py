@@ -413,7 +413,6 @@ def outside(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kills", "devices"),
     [
-        (1, 1),
         pytest.param(2, 1, marks=pytest.mark.grid),
         pytest.param(20, 1, marks=pytest.mark.slow),
         pytest.param(6, 2, marks=pytest.mark.slow),

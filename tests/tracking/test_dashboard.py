@@ -97,6 +97,7 @@ def test_a_panel_with_an_unknown_key_is_refused_with_its_file(tmp_path: Path, pa
     assert "mine.yaml" in str(caught.value) and all(one.help for one in caught.value.problems)
 
 
+@pytest.mark.grid
 def test_panels_can_show_exactly_the_settings_that_runs_log() -> None:
     """The runs together have every option of every group, and every knob of a model."""
     models = list_options("model", [CONF])
