@@ -14,6 +14,7 @@ from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.process_settings import collect_garbage_rarely
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins
@@ -28,8 +29,8 @@ WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinde
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Return one worker more than cores: a test in three waits for a process or for the end of a time limit."""
-    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(os.sched_getaffinity(0)) + 1
+    """Return one worker more than cores, because some tests only wait for a process or a time limit."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else available_cores() + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = max(1, available_cores() // workers)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     collect_garbage_rarely()
     os.environ.pop("COLUMNS", None)  # readline sets it to 80 in a worker, and tables would fit that

@@ -132,6 +132,18 @@ def begin(network: Network, sources: Mapping[str, Tensor], bounds: Bounds, befor
     return Begun(first, x_BPD[:, -1], log_p_B, decoding)
 
 
+def _append(
+    tokens: Sequence[float], sentences: Sequence[int], ids: list[list[int]], longest: Sequence[int], watch: Watch
+) -> set[int]:
+    """Append a token to each sentence. Return the rows whose sentence ends: by eos, the maximum length, or `watch`."""
+    over = set()
+    for row, (sentence, token) in enumerate(zip(sentences, tokens, strict=True)):
+        ids[sentence].append(int(token))
+        if token == EOS or len(ids[sentence]) == longest[sentence] or not watch(sentence, ids[sentence]):
+            over.add(row)
+    return over
+
+
 @torch.inference_mode()
 def one_by_one(
     network: Network,
@@ -155,15 +167,7 @@ def one_by_one(
         ids_B = choose(log_p_BV, position, sentences_B)
         log_p_B = log_p_B + log_p_BV.gather(1, ids_B[:, None])[:, 0]
         sums, tokens = torch.stack((log_p_B.double(), ids_B.double())).tolist()  # the only synchronisation
-        for sentence, token in zip(sentences, tokens, strict=True):
-            ids[sentence].append(int(token))
-        most = [longest[sentence] for sentence in sentences]
-        over = {
-            row
-            for row, token in enumerate(tokens)
-            if token == EOS or most[row] == position + 1 or not watch(sentences[row], ids[sentences[row]])
-        }
-        if over:
+        if over := _append(tokens, sentences, ids, longest, watch):
             expect_finite(sums, sentences)  # a sum that is not finite stays so
             done |= {sentences[row]: hypothesis(ids[sentences[row]], sums[row]) for row in over}
             kept = [row for row in range(len(sentences)) if row not in over]
