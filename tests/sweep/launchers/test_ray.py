@@ -116,6 +116,7 @@ def test_a_job_has_the_requested_resources_and_the_next_waits_for_them(
     until(lambda: taken() == {"CPU": 1, "GPU": 1, "memory": 500 << 20, "licence": 1})
     second = start(tmp_path / "second.log", "exit 3", asked)
     assert second.place() is None and second.ended() is None
+    until(first.place)  # until Ray reports where a job runs, a stop takes it for a waiting job
     first.stop()
     assert (until(first.ended), until(second.ended)) == (75, 3)
 
