@@ -46,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
+def seeded():
+    """A test draws the same random numbers in every run, whichever tests its worker ran before."""
+    torch.manual_seed(1)
+
+
+@pytest.fixture(autouse=True)
 def own_service():
     """A run of W&B in this process names its service in the environment; a process that a later test starts has its own."""
     yield
