@@ -12,10 +12,9 @@ import yaml
 
 from tfm_blocks.compose.folders import config_folders, list_options, root_keys
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.files import display_path, read_model_file
+from tfm_blocks.language.files import LOADER, display_path, read_model_file
 from tfm_blocks.language.spec import Path as KeyPath
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # not every build of PyYAML has the fast loader
 _BESIDE = re.compile(r":?\s*#\s*(.*)")
 _ABOVE = re.compile(r"\s*#(?!\s*@)\s?(.*)")
 EDITORS = "yaml-language-server:"  # prefix of a comment for editors
