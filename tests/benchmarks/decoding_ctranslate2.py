@@ -25,6 +25,7 @@ from torch import Tensor
 
 import tfm_blocks as tfm
 from tfm_blocks.exchange.ctranslate2.export import write_network
+from tfm_blocks.launch.process_settings import keep_freed_memory
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.packed import packed, quantized
 from tfm_blocks.translation.beam import beam_search, gnmt
@@ -103,6 +104,7 @@ if __name__ == "__main__":
     parser.add_argument("--int8", action="store_true")
     parser.add_argument("--cpu-time", action="store_true")
     arguments = parser.parse_args()
+    keep_freed_memory()  # for both sides, as `tfm translate` does
     if arguments.cpu_time:
         torch.set_num_threads(1)
     precisions = ["float32", "int8"] if arguments.int8 else ["float32"]

@@ -33,14 +33,15 @@ def int8_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
     """
     levels = activation_levels()
     scale_O = weight_OI.abs().amax(1).clamp_(min=SMALLEST_ACTIVATION) / 127
-    packed = torch.ops.onednn.qlinear_prepack((weight_OI / scale_O[:, None]).round_().to(torch.int8), None)
-    step_O = scale_O / levels
+    linear = _int8_linear((weight_OI / scale_O[:, None]).round_().to(torch.int8), scale_O / levels, levels)
+    top = torch.tensor(float(levels))  # torch would convert a Python number at each call
 
     def product(x_NI: Tensor) -> Tensor:
-        largest_N1 = x_NI.abs().amax(-1, keepdim=True).clamp_(min=SMALLEST_ACTIVATION)
-        signed_NI = (x_NI * (levels / largest_N1)).round_().to(torch.int8)
-        y_NO = _int8_linear(signed_NI, packed, step_O, levels)
-        return y_NO.mul_(largest_N1) if bias_O is None else torch.addcmul(bias_O, y_NO, largest_N1, out=y_NO)
+        magnitude_NI = x_NI.abs()
+        largest_N1 = magnitude_NI.amax(-1, keepdim=True).clamp_(min=SMALLEST_ACTIVATION)
+        scaled_NI = torch.mul(x_NI, top / largest_N1, out=magnitude_NI)
+        y_NO = linear(scaled_NI.round_().to(torch.int8)).mul_(largest_N1)
+        return y_NO if bias_O is None else y_NO.add_(bias_O)
 
     return product
 
@@ -52,17 +53,23 @@ def activation_levels() -> int:
     There, oneDNN adds pairs of products in 16 bits, and sums of larger activations saturate.
     """
     size = 64
-    packed = torch.ops.onednn.qlinear_prepack(torch.full((size, size), 127, dtype=torch.int8), None)
-    sum_1O = _int8_linear(torch.full((1, size), 127, dtype=torch.int8), packed, torch.ones(size), 127)
+    linear = _int8_linear(torch.full((size, size), 127, dtype=torch.int8), torch.ones(size), 127)
+    sum_1O = linear(torch.full((1, size), 127, dtype=torch.int8))
     return 127 if bool((sum_1O == 127 * 127 * size).all()) else 63
 
 
-def _int8_linear(signed_NI: Tensor, packed: Tensor, step_O: Tensor, levels: int) -> Tensor:
-    """Compute x W^T, times the step of each output channel; overwrites x, whose elements are at most `levels`."""
+def _int8_linear(weight_OI: Tensor, step_O: Tensor, levels: int) -> Product:
+    """Pack an int8 weight; the product overwrites x, whose elements are at most `levels`, and scales by `step_O`."""
+    packed = torch.ops.onednn.qlinear_prepack(weight_OI, None)
     zero = levels + 1
-    unsigned_NI = signed_NI.view(torch.uint8).add_(zero)  # oneDNN has fast kernels only for unsigned activations
+    shift = torch.tensor(zero, dtype=torch.uint8)
     zero_O = torch.zeros(len(step_O), dtype=torch.int64)
-    y_NO: Tensor = torch.ops.onednn.qlinear_pointwise(
-        unsigned_NI, 1.0, zero, packed, step_O, zero_O, None, 1.0, 0, torch.float32, "none", [], ""
-    )
-    return y_NO
+
+    def product(signed_NI: Tensor) -> Tensor:
+        unsigned_NI = signed_NI.view(torch.uint8).add_(shift)  # oneDNN has fast kernels only for unsigned activations
+        y_NO: Tensor = torch.ops.onednn.qlinear_pointwise(
+            unsigned_NI, 1.0, zero, packed, step_O, zero_O, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return y_NO
+
+    return product
