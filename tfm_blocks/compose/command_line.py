@@ -161,7 +161,9 @@ def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
     if refused:
         rule = "tfm-blocks runs sweeps itself, each job in separate processes:"
         help = "write -m with the keys of sweep and launcher, such as sweep=optuna or launcher=slurm; --help lists them"
-        raise ConfigError([Problem(one.key_or_group, f"{rule} {written(one)}", help=help) for one in refused])
+        raise ConfigError(
+            [Problem(override.key_or_group, f"{rule} {written(override)}", help=help) for override in refused]
+        )
 
 
 def compose_config(overrides: list[str], config_dir: Path | None, *, hydra: bool = False) -> DictConfig:

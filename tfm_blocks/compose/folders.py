@@ -26,9 +26,9 @@ def config_folders(config_dir: Path | None) -> list[Path]:
         rule = f"there is no folder {config_dir}"
         raise ConfigError(Problem("--config-dir", rule, help="name a folder that contains model/"))
     files = [path.relative_to(config_dir) for path in (*config_dir.glob("*.yaml"), *config_dir.glob("*/*.yaml"))]
-    if taken := sorted(file for file in files if (CONF / file).is_file()):
+    if hidden := sorted(file for file in files if (CONF / file).is_file()):
         rule, help = "has the name of a built-in file, and conf/{} would be read instead", "give it another name"
-        raise ConfigError([_problem(config_dir / file, "--config-dir", rule.format(file), help) for file in taken])
+        raise ConfigError([_problem(config_dir / file, "--config-dir", rule.format(file), help) for file in hidden])
     return [CONF, config_dir]
 
 

@@ -162,7 +162,7 @@ def _tags(union: Any) -> list[str]:
 
 def names_of(package: str) -> list[str]:
     """Return the names of the modules of a package."""
-    return [one.name for one in iter_modules(import_module(package).__path__)]
+    return [module.name for module in iter_modules(import_module(package).__path__)]
 
 
 def implementation(package: str, name: str, constant: str) -> Any:

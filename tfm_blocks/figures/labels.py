@@ -53,9 +53,9 @@ class InputWords:
 
 def input_words(inputs: Sequence[Input]) -> dict[str, InputWords]:
     """Return the words for each input: as in Vaswani et al. 2017, or tokens for a decoder without an encoder."""
-    words = {one.name: InputWords((one.name,)) for one in inputs}
+    words = {model_input.name: InputWords((model_input.name,)) for model_input in inputs}
     words |= {"src": InputWords(("Inputs",)), TARGET: InputWords(("Outputs", "(shifted right)"), "Output")}
-    if [one.name for one in inputs] == [TARGET]:
+    if [model_input.name for model_input in inputs] == [TARGET]:
         words[TARGET] = InputWords(("Tokens",), "Token")
     return words
 

@@ -93,7 +93,9 @@ def find_changes(a: Spec, b: Spec, registry: Registry) -> list[Change]:
 
 
 def _inputs(a: Spec, b: Spec) -> Iterator[Change]:
-    ours, theirs = ({one.name: format_shape(one.shape) for one in spec.inputs} for spec in (a, b))
+    ours, theirs = (
+        {model_input.name: format_shape(model_input.shape) for model_input in spec.inputs} for spec in (a, b)
+    )
     for name in {**ours, **theirs}:
         before, after = ours.get(name, NOTHING), theirs.get(name, NOTHING)
         if before != after:
@@ -120,7 +122,7 @@ def _group(changes: Iterable[_NodeChange], *, relative: bool = False) -> list[li
 
 def _alike(group: list[_NodeChange], pairing: Pairing) -> Change:
     change = group[0]
-    old, new = ([getattr(one, side) for one in group if getattr(one, side)] for side in ("old", "new"))
+    old, new = ([getattr(change, side) for change in group if getattr(change, side)] for side in ("old", "new"))
     ours, theirs = pairing.common_layers()
     return Change(change.kind, change.key, change.before, change.after, _nodes(old, ours), _nodes(new, theirs))
 
@@ -146,27 +148,27 @@ class _Comparison:
             yield _NodeChange("added", "", NOTHING, text, new=address)
         for address in self.a.nodes:
             if address in self.pairing.pairs:
-                one, two = self.a.nodes[address], self.b.nodes[self.pairing.pairs[address]]
-                found = (*self._place(one, two), *self._block(one, two), *self._add_norm(one, two))
-                found += (*self._wiring(one, two), *self._weights(one, two))
-                yield from (replace(change, old=address, new=two.address) for change in found)
+                node_a, node_b = self.a.nodes[address], self.b.nodes[self.pairing.pairs[address]]
+                changes = (*self._place(node_a, node_b), *self._block(node_a, node_b), *self._add_norm(node_a, node_b))
+                changes += (*self._wiring(node_a, node_b), *self._weights(node_a, node_b))
+                yield from (replace(change, old=address, new=node_b.address) for change in changes)
 
-    def _place(self, one: GraphNode, two: GraphNode) -> Iterator[_NodeChange]:
-        if one.address in self.pairing.renamed:
-            yield _NodeChange("renamed", "", local_name(one.address), local_name(two.address))
-        if one.address in self.pairing.moved:
-            before, after = (pattern(node.address.rpartition(".")[0]) or "the model" for node in (one, two))
+    def _place(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[_NodeChange]:
+        if node_a.address in self.pairing.renamed:
+            yield _NodeChange("renamed", "", local_name(node_a.address), local_name(node_b.address))
+        if node_a.address in self.pairing.moved:
+            before, after = (pattern(node.address.rpartition(".")[0]) or "the model" for node in (node_a, node_b))
             yield _NodeChange("moved", "", f"in {before}", f"in {after}")
-        elif one.address in self.pairing.reordered:
-            yield _NodeChange("moved", "", _previous(one, self.a), _previous(two, self.b))
+        elif node_a.address in self.pairing.reordered:
+            yield _NodeChange("moved", "", _previous(node_a, self.a), _previous(node_b, self.b))
 
-    def _block(self, one: GraphNode, two: GraphNode) -> Iterator[_NodeChange]:
-        ours, theirs = (node.part or Part("") for node in (one, two))
-        if ours.block != theirs.block or bool(one.layers) != bool(two.layers):
-            before = write_node(one, self.a, hidden=theirs.arguments)
-            yield _NodeChange("replaced", "", before, write_node(two, self.b, hidden=ours.arguments))
-        elif one.layers != two.layers:
-            yield _NodeChange("layers", "", str(one.layers), str(two.layers))
+    def _block(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[_NodeChange]:
+        ours, theirs = (node.part or Part("") for node in (node_a, node_b))
+        if ours.block != theirs.block or bool(node_a.layers) != bool(node_b.layers):
+            before = write_node(node_a, self.a, hidden=theirs.arguments)
+            yield _NodeChange("replaced", "", before, write_node(node_b, self.b, hidden=ours.arguments))
+        elif node_a.layers != node_b.layers:
+            yield _NodeChange("layers", "", str(node_a.layers), str(node_b.layers))
         for name, before in ours.arguments.items():
             if name in theirs.arguments:
                 yield from self._argument(name, before, theirs.arguments[name], "argument")
@@ -178,20 +180,20 @@ class _Comparison:
         elif before != after:
             yield _NodeChange(kind, name, *(write_value(value, self.registry) for value in (before, after)))
 
-    def _add_norm(self, one: GraphNode, two: GraphNode) -> Iterator[_NodeChange]:
-        if bool(one.part) != bool(two.part):
+    def _add_norm(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[_NodeChange]:
+        if bool(node_a.part) != bool(node_b.part):
             return
-        pairs = [*zip(one.pre, two.pre, strict=False), *zip(one.post, two.post, strict=False)]
-        same_kinds = [_kinds(one.pre), _kinds(one.post)] == [_kinds(two.pre), _kinds(two.post)]
+        pairs = [*zip(node_a.pre, node_b.pre, strict=False), *zip(node_a.post, node_b.post, strict=False)]
+        same_kinds = [_kinds(node_a.pre), _kinds(node_a.post)] == [_kinds(node_b.pre), _kinds(node_b.post)]
         if not same_kinds:
-            yield _NodeChange("add & norm", "", *(write_add_norm(node, self.registry) for node in (one, two)))
+            yield _NodeChange("add & norm", "", *(write_add_norm(node, self.registry) for node in (node_a, node_b)))
         for before, after in pairs if same_kinds else []:
             yield from self._step(before, after)
-        lasts = [" → ".join(write_steps(node.last, self.registry)) or "none" for node in (one, two)]
+        lasts = [" → ".join(write_steps(node.last, self.registry)) or "none" for node in (node_a, node_b)]
         if lasts[0] != lasts[1]:
             yield _NodeChange("add & norm", "last", *lasts)
-        if one.shrink != two.shrink:
-            yield _NodeChange("add & norm", "initial weights", *(f"× {node.shrink:.12g}" for node in (one, two)))
+        if node_a.shrink != node_b.shrink:
+            yield _NodeChange("add & norm", "initial weights", *(f"× {node.shrink:.12g}" for node in (node_a, node_b)))
 
     def _step(self, before: Step, after: Step) -> Iterator[_NodeChange]:
         if before.kind == "norm":
@@ -201,15 +203,18 @@ class _Comparison:
             texts = (write_step(step, self.registry) for step in (before, after))
             yield _NodeChange("add & norm", before.kind, *texts)
 
-    def _wiring(self, one: GraphNode, two: GraphNode) -> Iterator[_NodeChange]:
-        for port in {**one.reads, **two.reads}:
-            before, after = one.reads.get(port, ()), two.reads.get(port, ())
-            defaults = [before == (one.default,), after == (two.default,)]
-            placed = one.address in self.pairing.moved | self.pairing.reordered
+    def _wiring(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[_NodeChange]:
+        for port in {**node_a.reads, **node_b.reads}:
+            before, after = node_a.reads.get(port, ()), node_b.reads.get(port, ())
+            defaults = [before == (node_a.default,), after == (node_b.default,)]
+            placed = node_a.address in self.pairing.moved | self.pairing.reordered
             if port == IN and (all(defaults) or (placed and any(defaults))):
                 continue
             if not self._reads_the_same(before, after):
-                texts = write_references(before, one.address, self.a), write_references(after, two.address, self.b)
+                texts = (
+                    write_references(before, node_a.address, self.a),
+                    write_references(after, node_b.address, self.b),
+                )
                 yield _NodeChange("wiring", port, *texts)
 
     def _reads_the_same(self, before: tuple[str, ...], after: tuple[str, ...]) -> bool:
@@ -219,12 +224,12 @@ class _Comparison:
         others = [_from_end(self.b, reference) for reference in after]
         return mapped == list(after) or [(self.pairing.partner(stack), layer) for stack, layer in ends] == others
 
-    def _weights(self, one: GraphNode, two: GraphNode) -> Iterator[_NodeChange]:
-        before, after = (_owner(node) for node in (one, two))
+    def _weights(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[_NodeChange]:
+        before, after = (_owner(node) for node in (node_a, node_b))
         if self.pairing.partner(before) != after:
             yield _NodeChange("weights", "owner", before or "own", after or "own")
-        if self.pairing.partner(one.tie) != two.tie:
-            yield _NodeChange("weights", "tie", one.tie or NOTHING, two.tie or NOTHING)
+        if self.pairing.partner(node_a.tie) != node_b.tie:
+            yield _NodeChange("weights", "tie", node_a.tie or NOTHING, node_b.tie or NOTHING)
 
 
 def _previous(node: GraphNode, outline: Outline) -> str:

@@ -80,7 +80,7 @@ class Pairing:
     def _pair_graphs(self, graph: str, other: str) -> None:
         """Pair nodes of the same name, then nodes with the same unique content."""
         ours, theirs = (
-            {local_name(one): one for one in nodes} for nodes in (self.a.graphs[graph], self.b.graphs[other])
+            {local_name(node): node for node in nodes} for nodes in (self.a.graphs[graph], self.b.graphs[other])
         )
         for name in ours.keys() & theirs.keys():
             self._pair(ours[name], theirs[name])
@@ -117,15 +117,15 @@ class Pairing:
     def _find_reordered(self, graph: str, other: str) -> set[str]:
         """Return the fewest nodes whose move explains the new order, if it changes what a node reads."""
         places = self.b.graphs[other]
-        order = [one for one in self.a.graphs[graph] if self.pairs.get(one) in places]
-        inverted = _inverted(order, [places[self.pairs[one]] for one in order])
-        return {one for one in inverted if self.a.is_parallel(graph) or self._matters(one, order)}
+        order = [node for node in self.a.graphs[graph] if self.pairs.get(node) in places]
+        inverted = _inverted(order, [places[self.pairs[node]] for node in order])
+        return {node for node in inverted if self.a.is_parallel(graph) or self._matters(node, order)}
 
     def _matters(self, address: str, order: Sequence[str]) -> bool:
         """Return True if the node, or a node that reads it by default, reads another node than before."""
-        changed = [one for one in order if self._first(one) != self._second(one)]
+        changed = [node for node in order if self._first(node) != self._second(node)]
         partner = self.pairs[address]
-        return any(one == address or partner in (self._first(one), self._second(one)) for one in changed)
+        return any(node == address or partner in (self._first(node), self._second(node)) for node in changed)
 
     def _first(self, address: str) -> str:
         return self.partner(self.a.nodes[address].reads[IN][0])
@@ -143,8 +143,8 @@ def _is_inside(address: str, layers: Mapping[str, int]) -> bool:
 def _content(outline: Outline, address: str) -> Signature:
     """Return the block, the arguments and the inner nodes of a node."""
     node = outline.nodes[address]
-    nodes = {one for graph in outline.inner(address).values() for one in outline.graphs[graph]}
-    inner = sorted({pattern(one.removeprefix(address)) for one in nodes})
+    nodes = {node for graph in outline.inner(address).values() for node in outline.graphs[graph]}
+    inner = sorted({pattern(node.removeprefix(address)) for node in nodes})
     return repr(node.part), bool(node.layers), *inner
 
 
@@ -207,5 +207,5 @@ def _inversions(address: str, places: Mapping[str, int]) -> int:
     """Return the number of nodes that are before `address` in one order and after it in the other."""
     order = list(places)
     rank = order.index(address)
-    earlier = sum(places[one] > places[address] for one in order[:rank])
-    return earlier + sum(places[one] < places[address] for one in order[rank:])
+    earlier = sum(places[node] > places[address] for node in order[:rank])
+    return earlier + sum(places[node] < places[address] for node in order[rank:])

@@ -31,10 +31,12 @@ def find_unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: 
 
 def find_unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sources: Sources) -> list[Problem]:
     """Return a problem for each arg that no block takes, if the chosen file or the command line sets it."""
-    taken = {argument for node in nodes.values() for argument in node.arguments}
+    accepted = {argument for node in nodes.values() for argument in node.arguments}
     return [
         sources.problem(
-            path, f"no block takes {path[-1]!r} from here", help=suggest(path[-1], taken - {path[-1]}) or "leave it out"
+            path,
+            f"no block takes {path[-1]!r} from here",
+            help=suggest(path[-1], accepted - {path[-1]}) or "leave it out",
         )
         for path in dict.fromkeys(_args(tree))
         if path not in used and sources.is_set_by_user(path)

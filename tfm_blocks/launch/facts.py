@@ -33,7 +33,7 @@ def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_
     commands = start.commands or ("",)
     facts = {  # FACTS in tfm_blocks/metric_schema.py describes each
         "model": start.choices.get("model", ""),
-        "parameters": sum(one.numel() for one in network.parameters()),
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "parameters_asked": job.asked_parameters,
         "parameters_by_node": parameters_by_node(network),
         "config_hash": config_hash(job.config),

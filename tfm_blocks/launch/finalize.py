@@ -61,7 +61,7 @@ def finish(
     )
     write_weights(job.folder, weights)
     if module.scorer.outputs:
-        write_translations(job.folder, [TranslatedLine(*one) for one in module.scorer.samples])
+        write_translations(job.folder, [TranslatedLine(*sample) for sample in module.scorer.samples])
     write_losses(job.folder, module.row_losses)
     status.write(job.folder)
     for logger in loggers:
@@ -82,7 +82,7 @@ def _size(spec: Spec) -> dict[str, Any]:
     network = network_without_values(spec)
     lengths = axis_lengths(network, {})
     return {
-        "parameters": sum(one.numel() for one in network.parameters()),
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "multiply_adds": sum(multiply_adds(network, lengths).values()),
         "lengths": lengths,
     }

@@ -90,7 +90,7 @@ def time_products(network: Network, planned_corpus: PlannedCorpus, seed: int) ->
     """
     with torch.random.fork_rng(devices=[]), _one_thread():
         products = products_of(network, planned_corpus, seed)
-        calls = [[_call(one, bf16) for bf16 in (False, True)] for one in products]
+        calls = [[_call(product, bf16) for bf16 in (False, True)] for product in products]
         rounds: list[list[list[float]]] = []
         begin = time.perf_counter()
         while len(rounds) < ROUNDS[0] or (len(rounds) < ROUNDS[1] and time.perf_counter() - begin < LIMIT):

@@ -97,7 +97,7 @@ def forward_letters(cls: type, prefix: str) -> tuple[str, ...]:
 def forward_ports(name: str, cls: type, signature: Signature) -> dict[str, str]:
     """Map each port to its parameter of `forward`: the port's name, optionally followed by its axes."""
     declared = inspect.signature(cls.forward).parameters.values()  # type: ignore[attr-defined]
-    taken = [parameter.name for parameter in declared if parameter.kind is parameter.POSITIONAL_OR_KEYWORD][1:]
+    arguments = [parameter.name for parameter in declared if parameter.kind is parameter.POSITIONAL_OR_KEYWORD][1:]
     options = [parameter.name for parameter in declared if parameter.kind is parameter.KEYWORD_ONLY]
     unknown = [option for option in options if not option.startswith((KEEP, RIGHT_PADDED))]
     if unknown:
@@ -106,11 +106,12 @@ def forward_ports(name: str, cls: type, signature: Signature) -> dict[str, str]:
             f"its keyword-only parameters can be {KEEP}T, the keep mask of axis T, and {RIGHT_PADDED}T"
         )
     ports = [port.name for port in signature.ports]
-    if len(taken) != len(ports) or any(
-        parameter != port and not parameter.startswith(f"{port}_") for parameter, port in zip(taken, ports, strict=True)
+    if len(arguments) != len(ports) or any(
+        parameter != port and not parameter.startswith(f"{port}_")
+        for parameter, port in zip(arguments, ports, strict=True)
     ):
         raise TypeError(
-            f"block {name!r}: forward takes {', '.join(taken) or 'nothing'}, but its ports are {', '.join(ports)}: "
+            f"block {name!r}: forward takes {', '.join(arguments) or 'nothing'}, but its ports are {', '.join(ports)}: "
             "name each parameter after its port, followed by its axes, such as x_BTD"
         )
-    return dict(zip(ports, taken, strict=True))
+    return dict(zip(ports, arguments, strict=True))

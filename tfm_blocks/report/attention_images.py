@@ -48,7 +48,7 @@ def pictures_of(
     if sentence is None and line is None:
         return []
     source, target = (sentence or "", None) if line is None else (line.source, line.reference)
-    finished = [run for group in groups for run in [one for one in group.runs if one.scores][:1]]
+    finished = [run for group in groups for run in [candidate for candidate in group.runs if candidate.scores][:1]]
     return [_picture(run, source, target, plugins) for run in finished[:MOST_PICTURES]]
 
 

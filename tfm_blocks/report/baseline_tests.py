@@ -52,7 +52,7 @@ def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) ->
     """
     notes: list[str] = []
     systems: dict[int, System] = {}
-    found: list[Against] = []
+    tests: list[Against] = []
     for group in groups:
         counterpart = grid.counterpart(group, baseline)
         if group is counterpart:
@@ -62,13 +62,13 @@ def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) ->
             continue
         if id(counterpart) not in systems:
             systems[id(counterpart)] = _system(counterpart, notes)
-        found += _rows(group, counterpart, systems[id(counterpart)], _system(group, notes))
-    return _corrected(found), notes
+        tests += _rows(group, counterpart, systems[id(counterpart)], _system(group, notes))
+    return _corrected(tests), notes
 
 
 def _why_untested(group: Group, baseline: Group) -> str:
     """Return why the groups cannot be tested; empty if all their scored runs share one known test set."""
-    ours, theirs = ({run.test_set for run in one.counted if run.scored_on} for one in (group, baseline))
+    ours, theirs = ({run.test_set for run in side.counted if run.scored_on} for side in (group, baseline))
     if "" in ours | theirs:
         return f"the test set of {(group if '' in ours else baseline).label} is not known"
     if ours == theirs and len(ours) == 1:
@@ -99,13 +99,13 @@ def _with_sentences(row: Against, p: float, before: System, after: System) -> Ag
     return replace(row, sentences=p, sentences_interval=interval, sacrebleu=sacrebleu)
 
 
-def _corrected(found: Sequence[Against]) -> list[Against]:
+def _corrected(tests: Sequence[Against]) -> list[Against]:
     """Correct the p-values of all rows together, separately for sentences and for seeds."""
-    sentences = correct({place: one.sentences for place, one in enumerate(found) if one.sentences is not None})
-    seeds = correct({place: one.seeds for place, one in enumerate(found) if one.seeds is not None})
+    sentences = correct({place: one.sentences for place, one in enumerate(tests) if one.sentences is not None})
+    seeds = correct({place: one.seeds for place, one in enumerate(tests) if one.seeds is not None})
     return [
         replace(one, sentences_corrected=sentences.get(place), seeds_corrected=seeds.get(place))
-        for place, one in enumerate(found)
+        for place, one in enumerate(tests)
     ]
 
 

@@ -83,9 +83,11 @@ def example(info: BlockInfo) -> str:
 
 def _values(info: BlockInfo) -> dict[str, object]:
     """Return values for the required arguments that models do not set in `args`: the docstring's, or else guesses."""
-    required = [one for one in info.arguments.values() if one.required and one.name not in FROM_MODEL]
+    required = [
+        argument for argument in info.arguments.values() if argument.required and argument.name not in FROM_MODEL
+    ]
     written: dict[str, object] = yaml.safe_load(f"{{{fields(info).get('Example', '')}}}")
-    return {one.name: guess(info, one) for one in required} | written
+    return {argument.name: guess(info, argument) for argument in required} | written
 
 
 def _flow(mapping: object) -> str:

@@ -33,10 +33,10 @@ FEWEST = 3  # equal arguments for which a reference replaces the rows
 
 def blocks_page(blocks: Iterable[BlockInfo]) -> str:
     """Return the page: a table of all blocks, then the blocks of each section."""
-    found = sorted(blocks, key=lambda info: info.name)
-    names = [*TITLES, *sorted({info.category for info in found if info.category})]
+    ordered = sorted(blocks, key=lambda info: info.name)
+    names = [*TITLES, *sorted({info.category for info in ordered if info.category})]
     names.append(names.pop(names.index("alias")))
-    sections = {name: [info for info in found if _section(info) == name] for name in names}
+    sections = {name: [info for info in ordered if _section(info) == name] for name in names}
     parts = [PAGE, _overview(sections)]
     for name, members in sections.items():
         parts += [f"## {_title(name)}", *map(_entry, members)] if members else []
@@ -82,11 +82,11 @@ def _entry(info: BlockInfo) -> str:
 
 def _base(info: BlockInfo) -> BlockInfo | None:
     """Return a registered base class, or an earlier block of the module, with at least FEWEST equal arguments."""
-    blocks = {one.cls: one for one in REGISTRY.blocks.values() if not one.alias_of}
+    blocks = {entry.cls: entry for entry in REGISTRY.blocks.values() if not entry.alias_of}
     if info.alias_of:
         return REGISTRY.blocks[info.alias_of]
     bases = [blocks[cls] for cls in info.cls.__mro__[1:] if cls in blocks]
-    peers = [one for one in blocks.values() if one.cls.__module__ == info.cls.__module__]
+    peers = [entry for entry in blocks.values() if entry.cls.__module__ == info.cls.__module__]
     bases += peers[: peers.index(info)]
     return next((base for base in bases if len(_shared(info, base)) >= FEWEST), None)
 
@@ -100,13 +100,13 @@ def _arguments(info: BlockInfo, base: BlockInfo | None) -> Iterator[str]:
     if base:
         names = ", ".join(f"`{name}`" for name in inherited)
         yield f"It has these arguments of [{base.name}](#{base.name}): {names}."
-    rows = _argument_rows(one for one in info.arguments.values() if one.name not in inherited)
+    rows = _argument_rows(argument for argument in info.arguments.values() if argument.name not in inherited)
     if rows:
         yield markdown(Table("", texts(*ARGUMENT), rows))
 
 
 def _argument_rows(arguments: Iterable[Argument]) -> list[list[str]]:
-    return [[one.name, type_of(one), default_of(one)] for one in arguments]
+    return [[argument.name, type_of(argument), default_of(argument)] for argument in arguments]
 
 
 def show_blocks() -> None:

@@ -80,7 +80,7 @@ def print_comparison_json(comparison: Comparison) -> None:
         "learning_rates": [_curve_record(curve) for curve in comparison.curves],
         "baseline": comparison.baseline.label if comparison.baseline else None,
         "matrix": list(matrix_rows(comparison.matrix)) if comparison.matrix else [],
-        "against": [{**asdict(one), "group": one.group.label} for one in comparison.against],
+        "against": [{**asdict(test), "group": test.group.label} for test in comparison.against],
         "notes": comparison.notes,
     }
     print_json(record)

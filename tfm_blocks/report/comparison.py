@@ -126,14 +126,14 @@ def _at_best_rate(group: Group, curves: Sequence[RateCurve]) -> Group:
 
 def _find_group(groups: Sequence[Group], baseline: str) -> Group:
     """Return the group with this label, or with a run of this name or folder."""
-    wanted = Path(baseline)
+    path = Path(baseline)
     for group in groups:
         for run in group.runs:
-            if baseline in (run.name, group.label) or wanted.resolve() == run.folder.resolve():
+            if baseline in (run.name, group.label) or path.resolve() == run.folder.resolve():
                 return group
     rule = f"must be one of the runs that are compared, but is {baseline}"
     names = [run.name for group in groups for run in group.runs]
-    raise ConfigError(Problem("--baseline", rule, help=suggest(wanted.name, names)))
+    raise ConfigError(Problem("--baseline", rule, help=suggest(path.name, names)))
 
 
 def unlike(runs: Sequence[RunRecord]) -> Iterator[str]:

@@ -150,7 +150,7 @@ def against_table(comparison: Comparison, baseline: Group) -> Table:
     """Return a row for each score of each other group."""
     tests = [f"{what}, {over}" for over in ("sentences", "seeds") for what in ("95 %", "p", "corrected")]
     columns = [*texts("model", "score"), *(Column(heading, P_VALUE) for heading in ("difference", *tests))]
-    rows = [_against(one, SCORES[one.score].difference) for one in comparison.against]
+    rows = [_against(test, SCORES[test.score].difference) for test in comparison.against]
     return Table(f"against {baseline.label}", columns, rows, keys=2, note=TESTS if rows else "")
 
 

@@ -50,7 +50,7 @@ def complexity(node: Node) -> Complexity | None:
     if node.block is None:
         return None
     info = REGISTRY.blocks[node.block]
-    sequences = {node.axes[one] for one in info.signature.sequences if node.axes.get(one)}
+    sequences = {node.axes[operand] for operand in info.signature.sequences if node.axes.get(operand)}
     return COMPLEXITY.get(info.alias_of or info.name) if len(sequences) == 1 else None
 
 

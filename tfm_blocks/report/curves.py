@@ -48,8 +48,8 @@ def points(rows: Sequence[Row], name: str) -> tuple[dict[str, Floats], int]:
     measured = [row for row in rows if name in row and "step" in row]
     every = max(1, -(-len(measured) // MOST_POINTS))
     kept = [*measured[:-1:every], *measured[-1:]]
-    found = {axis: _passed(rows, key, kept) for axis, key in AXES.items()}
-    return found | {"y": np.array([row[name] for row in kept])}, every
+    positions = {axis: _passed(rows, key, kept) for axis, key in AXES.items()}
+    return positions | {"y": np.array([row[name] for row in kept])}, every
 
 
 def _passed(rows: Sequence[Row], key: str, kept: Sequence[Row]) -> Floats:

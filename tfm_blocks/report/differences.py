@@ -161,4 +161,4 @@ def _knob(key: str) -> str:
 
 
 def _repeats(key: str, other: str, known: Sequence[Mapping[str, Setting]]) -> bool:
-    return key != other and all(one.get(key, ABSENT) == one.get(other, ABSENT) for one in known)
+    return key != other and all(settings.get(key, ABSENT) == settings.get(other, ABSENT) for settings in known)

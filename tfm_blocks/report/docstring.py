@@ -10,11 +10,11 @@ def split_fields(text: str, names: Collection[str]) -> tuple[str, dict[str, str]
     body, _, last = text.rpartition("\n\n")
     if not last.startswith(tuple(f"{name}: " for name in names)):
         return text, {}
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in last.splitlines():
         name, colon, rest = line.partition(": ")
         if colon and name in names:
-            found[name] = rest
+            fields[name] = rest
         else:
-            found[next(reversed(found))] += f" {line}"
-    return body, found
+            fields[next(reversed(fields))] += f" {line}"
+    return body, fields

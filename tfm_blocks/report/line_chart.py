@@ -42,7 +42,7 @@ class LineChart:
 def line_over(axis: str, label: str, values: Mapping[float, Sequence[float]]) -> Line:
     """Return the line through the means of values by x, ascending."""
     x = sorted(values)
-    columns = [[fold(values[one]) for one in x] for fold in (np.mean, np.min, np.max)]
+    columns = [[fold(values[position]) for position in x] for fold in (np.mean, np.min, np.max)]
     return Line(label, {axis: np.array(x, np.float64)}, *(np.array(column, np.float64) for column in columns))
 
 
@@ -52,7 +52,9 @@ def line_through(axis: str, label: str, curves: Sequence[Mapping[str, Floats]]) 
     Between the points of a curve, its values are interpolated. The means leave out curves that end before a point.
     """
     x_N = np.unique(np.concatenate([curve[axis] for curve in curves]))
-    across = {name: np.ma.masked_invalid([_at(x_N, one[axis], one[name]) for one in curves]) for name in curves[0]}
+    across = {
+        name: np.ma.masked_invalid([_at(x_N, curve[axis], curve[name]) for curve in curves]) for name in curves[0]
+    }
     y_RN = across.pop("y")
     axes = {name: _plain(values_RN.mean(0)) for name, values_RN in across.items()}
     return Line(label, axes, *(_plain(values_N) for values_N in (y_RN.mean(0), y_RN.min(0), y_RN.max(0))))

@@ -63,7 +63,7 @@ def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> N
         [
             " ".join(overrides),
             None if problems else parameters,
-            "; ".join(f"{one.address}: {one.rule}" for one in problems[:1]) or "fine",
+            "; ".join(f"{problem.address}: {problem.rule}" for problem in problems[:1]) or "fine",
         ]
         for overrides, parameters, problems in jobs
     ]

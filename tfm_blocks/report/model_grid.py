@@ -105,7 +105,9 @@ def _distinguishing(
     chosen: list[str] = []
     kinds = len(set(within))
     for key in keys:
-        parts = {(same, *(_text(row, one) for one in (*chosen, key))) for same, row in zip(within, rows, strict=True)}
+        parts = {
+            (same, *(_text(row, column) for column in (*chosen, key))) for same, row in zip(within, rows, strict=True)
+        }
         if len(parts) > kinds:
             chosen, kinds = [*chosen, key], len(parts)
     return chosen

@@ -39,7 +39,7 @@ def facts_of(spec: Spec, sources: Sources, costs: Mapping[str, tuple[int, int]])
     """Return the facts of each node by address. `costs` are its parameters and multiply-adds."""
     outline = Outline(spec, REGISTRY)
     files = sources.by_file()
-    shapes = {one.name: format_shape(one.shape) for one in spec.inputs}
+    shapes = {model_input.name: format_shape(model_input.shape) for model_input in spec.inputs}
     shapes |= {node.address: format_shape(node.shape) for node in spec.nodes}
     return {node.address: _facts(node, outline, sources, files, shapes, costs[node.address]) for node in spec.nodes}
 
@@ -97,7 +97,7 @@ def _origin(path: Path, name: str, sources: Sources) -> str:
 def _setting(path: Path, sources: Sources) -> str:
     """Return what sets a value, directly or as a part of a mapping on the command line; "" if nothing does."""
     above = (path[:end] for end in range(len(path), 0, -1))
-    override = next((sources.overrides[one] for one in above if one in sources.overrides), "")
+    override = next((sources.overrides[prefix] for prefix in above if prefix in sources.overrides), "")
     if override or path not in sources.written:
         return override and f"command line: {override}"
     place = sources.written[path].place

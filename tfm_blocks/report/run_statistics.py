@@ -22,26 +22,26 @@ FILE = "statistics.npz"
 
 def run_statistics(run: RunRecord, tokenizer: str, notes: list[str]) -> dict[str, Floats]:
     """Return the statistics by measure. A missing or damaged file adds a note and yields no statistics."""
-    found: dict[str, Floats] = {}
+    statistics: dict[str, Floats] = {}
     try:
         if "accuracy" in run.scores:
             lines = read_translations(run.folder)
-            found |= answer_statistics([one.output for one in lines], [one.reference for one in lines])
+            statistics |= answer_statistics([line.output for line in lines], [line.reference for line in lines])
         elif run.scores:
-            found |= _of_translations(run.translated_in or run.folder, tokenizer)
+            statistics |= _of_translations(run.translated_in or run.folder, tokenizer)
         losses_N3 = None if run.translated_in else read_losses(run.folder)
     except RunError as error:
         notes.append(f"{error.problems[0].address} {error.problems[0].rule}")
-        return found
+        return statistics
     if losses_N3 is not None:
-        found |= {"loss": losses_N3[:, [0, 2]], "perplexity": losses_N3[:, [1, 2]]}
-    return found
+        statistics |= {"loss": losses_N3[:, [0, 2]], "perplexity": losses_N3[:, [1, 2]]}
+    return statistics
 
 
 def _of_translations(folder: Path, tokenizer: str) -> dict[str, Floats]:
     """Return the statistics of the translations, from the cache if it is usable, since TER is slow."""
     lines = read_translations(folder)
-    outputs, references = [one.output for one in lines], [one.reference for one in lines]
+    outputs, references = [line.output for line in lines], [line.reference for line in lines]
     text = hashlib.sha256((folder / TRANSLATIONS).read_bytes()).hexdigest()
     key = cache_key(FORMAT, version("sacrebleu"), tokenizer, text)
 

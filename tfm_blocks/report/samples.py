@@ -65,7 +65,7 @@ def samples_of(task: str, groups: Mapping[str, Group], most: int = MOST_SAMPLES)
     lines = list(zip(*outputs.values(), strict=True))
     if not lines:
         return None
-    unlike = [place for place, row in enumerate(lines) if len({one.output for one in row}) > 1]
+    unlike = [place for place, row in enumerate(lines) if len({line.output for line in row}) > 1]
     names = [runs[name] for name in outputs]
     chosen = [_sample(place, lines[place], names) for place in _spread(unlike or range(len(lines)), most)]
     return Samples(task, len(outputs), len(lines), len(lines) - len(unlike), chosen)
@@ -78,7 +78,7 @@ def common_test_set(runs: Sequence[RunRecord]) -> dict[str, Sequence[TranslatedL
         with suppress(RunError):
             lines = read_translations(run.folder)
             first = next(iter(found.values()), lines)
-            if [(one.source, one.reference) for one in lines] == [(one.source, one.reference) for one in first]:
+            if [(line.source, line.reference) for line in lines] == [(line.source, line.reference) for line in first]:
                 found[run.name] = lines
     return found
 

@@ -34,7 +34,7 @@ class Screen(Console):
     """A console that prints only printable text: names and texts in run folders may hold escape sequences."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(printable(one) if isinstance(one, str) else one for one in objects), **options)
+        super().print(*(printable(item) if isinstance(item, str) else item for item in objects), **options)
 
 
 def screen() -> Console:
@@ -57,7 +57,7 @@ def print_line(text: str) -> None:
 def print_json(value: object) -> None:
     """Print JSON with all letters as they are, and control and format characters as `\\u202e`."""
     text = json.dumps(finite_or_null(value), indent=1, ensure_ascii=False)
-    print("".join(one if printable(one) == one else _json_escape(one) for one in text))
+    print("".join(character if printable(character) == character else _json_escape(character) for character in text))
 
 
 def _json_escape(letter: str) -> str:
@@ -142,7 +142,7 @@ def split_columns(columns: Sequence[ColumnWidths], keys: int, width: int) -> lis
     groups: list[list[ColumnWidths]] = [[]]
     for column in columns[keys:]:
         tried = [*columns[:keys], *groups[-1], column]
-        preferred = [max(one.folded, min(one.wrapped, width // 3)) for one in tried]
+        preferred = [max(entry.folded, min(entry.wrapped, width // 3)) for entry in tried]
         if groups[-1] and _total(preferred) > width:
             groups.append([])
         groups[-1].append(column)

@@ -42,7 +42,7 @@ def choose_drawn(groups: Sequence[Group]) -> list[Group]:
 def left_out(groups: Sequence[Group], drawn: Sequence[Group]) -> str:
     """Return a sentence about the runs that are not drawn; empty if all are drawn."""
     kept = {group.label: len(group.runs) for group in drawn}
-    runs, shown = (sum(len(group.runs) for group in one) for one in (groups, drawn))
+    runs, shown = (sum(len(group.runs) for group in side) for side in (groups, drawn))
     parts = [
         f"{kept[group.label]} of the {len(group.runs)} runs of {group.label}"
         for group in groups
@@ -69,7 +69,7 @@ def _by_model(groups: Sequence[Group]) -> list[int]:
 def _spread(runs: Sequence[RunRecord], count: int) -> list[RunRecord]:
     by_loss = sorted(runs, key=_loss)
     chosen = [by_loss[round(number * (len(runs) - 1) / max(1, count - 1))] for number in range(count)]
-    return [run for run in runs if any(run is one for one in chosen)]
+    return [run for run in runs if any(run is other for other in chosen)]
 
 
 def _loss(run: RunRecord) -> float:

@@ -62,7 +62,7 @@ class JsonFile:
     def to_json(self) -> dict[str, Any]:
         """Return the content of the file."""
         content = asdict(self)
-        return {one.name: content[one.name] for one in fields(self) if getattr(self, one.name) != _default(one)}
+        return {item.name: content[item.name] for item in fields(self) if getattr(self, item.name) != _default(item)}
 
 
 def _default(field: Field[Any]) -> Any:
@@ -76,14 +76,14 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _checked_fields(kind: Any, content: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the fields of a dataclass that have a value. Raises ValueError for an invalid or missing key."""
-    found = {}
+    values = {}
     for field in fields(kind):
         key, value = f"{prefix}{field.name}", content.get(field.name)
         if value is not None:
-            found[field.name] = _checked(_hints(kind)[field.name], value, key)
+            values[field.name] = _checked(_hints(kind)[field.name], value, key)
         elif _default(field) is MISSING:
             raise ValueError(f"{key} is missing")
-    return found
+    return values
 
 
 def _checked(annotation: Any, value: Any, key: str) -> Any:

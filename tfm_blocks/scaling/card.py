@@ -37,7 +37,7 @@ class Card(Settings):
 
 def card_names() -> list[str]:
     """Return the names of the shipped cards."""
-    return sorted(one.name.removesuffix(SUFFIX) for one in FOLDER.iterdir() if one.name.endswith(SUFFIX))
+    return sorted(file.name.removesuffix(SUFFIX) for file in FOLDER.iterdir() if file.name.endswith(SUFFIX))
 
 
 def read_card(name: str) -> Card:

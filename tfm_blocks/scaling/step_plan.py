@@ -79,8 +79,8 @@ def plan_steps(
 
 def _weights(spec: Spec) -> Weights:
     network = network_without_values(spec)
-    layers = [sum(one.numel() for one in layer.parameters()) * FLOAT32 for layer in units_of(network)]
-    every = sum(one.numel() for one in network.parameters()) * FLOAT32
+    layers = [sum(parameter.numel() for parameter in layer.parameters()) * FLOAT32 for layer in units_of(network)]
+    every = sum(parameter.numel() for parameter in network.parameters()) * FLOAT32
     return Weights(every, every - sum(layers), max(layers, default=0))
 
 

@@ -41,15 +41,15 @@ def check_jobs(
     match: Match = keep,
 ) -> list[CheckedJob]:
     """Match each job to its budget, compose and check it. A ConfigError becomes the problems of its job."""
-    found = []
+    checked_jobs = []
     for overrides in jobs:
         try:
             overrides, record = match(overrides)
             checked = check(compose(list(overrides)))
-            found.append(CheckedJob(overrides, checked, count_parameters(checked.spec), match=record))
+            checked_jobs.append(CheckedJob(overrides, checked, count_parameters(checked.spec), match=record))
         except ConfigError as error:
-            found.append(CheckedJob(overrides, problems=error.problems))
-    return found
+            checked_jobs.append(CheckedJob(overrides, problems=error.problems))
+    return checked_jobs
 
 
 def refuse_wrong(jobs: Sequence[CheckedJob]) -> None:

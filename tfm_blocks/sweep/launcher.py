@@ -100,10 +100,10 @@ def _bytes(value: object) -> int | None:
     """Return the number of bytes of a size such as 32GB."""
     if value is None:
         return None
-    found = re.fullmatch(r"([1-9]\d{0,8})(MB|GB|TB)", str(value))
-    if not found:
+    match = re.fullmatch(r"([1-9]\d{0,8})(MB|GB|TB)", str(value))
+    if not match:
         raise RuleError(f"must be a size of memory, but is {shown(value)}", "write 500MB, 32GB or 1TB")
-    return int(found[1]) * BYTES[found[2]]
+    return int(match[1]) * BYTES[match[2]]
 
 
 class ClusterSettings(LauncherSettings):

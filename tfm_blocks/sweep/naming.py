@@ -22,7 +22,7 @@ def job_names(swept: Sequence[str], values: Sequence[Sequence[str]]) -> list[str
     keys, names = short_keys(swept), []
     for row in values:
         name = _cut("_".join(f"{key}-{text}" for key, text in zip(keys, row, strict=True))) or UNSWEPT[1]
-        names.append(next(one for one in numbered_names(name) if one not in names))
+        names.append(next(free for free in numbered_names(name) if free not in names))
     return names
 
 

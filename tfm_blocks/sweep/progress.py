@@ -79,8 +79,8 @@ class Progress:
         """Return the seconds until `steps` at the mean pace since the first row; NaN before a pace is known."""
         if self.first is None or self.step <= self.first[1]:
             return math.nan
-        begun, first = self.first
-        return (time.monotonic() - begun) / (self.step - first) * (steps - self.step)
+        start, first = self.first
+        return (time.monotonic() - start) / (self.step - first) * (steps - self.step)
 
 
 def _rows(lines: bytes) -> Iterator[list[str]]:

@@ -21,10 +21,10 @@ def seconds(value: object) -> float | None:
     """Return the seconds of a duration such as 1.5h."""
     if value is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value))
-    if not found or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value))
+    if not match or not float(match[1]):
         raise RuleError(f"must be a duration, but is {shown(value)}", "write 90s, 30m, 2h or 1d")
-    return float(found[1]) * SECONDS[found[2]]
+    return float(match[1]) * SECONDS[match[2]]
 
 
 def key_groups(value: object) -> object:

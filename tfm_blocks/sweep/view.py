@@ -118,8 +118,8 @@ def _counts(rows: Sequence[SweepRow]) -> str:
 
 def _counted(rows: Sequence[SweepRow]) -> tuple[int, str]:
     """Return the number of jobs that are done, and the numbers in other states, such as `, 2 killed, 1 pruned`."""
-    found = Counter(row.state for row in rows)
-    return found.pop("done", 0), "".join(f", {count} {state}" for state, count in found.items())
+    counts = Counter(row.state for row in rows)
+    return counts.pop("done", 0), "".join(f", {count} {state}" for state, count in counts.items())
 
 
 def _news(row: SweepRow) -> str:

@@ -154,5 +154,8 @@ def read_dashboard(name: str, folders: list[Path]) -> Dashboard:
     except ConfigError as error:
         place = Place(display_path(known[name]))
         raise ConfigError(
-            [Problem(f"{GROUP}.{name}.{one.address}", one.rule, place, help=one.help) for one in error.problems]
+            [
+                Problem(f"{GROUP}.{name}.{problem.address}", problem.rule, place, help=problem.help)
+                for problem in error.problems
+            ]
         ) from None

@@ -86,12 +86,12 @@ class FaultTolerantLogger(LightningLogger):
             self._try(kind, log)
 
     def _try(self, kind: str, log: Callable[[], None]) -> None:
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             log()
         except Exception as error:
             now = time.monotonic()
-            self._paused_until = now + PAUSE * (now - begun)
+            self._paused_until = now + PAUSE * (now - start)
             if kind not in self._lost:
                 self._lost.add(kind)
                 lost = f"warning: {self.name} lost {kind} ({cut(in_a_line(error), LONGEST_LINE)})"

@@ -111,7 +111,9 @@ class AnswerScorer(SplitScorer):
         by_row = sorted((int(row), ids) for row, ids in answers)
         self.outputs = [" ".join(map(self.tokenizer.piece, ids)) for _, ids in by_row]
         texts = [(corpus.text[SOURCE][row], corpus.text[TARGET][row]) for row, _ in by_row]
-        self.samples = [(question, one, right) for one, (question, right) in zip(self.outputs, texts, strict=True)]
+        self.samples = [
+            (question, output, right) for output, (question, right) in zip(self.outputs, texts, strict=True)
+        ]
 
 
 def answer_scores(counts_R2: Floats, groups: Sequence[str], chance: float) -> dict[str, float]:

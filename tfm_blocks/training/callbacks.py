@@ -102,12 +102,12 @@ class ShowProgress(Callback):
 
     def __init__(self, console: Console, heartbeat: Heartbeat) -> None:
         self.console, self.heartbeat = console, heartbeat
-        self.begun, self.first = time.perf_counter(), 0
+        self.start, self.first = time.perf_counter(), 0
         self.bar: Progress | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
-        self.begun = time.perf_counter()
+        self.start = time.perf_counter()
         self.first = trainer.global_step
         self.heartbeat.line = lambda: f"{_step(trainer)}  {self._pace(trainer, pl_module)}"
         if self.console.is_terminal:
@@ -152,7 +152,7 @@ class ShowProgress(Callback):
         self.heartbeat.doing("testing")
 
     def _pace(self, trainer: Trainer, module: TrainingModule) -> str:
-        left = (time.perf_counter() - self.begun) / max(trainer.global_step - self.first, 1)
+        left = (time.perf_counter() - self.start) / max(trainer.global_step - self.first, 1)
         return f"{train_news(module.latest)}  {left * (trainer.max_steps - trainer.global_step):.0f} s left".strip()
 
     def _print(self, text: str) -> None:

@@ -170,7 +170,7 @@ def _count_whole_steps(checkpoint: dict[str, Any]) -> None:
     """
     loops = checkpoint["loops"]["fit_loop"]
     whole = dict.fromkeys(("ready", "started", "processed", "completed"), checkpoint["global_step"])
-    begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+    counts = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
     loops["epoch_loop.batch_progress"] |= {"total": whole, "current": dict(whole), "is_last_batch": False}
-    loops["epoch_progress"] = {"total": begun, "current": dict(begun)}
+    loops["epoch_progress"] = {"total": counts, "current": dict(counts)}
     checkpoint["epoch"] = 0

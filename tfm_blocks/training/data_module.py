@@ -25,9 +25,9 @@ class TimedLoader(DataLoader[StepBatches]):
     def __iter__(self) -> Iterator[StepBatches]:  # type: ignore[override]
         rest = super().__iter__()
         while True:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             step = next(rest)
-            yield replace(step, waited=time.perf_counter() - begun)
+            yield replace(step, waited=time.perf_counter() - start)
 
 
 class RunData(LightningDataModule):

@@ -170,4 +170,4 @@ class WholeWhileScored(Callback):
 
 
 def _sharded(module: nn.Module) -> list[FSDPModule]:
-    return [one for one in module.modules() if isinstance(one, FSDPModule)]
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]

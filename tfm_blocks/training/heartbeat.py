@@ -46,8 +46,8 @@ class Heartbeat:
 
     def doing(self, activity: str) -> None:
         """Set the activity that the lines name."""
-        begun = time.monotonic()
-        self.line = lambda: f"{activity}, for {time.monotonic() - begun:.0f} s"
+        start = time.monotonic()
+        self.line = lambda: f"{activity}, for {time.monotonic() - start:.0f} s"
 
     def _watch(self) -> None:
         while not self._stop.wait(self.printed + LONGEST - time.monotonic()):

@@ -50,7 +50,7 @@ def position_losses(
     """Return the smoothed loss, -log p(label) and the most probable token of each position, without gradients."""
     chunks = _chunks(max(1, len(labels_N)), chunk)  # an idle rank has no labels
     parts = [_position_losses(head(x_ND[rows]), labels_N[rows], smoothing, first) for rows in chunks]
-    loss_N, nll_N, best_N = (torch.cat(one) for one in zip(*parts, strict=True))
+    loss_N, nll_N, best_N = (torch.cat(values) for values in zip(*parts, strict=True))
     return loss_N, nll_N, best_N
 
 

@@ -128,7 +128,7 @@ def _copies(parameters: Iterable[Tensor], count: float) -> list[Tensor]:
 
 
 def _bytes(parameters: Iterable[Tensor]) -> int:
-    return sum(one.nbytes for one in parameters)
+    return sum(parameter.nbytes for parameter in parameters)
 
 
 def _keep_gradients(network: Network, freed: Set[nn.Parameter]) -> list[nn.Parameter]:

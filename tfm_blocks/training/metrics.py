@@ -95,12 +95,12 @@ class Throughput(_Sums):
 
     def __init__(self) -> None:
         super().__init__(2)
-        self.begun = time.perf_counter()
+        self.start = time.perf_counter()
 
     def restart(self) -> None:
         """Reset the counts and the time."""
         self.reset()
-        self.begun = time.perf_counter()
+        self.start = time.perf_counter()
 
     def update(self, tokens: int, waited: float) -> None:
         """Add this rank's tokens of a step, and the seconds that it waited for them."""
@@ -114,7 +114,7 @@ class Throughput(_Sums):
     def read(self, world: int) -> dict[str, float]:
         """Return the metrics for `world` ranks, and restart."""
         tokens, waited = self.compute().tolist()
-        seconds = max(time.perf_counter() - self.begun, 1e-9)
+        seconds = max(time.perf_counter() - self.start, 1e-9)
         self.restart()
         return {"tokens_per_second": tokens / seconds, "waiting": waited / world / seconds}
 

@@ -85,7 +85,7 @@ class TrainingModule(LightningModule):
         self.steps, self.throughput = StepSums(self.losses), Throughput()
         self.tokens = 0  # target tokens that all ranks have read
         self.validated = -1  # the step of the newest complete validation
-        self.seconds_before, self.begun = 0.0, time.monotonic()  # the time before a resume
+        self.seconds_before, self.start = 0.0, time.monotonic()  # the time before a resume
         self.scorer = self._make_scorer()
 
     def _make_scorer(self) -> SplitScorer:
@@ -98,7 +98,7 @@ class TrainingModule(LightningModule):
     @property
     def seconds(self) -> float:
         """Return the seconds of training up to now."""
-        return self.seconds_before + time.monotonic() - self.begun
+        return self.seconds_before + time.monotonic() - self.start
 
     def configure_model(self) -> None:
         """Shard the network for FSDP2; called before the optimizer exists, and at each stage of the trainer."""
@@ -115,7 +115,7 @@ class TrainingModule(LightningModule):
         return batch
 
     def on_train_start(self) -> None:
-        self.begun = time.monotonic()
+        self.start = time.monotonic()
         self.throughput.restart()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ class TrainingModule(LightningModule):
         checkpoint["counted"] = self.steps.kept() | {"in_row": self.skipped.in_row}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.seconds_before, self.begun = checkpoint["seconds"], time.monotonic()
+        self.seconds_before, self.start = checkpoint["seconds"], time.monotonic()
         self.validated = checkpoint.get("validated", -1)  # checkpoints of older versions do not have it
         self.tokens, counted = checkpoint["tokens"], checkpoint["counted"]
         self.skipped.in_row = counted["in_row"]

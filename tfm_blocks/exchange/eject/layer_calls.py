@@ -48,8 +48,8 @@ class ScopeMethod:
         """Return the value at an address: a variable, an entry of the state, or a new parameter."""
         if address not in self.values:
             if self.steps and not self.context.moves(address):
-                taken = {"position", *(self.scope.relative(item.address) for item in self.scope.items)}
-                key = unused(address.split(".")[0], taken.union(self.state_keys.values()))
+                used = {"position", *(self.scope.relative(item.address) for item in self.scope.items)}
+                key = unused(address.split(".")[0], used.union(self.state_keys.values()))
                 self.state_keys.setdefault(address, key)
                 return value(f"state[{self.state_keys[address]!r}]", self.context.runs(address))
             word = "x" if not self.parameters and self.scope.address else address.split(".")[0]

@@ -87,10 +87,10 @@ class AnyDevice:
     expr: ast.expr
 
 
-def unused(text: str, taken: Container[str]) -> str:
-    """Return the text, with a number appended if the text is in `taken`."""
+def unused(text: str, used: Container[str]) -> str:
+    """Return the text, with a number appended if the text is in `used`."""
     number, free = 1, text
-    while free in taken:
+    while free in used:
         number += 1
         free = f"{text}_{number}" if text[-1].isdigit() else f"{text}{number}"
     return free

@@ -28,6 +28,6 @@ def content_policy(scripts: Iterable[str], connect: str = "'none'") -> str:
     `connect` is the origin that scripts may fetch from.
     """
     hashes = [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
-    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     rules = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     return f"default-src 'none'; script-src {allowed}; connect-src {connect}; {rules}"

@@ -41,9 +41,9 @@ class DevicePool:
 
     def take(self, count: int) -> list[str]:
         """Return the names of `count` devices, which the job holds until `give_back`."""
-        taken = sorted(self.load, key=lambda name: self.load[name])[:count]
-        self.load.update(taken)
-        return taken
+        devices = sorted(self.load, key=lambda name: self.load[name])[:count]
+        self.load.update(devices)
+        return devices
 
     def give_back(self, devices: Sequence[str]) -> None:
         self.load.subtract(devices)

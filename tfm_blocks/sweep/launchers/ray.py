@@ -131,8 +131,8 @@ class _RayWorker:
 
     def wait(self) -> None:
         """Wait for the job for up to AT_ONCE seconds, then kill its actor."""
-        begun = time.monotonic()
-        while not _is_there(self.end) and time.monotonic() < begun + AT_ONCE:
+        start = time.monotonic()
+        while not _is_there(self.end) and time.monotonic() < start + AT_ONCE:
             time.sleep(remote_runner.LOOK)
         ray.kill(self.actor)
 

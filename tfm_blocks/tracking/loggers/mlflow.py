@@ -55,12 +55,12 @@ class MlflowLogger(RunLogger):
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or LOCAL
-        begun = _run_of(uri, settings.experiment, run.id)
-        self.inner = MLFlowLogger(settings.experiment, run.folder.name, uri, tags={TAG: run.id}, run_id=begun)
+        run_id = _run_of(uri, settings.experiment, run.id)
+        self.inner = MLFlowLogger(settings.experiment, run.folder.name, uri, tags={TAG: run.id}, run_id=run_id)
         self.run_id = str(self.inner.run_id)
         self.client: MlflowClient = self.inner.experiment
-        if begun:
-            self.client.update_run(begun, "RUNNING")
+        if run_id:
+            self.client.update_run(run_id, "RUNNING")
         else:
             self.inner.log_hyperparams(dict(run.config))
         for name, value in run.facts.items():
