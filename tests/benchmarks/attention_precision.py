@@ -1,8 +1,9 @@
-"""Attention of processors in bfloat16: as torch computes it, and widened to float32 as ours is, alternating.
+"""Compare bfloat16 attention on the CPU: torch's own against ours, which upcasts to float32.
 
     python tests/benchmarks/attention_precision.py
 
-Forward and backward of keys, values and queries that are bfloat16, without their projections. Prints medians.
+Alternate both sides in one process. Time the forward and backward pass of queries, keys and values in bfloat16, without
+their projections. Print medians.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ SHAPES = [(100, 4, 20, 32), (30, 4, 60, 32), (20, 8, 25, 64), (2, 8, 512, 64), (
 
 
 def seconds(attention, q_k_v: list[Tensor]) -> float:
-    """One forward and backward."""
-    begin = time.perf_counter()
+    """Return the seconds of one forward and backward pass."""
+    start = time.perf_counter()
     y_BHTK = attention(*q_k_v)
     y_BHTK.backward(torch.ones_like(y_BHTK))
-    return time.perf_counter() - begin
+    return time.perf_counter() - start
 
 
 def measure(shape: tuple[int, int, int, int], rounds: int) -> tuple[float, float]:
-    """Medians in milliseconds: bfloat16, widened."""
+    """Return the median milliseconds of attention in bfloat16 and of attention upcast to float32."""
     B, H, T, K = shape
     x_BT3HK = torch.randn(B, T, 3, H, K, dtype=torch.bfloat16)
     q_k_v = [part.transpose(1, 2).requires_grad_() for part in x_BT3HK.unbind(2)]
@@ -40,8 +41,8 @@ def measure(shape: tuple[int, int, int, int], rounds: int) -> tuple[float, float
         partial(dot_product_attention, mask=mask_B11T),
     ]
     times = [[seconds(side, q_k_v) for side in sides] for _ in range(rounds + 2)][2:]
-    plain, wide = (1000 * statistics.median(column) for column in zip(*times, strict=True))
-    return plain, wide
+    bfloat16_ms, upcast_ms = (1000 * statistics.median(column) for column in zip(*times, strict=True))
+    return bfloat16_ms, upcast_ms
 
 
 if __name__ == "__main__":
@@ -49,5 +50,5 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     for shape in SHAPES:
-        plain, wide = measure(shape, rounds)
-        print(f"B H T K = {shape}: bfloat16 {plain:7.2f} ms, widened {wide:7.2f} ms")
+        bfloat16_ms, upcast_ms = measure(shape, rounds)
+        print(f"B H T K = {shape}: bfloat16 {bfloat16_ms:7.2f} ms, widened {upcast_ms:7.2f} ms")

@@ -1,7 +1,7 @@
-"""What tests/benchmarks/blocks.py compares: each block with the layer of torch or of Hugging Face that it was tested with.
+"""Pair each block with the layer of torch or of Hugging Face it was tested with, for tests/benchmarks/blocks.py.
 
-A maker takes the width, the number of heads and the length, and gives a layer x_BND -> y_BND. What a library computes
-outside of its layer, such as rotary angles, is computed in every step, as ours is.
+A maker takes the width, the number of heads and the length. It returns a layer x_BND -> y_BND. Every step includes the
+library's computations outside its layer, such as rotary angles. Every step of our blocks includes them too.
 """
 
 from __future__ import annotations
@@ -44,35 +44,38 @@ Maker = Callable[[int, int, int], Layer]
 ROTARY = {"position": "rotary"}
 CAUSAL = {"mask": "causal"}
 PLAIN = {**CAUSAL, **ROTARY, "bias": False}
-RADIUS = 128  # of restricted attention
+RADIUS = 128  # set r of restricted attention
 
 
 def ours(block: str, **arguments: Any) -> Maker:
-    """A block as the only node of a model, in training without dropout; keep masks are there before."""
+    """Return a maker of `block`, the only node of a model in training mode without dropout.
+
+    The first call at a length computes its keep mask; later calls reuse it.
+    """
 
     def make(width: int, heads: int, n: int) -> Layer:
         args = {"heads": heads, "d_ff": 4 * width, "r": RADIUS, "d_model": width}
         graph = {"node": {"block": block, "in": "x", **arguments}}
         network = build_network(check_model({"inputs": {"x": f"B N {width}"}, "args": args, "graph": graph}), seed=1)
         call = [*network.calls, *network.head_calls][-1]
-        keeps = cache(lambda length: network.begin({"x": torch.zeros(1, length, width)})[1])
-        return lambda x_BND: call({"x": x_BND}, keeps(x_BND.shape[1]))
+        keep_masks = cache(lambda length: network.begin({"x": torch.zeros(1, length, width)})[1])
+        return lambda x_BND: call({"x": x_BND}, keep_masks(x_BND.shape[1]))
 
     return make
 
 
 def named(name: str) -> Callable[[Maker], Maker]:
-    """Gives a maker the name that the table prints."""
+    """Return a decorator that stores the name of a maker for the table."""
 
-    def give(maker: Maker) -> Maker:
+    def set_name(maker: Maker) -> Maker:
         maker.__doc__ = name
         return maker
 
-    return give
+    return set_name
 
 
 def rotary_attention(kind: type, config_kind: type, implementation: str = "sdpa", **options: Any) -> Maker:
-    """A causal attention of the Llama family, with its rotary angles."""
+    """Return a maker of a causal attention layer of the Llama family, with its rotary angles."""
 
     @named(f"transformers {kind.__name__} ({implementation})")
     def make(width: int, heads: int, n: int) -> Layer:
@@ -80,12 +83,14 @@ def rotary_attention(kind: type, config_kind: type, implementation: str = "sdpa"
         config = config_kind(**{**sizes, "head_dim": width // heads, "attn_implementation": implementation, **options})
         layer = kind(config, 0).train()
         for parameter in layer.parameters():
-            nn.init.normal_(parameter, std=width**-0.5)  # some are left as memory was
+            nn.init.normal_(parameter, std=width**-0.5)  # initialise all: the library leaves some uninitialised
         half = kind is GptOssAttention
         angles = GptOssRotaryEmbedding(config) if half else LlamaRotaryEmbedding(LlamaConfig(**sizes))
         positions_1N = torch.arange(n)[None]
-        past = None if implementation == "sdpa" else torch.zeros(n, n).masked_fill(future(n), -torch.inf)[None, None]
-        return lambda x: layer(x, position_embeddings=angles(x, positions_1N), attention_mask=past)[0]
+        mask_11NN = None
+        if implementation != "sdpa":
+            mask_11NN = torch.zeros(1, 1, n, n).masked_fill(future(n), -torch.inf)
+        return lambda x: layer(x, position_embeddings=angles(x, positions_1N), attention_mask=mask_11NN)[0]
 
     return make
 

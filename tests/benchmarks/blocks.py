@@ -1,11 +1,12 @@
-"""Blocks against the library layers that they were tested with: forward and backward, alternating in one process.
+"""Compare each block with the library layer it was tested with: forward and backward time, alternating in one process.
 
     python tests/benchmarks/blocks.py [--lengths 512 4096] [--width 512] [--heads 8] [--rounds 5] [--threads 2] [--only NAME …]
     python tests/benchmarks/blocks.py --growth [--lengths 1024 2048 4096 8192 16384]
 
-Prints medians in milliseconds of one sequence, of `--rounds` or of as many as a second holds, ours over theirs, and a
-mark where ours takes more than 1.1 times as long. With --growth: of the blocks whose cost is to grow with the length
-alone, the exponent since half the length (1 is linear, 2 quadratic). As in training, freed memory is kept.
+Print the median milliseconds of one sequence. A median covers `--rounds` rounds, or all rounds of one second if those
+are more. Print the ratio of our time to the library's. Mark our block if the ratio exceeds 1.1.
+With --growth, measure only the blocks whose cost should grow linearly with the length. Print the exponent of growth
+since half the length (1 is linear, 2 quadratic). Keep freed memory, as in training.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from block_pairs import LINEAR, PAIRS, Layer, ours
 from tfm_blocks.launch.process_settings import keep_freed_memory
 
 Key = TypeVar("Key")
-MOST = 1.1  # times as long as the library's layer
+MAX_RATIO = 1.1  # mark our block if its time exceeds the library's by this factor
 
 
 def step(layer: Layer, n: int, width: int) -> Callable[[], None]:
-    """Forward and backward of a layer on one sequence, the gradients of its input and parameters included."""
+    """Return a step: forward and backward of one sequence, with the gradients of its input and of the parameters."""
     x_BND, weight = torch.randn(1, n, width, requires_grad=True), torch.randn(1, n, width)
 
     def run() -> None:
@@ -38,19 +39,19 @@ def step(layer: Layer, n: int, width: int) -> Callable[[], None]:
 
 
 def alternate(steps: dict[Key, Callable[[], None]], rounds: int) -> dict[Key, float]:
-    """Median milliseconds of each, taken in turns after one round of warming up, each side first in every second one.
+    """Return the median milliseconds of each step. The steps take turns after one warm-up round.
 
-    What is short has as many rounds as a second holds.
+    The order reverses after each round. Rounds continue for at least one second.
     """
     times: dict[Key, list[float]] = {name: [] for name in steps}
     order, end = list(steps.items()), time.perf_counter() + 1
     while len(times[order[0][0]]) <= rounds or time.perf_counter() < end:
-        for name, one in order:
-            begin = time.perf_counter()
-            one()
-            times[name].append((time.perf_counter() - begin) * 1e3)
+        for name, run in order:
+            start = time.perf_counter()
+            run()
+            times[name].append((time.perf_counter() - start) * 1e3)
         order.reverse()
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    return {name: statistics.median(values[1:]) for name, values in times.items()}
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -61,10 +62,11 @@ def compare(options: argparse.Namespace) -> None:
         for n in options.lengths or (512, 4096):
             torch.manual_seed(0)
             layers = {"ours": make(options.width, options.heads, n), "theirs": theirs(options.width, options.heads, n)}
-            found = alternate({key: step(one, n, options.width) for key, one in layers.items()}, options.rounds)
-            ratio = found["ours"] / found["theirs"]
-            mark = "slower" if ratio > MOST else ""
-            cells = (name, theirs.__doc__, n, f"{found['ours']:.1f}", f"{found['theirs']:.1f}", f"{ratio:.2f}", mark)
+            medians = alternate({key: step(layer, n, options.width) for key, layer in layers.items()}, options.rounds)
+            our_ms, their_ms = medians["ours"], medians["theirs"]
+            ratio = our_ms / their_ms
+            mark = "slower" if ratio > MAX_RATIO else ""
+            cells = (name, theirs.__doc__, n, f"{our_ms:.1f}", f"{their_ms:.1f}", f"{ratio:.2f}", mark)
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
@@ -76,10 +78,10 @@ def growth(options: argparse.Namespace) -> None:
         if options.only and name not in options.only:
             continue
         layer = ours(name, **arguments)(options.width, options.heads, 0)
-        found = alternate({n: step(layer, n, options.width) for n in lengths}, options.rounds)
-        cells = [f"{found[lengths[0]]:.1f}"]
+        medians = alternate({n: step(layer, n, options.width) for n in lengths}, options.rounds)
+        cells = [f"{medians[lengths[0]]:.1f}"]
         for before, n in pairwise(lengths):
-            cells.append(f"{found[n]:.1f} (n^{math.log(found[n] / found[before]) / math.log(n / before):.2f})")
+            cells.append(f"{medians[n]:.1f} (n^{math.log(medians[n] / medians[before]) / math.log(n / before):.2f})")
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 

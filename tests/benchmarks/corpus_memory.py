@@ -1,7 +1,9 @@
-"""Peak resident memory and time from text files to batches: python tests/benchmarks/corpus_memory.py --pairs 5000000.
+"""Measure the peak resident memory and the time from text files to batches.
 
-The text is generated, about 1.7 GB for 5 million pairs: words drawn by Zipf's law from a million, 5 to 45 a line.
-`--documents blank_lines --megabytes 300` prepares plain text in four files instead, with 1 to 39 lines a document.
+    python tests/benchmarks/corpus_memory.py --pairs 5000000
+
+Generate the text, about 1.7 GB for 5 million pairs. A line has 5 to 45 words, drawn by Zipf's law from a million words.
+With `--documents blank_lines --megabytes 300`, prepare plain text in four files instead, with 1 to 39 lines a document.
 """
 
 from __future__ import annotations
@@ -30,24 +32,26 @@ LETTERS = "etaoinshrdlucmfwypvbgkjqxzäöüßéèñç"
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--pairs", type=int, default=5_000_000)
-    arguments.add_argument("--documents", choices=("lines", "blank_lines", "jsonl"), help="plain text, not pairs")
-    arguments.add_argument("--megabytes", type=int, default=300, help="of plain text")
-    arguments.add_argument("--vocab", type=int, default=37_000)
-    chosen = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5_000_000)
+    parser.add_argument(
+        "--documents", choices=("lines", "blank_lines", "jsonl"), help="generate plain text instead of pairs"
+    )
+    parser.add_argument("--megabytes", type=int, default=300, help="set the size of the plain text")
+    parser.add_argument("--vocab", type=int, default=37_000)
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if (child := os.fork()) == 0:  # so that the generator's memory is not counted
-            if chosen.documents:
-                generate_documents(Path(folder), chosen.documents, chosen.megabytes)
+        if (child := os.fork()) == 0:  # fork: the memory of the generator does not count
+            if arguments.documents:
+                generate_documents(Path(folder), arguments.documents, arguments.megabytes)
             else:
-                generate_pairs(Path(folder), chosen.pairs)
+                generate_pairs(Path(folder), arguments.pairs)
             os._exit(0)
         os.waitpid(child, 0)
-        if chosen.documents:
-            report(Path(folder), document_settings(Path(folder), chosen.documents), PlainText(), chosen.vocab)
+        if arguments.documents:
+            report(Path(folder), document_settings(Path(folder), arguments.documents), PlainText(), arguments.vocab)
         else:
-            report(Path(folder), pair_settings(Path(folder)), Sides(["src"]), chosen.vocab)
+            report(Path(folder), pair_settings(Path(folder)), Sides(["src"]), arguments.vocab)
 
 
 def sentences() -> Iterator[list[str]]:
@@ -67,8 +71,8 @@ def generate_pairs(folder: Path, pairs: int) -> None:
     for name, count in (("train", pairs), ("val", 2000), ("test", 2000)):
         for side in ("src", "tgt"):
             with (folder / f"{name}.{side}").open("w", encoding="utf-8") as file:
-                for start in range(0, count, CHUNK):
-                    file.writelines(f"{line}\n" for line in next(chunks)[: count - start])
+                for first in range(0, count, CHUNK):
+                    file.writelines(f"{line}\n" for line in next(chunks)[: count - first])
 
 
 def generate_documents(folder: Path, kind: str, megabytes: int) -> None:
@@ -102,22 +106,22 @@ def document_settings(folder: Path, kind: str) -> LmSettings:
 def report(folder: Path, settings: TextSettings | LmSettings, layout: Layout, vocab: int) -> None:
     size = sum(path.stat().st_size for path in folder.glob("*.*"))
     print(f"text: {size / 1e9:.2f} GB; at the start {peak()}")
-    begun, cpu = time.perf_counter(), time.process_time()
+    start, cpu = time.perf_counter(), time.process_time()
     prepare(settings, vocab)
     cpu = time.process_time() - cpu
-    print(f"first preparation: {time.perf_counter() - begun:.0f} s, {cpu:.0f} CPU seconds, {peak()}", flush=True)
-    begun = time.perf_counter()
+    print(f"first preparation: {time.perf_counter() - start:.0f} s, {cpu:.0f} CPU seconds, {peak()}", flush=True)
+    start = time.perf_counter()
     train = prepare(settings, vocab, tell=lambda line: None).train
-    print(f"second, from the cache: {time.perf_counter() - begun:.1f} s, {peak()}")
-    begun = time.perf_counter()
+    print(f"second, from the cache: {time.perf_counter() - start:.1f} s, {peak()}")
+    start = time.perf_counter()
     plan = epoch_plan(layout.widths_NC(train), layout.labels_N(train), seed=1, epoch=0, **SIZES)
-    print(f"plan of an epoch, {len(plan):,} steps: {time.perf_counter() - begun:.1f} s, {peak()}")
-    begun = time.perf_counter()
+    print(f"plan of an epoch, {len(plan):,} steps: {time.perf_counter() - start:.1f} s, {peak()}")
+    start = time.perf_counter()
     steps = range(min(1000, len(plan)))
     batches = (layout.batch(train, rows_B) for k in steps for rows_B in plan[k].share(0, 1))
     padded = sum(ids.numel() for batch in batches for ids in batch.inputs.values())
     real = sum(int(plan[k].widths_NC.sum()) for k in steps)
-    print(f"batches of {len(steps):,} steps, {real / padded:.1%} full: {time.perf_counter() - begun:.1f} s, {peak()}")
+    print(f"batches of {len(steps):,} steps, {real / padded:.1%} full: {time.perf_counter() - start:.1f} s, {peak()}")
 
 
 def peak() -> str:

@@ -1,9 +1,9 @@
-"""Greedy and beam search against Hugging Face's MarianMT.generate of the same size, alternating in one process.
+"""Compare greedy and beam search with Hugging Face's MarianMT.generate of the same size, alternating in one process.
 
     python tests/benchmarks/decoding.py --size tiny --beam 4
 
-64 sentences of 12 to 24 tokens, 24 output tokens each, vocabulary 10,000, random weights, float32. Prints the median of
-output tokens/s of each side and the ratio.
+Translate 64 sentences of 12 to 24 tokens into 24 output tokens each. The models have a vocabulary of 10,000 and random
+weights in float32. Print the median output tokens/s of each side and the ratio.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ SIZES = {
 
 
 def sources(generator: torch.Generator) -> Tensor:
-    """src_BS of sentences of 12 to 24 tokens, padded."""
+    """Return src_BS: padded sentences of 12 to 24 tokens."""
     src_BS = torch.randint(4, VOCAB, (SENTENCES, 24), generator=generator)
     lengths_B = torch.randint(12, 25, (SENTENCES,), generator=generator)
     return src_BS.masked_fill(torch.arange(24) >= lengths_B[:, None], PAD)
 
 
 Side = Callable[[Tensor], int]
-"""src_BS -> output tokens."""
+"""Translate src_BS and return the number of output tokens."""
 
 
 def ours(model: Network, beam: int) -> Side:
-    whole_B = torch.full((SENTENCES,), LENGTH)
-    bounds = Bounds(whole_B, whole_B, torch.empty(SENTENCES, 0, dtype=torch.int64))
+    output_lengths_B = torch.full((SENTENCES,), LENGTH)
+    bounds = Bounds(output_lengths_B, output_lengths_B, torch.empty(SENTENCES, 0, dtype=torch.int64))
 
     def run(src_BS: Tensor) -> int:
         if beam == 1:
-            return sum(one.length for one in one_by_one(model, {"src": src_BS}, bounds))
-        found = beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))
-        return sum(best[0].length for best in found)
+            return sum(hypothesis.length for hypothesis in one_by_one(model, {"src": src_BS}, bounds))
+        beams = beam_search(model, {"src": src_BS}, bounds, beam=beam, penalty=gnmt(0.6))
+        return sum(best[0].length for best in beams)
 
     return run
 
@@ -76,18 +76,18 @@ def marian(size: dict[str, int], beam: int) -> Side:
 
 
 def measure(size: dict[str, int], beam: int, rounds: int) -> dict[str, float]:
-    """Median output tokens/s of each side."""
+    """Return the median output tokens/s of each side."""
     generator = torch.Generator().manual_seed(1)
     model = tfm.build("base", vocab=VOCAB, **size).eval()
     sides = {"tfm-blocks": ours(model, beam), "marian": marian(size, beam)}
     speeds: dict[str, list[float]] = {name: [] for name in sides}
-    with packed(model):  # as `tfm translate` does for all its input
+    with packed(model):  # pack the weights once, as `tfm translate` does for all its input
         for _ in range(rounds + 1):
             src_BS = sources(generator)
             for name, side in sides.items():
-                begin = time.perf_counter()
+                start = time.perf_counter()
                 tokens = side(src_BS)
-                speeds[name].append(tokens / (time.perf_counter() - begin))
+                speeds[name].append(tokens / (time.perf_counter() - start))
     return {name: statistics.median(values[1:]) for name, values in speeds.items()}
 
 
@@ -97,7 +97,7 @@ if __name__ == "__main__":
     parser.add_argument("--beam", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    found = measure(SIZES[arguments.size], arguments.beam, arguments.rounds)
-    for name, speed in found.items():
+    medians = measure(SIZES[arguments.size], arguments.beam, arguments.rounds)
+    for name, speed in medians.items():
         print(f"{name:12} {speed:10,.0f} output tokens/s")
-    print(f"ratio {found['tfm-blocks'] / found['marian']:.2f}")
+    print(f"ratio {medians['tfm-blocks'] / medians['marian']:.2f}")

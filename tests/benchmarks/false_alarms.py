@@ -1,6 +1,6 @@
-"""A/A test: how often does `tfm compare` call one model under two sets of seeds different?
+"""Run an A/A test: count how often `tfm compare` calls one model under two sets of seeds different.
 
-Trains a small model under many seeds and compares disjoint sets of runs with each other, so that all comparisons are
+Train a small model under many seeds. Compare disjoint sets of runs with each other, so that all comparisons are
 independent. The same command resumes.
 
     python tests/benchmarks/false_alarms.py FOLDER --comparisons 200 --seeds 3
@@ -30,7 +30,7 @@ LENGTH = ["trainer.steps=20", "trainer.validate_every=20", "trainer.validate_sen
 
 
 def train(folder: Path, seed: int) -> Path:
-    """Return the run of a seed, which is trained if it does not exist."""
+    """Return the run of a seed; train it if it does not exist."""
     run = folder / "runs" / f"seed-{seed}"
     if not (run / "weights.safetensors").is_file():
         os.chdir(folder)
@@ -40,7 +40,7 @@ def train(folder: Path, seed: int) -> Path:
 
 
 def finished_runs(folder: Path, count: int) -> list[Path]:
-    """Return the first runs of the folder by seed, after training missing ones with the next seeds."""
+    """Return the first `count` runs of the folder by seed; train missing runs with the next seeds."""
     finished = {
         int(path.parent.name[5:]) for path in folder.glob("runs/seed-*/status.json") if '"done"' in path.read_text()
     }
@@ -50,12 +50,12 @@ def finished_runs(folder: Path, count: int) -> list[Path]:
 
 
 def p_values(first: list[Path], second: list[Path]) -> dict[str, tuple[float, float]]:
-    """Return the p-value over seeds and the corrected one of each score, as `tfm compare` computes them."""
-    one, other = (Group("", [read_record(Member(run, None, True)) for run in runs]) for runs in (first, second))
-    tests = [over_seeds(one.over_seeds(name), other.over_seeds(name)) for name in MEASURES]
-    p = {place: test.p for place, test in enumerate(tests) if test}
+    """Return the p-value over seeds and the corrected p-value of each score, as `tfm compare` computes them."""
+    groups = [Group("", [read_record(Member(run, None, True)) for run in runs]) for runs in (first, second)]
+    tests = [over_seeds(*(group.over_seeds(name) for group in groups)) for name in MEASURES]
+    p = {index: test.p for index, test in enumerate(tests) if test}
     corrected = correct(p)
-    return {name: (p[place], corrected[place]) for place, name in enumerate(MEASURES) if place in p}
+    return {name: (p[index], corrected[index]) for index, name in enumerate(MEASURES) if index in p}
 
 
 def main() -> None:
@@ -69,11 +69,11 @@ def main() -> None:
     runs = finished_runs(folder, 2 * side * count)
     pairs = [runs[first : first + 2 * side] for first in range(0, len(runs), 2 * side)]
     results = [p_values(pair[:side], pair[side:]) for pair in pairs]
-    low, high = (int(one) for one in binom.interval(0.95, count, ALPHA))
+    low, high = (int(bound) for bound in binom.interval(0.95, count, ALPHA))
     print(f"{count} independent comparisons of {side} and {side} seeds; at {ALPHA:.0%}, {low} to {high} are expected")
     for name in results[0]:
-        print(f"{name}: {sum(one[name][0] <= ALPHA for one in results)} rejections")
-    print(f"any score, corrected: {sum(min(p for _, p in one.values()) <= ALPHA for one in results)} rejections")
+        print(f"{name}: {sum(scores[name][0] <= ALPHA for scores in results)} rejections")
+    print(f"any score, corrected: {sum(min(p for _, p in scores.values()) <= ALPHA for scores in results)} rejections")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Training steps of processes that keep freed memory, and of processes that give it back, in turns.
+"""Compare training steps of processes that keep freed memory and of processes that return it, alternating.
 
     python tests/benchmarks/kept_memory.py --size tiny --precision bf16
 
-The step is that of training_step.py. Prints the medians over all processes of tokens/s and of the pages that a step asks
-the system for, and the ratio of the speeds.
+Run the step of training_step.py. Print the medians over all processes of tokens/s and of the pages that a step requests
+from the system. Print the ratio of the speeds.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ SIDES = ("given back", "kept")
 
 
 def measure(side: str, size: dict[str, int], steps: int, bf16: bool) -> list[tuple[float, int]]:
-    """Tokens/s and page faults of each step, in this process; the first three steps warm it up."""
+    """Return tokens/s and page faults of each step in this process, after three warm-up steps."""
     if side == "kept":
         keep_freed_memory()
     generator = torch.Generator().manual_seed(1)
     model, loss = ours(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    found = []
+    measurements = []
     for _ in range(steps + 3):
         batch = batch_of(size["pairs"], generator)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        pace = speed(loss, optimizer, batch, bf16)
-        found.append((pace, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before))
-    return found[3:]
+        tokens_per_second = speed(loss, optimizer, batch, bf16)
+        measurements.append((tokens_per_second, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before))
+    return measurements[3:]
 
 
 if __name__ == "__main__":
@@ -44,8 +44,8 @@ if __name__ == "__main__":
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--rounds", type=int, default=4, help="processes of each side")
-    parser.add_argument("--side", choices=SIDES, help="measure this one, in this process")
+    parser.add_argument("--rounds", type=int, default=4, help="run this many processes of each side")
+    parser.add_argument("--side", choices=SIDES, help="measure only this side, in this process")
     arguments = parser.parse_args()
     if arguments.side:
         bf16 = arguments.precision == "bf16"

@@ -1,7 +1,7 @@
-"""Published orderings of architectures on probe tasks: trains both sides under five seeds and tests each difference.
+"""Test published orderings of architectures on probe tasks: train both sides under five seeds, test each difference.
 
-Each model is compared at its best learning rate. The p-values of all orderings are corrected together (Holm). The same
-command resumes.
+Compare each model at its best learning rate. Correct the p-values of all orderings together (Holm). The same command
+resumes.
 
     python tests/benchmarks/orderings.py --parallel 2
 """
@@ -52,7 +52,7 @@ SWEEPS = {
 
 @dataclass(frozen=True)
 class Ordering:
-    """The models of `sweep` with the settings `better` score higher than those with `worse`."""
+    """Claim that models of `sweep` with the settings `better` score higher than models with the settings `worse`."""
 
     claim: str
     sweep: str
@@ -71,9 +71,9 @@ def betas(**both: Setting) -> tuple[dict[str, Setting], dict[str, Setting]]:
     return {"beta_max": 2.0, **both}, {"beta_max": 1.0, **both}
 
 
-def reaching(layers: int, r: int, less: int) -> tuple[dict[str, Setting], dict[str, Setting]]:
-    """Return the settings of two numbers of neighbours."""
-    return {"layers": layers, "r": r}, {"layers": layers, "r": less}
+def radii(layers: int, r: int, smaller_r: int) -> tuple[dict[str, Setting], dict[str, Setting]]:
+    """Return the settings of r and of `smaller_r`, with the same number of layers."""
+    return {"layers": layers, "r": r}, {"layers": layers, "r": smaller_r}
 
 
 LONG = "scaled accuracy@256"
@@ -100,32 +100,32 @@ ORDERINGS = [
         "SCAN, length split: rotary > absolute positions", "scan",
         {"attention_position": "rotary"}, {"attention_position": None}, "exact",
     ),
-    Ordering("restricted attention, distance 15: 1 layer, r = 16 > r = 15", "reach", *reaching(1, 16, 15)),
-    Ordering("restricted attention, distance 15: 2 layers, r = 9 > r = 8", "reach", *reaching(2, 9, 8)),
-    Ordering("restricted attention, distance 15: 3 layers, r = 6 > r = 5", "reach", *reaching(3, 6, 5)),
+    Ordering("restricted attention, distance 15: 1 layer, r = 16 > r = 15", "reach", *radii(1, 16, 15)),
+    Ordering("restricted attention, distance 15: 2 layers, r = 9 > r = 8", "reach", *radii(2, 9, 8)),
+    Ordering("restricted attention, distance 15: 3 layers, r = 6 > r = 5", "reach", *radii(3, 6, 5)),
 ]  # fmt: skip
 
 
 def train(name: str, overrides: list[str], parallel: int) -> None:
-    """Train the jobs of a sweep that are not done."""
+    """Train the unfinished jobs of a sweep."""
     options = ["logger=csv", f"sweep.name=orderings-{name}", f"sweep.parallel={parallel}"]
     subprocess.run([sys.executable, "-m", "tfm_blocks", "train", "-m", *options, *overrides], check=True)
 
 
 def find_group(groups: list[Group], settings: dict[str, Setting]) -> Group:
-    """Return the group with these settings."""
-    (found,) = [
-        group
-        for group in groups
-        if all(group.runs[0].settings.get(key, "") == value for key, value in settings.items())
+    """Return the only group with these settings."""
+    (group,) = [
+        candidate
+        for candidate in groups
+        if all(candidate.runs[0].settings.get(key, "") == value for key, value in settings.items())
     ]
-    return found
+    return group
 
 
 def main() -> None:
-    """Train, test and print a row for each ordering."""
+    """Train the sweeps, test the orderings and print a row for each ordering."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
+    parser.add_argument("--parallel", type=int, default=1, help="train this many runs concurrently")
     parser.add_argument("--only", nargs="*", choices=SWEEPS, help="train and test only these sweeps")
     arguments = parser.parse_args()
     names = arguments.only or list(SWEEPS)
@@ -133,9 +133,10 @@ def main() -> None:
         train(name, SWEEPS[name], arguments.parallel)
     groups = {name: list(compare_runs([Path("runs", f"orderings-{name}")]).compared) for name in names}
     rows = {}
-    for one in (ordering for ordering in ORDERINGS if ordering.sweep in names):
-        sides = [find_group(groups[one.sweep], side) for side in (one.better, one.worse)]
-        rows[one.claim] = sides, [side.over_seeds(one.score) for side in sides]
+    for ordering in ORDERINGS:
+        if ordering.sweep in names:
+            sides = [find_group(groups[ordering.sweep], side) for side in (ordering.better, ordering.worse)]
+            rows[ordering.claim] = sides, [side.over_seeds(ordering.score) for side in sides]
     tests = {}
     for claim, (_, (better, worse)) in rows.items():
         test = tests[claim] = over_seeds(worse, better)

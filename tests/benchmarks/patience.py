@@ -1,9 +1,9 @@
-"""Both rules of when a beam search is over, and beams of growing size, on the sentences of a trained run.
+"""Compare both stopping rules of beam search, and beams of growing size, on the sentences of a trained run.
 
     python tests/benchmarks/patience.py runs/NAME --src FILE
 
-Prints, for each beam and length penalty, the medians of processor seconds of both rules, which alternate in one process,
-and how many sentences get a better-scored translation from the patient one; then the processor time of a sentence for
+Alternate both rules in one process. For each beam and length penalty, print the median CPU seconds of both rules, and
+the number of sentences whose translation by the patient rule scores better. Then print the CPU time of a sentence for
 beams of 2 to 256.
 """
 
@@ -32,27 +32,30 @@ PENALTIES: tuple[tuple[LengthPenalty, float], ...] = (
     ("plain", 1.0),
     ("plain", 1.5),
 )
-SAME = 1e-5  # scores differ by less where only the batch does
+TOLERANCE = 1e-5  # ignore smaller differences of scores: a different batch alone causes them
 
 
 def timed(translator: Translator, lines: Sequence[str], search: Search) -> tuple[float, list[Translation]]:
-    """Processor seconds, and the best of each sentence."""
-    begin = time.process_time()
-    found = translator.search(lines, search)
-    return time.process_time() - begin, [best[0] for best in found]
+    """Return the CPU seconds and the best translation of each sentence."""
+    start = time.process_time()
+    beams = translator.search(lines, search)
+    return time.process_time() - start, [beam[0] for beam in beams]
 
 
 def compare(translator: Translator, lines: Sequence[str], search: Search, rounds: int) -> str:
-    """One row: seconds of the first rule and of the patient one, their ratio, sentences with a better score, tokens."""
+    """Return a row: seconds of the first and the patient rule, their ratio, sentences with a better score, tokens."""
     seconds: dict[bool, list[float]] = {False: [], True: []}
-    found = {}
+    translations = {}
     for _ in range(rounds):
         for patient in seconds:
-            taken, found[patient] = timed(translator, lines, replace(search, patient=patient))
-            seconds[patient].append(taken)
+            elapsed, translations[patient] = timed(translator, lines, replace(search, patient=patient))
+            seconds[patient].append(elapsed)
     first, second = (statistics.median(seconds[patient]) for patient in (False, True))
-    better = sum(two.score > one.score + SAME for one, two in zip(found[False], found[True], strict=True))
-    tokens = [sum(len(one.ids) for one in found[patient]) / len(lines) for patient in (False, True)]
+    better = sum(
+        patient_rule.score > first_rule.score + TOLERANCE
+        for first_rule, patient_rule in zip(*translations.values(), strict=True)
+    )
+    tokens = [sum(len(best.ids) for best in translations[patient]) / len(lines) for patient in (False, True)]
     return f"{first:8.2f} {second:8.2f} {second / first:6.2f} {better:7} {tokens[0]:7.2f} {tokens[1]:7.2f}"
 
 
@@ -64,7 +67,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     keep_freed_memory()
-    torch.set_num_threads(1)  # the seconds of several would count their waiting too
+    torch.set_num_threads(1)  # use one thread: CPU seconds of several threads include their waiting
     model = Translator.load(arguments.run)
     texts = list(islice(read_lines(arguments.src, "--src"), arguments.lines))
     with packed(model.network):
@@ -74,5 +77,5 @@ if __name__ == "__main__":
                 row = compare(model, texts, Search(beam=beam, penalty=penalty, alpha=alpha), arguments.rounds)
                 print(f"{beam:4} {penalty:5} {alpha} {row}", flush=True)
         for beam in (2, 4, 8, 16, 32, 64, 128, LARGEST_BEAM):
-            taken, _ = timed(model, texts[:8], Search(beam=beam))
-            print(f"beam {beam:3}: {taken / 8:.3f} s a sentence", flush=True)
+            elapsed, _ = timed(model, texts[:8], Search(beam=beam))
+            print(f"beam {beam:3}: {elapsed / 8:.3f} s a sentence", flush=True)

@@ -1,9 +1,9 @@
-"""Training steps in float32 and in bf16, alternating in one process, beside the choice of trainer.precision=auto.
+"""Time training steps in float32 and in bf16, alternating in one process. Print the choice of trainer.precision=auto.
 
     python tests/benchmarks/precision.py --steps 5 model=base heads=8 layers=6
 
-The arguments are those of `tfm train`. A step is one micro-batch of the run: forward, loss, backward and fused AdamW.
-Prints median seconds of wall time and of CPU time, and what `auto` measures and chooses.
+Pass the arguments of `tfm train`. A step is one micro-batch of the run: forward, loss, backward and fused AdamW.
+Print the median seconds of wall time and of CPU time. Print the measurement and the choice of `auto`.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ SIDES = ("fp32", "bf16")
 
 
 def time_steps(
-    settings: RunSettings, model: dict[str, object], feed: PlannedCorpus, steps: int
+    settings: RunSettings, model: dict[str, object], corpus: PlannedCorpus, steps: int
 ) -> dict[str, list[list[float]]]:
-    """Wall and CPU seconds of each step of each side."""
+    """Return the wall and CPU seconds of each step of each side."""
     network = build_network(check_model(model), seed=settings.seed).train()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
     objective = Objective(network, settings.label_smoothing)
-    plan = feed.plan(seed=settings.seed, epoch=0)
+    plan = corpus.plan(seed=settings.seed, epoch=0)
     seconds: dict[str, list[list[float]]] = {name: [] for name in SIDES}
-    for place in range(steps + 1):
-        batch = feed.batches(plan[place % len(plan)], Ranks())[0]
+    for number in range(steps + 1):
+        batch = corpus.batches(plan[number % len(plan)], Ranks())[0]
         for name in SIDES:
-            begin = time.perf_counter(), time.process_time()
+            wall, cpu = time.perf_counter(), time.process_time()
             with torch.autocast("cpu", torch.bfloat16, enabled=name == "bf16"):
                 loss, _ = objective.loss(batch)
             (loss / len(batch.kept_N)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-            seconds[name].append([time.perf_counter() - begin[0], time.process_time() - begin[1]])
+            seconds[name].append([time.perf_counter() - wall, time.process_time() - cpu])
     return {name: values[1:] for name, values in seconds.items()}
 
 
@@ -57,13 +57,13 @@ def main() -> None:
     composed = composed.with_vocab(prepared.tokenizer.size)
     settings = read_run(composed.mapping)
     network = network_without_values(check_model(composed.model))
-    feed = plan_corpus(network.spec, prepared, settings.data)
-    begin = time.perf_counter()
-    chosen = choose_precision("auto", "cpu", measure_precision(network, feed, settings))
-    print(f"{chosen}, after {time.perf_counter() - begin:.2f} s")
-    seconds = time_steps(settings, composed.model, feed, arguments.steps)
-    for place, kind in enumerate(("wall", "CPU")):
-        fp32, bf16 = (median(one[place] for one in seconds[name]) for name in SIDES)
+    corpus = plan_corpus(network.spec, prepared, settings.data)
+    start = time.perf_counter()
+    chosen = choose_precision("auto", "cpu", measure_precision(network, corpus, settings))
+    print(f"{chosen}, after {time.perf_counter() - start:.2f} s")
+    seconds = time_steps(settings, composed.model, corpus, arguments.steps)
+    for index, kind in enumerate(("wall", "CPU")):
+        fp32, bf16 = (median(step_seconds[index] for step_seconds in seconds[name]) for name in SIDES)
         print(f"step, {kind} time: fp32 {fp32:.3f} s, bf16 {bf16:.3f} s; fp32 / bf16 = {fp32 / bf16:.2f}")
 
 

@@ -1,10 +1,10 @@
-"""Continuing prompts against Hugging Face's GPT-2 `generate` of the same size, alternating in one process.
+"""Compare greedy continuations of prompts with Hugging Face's GPT-2 `generate`, alternating in one process.
 
     python tests/benchmarks/prompts.py
 
-64 prompts of 64 tokens, 32 new tokens each, 6 layers of width 512 with 8 heads and inner width 2,048, vocabulary 10,000,
-random weights, float32, greedy. Prints the median of new tokens/s of each side, by the clock and a CPU second, and the
-ratios.
+Continue 64 prompts of 64 tokens by 32 new tokens each. Both models have 6 layers of width 512 with 8 heads and inner
+width 2,048, a vocabulary of 10,000 and random weights in float32. Print the median new tokens/s of each side by wall
+time and by CPU time, and the ratios.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ VOCAB, PROMPTS, LENGTH, NEW = 10_000, 64, 64, 32
 WIDTH, INNER, HEADS, LAYERS = 512, 2048, 8, 6
 
 Side = Callable[[Tensor], int]
-"""prompts_BN, bos first -> new tokens."""
+"""Continue prompts_BN, which begin with bos, and return the number of new tokens."""
 
 
 def ours() -> tuple[Side, torch.nn.Module]:
     sizes = {"d_model": WIDTH, "d_ff": INNER, "heads": HEADS, "layers": LAYERS, "vocab": VOCAB}
     model = tfm.build("decoder_only", **sizes).eval()
-    whole_B = torch.full((PROMPTS,), NEW)
-    bounds = Bounds(whole_B, whole_B, torch.empty(PROMPTS, 0, dtype=torch.int64))
+    new_lengths_B = torch.full((PROMPTS,), NEW)
+    bounds = Bounds(new_lengths_B, new_lengths_B, torch.empty(PROMPTS, 0, dtype=torch.int64))
 
     def run(prompts_BN: Tensor) -> int:
-        return sum(one.length for one in one_by_one(model, {}, bounds, before_BN=prompts_BN))
+        return sum(hypothesis.length for hypothesis in one_by_one(model, {}, bounds, before_BN=prompts_BN))
 
     return run, model
 
@@ -60,22 +60,22 @@ def gpt2() -> Side:
 
 
 def measure(rounds: int) -> dict[str, tuple[float, float]]:
-    """Median new tokens/s of each side, by the clock and a CPU second."""
+    """Return the median new tokens/s of each side, by wall time and by CPU time."""
     generator = torch.Generator().manual_seed(1)
-    own, model = ours()
-    sides = {"tfm-blocks": own, "gpt2": gpt2()}
+    our_side, model = ours()
+    sides = {"tfm-blocks": our_side, "gpt2": gpt2()}
     speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     with packed(model):
         for _ in range(rounds + 1):
             prompts_BN = torch.randint(4, VOCAB, (PROMPTS, LENGTH), generator=generator)
             prompts_BN[:, 0] = BOS
             for name, side in sides.items():
-                begin, spent = time.perf_counter(), time.process_time()
+                wall, cpu = time.perf_counter(), time.process_time()
                 tokens = side(prompts_BN)
-                elapsed = time.perf_counter() - begin, time.process_time() - spent
+                elapsed = time.perf_counter() - wall, time.process_time() - cpu
                 speeds[name].append((tokens / elapsed[0], tokens / elapsed[1]))
     return {
-        name: (statistics.median(one[0] for one in values[1:]), statistics.median(one[1] for one in values[1:]))
+        name: (statistics.median(pair[0] for pair in values[1:]), statistics.median(pair[1] for pair in values[1:]))
         for name, values in speeds.items()
     }
 
@@ -83,8 +83,8 @@ def measure(rounds: int) -> dict[str, tuple[float, float]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    found = measure(parser.parse_args().rounds)
-    for name, (speed, per_cpu) in found.items():
+    medians = measure(parser.parse_args().rounds)
+    for name, (speed, per_cpu) in medians.items():
         print(f"{name:12} {speed:10,.0f} new tokens/s  {per_cpu:10,.0f} a CPU second")
-    wall, processor = (found["tfm-blocks"][place] / found["gpt2"][place] for place in (0, 1))
-    print(f"ratio {wall:.2f} by the clock, {processor:.2f} a CPU second")
+    wall_ratio, cpu_ratio = (medians["tfm-blocks"][index] / medians["gpt2"][index] for index in (0, 1))
+    print(f"ratio {wall_ratio:.2f} by the clock, {cpu_ratio:.2f} a CPU second")

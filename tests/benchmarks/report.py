@@ -1,8 +1,8 @@
-"""Time `tfm report` of many runs, in this checkout and in another one, with an empty cache and again with a full one.
+"""Time `tfm report` on many runs in this checkout and in another checkout, with an empty cache and with a full cache.
 
     python tests/benchmarks/report.py [--before CHECKOUT] [--runs 100] [--models 5] [--lines 1000] [--rounds 1]
 
-The runs are synthetic: each has a tiny untrained model and translations of 12 words a line, of which up to 30 % are
+Create synthetic runs. Each has a tiny untrained model and translations of 12 words a line, of which up to 30 % are
 replaced. A row has the medians over the rounds of wall seconds and of CPU seconds.
 """
 
@@ -29,17 +29,17 @@ from tfm_blocks.data.tokenizer import Tokenizer  # noqa: E402
 from tfm_blocks.runs.row_results import read_translations, write_translations  # noqa: E402
 from tfm_blocks.translation.translator import Translator  # noqa: E402
 
-SEEDS = 1_000_000  # more than any number of seeds of a model
+SEEDS = 1_000_000  # exceed the number of seeds of every model
 
 
-def leave_runs(folder: Path, runs: int, models: int, lines: int) -> None:
+def write_runs(folder: Path, runs: int, models: int, lines: int) -> None:
     random = Random(1)
     references = [" ".join(random.choices(WORDS, k=12)) for _ in range(lines)]
     tokenizer = Tokenizer.train(references, 300)
     knobs = {"layers": 2, "d_model": 32, "d_ff": 64, "vocab": tokenizer.size}
     translator = Translator(tfm.build("tiny", seed=1, **knobs).eval(), tokenizer)
-    made = leave_run(folder / "made", references, references)
-    status, (translated) = (made / "status.json").read_text(), read_translations(made)
+    template = leave_run(folder / "made", references, references)
+    status, translations = (template / "status.json").read_text(), read_translations(template)
     for number in range(runs):
         model, seed = number % models, number // models
         run = folder / "runs" / f"model{model}-{seed}"
@@ -47,41 +47,41 @@ def leave_runs(folder: Path, runs: int, models: int, lines: int) -> None:
         save(translator, run)
         leave_run(run, references[:1], references[:1], seed=seed, changed={"heads": model + 2}, loss=1 + model / 10)
         outputs = garbled(references, 0.2 + 0.1 * model / models, SEEDS * model + seed)
-        pairs = zip(translated, outputs, strict=True)
-        write_translations(run, [type(one)(one.source, output, one.reference) for one, output in pairs])
+        pairs = zip(translations, outputs, strict=True)
+        write_translations(run, [type(row)(row.source, output, row.reference) for row, output in pairs])
         (run / "status.json").write_text(status)
 
 
 def seconds(checkout: Path, folder: Path, cache: Path) -> tuple[float, float]:
-    """Wall and CPU seconds of one report."""
+    """Return the wall and CPU seconds of one report."""
     environment = os.environ | {"PYTHONPATH": str(checkout), "TFM_BLOCKS_CACHE": str(cache)}
     command = [sys.executable, "-m", "tfm_blocks", "report", str(folder / "runs"), "--baseline", "model0-0"]
-    begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([*command, "-o", str(folder / "report.html")], check=True, env=environment, cwd=checkout)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.perf_counter() - begun, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - start, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--before", type=Path, help="another checkout, with which this one is compared")
+    parser.add_argument("--before", type=Path, help="compare this checkout with another checkout")
     for name, default in (("runs", 100), ("models", 5), ("lines", 1000), ("rounds", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     checkouts = {"now": ROOT} | ({"before": options.before.resolve()} if options.before else {})
-    taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    measurements: dict[tuple[str, str], list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        leave_runs(folder, options.runs, options.models, options.lines)
+        write_runs(folder, options.runs, options.models, options.lines)
         for number in range(options.rounds):
-            for which, checkout in checkouts.items():
-                cache = folder / f"cache-{which}-{number}"
+            for version, checkout in checkouts.items():
+                cache = folder / f"cache-{version}-{number}"
                 for state in ("empty", "full"):
-                    taken.setdefault((which, state), []).append(seconds(checkout, folder, cache))
+                    measurements.setdefault((version, state), []).append(seconds(checkout, folder, cache))
     print("| checkout | cache | wall, s | CPU, s |\n|---|---|---|---|")
-    for (which, state), pairs in taken.items():
-        wall, cpu = (statistics.median(one) for one in zip(*pairs, strict=True))
-        print(f"| {which} | {state} | {wall:.1f} | {cpu:.1f} |")
+    for (version, state), pairs in measurements.items():
+        wall, cpu = (statistics.median(column) for column in zip(*pairs, strict=True))
+        print(f"| {version} | {state} | {wall:.1f} | {cpu:.1f} |")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Restricted against dense self-attention: forward + backward of the whole blocks, alternating in one process.
+"""Compare restricted and dense self-attention: forward + backward of the whole blocks, alternating in one process.
 
 python tests/benchmarks/restricted_attention.py [--r 128] [--heads 8] [--width 512] [--rounds 5] [--threads 2] [--bf16]
 
-Prints, for each length n, medians in milliseconds of the block with its projections and of the attention alone, the
-time ratios, the exponent of growth since half the length (1 is linear, 2 quadratic), and the peak memory of one forward
-and backward: how far the resident size of a process (ru_maxrss) rises above what it was with the block and its input
-made, each block and length in a fresh process.
+For each length n, print the median milliseconds of the block with its projections and of the attention alone. Print the
+time ratios and the exponent of growth since half the length (1 is linear, 2 quadratic). Print the peak memory of one
+forward and backward: the rise of a process's resident size (ru_maxrss) after the block and its input were created.
+Measure the memory of each block and length in a fresh process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tfm_blocks.blocks.restricted import RestrictedAttention
 from tfm_blocks.layers.banded import banded_attention
 
 LENGTHS = (2048, 4096, 8192, 16384)
-LONGEST_DENSE = 8192  # at 16384 one dense step takes a quarter of a minute
+LONGEST_DENSE = 8192  # skip 16384: one dense step takes a quarter of a minute
 MEBIBYTE = 2**20
 COLUMNS = ("restricted block", "dense block", "restricted attention", "dense attention", "restricted MiB", "dense MiB")
 
@@ -36,7 +36,7 @@ Step = Callable[[], None]
 
 
 def block_step(kind: str, n: int, options: argparse.Namespace) -> Step:
-    """Forward and backward of one whole block, its input's gradient included."""
+    """Return a step: forward and backward of one whole block, with the gradient of its input."""
     torch.manual_seed(0)
     if kind == "dense":
         block: torch.nn.Module = Attention(D=options.width, E=None, heads=options.heads)
@@ -48,7 +48,7 @@ def block_step(kind: str, n: int, options: argparse.Namespace) -> Step:
 
 
 def attention_step(kind: str, n: int, options: argparse.Namespace) -> Step:
-    """Forward and backward of the attention alone, without projections."""
+    """Return a step: forward and backward of the attention alone, without projections."""
     q, k, v = torch.randn(3, 1, n, options.heads, options.width // options.heads).transpose(2, 3)
     inputs = [part.requires_grad_() for part in (q, k, v)]
     keep_BT, weight_BHTK = torch.ones(1, n, dtype=torch.bool), torch.randn_like(q)
@@ -68,14 +68,14 @@ def run(forward: Callable[[], Tensor], weight: Tensor, bf16: bool) -> None:
 
 
 def alternate(steps: dict[str, Step], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each step, taken in turns after one round of warming up."""
+    """Return the median milliseconds of each step. The steps take turns after one warm-up round."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds + 1):
         for name, step in steps.items():
             start = time.perf_counter()
             step()
             times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    return {name: statistics.median(values[1:]) for name, values in times.items()}
 
 
 def resident_peak() -> int:
@@ -84,7 +84,10 @@ def resident_peak() -> int:
 
 
 def measure_peak(kind: str, n: int, options: argparse.Namespace) -> float:
-    """Mebibytes by which one step raises this process's peak; a short step first pays for what is loaded once."""
+    """Return the mebibytes by which one step raises the peak of this process.
+
+    A short step runs first: it triggers all one-time loading.
+    """
     torch.set_num_threads(options.threads)
     block_step(kind, 256, options)()
     step = block_step(kind, n, options)
@@ -94,8 +97,8 @@ def measure_peak(kind: str, n: int, options: argparse.Namespace) -> float:
 
 
 def peak_memory(kind: str, n: int, options: argparse.Namespace) -> float:
-    with multiprocessing.get_context("spawn").Pool(1) as fresh:
-        return fresh.apply(measure_peak, (kind, n, options))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure_peak, (kind, n, options))
 
 
 def kinds(n: int) -> list[str]:
@@ -103,8 +106,8 @@ def kinds(n: int) -> list[str]:
 
 
 def measure(options: argparse.Namespace) -> dict[int, dict[str, float]]:
-    """For each length, the figures by name."""
-    # Memory first: on Linux a new process starts with its parent's peak, which must still be small.
+    """Return the figures of each length by name."""
+    # Measure memory first: on Linux a new process starts with its parent's peak, which must still be small.
     rows = {n: {f"{kind} MiB": peak_memory(kind, n, options) for kind in kinds(n)} for n in LENGTHS}
     for n, row in rows.items():
         steps = {f"{kind} block": block_step(kind, n, options) for kind in kinds(n)}
@@ -125,7 +128,7 @@ def print_table(rows: dict[int, dict[str, float]]) -> None:
 
 
 def with_growth(rows: dict[int, dict[str, float]], n: int, name: str) -> str:
-    """The figure, and after it the exponent of its growth since half the length."""
+    """Return the figure, followed by the exponent of its growth since half the length."""
     if name not in rows[n]:
         return "–"
     value, half = rows[n][name], rows.get(n // 2, {}).get(name)
@@ -139,7 +142,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--bf16", action="store_true", help="under bf16 autocast")
+    parser.add_argument("--bf16", action="store_true", help="measure under bf16 autocast")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     precision = "bf16 autocast" if options.bf16 else "fp32"

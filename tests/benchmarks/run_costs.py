@@ -1,12 +1,12 @@
-"""What a run costs beside the arithmetic: its start, a step, a validation and a checkpoint, here and in another checkout.
+"""Measure the costs of a run besides the arithmetic (start, step, validation, checkpoint) in this and another checkout.
 
     python tests/benchmarks/run_costs.py [--before CHECKOUT] [--rounds 3] [KEY=VALUE …]
 
-Each round is one run of train.py in each checkout, with what is given after the options; a round before them fills the
-caches of the data. The runs of a round take turns: one waits while the other does a step, since the speed of a machine
-changes within seconds. The start is from the first import to the beginning of the first step, which is slower than the
-others where nothing was tried before it. A row has the median over the rounds, of a step that over the steps after the
-third, and the ratio to the other checkout.
+In each round, run train.py once in each checkout, with the overrides KEY=VALUE. A round before the measured rounds
+fills the data caches. The runs of a round take turns, because the speed of a machine changes within seconds: a run
+waits while the other run does a step. The start lasts from the first import to the beginning of the first step. The
+first step is slower than later steps if no trial preceded it. A row has the median over the rounds and the ratio to the
+other checkout. For a step, the value of a round is the median over the steps after the third.
 """
 
 from __future__ import annotations
@@ -28,34 +28,37 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-WARM = 3  # steps that are not counted
+WARM_UP = 3  # exclude these first steps
 PARTS = ("start", "first step", "step", "validation", "checkpoint")
 NAME = f"costs-{os.getpid()}"
 
 
 def probe(overrides: list[str]) -> None:
-    """In a process of its own: train.py of the working folder, with a clock around its parts."""
-    take, give = (int(os.environ[name]) for name in ("TAKE", "GIVE"))
-    os.read(take, 1)
-    begun = time.perf_counter()
+    """Run train.py of the working folder in this process, with a timer around its parts.
+
+    Each side runs `probe` in its own process.
+    """
+    own_turn, next_turn = (int(os.environ[name]) for name in ("OWN_TURN", "NEXT_TURN"))
+    os.read(own_turn, 1)
+    start = time.perf_counter()
     from lightning.pytorch import Trainer
     from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 
     from tfm_blocks.training.module import TrainingModule
 
-    taken: defaultdict[str, list[float]] = defaultdict(list)
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
 
     def clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def run(*arguments: Any, **named: Any) -> Any:
+        def run(*arguments: Any, **keywords: Any) -> Any:
             if name == "step":
-                taken["start"] = taken["start"] or [time.perf_counter() - begun]
-                with suppress(BrokenPipeError):  # the other has ended
-                    os.write(give, b"!")
-                os.read(take, 1)
-            begin = time.perf_counter()
-            result = function(*arguments, **named)
-            taken[name].append(time.perf_counter() - begin)
+                seconds["start"] = seconds["start"] or [time.perf_counter() - start]
+                with suppress(BrokenPipeError):  # ignore that the other run exited
+                    os.write(next_turn, b"!")
+                os.read(own_turn, 1)
+            part_start = time.perf_counter()
+            result = function(*arguments, **keywords)
+            seconds[name].append(time.perf_counter() - part_start)
             return result
 
         return run
@@ -67,18 +70,18 @@ def probe(overrides: list[str]) -> None:
     try:
         runpy.run_path("train.py", run_name="__main__")
     finally:
-        Path(os.environ["TAKEN"]).write_text(json.dumps(taken))
+        Path(os.environ["SECONDS_FILE"]).write_text(json.dumps(seconds))
 
 
 def measure(checkouts: Mapping[str, Path], overrides: list[str]) -> dict[str, dict[str, float]]:
-    """Seconds of each part of a run in each of one or two checkouts."""
-    ends = [os.pipe() for _ in checkouts]  # in each the turn comes to one run
-    os.write(ends[0][1], b"!")
+    """Return the seconds of each part of a run, for each of one or two checkouts."""
+    pipes = [os.pipe() for _ in checkouts]  # write a byte to a pipe to start the turn of its run
+    os.write(pipes[0][1], b"!")
     runs = [
-        start(checkout, overrides, ends[place][0], ends[(place + 1) % len(ends)][1])
-        for place, checkout in enumerate(checkouts.values())
+        start_run(checkout, overrides, pipes[index][0], pipes[(index + 1) % len(pipes)][1])
+        for index, checkout in enumerate(checkouts.values())
     ]
-    for end in [end for pair in ends for end in pair]:
+    for end in [end for pipe in pipes for end in pipe]:
         os.close(end)
     texts = [run.communicate()[0] for run in runs]
     if any(run.returncode for run in runs):
@@ -86,15 +89,15 @@ def measure(checkouts: Mapping[str, Path], overrides: list[str]) -> dict[str, di
     return {name: collect(checkout) for name, checkout in checkouts.items()}
 
 
-def start(checkout: Path, overrides: list[str], take: int, give: int) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(checkout), "TAKEN": str(taken_of(checkout))}
-    environment |= {"TAKE": str(take), "GIVE": str(give)}
+def start_run(checkout: Path, overrides: list[str], own_turn: int, next_turn: int) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(checkout), "SECONDS_FILE": str(seconds_file(checkout))}
+    environment |= {"OWN_TURN": str(own_turn), "NEXT_TURN": str(next_turn)}
     command = [sys.executable, __file__, "--probe", *overrides, "logger=csv", f"name={NAME}"]
     return subprocess.Popen(
         command,
         cwd=checkout,
         env=environment,
-        pass_fds=(take, give),
+        pass_fds=(own_turn, next_turn),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -102,29 +105,29 @@ def start(checkout: Path, overrides: list[str], take: int, give: int) -> subproc
 
 
 def collect(checkout: Path) -> dict[str, float]:
-    """The medians of one run, of which nothing else stays."""
-    found = json.loads(taken_of(checkout).read_text())
+    """Return the medians of one run and delete the run."""
+    seconds = json.loads(seconds_file(checkout).read_text())
     shutil.rmtree(checkout / "runs" / NAME)
-    taken_of(checkout).unlink()
-    found["first step"], found["step"] = found["step"][:1], found["step"][WARM:]
-    return {part: statistics.median(found[part]) for part in PARTS if found.get(part)}
+    seconds_file(checkout).unlink()
+    seconds["first step"], seconds["step"] = seconds["step"][:1], seconds["step"][WARM_UP:]
+    return {part: statistics.median(seconds[part]) for part in PARTS if seconds.get(part)}
 
 
-def taken_of(checkout: Path) -> Path:
+def seconds_file(checkout: Path) -> Path:
     return checkout / "runs" / f"{NAME}.json"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--before", type=Path, help="another checkout, with which this one is compared")
+    parser.add_argument("--before", type=Path, help="compare this checkout with another checkout")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="further keys of train.py")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="pass these keys to train.py")
     options = parser.parse_args()
     checkouts = {"now": ROOT} | ({"before": options.before.resolve()} if options.before else {})
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
     for _ in range(options.rounds + 1):
-        for name, taken in measure(checkouts, options.overrides).items():
-            rounds[name].append(taken)
+        for name, costs in measure(checkouts, options.overrides).items():
+            rounds[name].append(costs)
     print(
         "| part | "
         + " | ".join(f"{name}, s" for name in checkouts)
@@ -133,7 +136,9 @@ def main() -> None:
         + "|"
     )
     for part in rounds["now"][0]:
-        medians = [statistics.median(one[part] for one in taken[1:]) for taken in rounds.values() if part in taken[0]]
+        medians = [
+            statistics.median(costs[part] for costs in values[1:]) for values in rounds.values() if part in values[0]
+        ]
         ratio = f"{medians[0] / medians[1]:.2f}" if len(medians) > 1 else "–"
         print(f"| {part} | " + " | ".join(f"{median:.3f}" for median in medians) + f" | {ratio} |")
 

@@ -1,7 +1,7 @@
-"""Training tokens per second if the head runs at scored positions only, against a head at all positions.
+"""Compare the training speed of a head at scored positions only with a head at all positions, in tokens per second.
 
-The task is multi-query associative recall with 8,192 tokens, length 64 and 4 pairs. Both sides alternate in one process
-and have the same network, batches and loss; only the positions differ.
+The task is multi-query associative recall with 8,192 tokens, length 64 and 4 pairs. Both sides alternate in one
+process. They have the same network, batches and loss; only the positions differ.
 
     python tests/benchmarks/scored_positions.py [OVERRIDE…]
 """
@@ -44,12 +44,12 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(1 + ROUNDS):
         for name, batch in sides.items():
-            begun = time.perf_counter()
+            start = time.perf_counter()
             objective.loss(batch)[0].backward()
-            seconds[name].append(time.perf_counter() - begun)
+            seconds[name].append(time.perf_counter() - start)
             network.zero_grad()
     tokens = scored.labels_BT.numel()
-    speeds = {name: tokens / median(values[1:]) for name, values in seconds.items()}  # the first round warms up
+    speeds = {name: tokens / median(values[1:]) for name, values in seconds.items()}  # skip the first round, a warm-up
     for name, speed in speeds.items():
         print(f"{name}: {speed:,.0f} input tokens/s, {len(sides[name].kept_N):,} of {tokens:,} positions")
     print(f"ratio: {speeds['scored positions'] / speeds['all positions']:.2f}")

@@ -1,4 +1,4 @@
-"""Give every shipped model the parameters and the multiply-adds of base: the values, the differences and CPU seconds.
+"""Give every shipped model the parameters and the multiply-adds of base. Print values, differences and CPU seconds.
 
 python tests/benchmarks/solve.py
 """
@@ -19,14 +19,14 @@ KNOBS = ("d_model", "d_ff")
 def solved(model: str, budget: str, requested: int) -> str:
     """Return the cells of a model: values, difference and CPU seconds."""
     composed = compose_model(model)
-    begin = time.process_time()
+    start = time.process_time()
     try:
         solution = solve(composed, KNOBS, BUDGETS[budget], requested, BUDGETS[budget].within)
         values = ", ".join(f"{knob}={value}" for knob, value in solution.values.items())
         result = f"{values} | {solution.difference:+.3%}"
     except ConfigError as error:
         result = f"{error.problems[0].rule} | "
-    return f"{result} | {time.process_time() - begin:.2f}"
+    return f"{result} | {time.process_time() - start:.2f}"
 
 
 if __name__ == "__main__":

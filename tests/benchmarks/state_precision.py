@@ -1,8 +1,9 @@
-"""Retention and the delta rule under bfloat16 autocast: products of the state in bfloat16 and in float32, alternating.
+"""Compare bfloat16 and float32 products of the state in retention and the delta rule, under bfloat16 autocast.
 
     python tests/benchmarks/state_precision.py [--rounds 9]
 
-Prints the error of a forward pass relative to float64, and medians in milliseconds of a forward and backward pass.
+Alternate both sides. Print the error of a forward pass relative to float64. Print the median milliseconds of a forward
+and backward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tfm_blocks.blocks.linear_attention import CHUNK, by_chunks
 def in_autocast(read, memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `by_chunks` without switching autocast off."""
     outputs = []
-    for chunk in zip(*(torch.split(one, CHUNK, 2) for one in x_BHT), strict=True):
+    for chunk in zip(*(torch.split(tensor_BHT, CHUNK, 2) for tensor_BHT in x_BHT), strict=True):
         y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
         outputs.append(y_BHCV)
     return torch.cat(outputs, 2), memory_BHKV
@@ -34,13 +35,13 @@ def keep_of(x_BTD: Tensor) -> Tensor:
 
 
 def measure(block: torch.nn.Module, x_BTD: Tensor, side) -> tuple[Tensor, float]:
-    """Return the output, and the milliseconds of one forward and backward pass."""
+    """Return the output and the milliseconds of one forward and backward pass."""
     with mock.patch.object(linear_attention, "by_chunks", side):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16):
             y_BTD = block(x_BTD, keep_BT=keep_of(x_BTD))
         y_BTD.float().square().mean().backward()
-        return y_BTD.detach(), 1000 * (time.perf_counter() - begin)
+        return y_BTD.detach(), 1000 * (time.perf_counter() - start)
 
 
 def compare(name: str, block: torch.nn.Module, rows: int, length: int, rounds: int) -> None:

@@ -1,13 +1,14 @@
-"""Resident memory and speed of a training run, or of a translation, from its beginning to its end.
+"""Measure the resident memory and the speed of a training run, or of a translation, from start to end.
 
     python tests/benchmarks/steady_run.py train --until 1500 experiment=multi30k data.dir=PATH logger=csv
     python tests/benchmarks/steady_run.py translate --until 20000 runs/NAME FILE
 
-The first is `python train.py` with what follows, stopped after that many steps; a row counts the target tokens and the time of
-optimizer steps, without validations. The second is `tfm translate RUN` with what follows FILE, whose lines it gets again and again; a row
-counts lines. A row has the resident size, the largest so far, and the speed since the row before by the clock and by processor time,
-which alone means something beside other work, with OMP_NUM_THREADS=1. The sizes of caches are those of the command, or of the
-environment: ONEDNN_PRIMITIVE_CACHE_CAPACITY=1024 LRU_CACHE_CAPACITY=1024 are those of torch itself.
+The first command runs `python train.py` with the remaining arguments and stops it after N steps (`--until N`). A row
+counts the target tokens and the time of optimizer steps, without validations. The second command runs
+`tfm translate RUN` with the arguments after FILE, and repeats the lines of FILE as its input. A row counts lines.
+A row has the resident size, its maximum so far, and the speed since the previous row, by wall time and by CPU time.
+Alongside other work, only the speed by CPU time is meaningful, with OMP_NUM_THREADS=1. The command or the environment
+sets the sizes of caches: ONEDNN_PRIMITIVE_CACHE_CAPACITY=1024 LRU_CACHE_CAPACITY=1024 are the sizes of torch itself.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ from tfm_blocks.data.text import read_lines
 from tfm_blocks.launch.process_settings import set_library_defaults
 
 ROOT = Path(__file__).parents[2]
-TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
+TICKS = os.sysconf("SC_CLK_TCK")  # read the ticks per second of CPU time
 
 
-def show(place: str, process: int, amount: float, wall: float, cpu: float) -> None:
-    """One row, about `process`."""
+def show(label: str, process: int, amount: float, wall: float, cpu: float) -> None:
+    """Print one row about `process`."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines)
     now, peak = (int(status[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
     speeds = f"{amount / wall:8,.1f} a second {amount / cpu:8,.1f} a processor second"
-    print(f"{place:>12}: {now:6,.0f} MiB, at most {peak:6,.0f} MiB, {speeds}", flush=True)
+    print(f"{label:>12}: {now:6,.0f} MiB, at most {peak:6,.0f} MiB, {speeds}", flush=True)
 
 
 def train(overrides: list[str], until: int, every: int) -> None:
-    """train.py in this process, with a clock around its training step."""
+    """Run train.py in this process, with a timer around its training step."""
     set_library_defaults()
     from tfm_blocks.training.module import TrainingModule
 
-    step_of = TrainingModule.training_step
+    training_step = TrainingModule.training_step
     sums = [0.0, 0.0, 0.0]
 
     def timed(module: TrainingModule, step: Any) -> None:
         wall, cpu = time.perf_counter(), time.process_time()
-        step_of(module, step)
-        spent = (step.tokens, time.perf_counter() - wall, time.process_time() - cpu)
-        sums[:] = (total + new for total, new in zip(sums, spent, strict=True))
+        training_step(module, step)
+        amounts = (step.tokens, time.perf_counter() - wall, time.process_time() - cpu)
+        sums[:] = (total + new for total, new in zip(sums, amounts, strict=True))
         if module.global_step % every == 0:
             show(f"{module.global_step:,} steps", os.getpid(), *sums)
             sums[:] = 0.0, 0.0, 0.0
@@ -64,12 +65,12 @@ def train(overrides: list[str], until: int, every: int) -> None:
 
 
 def translate(run: str, path: Path, options: list[str], until: int, every: int) -> None:
-    """`tfm translate` in a process of its own, watched from here."""
+    """Run `tfm translate` in a separate process and measure it from this process."""
     command = [sys.executable, "-m", "tfm_blocks", "translate", run, *options]
     text = [f"{line}\n".encode() for line in read_lines(path, "FILE")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin and process.stdout
-        feeder = threading.Thread(target=feed, args=(process.stdin, islice(cycle(text), until)))
+        feeder = threading.Thread(target=write_lines, args=(process.stdin, islice(cycle(text), until)))
         feeder.start()
         wall, cpu = time.perf_counter(), 0.0
         for count, _ in enumerate(process.stdout, 1):
@@ -81,7 +82,7 @@ def translate(run: str, path: Path, options: list[str], until: int, every: int) 
         feeder.join()
 
 
-def feed(stdin: Any, lines: Any) -> None:
+def write_lines(stdin: Any, lines: Any) -> None:
     stdin.writelines(lines)
     stdin.close()
 

@@ -1,10 +1,10 @@
-"""The planned peak memory of training steps on the CPU, and the measured one, each in a fresh process.
+"""Compare the planned peak memory of training steps on the CPU with the measured peak, each in a fresh process.
 
     python tests/benchmarks/step_plan.py tiny base swiglu --tokens 2048
 
-A step is forward, loss, backward and fused Adam, in float32. Prints the peak in MB of the plan, of torch's allocator, and
-of the process: the growth of its resident memory from before the network exists. Each is also a ratio to the plan. A
-line with `recomputed` is with activation checkpointing.
+A step is forward, loss, backward and fused Adam, in float32. Print the peak in MB of the plan, of torch's allocator and
+of the process. The peak of the process is the growth of its resident memory since before the network existed. Print
+the ratio of each measured peak to the plan. A line with `recomputed` measures activation checkpointing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def measure(model: str, tokens: int, recomputes: bool) -> str:
     settings = StepSettings("fp32", "ddp", recomputes)
     (plan,) = plan_steps(spec, batching, settings, read_card("cpu"), [1])
     small = spec_of(model, "d_model=64", "d_ff=64", "heads=2", "layers=1", "vocab=100")
-    RealStep(small, batching_of(small, 1), bf16=False, recomputes=recomputes)  # loads the kernels
+    RealStep(small, batching_of(small, 1), bf16=False, recomputes=recomputes)  # load the kernels
     before = _resident()
     real = RealStep(spec, batching, bf16=False, recomputes=recomputes)
     real.run()
@@ -48,8 +48,8 @@ def _resident() -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--tokens", type=int, default=4096, help="of a batch, over all inputs")
-    parser.add_argument("--recomputed", action="store_true", help="measure this one, in this process")
+    parser.add_argument("--tokens", type=int, default=4096, help="set the tokens of a batch, over all inputs")
+    parser.add_argument("--recomputed", action="store_true", help="measure activation checkpointing, with --side")
     parser.add_argument("--side", action="store_true", help="measure in this process")
     arguments = parser.parse_args()
     if arguments.side:

@@ -1,4 +1,4 @@
-"""Time `tfm compare` and `tfm runs` on a thousand runs: medians of the CPU seconds of the command.
+"""Time `tfm compare` and `tfm runs` on a thousand runs. Print the median CPU seconds of each command.
 
 python tests/benchmarks/thousand_runs.py [--rounds 5]
 """
@@ -18,10 +18,10 @@ from tests.run_folders import leave_thousand, printed
 
 
 def cpu_seconds(*arguments: object) -> float:
-    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     printed(*arguments)
-    end = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":

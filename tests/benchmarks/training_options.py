@@ -1,9 +1,9 @@
-"""Training steps as they are, with layers that are computed again, and with a compiled trunk, alternating in one process.
+"""Compare training steps: plain, with recomputed layers, and with a compiled trunk, alternating in one process.
 
     python tests/benchmarks/training_options.py --size tiny --steps 10 --sides plain recomputed compiled
 
-The step is that of training_step.py. Prints medians of tokens/s, their ratio to the plain step, the loss of the first
-step at dropout 0, and the megabytes that a forward pass keeps for the backward.
+Run the step of training_step.py. Print the median tokens/s, their ratio to the plain step, the loss of the first step
+at dropout 0, and the megabytes that a forward pass keeps for the backward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIDES = ("plain", "recomputed", "compiled")
 
 
 class Side:
-    """One of the sides, its optimizer and what was measured."""
+    """Hold the network of one side, its optimizer and its measured speeds."""
 
     def __init__(self, name: str, size: dict[str, int], dropout: float) -> None:
         knobs = {key: size[key] for key in ("d_model", "d_ff", "heads", "layers")}
@@ -36,26 +36,26 @@ class Side:
         self.speeds: list[float] = []
 
     def loss(self, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """The mean over target tokens."""
+        """Return the mean loss over target tokens."""
         src_BS, tgt_BT, labels_BT = batch
-        made = collated({"src": src_BS, "tgt": tgt_BT}, labels_BT)
-        return self.objective.loss(made)[0] / len(made.kept_N)
+        collated_batch = collated({"src": src_BS, "tgt": tgt_BT}, labels_BT)
+        return self.objective.loss(collated_batch)[0] / len(collated_batch.kept_N)
 
-    def kept(self, batch: tuple[Tensor, Tensor, Tensor]) -> int:
-        """Bytes of tensors, other than weights, that a forward pass of the trunk keeps."""
-        own = {one.untyped_storage().data_ptr() for one in self.network.parameters()}
-        found: dict[int, int] = {}
+    def kept_bytes(self, batch: tuple[Tensor, Tensor, Tensor]) -> int:
+        """Return the bytes of tensors, other than weights, that a forward pass of the trunk keeps."""
+        weights = {weight.untyped_storage().data_ptr() for weight in self.network.parameters()}
+        sizes: dict[int, int] = {}
 
         def keep(tensor: Tensor) -> Tensor:
-            place = tensor.untyped_storage().data_ptr()
-            if place not in own:
-                found[place] = tensor.untyped_storage().nbytes()
+            address = tensor.untyped_storage().data_ptr()
+            if address not in weights:
+                sizes[address] = tensor.untyped_storage().nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             x_BTD, _ = self.network.trunk_with_losses({"src": batch[0], "tgt": batch[1]})
         del x_BTD
-        return sum(found.values())
+        return sum(sizes.values())
 
 
 if __name__ == "__main__":
@@ -68,10 +68,10 @@ if __name__ == "__main__":
     generator = torch.Generator().manual_seed(1)
     first = batch_of(SIZES[arguments.size]["pairs"], generator)
     for name in arguments.sides:
-        side, begun = Side(name, SIZES[arguments.size], 0.0), time.perf_counter()
+        side, start = Side(name, SIZES[arguments.size], 0.0), time.perf_counter()
         loss = float(side.loss(first))
-        told = f"{name:11} loss {loss:.6f}, the first forward pass {time.perf_counter() - begun:.1f} s"
-        print(told + ("" if name == "compiled" else f", keeps {side.kept(first) / 1e6:,.0f} MB"), flush=True)
+        line = f"{name:11} loss {loss:.6f}, the first forward pass {time.perf_counter() - start:.1f} s"
+        print(line + ("" if name == "compiled" else f", keeps {side.kept_bytes(first) / 1e6:,.0f} MB"), flush=True)
     sides = {name: Side(name, SIZES[arguments.size], 0.1) for name in arguments.sides}
     for _ in range(arguments.steps + 2):
         batch = batch_of(SIZES[arguments.size]["pairs"], generator)

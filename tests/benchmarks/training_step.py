@@ -1,9 +1,10 @@
-"""Training steps against torch.nn.Transformer and Hugging Face's MarianMT of the same size, alternating in one process.
+"""Compare the speed of training steps with torch.nn.Transformer and Hugging Face's MarianMT of the same size.
 
     python tests/benchmarks/training_step.py --size tiny --steps 15 --precision bf16
 
-A step is forward, label-smoothed loss, backward and fused AdamW, in float32 or under autocast to bfloat16; tokens are
-source and target tokens without padding. Prints the median of tokens/s of each side and ours over the faster of the others.
+Alternate the sides in one process. A step is forward, label-smoothed loss, backward and fused AdamW, in float32 or
+under bfloat16 autocast. Tokens are source and target tokens without padding. Print the median tokens/s of each side,
+and the ratio of ours to the faster of the others.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 def batch_of(pairs: int, generator: torch.Generator) -> Batch:
-    """src_BS, tgt_BT, labels_BT of sentences of 16 to 32 tokens, padded with 0."""
+    """Return src_BS, tgt_BT, labels_BT of sentences of 16 to 32 tokens, padded with 0."""
     src_BS, tgt_BT = (torch.randint(4, VOCAB, (pairs, 33), generator=generator) for _ in range(2))
     for ids_BN in (src_BS, tgt_BT):
         lengths_B = torch.randint(16, 33, (pairs,), generator=generator)
@@ -57,7 +58,7 @@ def ours(size: dict[str, int]) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
 
 
 class TorchTransformer(nn.Module):
-    """nn.Transformer with scaled embeddings, sinusoidal positions and one matrix for embeddings and output."""
+    """Wrap nn.Transformer with scaled embeddings, sinusoidal positions and one matrix for embeddings and output."""
 
     def __init__(self, size: dict[str, int]) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class TorchTransformer(nn.Module):
         return F.linear(x_BTD, self.embedding.weight)
 
 
-def torchs(size: dict[str, int]) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
+def torch_transformer(size: dict[str, int]) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
     model = TorchTransformer(size).train()
     return model, lambda batch: dense_loss(model(batch[0], batch[1]), batch[2])
 
@@ -114,21 +115,21 @@ def dense_loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
 
 
 def speed(loss: Callable[[Batch], Tensor], optimizer: torch.optim.Optimizer, batch: Batch, bf16: bool) -> float:
-    """Tokens/s of one step."""
+    """Return the tokens/s of one step."""
     tokens = int((batch[0] != 0).sum() + (batch[2] != 0).sum())
-    begin = time.perf_counter()
+    start = time.perf_counter()
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         total = loss(batch)
     total.backward()
     optimizer.step()
     optimizer.zero_grad()
-    return tokens / (time.perf_counter() - begin)
+    return tokens / (time.perf_counter() - start)
 
 
 def measure(size: dict[str, int], steps: int, bf16: bool) -> dict[str, float]:
-    """Median tokens/s of each side."""
+    """Return the median tokens/s of each side."""
     generator = torch.Generator().manual_seed(1)
-    sides = {"tfm-blocks": ours(size), "torch": torchs(size), "marian": marian(size)}
+    sides = {"tfm-blocks": ours(size), "torch": torch_transformer(size), "marian": marian(size)}
     optimizers = {
         name: torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) for name, (model, _) in sides.items()
     }
