@@ -130,15 +130,15 @@ def roof(item: Box | Frame) -> int:
 
 def _assign_tracks(channel: Channel, spans: dict[Net, Span], tracks: dict[Track, int]) -> None:
     """Give each net the first track without another net on its span."""
-    tracks: list[list[Span]] = []
+    occupied: list[list[Span]] = []
     for net, (low, high) in sorted(spans.items(), key=lambda item: item[1]):
         fitting = (
-            number for number, row in enumerate(tracks) if all(high < first or last < low for first, last in row)
+            number for number, row in enumerate(occupied) if all(high < first or last < low for first, last in row)
         )
-        number = next(fitting, len(tracks))
-        if number == len(tracks):
-            tracks.append([])
-        tracks[number].append((low, high))
+        number = next(fitting, len(occupied))
+        if number == len(occupied):
+            occupied.append([])
+        occupied[number].append((low, high))
         tracks[Track(channel, net)] = number
 
 
