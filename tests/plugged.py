@@ -1,4 +1,4 @@
-"""Blocks of a package that is none of ours, for tests. They are taken out of the registry again: ask for `plugged`."""
+"""Blocks of another package, for tests. They are removed from the registry; tests that need them use the fixture `plugged`."""
 
 import torch
 from torch import Generator, Tensor, nn
