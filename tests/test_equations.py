@@ -1,4 +1,4 @@
-"""Every numbered equation of the documents that the project was asked to follow, checked on our blocks.
+"""Every numbered equation of the documents that the project follows, checked on our blocks.
 
 Two write tensors with their indices and columns for vectors, after R. R. Tucci, Bayesuvius, the chapter on transformers:
 BK is the edition of 26 equations, BQ that of 23, where K and Q change places in the scores. Three are notes: N1 by

@@ -21,7 +21,7 @@ SCORES = {  # scaled accuracies of three seeds
     ("rnn", "parity"): (0.95, 0.99, 0.93),
     ("rnn", "mqar"): (0.1, 0.2, 0.3),
 }
-D_FF = {"attention": 64, "lstm": 48, "rnn": 64}  # as match.by solves it: not a setting of its own
+D_FF = {"attention": 64, "lstm": 48, "rnn": 64}  # as match.by solves it: not a separate setting
 
 
 @pytest.fixture(scope="module")
