@@ -1,4 +1,4 @@
-"""A run of seconds, and a translator that has learned for a moment."""
+"""Fixtures: a run that takes seconds, and a briefly trained translator."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers share the cores, and so do the commands that they start; a CUDA device is for `pytest -m gpu`."""
+    """Divide the cores among the workers and their subprocesses, and hide CUDA devices except for `pytest -m gpu`."""
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -47,20 +47,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """A test draws the same random numbers in every run, whichever tests its worker ran before."""
+    """Seed torch, so that a test draws the same numbers whichever tests its worker ran before."""
     torch.manual_seed(1)
 
 
 @pytest.fixture(autouse=True)
 def own_service():
-    """A run of W&B in this process names its service in the environment; a process that a later test starts has its own."""
+    """Remove the W&B service of this process from the environment, so that later subprocesses start their own."""
     yield
     os.environ.pop("WANDB_SERVICE", None)
 
 
 @pytest.fixture
 def wrong_blocks(monkeypatch):
-    """The blocks of tests/wrong_blocks.py by name, registered for one test."""
+    """Register the blocks of tests/wrong_blocks.py for one test; return them by name."""
     before = dict(REGISTRY.blocks)
     monkeypatch.setattr(REGISTRY, "blocks", dict(before))
     monkeypatch.syspath_prepend(Path(__file__).parent)
@@ -80,7 +80,7 @@ def padded(rows):
 
 @pytest.fixture(scope="session")
 def translator():
-    """It has learned for a moment to say the words backwards, so that it says something and is not sure of it."""
+    """Train briefly to reverse the words, so that outputs are neither empty nor certain."""
     torch.manual_seed(1)
     known = sentences(400, 0)
     tokenizer = Tokenizer.train(known, 300)
@@ -101,7 +101,7 @@ def translator():
 
 
 def save(translator, folder):
-    """A run folder of it."""
+    """Write a run folder of the translator."""
     knobs = {"layers": 2, "d_model": 32, "d_ff": 64, "vocab": translator.tokenizer.size}
     folder.mkdir()
     write_model(folder, compose_model("tiny", [f"{name}={value}" for name, value in knobs.items()]).model, [])
@@ -119,17 +119,17 @@ SMALL = [
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Composed]:
-    """A run of seconds, with overrides on top; its cache is the test's own."""
+    """Return a function that composes a run of seconds with overrides; each test has its own cache."""
     return composed_small(tmp_path, monkeypatch)
 
 
 def composed_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Composed]:
-    """Return the fixture's value in a separate process."""
+    """Return the value of `small`; for processes that cannot use the fixture."""
     monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "cache"))
 
     def composed(*overrides: str) -> Composed:
-        given = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}
-        run = COMPOSER.compose(list(given.values()))
+        by_key = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}
+        run = COMPOSER.compose(list(by_key.values()))
         run.mapping["name"] = "run"
         return run
 

@@ -1,8 +1,8 @@
-"""Random damages of run and sweep folders, and what every command that reads them makes of each.
+"""Random damage to run and sweep folders, and the reaction of every command that reads them.
 
     python -m tests.damage COUNT SEED
 
-prints as JSON the number of damages and of commands, and one traceback of each kind. All commands run in this process.
+prints as JSON the numbers of damaged files and of commands, and one traceback of each kind. All commands run in this process.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tfm_blocks.sweep.job import result_of
 from tfm_blocks.sweep.progress import Progress
 from tfm_blocks.sweep.record import adopt_names, claim_sweep, state_before
 
-CPU_SECONDS = 20  # of a command: an endless loop is a fault, but waiting for the CPU is not
-WALL_SECONDS = 300  # of a command: a pipe that blocks takes no CPU time
+CPU_SECONDS = 20  # limit of a command: an endless loop is a fault, but waiting for the CPU is not
+WALL_SECONDS = 300  # limit of a command: a pipe that blocks takes no CPU time
 TREES = {".json": (json.loads, json.dumps), ".yaml": (yaml.safe_load, yaml.safe_dump)}
 ODD = [
     None,
@@ -85,7 +85,7 @@ ROWS = [
 
 
 def leave_runs(root, monkeypatch):
-    """Train a run, and make of it three: `sound`, `victim`, and `sweep/job`."""
+    """Train a run and copy it to three folders: `sound`, `victim` and `sweep/job`."""
     composed = composed_small(root, monkeypatch)("trainer.steps=3", "trainer.validate_every=2")
     run = train(check_run(composed), root / "trained")
     runs = root / "runs"
@@ -114,7 +114,7 @@ class Resumed:
 
 
 def damage(path, whole, random):
-    """Damage one file, whose content was `whole`; return what was done."""
+    """Damage one file, whose content was `whole`; return a description of the damage."""
     kind = random.choice(["tree", "tree", "tree", "rows", "bytes", "cut", "bomb", "gone", "folder", "pipe", "loop"])
     if kind == "tree" and path.suffix in TREES:
         read, write = TREES[path.suffix]
@@ -167,7 +167,7 @@ def spoil_bytes(kind, whole, random):
 
 
 class Fuzz:
-    """Damages one file at a time, and puts it back."""
+    """Damage one file at a time, run all commands, and restore the file."""
 
     def __init__(self, runs, random):
         for number in (signal.SIGALRM, signal.SIGPROF):
@@ -182,7 +182,7 @@ class Fuzz:
         self.tracebacks, self.kinds, self.tried, self.checked = [], {}, 0, 0
 
     def once(self, path=None, done=None):
-        """Damage a file, or take the one that was damaged before; then run every command."""
+        """Damage a file, or use the damaged one, and run every command."""
         path = path or self.random.choice(self.chosen())
         try:
             done = done or damage(path, self.files[path], self.random)
@@ -193,7 +193,7 @@ class Fuzz:
             self.restore(path)
 
     def chosen(self):
-        """The files that are read as trees and tables more often than the tensors."""
+        """Return candidates for damage: mostly JSON, YAML and CSV files, less often tensors."""
         plain = [path for path in self.files if path.suffix in (".json", ".yaml", ".csv", ".jsonl")]
         return plain if self.random.random() < 0.85 else list(self.files)
 
@@ -231,13 +231,13 @@ class Fuzz:
         result_of(1, self.runs / "victim", self.runs / "no.log", 0)
 
     def list_runs(self, path):
-        """A damaged run is one entry and does not change other entries."""
+        """Check that a damaged run is one entry and does not change other entries."""
         out, _ = self.run(["runs", "--json", "--in", str(self.runs)])
         self.tfm("runs", "--in", str(self.runs))
-        found = self.entries(out)
+        entries = self.entries(out)
         names = ["sound"] if path.name == "sweep.json" else ["sound", "sweep/job", "sweep/later"]
         for name in names:
-            assert found[name] == self.sound[name], f"{name}: {found.get(name)}"
+            assert entries[name] == self.sound[name], f"{name}: {entries.get(name)}"
 
     def entries(self, out):
         listed = json.loads(out)
@@ -249,10 +249,10 @@ class Fuzz:
 
     def run(self, arguments, lines=""):
         """Return the output of a command, which must be printable; an error must be a sentence."""
-        with tempfile.NamedTemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as given, io.StringIO() as err:
-            given.write(lines)
-            given.seek(0)
-            status, before, sys.stdin = 0, sys.stdin, given
+        with tempfile.NamedTemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as stdin, io.StringIO() as err:
+            stdin.write(lines)
+            stdin.seek(0)
+            status, before, sys.stdin = 0, sys.stdin, stdin
             try:
                 with redirect_stdout(out), redirect_stderr(err):
                     main(arguments)
@@ -304,10 +304,10 @@ def late(number, frame):
 
 
 def fuzz(runs, count, seed):
-    found = Fuzz(runs, Random(seed))
+    fuzzer = Fuzz(runs, Random(seed))
     for _ in range(count):
-        found.once()
-    return found.report
+        fuzzer.once()
+    return fuzzer.report
 
 
 if __name__ == "__main__":

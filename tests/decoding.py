@@ -1,4 +1,4 @@
-"""A check of decoding that holds for any block that carries a state."""
+"""Check incremental decoding of any block that carries a state."""
 
 import torch
 
@@ -6,11 +6,11 @@ from tfm_blocks.layers.state import CacheShape
 
 
 def check_long_prefix(block, x_BTD, first):
-    """A block that has read `first` positions at once goes on, step by step, as its forward does."""
+    """Check that steps after a prefill of `first` positions equal the block's forward."""
     whole = block(x_BTD, keep_BT=torch.ones(x_BTD.shape[:2], dtype=torch.bool))
     state = block.start(room=CacheShape(*x_BTD.shape[:2], x_BTD))
-    found, state = block.prefill(x_BTD[:, :first], state)
-    torch.testing.assert_close(found, whole[:, :first])
+    y_BTD, state = block.prefill(x_BTD[:, :first], state)
+    torch.testing.assert_close(y_BTD, whole[:, :first])
     for position in range(first, x_BTD.shape[1]):
         state.position = position
         y_B1D, state = block.step(x_BTD[:, position : position + 1], state)

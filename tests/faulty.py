@@ -1,4 +1,4 @@
-"""A plug-in whose block does harm in the last rank after a few calls, or sends it a signal."""
+"""A plug-in whose block fails in the last rank after a few calls, or sends it a signal."""
 
 import os
 import shutil
@@ -17,8 +17,8 @@ left: list[bool] = []
 class Faulty(nn.Module):
     """x, for `sound` calls; then not a number, or an error, or the end of the process, or once SIGTERM.
 
-    `lose` deletes what the environment names in LOSE, once. With `leave` SIGTERM comes in the first validation after a step, once in a process: if `left` is empty.
-    `end_once` spares a process that a launcher has started anew. With `steps`, x is not a number in these calls alone, counted from 1. A copy does no harm: a run tries one before
+    `lose` deletes the paths in the environment variable LOSE, once. With `leave` SIGTERM comes in the first validation after a step, once in a process: if `left` is empty.
+    `end_once` spares a process that a launcher restarted. With `steps`, x is not a number in these calls alone, counted from 1. A copy does no harm: a run tries one before
     its first step.
     """
 

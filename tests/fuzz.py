@@ -32,16 +32,16 @@ from tfm_blocks.registry.blocks import GRAMMAR, REGISTRY
 
 FORBIDDEN = ("exec", "import", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.", "ctypes.")
 FORBIDDEN += ("pickle.", "marshal.", "shutil.", "os.remove", "os.rename", "os.mkdir", "os.putenv", "code.__new__")
-HUGE = "an integer of 5,000 digits"  # which Python itself does not write
-SLOW = 1.0  # seconds of processor time
-MOST_NODES = 300  # of a model that is built and run
-LARGEST = 3_000_000  # weights of a model that is built and run
+HUGE = "an integer of 5,000 digits"  # a placeholder, because Python does not print integers this long
+SLOW = 1.0  # seconds of CPU time
+MOST_NODES = 300  # nodes, the limit of a model that is built and run
+LARGEST = 3_000_000  # weights, the limit of a model that is built and run
 LONGEST_MESSAGE = 2000
 SMALL = {"d_model": 16, "d_ff": 24, "heads": 2, "vocab": 30, "layers": 2, "dropout": 0.0}
 
 
 class Watch:
-    """Collects what Python tells its auditors while it is on."""
+    """Collect the audit events of Python while active."""
 
     def __init__(self):
         self.on = False
@@ -57,7 +57,7 @@ class Watch:
 
 
 class Mutator:
-    """Changes a mapping in a few places, or its text."""
+    """Change a mapping in a few places, or its text."""
 
     def __init__(self, random):
         self.random = random
@@ -71,12 +71,12 @@ class Mutator:
         text = text.replace(HUGE, "7" * 5000)
         return self._spoil(text) if self.random.random() < 0.15 else text
 
-    def _spots(self, value, found):
+    def _spots(self, value, spots):
         for key in value if isinstance(value, dict) else range(len(value)):
-            found.append((value, key))
+            spots.append((value, key))
             if isinstance(value[key], (dict, list)):
-                self._spots(value[key], found)
-        return found
+                self._spots(value[key], spots)
+        return spots
 
     def _change(self, mapping):
         random = self.random
@@ -101,7 +101,7 @@ class Mutator:
             holder[key] = self._value(spots)
 
     def _like(self, value, spots):
-        """Another value of its type, which may well be right."""
+        """Return another value of the same type, which may be valid."""
         if isinstance(value, (int, float)):
             return self.random.choice([value + 1, value * 2, 1, 2, 3, 4, 0.25, f"{value}*2", "${heads}"])
         others = [holder[key] for holder, key in spots if type(holder[key]) is type(value)]
@@ -198,7 +198,7 @@ class Mutator:
 
 
 def mappings():
-    """Every shipped and test model, made small: as its file has it, and with all that it inherits written out."""
+    """Yield every shipped and test model, made small: as its file has it, and with all inherited keys written out."""
     for path in ALL:
         mapping = yaml.safe_load(path.read_text())
         small = {**SMALL, "layers": 4} if "at:" in path.read_text() else SMALL
@@ -209,7 +209,7 @@ def mappings():
 
 
 def run(network):
-    """Finite logits of ids and vectors that fit."""
+    """Return True if the logits of fitting inputs are finite."""
     sizes, inputs = {"B": 2}, {}
     for one in network.spec.inputs:
         for axis in one.sequences:
@@ -221,7 +221,7 @@ def run(network):
 
 
 def verdict(text, folder, watch):
-    """'accepted', or the message; and the processor time that it took."""
+    """Return the checked model or its ConfigError, and the CPU time."""
     path = folder / "mine.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     begin = time.process_time()
@@ -254,8 +254,8 @@ def fuzz(count, seed, slow=SLOW):
         for path in TESTS:  # some inherit from others
             shutil.copy(path, folder)
         for mapping in originals:  # this imports everything
-            found, _ = verdict(HEADER + "\n" + yaml.safe_dump(mapping, sort_keys=False), folder, watch)
-            assert not isinstance(found, ConfigError), found
+            result, _ = verdict(HEADER + "\n" + yaml.safe_dump(mapping, sort_keys=False), folder, watch)
+            assert not isinstance(result, ConfigError), result
         watch.events.clear()
         for number in range(count):
             text = Mutator(random).text(json.loads(json.dumps(random.choice(originals))))
@@ -269,23 +269,23 @@ def fuzz(count, seed, slow=SLOW):
 
 
 def _judge(text, folder, watch, report):
-    found, seconds = verdict(text, folder, watch)
+    result, seconds = verdict(text, folder, watch)
     report["longest"] = max(report["longest"], seconds)
     if seconds > 0.5:
         report["slow"].append((seconds, text[:1500]))
-    if isinstance(found, ConfigError):
+    if isinstance(result, ConfigError):
         report["refused"] += 1
-        message = str(found)
-        whole = all(one.help and one.rule for one in found.problems)
+        message = str(result)
+        whole = all(one.help and one.rule for one in result.problems)
         if not whole or len(message) > LONGEST_MESSAGE:
             report["faulty"].append(f"{len(message)}: {message[:600]} ... {message[-200:]}")
         return
     report["accepted"] += 1
-    parameters = network_without_values(found).parameters() if len(found.nodes) < MOST_NODES else ()
+    parameters = network_without_values(result).parameters() if len(result.nodes) < MOST_NODES else ()
     size = sum(one.numel() for one in parameters) or LARGEST
     if size < LARGEST:
         report["run"] += 1
-        if not run(build_network(found, seed=1)):
+        if not run(build_network(result, seed=1)):
             report["faulty"].append(f"not finite: {text[:1500]}")
 
 

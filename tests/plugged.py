@@ -1,4 +1,4 @@
-"""Blocks of a package that is none of ours, for tests. They are taken out of the registry again: ask for `plugged`."""
+"""Blocks of another package, for tests. They are removed from the registry; tests that need them use the fixture `plugged`."""
 
 import torch
 from torch import Generator, Tensor, nn
@@ -12,7 +12,7 @@ _before = dict(REGISTRY.blocks)
 
 @block("shift", "x: B T D -> B T D", branch=True, sees={"x": "past"}, source="a test")
 class Shift(nn.Module):
-    """x_t + share · x_(t-1). It has no `prefill`, and what it remembers moves with the hypotheses."""
+    """x_t + share · x_(t-1). It has no `prefill`, and its state moves with the hypotheses."""
 
     def __init__(self, D: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Shift(nn.Module):
 
 @block("pool", "x: B T D, kv: B S E -> B T D", branch=True, sees={"kv": "all"}, source="a test")
 class Pool(nn.Module):
-    """Adds a map of the mean of kv to each position of x, without a state of its own."""
+    """Adds a map of the mean of kv to each position of x, and has no state."""
 
     def __init__(self, D: int, E: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Folders as finished runs leave them, with outputs that somebody chose."""
+"""Folders of finished runs with chosen outputs."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def garbled(references, share, seed):
 
 
 def leave_run(folder, references, outputs, *, model="base", seed=1, changed=(), loss=1.0, tokenizer="one", old=False):
-    """`changed` are values of the config by key; an `old` run has left what runs left before they were compared."""
+    """Write a run; `changed` are config values by key, and an `old` run has only the files of versions before `tfm compare`."""
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads(json.dumps(CONFIG)) | {"name": folder.name, "seed": seed}
     config["model"]["add_norm"] = "pre" if model == "prenorm" else "post"
@@ -97,7 +97,7 @@ def leave_thousand(folder):
 def leave_answers(
     folder, task, mixer, seed, fraction, *, rate=0.003, loss=1.0, state="done", d_ff=64, lengths=(), **settings
 ):
-    """Write a run of a probe task with this scaled accuracy, and with these accuracies by test length."""
+    """Write a run of a probe task with this scaled accuracy and these accuracies by test length."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"mixer": mixer, "d_ff": d_ff, "vocab": 7 + len(task), "data": {"task": task, "size": "lite", **settings}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"schedule": {"peak": rate}, "seed": seed}))

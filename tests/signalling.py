@@ -20,7 +20,7 @@ AFTER = {"step": 3, "validation": 2, "search": 3, "test": 6}  # calls: a validat
 
 def send() -> None:
     last = int(os.environ.get("RANK", "0")) + 1 == int(os.environ.get("WORLD_SIZE", "1"))
-    saving = WHEN == "saving"  # which the first rank does alone
+    saving = WHEN == "saving"  # only on the first rank
     mark = Path(os.environ["MARK"])
     if mark.exists() or not (last or saving):
         return
@@ -35,7 +35,7 @@ def send() -> None:
 
 @block("signalling", "x: B N D -> B N D", source="none")
 class Signalling(nn.Module):
-    """x. It is quiet before its first call in training, and so is a copy: a run tries both before its first step."""
+    """x. It sends nothing before its first call in training, nor does a copy: a run tries both before its first step."""
 
     def __init__(self, D: int) -> None:
         super().__init__()

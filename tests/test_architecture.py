@@ -1,4 +1,4 @@
-"""The house: who may import whom."""
+"""Allowed imports between packages."""
 
 import ast
 from pathlib import Path
@@ -53,7 +53,7 @@ WITHOUT_TORCH = {"errors", "metric_schema", "config", "probes", "registry", "lan
 
 
 def imported(source: str) -> list[str]:
-    """Full names of what a file imports, wherever in the file; type-checking imports too."""
+    """Yield the full names of all imports anywhere in a file, including type-checking imports."""
     names = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -69,17 +69,17 @@ def room_of(path: Path) -> str:
 
 
 def violations(room: str, source: str) -> list[str]:
-    found = []
+    sentences = []
     for name in imported(source):
         top, _, rest = name.partition(".")
         inner = rest.split(".")[0]
         if top == "tfm_blocks" and inner and inner != room and LEVEL[inner] >= LEVEL[room]:
-            found.append(f"{room} imports {inner}")
+            sentences.append(f"{room} imports {inner}")
         if room not in ONLY_IN.get(top, {room}):
-            found.append(f"{room} imports {top}")
+            sentences.append(f"{room} imports {top}")
         if top == "torch" and room in WITHOUT_TORCH:
-            found.append(f"{room} imports torch")
-    return found
+            sentences.append(f"{room} imports torch")
+    return sentences
 
 
 def test_every_room_has_a_level():

@@ -68,8 +68,8 @@ def test_arguments_and_widths_can_be_given(tfm_blocks):
     assert status == 2 and "groups: 2: ValueError: there is no file wrong.txt" in errors
     status, _, errors = tfm_blocks("--test", "needs", "needs.file=right.txt", "needs.groups=3")
     assert status == 2 and "D % groups == 0" in errors
-    given = ["needs.file=right.txt", "needs.groups=3", "needs.D=6"]
-    assert tfm_blocks("--test", "needs", *given) == (0, ["needs: pass"], "")
+    arguments = ["needs.file=right.txt", "needs.groups=3", "needs.D=6"]
+    assert tfm_blocks("--test", "needs", *arguments) == (0, ["needs: pass"], "")
 
 
 @pytest.mark.parametrize(

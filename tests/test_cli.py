@@ -138,7 +138,7 @@ def test_brackets_and_colons_of_a_folder_are_printed_as_they_are(tmp_path, capsy
 
 
 def test_commands_that_compute_take_the_device_that_training_would(tmp_path, monkeypatch, capsys):
-    """Without CUDA that is the processor; `pytest -m gpu` tries the other."""
+    """Without CUDA this is the CPU; `pytest -m gpu` tests the other."""
     shutil.copytree(Path(__file__).parent / "runs" / "format_1", tmp_path / "run")
     (tmp_path / "lines").write_text("ein Haus\n")
     monkeypatch.chdir(tmp_path)
@@ -177,9 +177,9 @@ def test_show_of_a_run_prints_its_state_and_its_trained_nodes(translator, tmp_pa
     count = sum(one.numel() for one in translator.network.parameters())
     assert f"{count:,} parameters" in shown and "decoder.0.cross" in shown
     main(["show", str(tmp_path / "run"), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert (found["run"]["state"], found["run"]["step"], found["run"]["facts"]) == ("done", 850, {})
-    assert found["run"]["commands"] == ["python train.py model=[tiny]"] and found["parameters"] == count
+    report = json.loads(capsys.readouterr().out)
+    assert (report["run"]["state"], report["run"]["step"], report["run"]["facts"]) == ("done", 850, {})
+    assert report["run"]["commands"] == ["python train.py model=[tiny]"] and report["parameters"] == count
     with pytest.raises(SystemExit):
         main(["show", str(tmp_path / "run"), "heads=2"])
     assert "whose settings cannot be changed: 'heads=2'" in capsys.readouterr().err
@@ -195,15 +195,15 @@ def test_models_lists_models_of_config_dir_with_their_comments(tmp_path, capsys)
     )
     (tmp_path / "model" / "wrong.yaml").write_text("# @package _global_\ndefaults: [\n")
     main(["models", "--config-dir", str(tmp_path), "--json"])
-    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
-    assert set(found) == {path.stem for path in (CONF / "model").glob("*.yaml")} | {"mine", "wrong"}
-    assert (found["mine"]["parents"], found["mine"]["knobs"], found["mine"]["about"]) == (
+    models = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert set(models) == {path.stem for path in (CONF / "model").glob("*.yaml")} | {"mine", "wrong"}
+    assert (models["mine"]["parents"], models["mine"]["knobs"], models["mine"]["about"]) == (
         ["tiny"],
         ["heads=2"],
         "two [b]heads",
     )
-    assert found["wrong"]["about"].startswith("invalid: ")
-    assert all(one["about"] for one in found.values()) and "figure 1" in found["base"]["about"]
+    assert models["wrong"]["about"].startswith("invalid: ")
+    assert all(one["about"] for one in models.values()) and "figure 1" in models["base"]["about"]
     main(["models", "--config-dir", str(tmp_path)])
     assert "two [b]heads" in capsys.readouterr().out
 
@@ -211,7 +211,7 @@ def test_models_lists_models_of_config_dir_with_their_comments(tmp_path, capsys)
 HALF = "half \ud800 a letter"
 
 
-def told_to(command, terminal, monkeypatch):
+def output_of(command, terminal, monkeypatch):
     """Return the output of a command on a terminal or in a pipe that accepts only UTF-8."""
     read, write = pty.openpty() if terminal else os.pipe()
     with ThreadPoolExecutor() as reader:
@@ -237,11 +237,11 @@ def test_lone_surrogates_in_files_of_a_run_are_printed_as_json_escapes(command, 
         record = json.loads((run / name).read_text())
         (run / name).write_text(json.dumps(record | {key: [HALF] if key == "commands" else HALF}))
     monkeypatch.setenv("COLUMNS", "200")
-    said = told_to([*command, str(run if command[0] == "show" else run.parent)], terminal, monkeypatch)
+    said = output_of([*command, str(run if command[0] == "show" else run.parent)], terminal, monkeypatch)
     assert r"half \ud800 a letter" in said
     if "--json" in command:
-        (found,) = json.loads(said)
-        assert (found["state"], found["commands"]) == (HALF, [HALF])
+        (entry,) = json.loads(said)
+        assert (entry["state"], entry["commands"]) == (HALF, [HALF])
 
 
 @pytest.mark.parametrize("method", ["grid", "random", "bayes"])
@@ -249,9 +249,9 @@ def test_a_sweep_for_agents_is_refused_if_a_value_could_not_be_trained(method, t
     file = tmp_path / "sweep.yaml"
     with pytest.raises(SystemExit) as left:
         main(["dashboard", "sweep", "tiny", "heads=2,3", "layers=1,2", "--method", method, "-o", str(file)])
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert left.value.code == 2 and not file.exists()
-    assert "help: leave out heads=3" in told and "but D = 128 (the width of src_pos), heads = 3" in told
+    assert "help: leave out heads=3" in stderr and "but D = 128 (the width of src_pos), heads = 3" in stderr
     main(["dashboard", "sweep", "tiny", "heads=2,4", "layers=1,2", "--method", method, "-o", str(file)])
     assert "heads" in file.read_text()
 

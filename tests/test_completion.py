@@ -51,8 +51,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 def ask(folder: Path, *lines: str) -> list[list[str]]:
     """Return bash's completions of each line."""
-    asked = "\n".join(f"ask '{line}'; echo ---" for line in lines)
-    command = ["bash", "--norc", "-c", ASK + asked]
+    calls = "\n".join(f"ask '{line}'; echo ---" for line in lines)
+    command = ["bash", "--norc", "-c", ASK + calls]
     done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True)
     return [[word for word in part.split("\n") if word] for part in done.stdout.split("---\n")[:-1]]
 
@@ -80,12 +80,12 @@ def test_bash_completes_sweeps_and_runs_where_they_are_accepted(folder: Path) ->
     "start", ["tfm train", "python train.py", pytest.param("python ../x/train.py", marks=pytest.mark.grid)]
 )
 def test_bash_completes_groups_options_and_keys_of_a_run(folder: Path, start: str) -> None:
-    found = ask(
+    completions = ask(
         folder, f"{start} opti", f"{start} model=restr", f"{start} model=base,pren", f"{start} schedule=linear schedule.p",
         f"{start} trainer.validate_", f"{start} model=restricted r", f"{start} --config-dir my_conf model=mine win",
         f"{start} resume=runs/o", f"{start} debug=",
     )  # fmt: skip
-    keys = [[word.rpartition("=")[2] if "=" in word[:-1] else word for word in words] for words in found]
+    keys = [[word.rpartition("=")[2] if "=" in word[:-1] else word for word in words] for words in completions]
     assert keys[0] == ["optimizer=", "optimizer."] or set(keys[0]) == {"optimizer=", "optimizer."}
     assert keys[1] == ["restricted"] and keys[2] == ["base,prenorm"] and keys[3] == ["schedule.peak="]
     assert set(keys[4]) == {"trainer.validate_every=", "trainer.validate_sentences="}
@@ -95,11 +95,11 @@ def test_bash_completes_groups_options_and_keys_of_a_run(folder: Path, start: st
 
 def test_bash_completes_names_of_blocks_and_tasks_where_they_are_expected(folder: Path) -> None:
     position = "model.graph.encoder.layer.attn.position"
-    found = ask(
+    completions = ask(
         folder, "tfm blocks restr", f"python train.py {position}=r", "tfm show prenorm model.args.norm=rms",
         "tfm check tiny model.graph.encoder.layer.attn.blo", "python train.py model.gr", "tfm probes pa",
     )  # fmt: skip
-    words = [[word.rpartition("=")[2] if "=" in word[:-1] else word for word in words] for words in found]
+    words = [[word.rpartition("=")[2] if "=" in word[:-1] else word for word in words] for words in completions]
     assert words[0] == ["restricted_attention", "restricted_global_attention"]
     assert words[1] == ["rotary", "relative_bias"] or set(words[1]) == {"rotary", "relative_bias"}
     assert words[2:4] == [["rmsnorm"], ["model.graph.encoder.layer.attn.block="]]
@@ -113,7 +113,7 @@ def test_python_with_another_script_keeps_the_completion_of_the_shell(folder: Pa
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="there is no zsh")
 def test_zsh_gets_the_same(folder: Path) -> None:
-    """On a terminal, where Tab is typed."""
+    """Type Tab on a terminal."""
     script = 'autoload -Uz compinit; compinit -u; eval "$(tfm completion zsh)"; print $_comps[tfm] $_comps[python]'
     command = ["zsh", "-f", "-c", script]
     done = subprocess.run(command, cwd=folder, env=environment(folder) | {"ZDOTDIR": str(folder)}, capture_output=True, text=True)  # fmt: skip

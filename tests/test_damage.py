@@ -1,4 +1,4 @@
-"""Damaged and hostile files of run and sweep folders: commands print sentences, and other runs stay as they were."""
+"""Damaged and hostile files of run and sweep folders: commands print errors, and other runs stay unchanged."""
 
 import json
 import os
@@ -21,7 +21,7 @@ HOSTILE = "\x1b]0;title\x07\x1b[2J\r\u202eevil\u2066\x9b31m\x7f [red]x[/red] :sm
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Three runs in a folder, one of them in a sweep."""
+    """Write three runs in a folder, one of them in a sweep."""
     with pytest.MonkeyPatch.context() as patch:
         yield leave_runs(tmp_path_factory.mktemp("damage"), patch)
 
@@ -36,7 +36,7 @@ def tokenizer_with(**settings):
 
 
 def without(*keys):
-    """YAML without these root keys."""
+    """Return the YAML text without these root keys."""
 
     def change(text):
         parts = text.replace("\n", "\n\0").split("\0")
@@ -137,7 +137,7 @@ def test_many_random_damages_give_a_sentence_and_change_no_other_run(runs, seed)
 
 
 def hostile(root):
-    """A run and a sweep with control characters in every name and every text, in a folder that holds no other."""
+    """Write a run and a sweep with control characters in every name and text, in a separate folder."""
     run = root / f"a{HOSTILE.replace('/', '')}"
     for folder in (run, root / f"sweep{HOSTILE.replace('/', '')}" / "job"):
         folder.mkdir(parents=True)

@@ -35,8 +35,8 @@ HEADER = "# @package _global_\n"
 COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(smaller): (\S.*)|(ci)|(whole)) -->")
 CONFIG_FILE = re.compile(r"my_conf/[\w/-]+\.yaml")
 SCRIPT_FILE = re.compile(r"# (\w+\.py)\n")
-INSTALL = re.compile(r"^pip install [^&\n]+&& ", re.MULTILINE)  # what it installs is there already
-RUN = re.compile(r"([ ━─])\1+")  # how wide a column is depends on all of its rows
+INSTALL = re.compile(r"^pip install [^&\n]+&& ", re.MULTILINE)  # its packages are already installed
+RUN = re.compile(r"([ ━─])\1+")  # the width of a column depends on all its rows
 ANY_LINES = r"(?:.*\n)*?"
 SIZES = {
     "d_model", "d_ff", "layers", "vocab", "data.train", "data.val", "data.test", "schedule.warmup", "sweep.trials",
@@ -54,7 +54,7 @@ class Fence:
 
 
 def fences(page):
-    """The fences of a page. Raises AssertionError, with page and line, where one cannot be run."""
+    """Yield the fences of a page. Raises AssertionError with page and line for a fence that cannot be run."""
     lines = enumerate(page.read_text("utf-8").splitlines(), 1)
     marks, before, follows = {}, "", False
     for number, line in lines:
@@ -78,7 +78,7 @@ def fences(page):
 
 
 class Folder:
-    """A copy of the checkout in which the fences of one page run."""
+    """A copy of the checkout for the fences of one page."""
 
     def __init__(self, tmp_path):
         self.path = tmp_path / "tfm-blocks"
@@ -96,7 +96,7 @@ class Folder:
         self.plugins = []
 
     def run(self, *command):
-        """Exit status and output of a command."""
+        """Return the exit status and output of a command."""
         options = {"cwd": self.path, "env": self.environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         done = subprocess.run(command, text=True, check=False, **options)
         return done.returncode, done.stdout
@@ -113,7 +113,7 @@ class Folder:
 
     @contextlib.contextmanager
     def smaller(self, sizes, where):
-        """Every default of these sizes in the copy of conf/ is a smaller one. Raises AssertionError for other keys."""
+        """Replace the defaults of these sizes in the copy of conf/ by smaller ones. Raises AssertionError for other keys."""
         conf, kept = self.path / "conf", self.path.with_name("conf")
         shutil.copytree(conf, kept)
         for size in sizes:
@@ -131,14 +131,14 @@ class Folder:
         kept.rename(conf)
 
     def python(self, fence, short):
-        """Runs a script; one that begins with its file's name stays, and is a plug-in to the model files after it."""
+        """Run a script; one that begins with its file name is kept, as a plug-in of the following model files."""
         named = SCRIPT_FILE.match(fence.code)
         if named:
             self.plugins += ["--plugins", named[1].removesuffix(".py")]
         return self.run(sys.executable, self.write(named[1] if named else "fence.py", fence.code))
 
     def yaml(self, fence, short):
-        """Checks a model file; other YAML must be readable."""
+        """Check a model file; other YAML must be readable."""
         name = self.write(fence.file or "my_conf/model/fence.yaml", fence.code)
         if not fence.code.startswith(HEADER):
             yaml.safe_load(fence.code)
@@ -149,7 +149,7 @@ class Folder:
         return 0, ""
 
     def check(self, name):
-        """`tfm check` in this process, which has imported torch already."""
+        """Run `tfm check` in this process, which already imported torch."""
         said = io.StringIO()
         with contextlib.chdir(self.path), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             try:
@@ -160,7 +160,7 @@ class Folder:
 
 
 def set_default(path, key, value):
-    """Gives a root key of a YAML file another value. Returns whether the file has the key."""
+    """Set a root key of a YAML file. Return True if the file has the key."""
     text, count = re.subn(
         rf"^{key}: [^#\n]*?(?=\s*(#|$))", f"{key}: {value}", path.read_text("utf-8"), flags=re.MULTILINE
     )
@@ -169,7 +169,7 @@ def set_default(path, key, value):
 
 
 def run_page(page, tmp_path, *, short=True):
-    """Runs a page. Raises AssertionError, with page and line, for the first fence that does not do what it says."""
+    """Run a page. Raises AssertionError with page and line for the first fence with another result than stated."""
     folder = Folder(tmp_path)
     output = ""
     for fence in fences(page):
@@ -191,10 +191,10 @@ def is_output(text, output):
     return re.fullmatch(pattern, "".join(line + "\n" for line in real if line)) is not None
 
 
-def run_by_ci(command):  # as it stands in .ci/run, or as its grep takes it out of the README
+def run_by_ci(command):  # as written in .ci/run, or as its grep extracts it from README.md
     script = (ROOT / ".ci/run").read_text("utf-8")
-    taken = re.findall(r'grep [^"\n]*"([^"\n]+)" README\.md', script)
-    return command in script or any(re.fullmatch(pattern, command) for pattern in taken)
+    patterns = re.findall(r'grep [^"\n]*"([^"\n]+)" README\.md', script)
+    return command in script or any(re.fullmatch(pattern, command) for pattern in patterns)
 
 
 def marks_of(page):

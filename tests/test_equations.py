@@ -1,4 +1,4 @@
-"""Every numbered equation of the documents that the project was asked to follow, checked on our blocks.
+"""Every numbered equation of the documents that the project follows, checked on our blocks.
 
 Two write tensors with their indices and columns for vectors, after R. R. Tucci, Bayesuvius, the chapter on transformers:
 BK is the edition of 26 equations, BQ that of 23, where K and Q change places in the scores. Three are notes: N1 by
@@ -41,12 +41,12 @@ def filled(block):
 
 
 def columns(seed=0, width=D, length=LENGTH):
-    """A segment as they write it, a column for each position: e[D, a]."""
+    """Return a segment as they write it, a column for each position: e[D, a]."""
     return torch.randn(width, length, generator=torch.Generator().manual_seed(seed))
 
 
 def rows(x_Da):
-    """The same as a batch of ours: x_1ND."""
+    """Return the same segment as our batch: x_1ND."""
     return x_Da.T[None]
 
 
@@ -54,28 +54,28 @@ def whole(length=LENGTH):
     return torch.ones(1, length, dtype=torch.bool)
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture(params=[D, d], ids=["D wide", "d wide"])
 def attention(request):
-    """Of embeddings as wide as all heads, as in the paper and here, or as wide as one, as in BK and BQ."""
+    """Return attention on embeddings as wide as all heads, as in the paper and here, or as wide as one, as in BK and BQ."""
     return filled(Attention(request.param, None, heads=HEADS, d_head=d, bias=False))
 
 
 def read_by(attention):
-    """A segment e[D, a] of the width that it reads."""
+    """Return a segment e[D, a] of the width that the attention reads."""
     return columns(width=attention.qkv.in_features)
 
 
 def maps(attention):
-    """W_q, W_k and W_v as they write them: W[n, d, D]."""
+    """Return W_q, W_k and W_v as they write them: W[n, d, D]."""
     return (one.view(HEADS, d, -1) for one in attention.qkv.weight.chunk(3))
 
 
 def made(attention, e_Da):
-    """Q, K and V[n, d, a], written out."""
+    """Return Q, K and V[n, d, a], written out."""
     return (einsum("ndD,Da->nda", w, e_Da) for w in maps(attention))
 
 
@@ -101,15 +101,15 @@ def test_a_gate_is_a_product_entry_by_entry():
 def test_a_linear_map_is_a_matrix_product_to_the_left_of_columns():
     """BK (5), (6), BQ (5), (6): (T^T) S is a number, T S sums over the index between."""
     linear, x_Da = filled(REGISTRY.make(Part("linear", {"d_out": 7, "bias": False}), D)), columns()
-    found = linear(rows(x_Da))[0].T
+    y_oa = linear(rows(x_Da))[0].T
     for o in range(7):
         for a in range(LENGTH):
-            close(found[o, a], sum(linear.weight[o, k] * x_Da[k, a] for k in range(D)))
-            close(found[o, a], linear.weight[o] @ x_Da[:, a])
+            close(y_oa[o, a], sum(linear.weight[o, k] * x_Da[k, a] for k in range(D)))
+            close(y_oa[o, a], linear.weight[o] @ x_Da[:, a])
 
 
 def one_hot(ids_a):
-    """x[b, a] = δ(b, b(a)), of which each column has one 1."""
+    """Return x[b, a] = δ(b, b(a)); each column has one 1."""
     x_ba = torch.zeros(WORDS, len(ids_a))
     for a, b in enumerate(ids_a):
         x_ba[b, a] = 1
@@ -128,12 +128,12 @@ def test_an_embedding_is_a_matrix_times_columns_with_one_1():
 def test_queries_keys_and_values_are_maps_of_the_embeddings(attention):
     """BK (9), (10), (11), BQ (8), (9), (10): Q^{ν,δ,α} = Σ W^{ν,δ,δ'} e^{δ',α}; N2: q = W^Q x."""
     e_Da = read_by(attention)
-    for found, expected in zip(split_heads(attention.qkv(rows(e_Da)), HEADS, 3), made(attention, e_Da), strict=True):
-        close(found[0].transpose(1, 2), expected)
+    for actual, expected in zip(split_heads(attention.qkv(rows(e_Da)), HEADS, 3), made(attention, e_Da), strict=True):
+        close(actual[0].transpose(1, 2), expected)
 
 
 def P_naz(attention, e_Da, *, keys_first):
-    """softmax(B) as a probability of the key a for the query z, from K^T Q or from Q^T K."""
+    """Return softmax(B) as the probability of key a for query z, from K^T Q or from Q^T K."""
     Q_nda, K_nda, _ = made(attention, e_Da)
     if keys_first:
         B_naz = einsum("nda,ndz->naz", K_nda, Q_nda) / math.sqrt(d)
@@ -147,16 +147,16 @@ def test_scores_become_probabilities_of_the_keys(attention, keys_first):
     """BK (12), (14), (16), BQ (11): K^T Q with the softmax along its first position, Q^T K along its second."""
     e_Da = read_by(attention)
     w_nza = attention.weights(rows(e_Da), keep_BT=whole())[0]
-    found_naz = w_nza.transpose(1, 2)
-    close(found_naz, P_naz(attention, e_Da, keys_first=keys_first))
-    close(found_naz.sum(1), torch.ones(HEADS, LENGTH))
-    assert (found_naz.sum(2) - 1).abs().max() > 0.1  # the other index is no probability: "important" below BK (16)
+    w_naz = w_nza.transpose(1, 2)
+    close(w_naz, P_naz(attention, e_Da, keys_first=keys_first))
+    close(w_naz.sum(1), torch.ones(HEADS, LENGTH))
+    assert (w_naz.sum(2) - 1).abs().max() > 0.1  # the other index is no probability: "important" below BK (16)
 
 
-def found_by_heads(attention, e_Da):
-    """A[n, d, z]: what the heads of an attention found, before the last map."""
+def head_outputs(attention, e_Da):
+    """Return A[n, d, z], the outputs of the heads before the last map."""
     seen = []
-    hook = attention.out.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    hook = attention.out.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     attention(rows(e_Da), keep_BT=whole(e_Da.shape[1]))
     hook.remove()
     return seen[0][0].T.reshape(HEADS, d, -1)
@@ -171,7 +171,7 @@ def test_attention_mixes_values_by_the_probabilities_of_their_keys(attention, ke
     e_Da = read_by(attention)
     _, _, V_nda = made(attention, e_Da)
     A_ndz = einsum("nda,naz->ndz", V_nda, P_naz(attention, e_Da, keys_first=keys_first))
-    close(found_by_heads(attention, e_Da), A_ndz)
+    close(head_outputs(attention, e_Da), A_ndz)
     close(attention(rows(e_Da), keep_BT=whole())[0].T, attention.out.weight @ A_ndz.reshape(D, LENGTH))
 
 
@@ -183,7 +183,7 @@ def test_bq_12_as_written_is_attention_with_queries_and_keys_exchanged(attention
     exchanged.qkv.weight.copy_(torch.cat([w_k, w_q, w_v]))
     Q_nda, K_nda, V_nda = made(attention, e_Da)
     B_naz = einsum("nda,ndz->naz", Q_nda, K_nda) / math.sqrt(d)
-    close(found_by_heads(exchanged, e_Da), einsum("nda,naz->ndz", V_nda, torch.softmax(B_naz, 1)))
+    close(head_outputs(exchanged, e_Da), einsum("nda,naz->ndz", V_nda, torch.softmax(B_naz, 1)))
 
 
 def test_two_words_and_a_head_of_width_three():
@@ -192,13 +192,13 @@ def test_two_words_and_a_head_of_width_three():
     attention.out.weight.copy_(torch.eye(3))
     V_da = attention.qkv.weight[6:] @ e_Da
     P_za = attention.weights(rows(e_Da), keep_BT=whole(2))[0, 0]
-    found = attention(rows(e_Da), keep_BT=whole(2))[0].T
-    close(found[:, 0], V_da[:, 0] * P_za[0, 0] + V_da[:, 1] * P_za[0, 1])
-    close(found[:, 1], V_da[:, 0] * P_za[1, 0] + V_da[:, 1] * P_za[1, 1])
+    y_da = attention(rows(e_Da), keep_BT=whole(2))[0].T
+    close(y_da[:, 0], V_da[:, 0] * P_za[0, 0] + V_da[:, 1] * P_za[0, 1])
+    close(y_da[:, 1], V_da[:, 0] * P_za[1, 0] + V_da[:, 1] * P_za[1, 1])
 
 
 def sines(width, length):
-    """The table as they write it: E_pos[d, a]."""
+    """Return the table as they write it: E_pos[d, a]."""
     return Sinusoidal(width)(torch.zeros(1, length, width))[0].T
 
 
@@ -249,19 +249,19 @@ def test_total_embedding_is_the_sum():
 def test_relu_is_the_larger_of_0_and_each_entry():
     """BK (19), BQ (16): (T)_+ = max(0, T), of any shape."""
     T = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
-    found = REGISTRY.make(Part("relu"), 4)(T)
-    assert found.flatten().tolist() == [max(0.0, one) for one in T.flatten().tolist()]
+    y = REGISTRY.make(Part("relu"), 4)(T)
+    assert y.flatten().tolist() == [max(0.0, one) for one in T.flatten().tolist()]
 
 
 def test_a_feed_forward_network_by_rows_and_by_columns():
     """BK (20), (21), BQ (17), (18), N1: F(x) = ReLU(x W1 + b1) W2 + b2, or W2 ReLU(W1 x + b1) + b2; they write b1 twice."""
     ffn, x_Da = filled(FeedForward(D, d_ff=7)), columns()
     W1, b1, W2, b2 = ffn.inner.weight, ffn.inner.bias, ffn.out.weight, ffn.out.bias
-    found_Da = ffn(rows(x_Da))[0].T
+    y_Da = ffn(rows(x_Da))[0].T
     for a in range(LENGTH):
-        close(found_Da[:, a], W2 @ (W1 @ x_Da[:, a] + b1).clamp(min=0) + b2)
+        close(y_Da[:, a], W2 @ (W1 @ x_Da[:, a] + b1).clamp(min=0) + b2)
         x_1D = x_Da[:, a][None]
-        close(found_Da[:, a][None], (x_1D @ W1.T + b1[None]).clamp(min=0) @ W2.T + b2[None])
+        close(y_Da[:, a][None], (x_1D @ W1.T + b1[None]).clamp(min=0) @ W2.T + b2[None])
 
 
 def softmax(*numbers):
@@ -314,11 +314,11 @@ def test_one_query_at_a_time():
     """N2: A(q, k, v) = Σ_i exp(q·k^<i>) v^<i> / Σ_j exp(q·k^<j>), without √d_k."""
     attention = filled(Attention(D, None, heads=HEADS, bias=False, scores=Part("softmax", {"beta": 1.0})))
     Q_nda, K_nda, V_nda = made(attention, columns())
-    found_nda = found_by_heads(attention, columns())
+    heads_ndz = head_outputs(attention, columns())
     for n in range(HEADS):
         for z in range(LENGTH):
             parts = [math.exp((Q_nda[n, :, z] @ K_nda[n, :, i]).item()) for i in range(LENGTH)]
-            close(found_nda[n, :, z], sum(part * V_nda[n, :, i] for i, part in enumerate(parts)) / sum(parts))
+            close(heads_ndz[n, :, z], sum(part * V_nda[n, :, i] for i, part in enumerate(parts)) / sum(parts))
 
 
 def test_softargmax_of_keys_times_a_query():
@@ -327,15 +327,15 @@ def test_softargmax_of_keys_times_a_query():
     block = filled(Attention(D, 7, heads=HEADS, d_head=wide, d_value=value, bias=False))
     x, xi = columns(length=t), columns(3, width=7, length=tau)
     keys, values = block.kv.weight.split([HEADS * wide, HEADS * value])
-    found = []
+    attended = []
     for n in range(HEADS):
         Q, K = block.q.weight[n * wide :][:wide] @ x, keys[n * wide :][:wide] @ xi
         V = values[n * value :][:value] @ xi
         A = torch.stack([torch.softmax((K.T @ q) / math.sqrt(wide), 0) for q in Q.T], 1)
         assert A.shape == (tau, t)
-        found.append(V @ A)
+        attended.append(V @ A)
     H = block(rows(x), rows(xi), keep_BT=whole(t), keep_BS=whole(tau))[0].T
-    close(H, block.out.weight @ torch.cat(found))
+    close(H, block.out.weight @ torch.cat(attended))
 
 
 def test_a_hidden_state_is_made_of_the_input_and_the_state_before():
@@ -343,10 +343,10 @@ def test_a_hidden_state_is_made_of_the_input_and_the_state_before():
     rnn, x_Da = filled(REGISTRY.make(Part("rnn", {"mask": "causal"}), D)), columns()
     W_hx, W_hh = rnn.forwards.input.weight, rnn.forwards.hidden.weight
     b_h = rnn.forwards.input.bias + rnn.forwards.hidden.bias
-    found_Da, h = rnn(rows(x_Da), keep_BT=whole())[0].T, torch.zeros(D)
+    y_Da, h = rnn(rows(x_Da), keep_BT=whole())[0].T, torch.zeros(D)
     for t in range(LENGTH):
         h = torch.tanh(torch.cat([W_hx, W_hh], 1) @ torch.cat([x_Da[:, t], h]) + b_h)
-        close(found_Da[:, t], h)
+        close(y_Da[:, t], h)
 
 
 def test_the_output_is_multiplied_by_the_matrix_of_the_embeddings():
@@ -358,7 +358,7 @@ def test_the_output_is_multiplied_by_the_matrix_of_the_embeddings():
     close(network.head(x_1D), x_1D @ W.T)
     ids = torch.tensor([[3, 5, 9]])
     embedded = []
-    network["src_emb"].block.register_forward_hook(lambda block, given, out: embedded.append(out))
+    network["src_emb"].block.register_forward_hook(lambda block, args, out: embedded.append(out))
     network(src=ids, tgt=ids)
     assert len(embedded) == 2
     for e_BND in embedded:

@@ -1,4 +1,4 @@
-"""Mutated model files: each is accepted and runs, or is refused in a sentence, and reading it does nothing else."""
+"""Mutated model files: each is accepted and runs, or is refused with an error, and reading it has no side effects."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def fuzzed(count, seed):
-    """In a process of its own, since an audit hook stays for ever."""
+    """Run the fuzz in a separate process, because an audit hook cannot be removed."""
     done = run_python(["-m", "tests.fuzz", str(count), str(seed)], ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
@@ -39,7 +39,7 @@ def test_mutated_models_are_refused_in_a_sentence_or_run_at_length(seed):
 
 
 def test_the_audit_hook_detects_the_forbidden_events():
-    """The fuzz could not fail if it heard nothing."""
+    """Without its events the fuzz could not fail."""
     program = """
 import os, socket, subprocess, sys
 from tests.fuzz import Watch

@@ -45,10 +45,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-if torch.cuda.is_available():
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # read at the first product; else it is in no fixed order
+if torch.cuda.is_available():  # read at the first product; without it results are not deterministic
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def run(composed: Composed, root: Path) -> Path:
@@ -59,7 +57,7 @@ def run(composed: Composed, root: Path) -> Path:
 
 @contextmanager
 def waiting_raises() -> Iterator[None]:
-    """For what would make the processor wait for the device."""
+    """Raise an error for operations that make the CPU wait for the device."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -87,14 +85,17 @@ def test_base_learns_dates_and_prints_its_speed(small: Small, tmp_path: Path) ->
     text = ["data.train=60000", "data.step_tokens=600", "data.val=500", "data.test=500"]
     steps = ["schedule=noam", "schedule.warmup=200", "trainer.clip=1.0", "trainer.steps=850"]
     steps += ["trainer.validate_every=425", "trainer.log_every=20"]
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     there = ["trainer.accelerator=cuda", "trainer.precision=auto"]
     folder = run(small("model=base", *sizes, *text, *steps, *there), tmp_path)
     scores = json.loads((folder / "status.json").read_text())["scores"]
     with (folder / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["train/tokens_per_second"]]
     print(
-        f"{time.perf_counter() - begun:.0f} s", rows[-1]["train/tokens_per_second"], rows[-1]["train/waiting"], scores
+        f"{time.perf_counter() - start_time:.0f} s",
+        rows[-1]["train/tokens_per_second"],
+        rows[-1]["train/waiting"],
+        scores,
     )
     assert scores["test/exact_match"] > 0.9
 
@@ -108,7 +109,7 @@ def test_a_run_computes_in_bf16_and_its_batches_are_pinned(small: Small) -> None
 
 
 def test_two_parts_of_a_run_are_one(small: Small, tmp_path: Path, repeatable: None) -> None:
-    """With dropout on the accelerator's random generator, and deterministic kernels."""
+    """Dropout uses the accelerator's random generator, and kernels are deterministic."""
     whole = run(small("dropout=0.3", *THERE), tmp_path / "whole")
     part = run(small("dropout=0.3", "trainer.steps=3", *THERE), tmp_path / "part")
     go_on(part, "trainer.steps=6")
@@ -123,31 +124,31 @@ def test_logits_of_any_model_match_the_processor(path: Path) -> None:
     inputs = inputs_of(network)
     expected = network(**inputs)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        found = network.to(CUDA)(**{name: one.to(CUDA) for name, one in inputs.items()})
-    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-4)
+        logits = network.to(CUDA)(**{name: one.to(CUDA) for name, one in inputs.items()})
+    torch.testing.assert_close(logits.cpu(), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("path", ALL, ids=name)
 def test_searches_of_any_model_find_the_translations_of_the_cpu(path: Path, beam: int) -> None:
-    """In float64, where rounding decides nothing."""
-    here = sharper(build(path)).double()
-    if not has_target(here):
+    """Compute in float64, so that rounding cannot change a choice."""
+    original = sharper(build(path)).double()
+    if not has_target(original):
         pytest.skip("has no target")
     sources = {
-        name: one if one.dtype == torch.int64 else one.double() for name, one in sources_of(inputs_of(here)).items()
+        name: one if one.dtype == torch.int64 else one.double() for name, one in sources_of(inputs_of(original)).items()
     }
-    found = []
+    results = []
     for device in (torch.device("cpu"), CUDA):
-        network = deepcopy(here).to(device)
+        network = deepcopy(original).to(device)
         limits = Bounds(*(one.to(device) for one in bounds([9, 12, 7])))
         read = {name: one.to(device) for name, one in sources.items()}
         if beam == 1:
-            found.append([one.ids for one in one_by_one(network, read, limits)])
+            results.append([one.ids for one in one_by_one(network, read, limits)])
         else:
             best = beam_search(network, read, limits, beam=beam, penalty=gnmt(0.6), nbest=beam)
-            found.append([one.ids for hypotheses in best for one in hypotheses])
-    assert found[0] == found[1]
+            results.append([one.ids for hypotheses in best for one in hypotheses])
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -178,12 +179,12 @@ def test_a_step_between_two_rows_of_metrics_waits_for_nothing(small: Small) -> N
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: Path(model).stem)
 def test_a_step_of_any_model_waits_for_nothing(model: str) -> None:
-    """In bf16, in which a run computes there; in float32 a mixture of experts waits."""
+    """Use bf16, the precision of runs on CUDA; in float32 a mixture of experts waits."""
     network = network_at_its_size(model, "cuda")
     optimizer = torch.optim.Adam(network.parameters(), fused=True)
     batch = batch_for(network)
     with torch.autocast("cuda", torch.bfloat16):
-        for waits in (nullcontext(), waiting_raises()):  # what is called for the first time may wait
+        for waits in (nullcontext(), waiting_raises()):  # first calls may wait
             with waits:
                 take_step(network, batch, batch.to(CUDA))
                 optimizer.step()
@@ -194,7 +195,7 @@ def test_training_takes_no_more_memory_than_a_trial(small: Small) -> None:
     module, data = make(small(*HEAVY))
     peaks = []
     trial = MemoryCheck(module.network, feed_of(data), 0.1, Ranks(), CUDA, nullcontext(), Copies(2))
-    trial.run(1)  # the libraries take room of their own, once
+    trial.run(1)  # the libraries allocate memory once
     for work in (lambda: trial.run(1), lambda: trainer(3).fit(module, datamodule=data)):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

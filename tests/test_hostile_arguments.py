@@ -15,7 +15,7 @@ ESCAPE = "a\x1b[31m\r\u202eb"
 
 @pytest.fixture
 def folder(translator, tmp_path, monkeypatch):
-    """The working folder, with the runs `run` and BYTES."""
+    """Change to a working folder with the runs `run` and BYTES."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["tfm"])  # Hydra's options change it
     save(translator, tmp_path / "run")

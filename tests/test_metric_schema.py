@@ -1,4 +1,4 @@
-"""Everything that shows a metric reads the table of metrics."""
+"""Every display of a metric reads the table of metrics."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A preloaded process is as separate from the tests, and from the next one, as a new process."""
+"""A preloaded process is as isolated from the tests, and from the next process, as a new process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The package as a Python script uses it."""
+"""The package as used by a Python script."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ RUN.remove("dropout=0")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder of each test, in which runs/ is made."""
+    """Change to a new folder for each test, in which runs/ is created."""
     monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def script(text: str) -> subprocess.CompletedProcess[str]:
-    """A script in the current folder, which has no guard against being imported."""
+    """Run `text` as a script in the current folder, without a `__main__` guard."""
     Path("script.py").write_text(text)
     return run_on_one_thread("script.py")
 
@@ -54,12 +54,12 @@ def run_on_one_thread(*arguments: str | Path) -> subprocess.CompletedProcess[str
 
 
 def config(run: Path) -> dict[str, Any]:
-    """Without its name."""
+    """Return the config of a run without its name."""
     return {key: value for key, value in yaml.safe_load((run / "config.yaml").read_text()).items() if key != "name"}
 
 
 def same(run: Path, other: Path) -> bool:
-    """The weights of two runs are equal bit by bit, and so are their configs."""
+    """Return True if the weights of two runs are bit-identical."""
     one, two = (load_file(each / "weights.safetensors") for each in (run, other))
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
@@ -95,7 +95,7 @@ def test_a_script_without_a_guard_trains_on_two_devices(folder: Path) -> None:
 
 
 def test_a_script_without_a_guard_trains_once_with_loader_workers(folder: Path) -> None:
-    """Its processes end with the run, because they would ignore the signals of the script's own forkserver pools."""
+    """The worker processes end with the run, because they would ignore the signals of the script's own forkserver pools."""
     done = script(
         "print('script')\nimport tfm_blocks as tfm\nfrom multiprocessing import forkserver\n"
         "before = forkserver._forkserver._preload_modules\n"
@@ -110,7 +110,7 @@ def test_a_script_without_a_guard_trains_once_with_loader_workers(folder: Path) 
 
 
 def traces() -> dict[str, Any]:
-    """Global state that a run uses."""
+    """Return the global state that a run uses."""
     names = ("lightning", "lightning.pytorch", "lightning.fabric", "torch.distributed.elastic")
     return {
         "handlers": [signal.getsignal(number) for number in STOPS],
@@ -128,7 +128,7 @@ def traces() -> dict[str, Any]:
 
 
 class Raises(Callback):
-    """A callback that is broken."""
+    """A callback that raises an error."""
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         raise ValueError("my own mistake")
@@ -154,7 +154,7 @@ def test_a_run_does_not_change_the_process_however_it_ends(devices: int) -> None
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the C library is asked for the memory of the process")
 def test_memory_that_is_freed_after_a_run_goes_back_to_the_system() -> None:
-    """In a process of its own, whose memory nothing else uses. Training keeps freed memory for itself."""
+    """Run in a separate process, whose memory nothing else uses. Training keeps freed memory."""
     done = script(
         "import torch, tfm_blocks as tfm\n"
         f"tfm.train('tiny', overrides={RUN})\n"
@@ -170,7 +170,7 @@ def test_memory_that_is_freed_after_a_run_goes_back_to_the_system() -> None:
 
 
 class Sends(Callback):
-    """Sends this process a signal after a step, `times` times."""
+    """Send this process a signal after a step, `times` times."""
 
     def __init__(self, number: signal.Signals, step: int, times: int = 1) -> None:
         self.number, self.step, self.times = number, step, times
@@ -198,13 +198,13 @@ def test_a_second_signal_reaches_the_callers_own_handler() -> None:
 
 
 def test_a_run_in_a_thread_does_not_change_signal_handlers() -> None:
-    before, found = [signal.getsignal(number) for number in STOPS], list[tfm.Run]()
-    thread = threading.Thread(target=lambda: found.append(tfm.train("tiny", name="aside", overrides=RUN)))
+    before, runs = [signal.getsignal(number) for number in STOPS], list[tfm.Run]()
+    thread = threading.Thread(target=lambda: runs.append(tfm.train("tiny", name="aside", overrides=RUN)))
     thread.start()
     while thread.is_alive():
         assert [signal.getsignal(number) for number in STOPS] == before
         thread.join(0.1)
-    assert found[0].folder == Path("runs/aside") and found[0].load(checkpoint=4).translate(["3 March 1987"])
+    assert runs[0].folder == Path("runs/aside") and runs[0].load(checkpoint=4).translate(["3 March 1987"])
 
 
 def test_divergence_raises_its_exception_and_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_divergence_raises_its_exception_and_is_written_down(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         ({"overrides": ["-m", "heads=2,4"]}, "overrides: must be strings such as 'trainer.steps=20', but has '-m'"),
         ({"overrides": ["heads=2,4"]}, "heads: heads=2,4 has several values"),
@@ -232,10 +232,10 @@ def test_divergence_raises_its_exception_and_is_written_down(monkeypatch: pytest
         ({"+callbacks._target_": "os.system"}, "callbacks._target_: no such setting"),
     ],
 )
-def test_a_wrong_call_raises_an_error_that_names_the_fix(call: dict[str, Any], told: str, folder: Path) -> None:
+def test_a_wrong_call_raises_an_error_that_names_the_fix(call: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(tfm.TfmError) as caught:
         tfm.train(**{"model": None if "resume" in call else "tiny", **call})
-    assert told in str(caught.value) and "help: " in str(caught.value)
+    assert message in str(caught.value) and "help: " in str(caught.value)
     assert not (folder / "runs").exists()
 
 
@@ -248,7 +248,7 @@ def test_a_callback_that_other_processes_cannot_import_is_refused() -> None:
 
 
 def test_an_own_model_and_block_build_train_save_and_load(folder: Path) -> None:
-    """In a process of its own, where nothing is registered yet."""
+    """Run in a separate process, in which nothing is registered yet."""
     shutil.copy(ROOT / "tests" / "faulty.py", folder / "my_blocks.py")
     (folder / "conf" / "model").mkdir(parents=True)
     graph = "{src_pos: {block: faulty, harm: end, sound: 1000}}"
@@ -283,7 +283,7 @@ def test_early_stopping_of_lightning_stops_a_run_with_its_reason() -> None:
 
 @pytest.fixture(autouse=True)
 def default_handlers() -> Iterator[None]:
-    """Tests before these in the process may have left others."""
+    """Restore the default handlers, because earlier tests of the process may have set others."""
     before = {number: signal.getsignal(number) for number in STOPS}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Commands that compute nothing answer at once, since nothing heavy is imported for them."""
+"""Commands that compute nothing start fast, because they import no large library."""
 
 import resource
 import statistics
@@ -37,7 +37,7 @@ def test_start_up_imports_nothing_heavy(command):
     ],
 )
 def test_start_up_takes_less_than_half_a_second_of_a_processor(command):
-    """Half a second of one on which Hydra alone takes a quarter to compose the config."""
+    """The limit is for a CPU on which Hydra alone takes a quarter of a second to compose the config."""
 
     def take(arguments):
         begin = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -18,7 +18,7 @@ NAME = "größe →"  # latin-1 has its letters but not its arrow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two runs to compare and one to translate with, all with letters beyond ASCII."""
+    """Write two runs to compare and one to translate with, all with non-ASCII letters."""
     path = tmp_path_factory.mktemp("output")
     for number in (1, 2):
         run = leave_run(path / "runs" / f"{NAME} {number}", ["Haus"], ["Haus"], seed=number)

@@ -1,4 +1,4 @@
-"""`python train.py`, as people type it."""
+"""`python train.py`, as typed by users."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def states(folder):
 
 @pytest.fixture
 def own(tmp_path):
-    """A folder with a plug-in, and a model and an experiment that use it."""
+    """Write a folder with a plug-in, and a model and an experiment that use it."""
     shutil.copy(ROOT / "tests" / "faulty.py", tmp_path / "my_blocks.py")
     for name, text in {
         "model/mine": "defaults: [tiny, _self_]\nsound: 1000\nmodel: {graph: {src_pos: {block: faulty, harm: end, sound: '${sound}'}}}\n",

@@ -1,4 +1,4 @@
-"""The table of traps names tests that are there."""
+"""The table of traps names tests that exist."""
 
 import re
 from pathlib import Path

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.grid
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The interpreter of a new environment with the wheel in it; its dependencies are those of this environment."""
+    """Return the interpreter of a new environment with the wheel and this environment's dependencies."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
@@ -78,15 +78,15 @@ HEAVY = ("torch", "lightning", "tokenizers", "hydra", "omegaconf", "pydantic", "
 
 
 def test_a_type_checker_sees_the_types_of_the_package(python, tmp_path):
-    """Without those of the libraries around it, which take a minute to read."""
+    """Types of large libraries are skipped, because they take a minute to read."""
     (tmp_path / "script.py").write_text(SCRIPT)
     skipped = "".join(f"[mypy-{name}.*]\nfollow_imports = skip\n" for name in HEAVY)
     (tmp_path / "mypy.ini").write_text(f"[mypy]\n{skipped}")
     done = run(sys.executable, tmp_path, "-m", "mypy", "--python-executable", python, "script.py")
-    told = [
+    messages = [
         line.partition(": ")[2] for line in done.stdout.splitlines() if "note: Revealed" in line or "error: " in line
     ]
-    assert told == [
+    assert messages == [
         'note: Revealed type is "tfm_blocks.network.graph.Network"',
         'note: Revealed type is "float"',
         'note: Revealed type is "list[str]"',

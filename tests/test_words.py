@@ -39,7 +39,7 @@ def test_a_public_class_or_function_has_a_name_of_its_own() -> None:
 
 
 def messages(path: Path) -> Iterator[tuple[int, str]]:
-    """The texts of a module but its docstrings."""
+    """Yield the strings of a module except its docstrings."""
     tree = ast.parse(path.read_text("utf-8"))
     docstrings = {
         id(node.body[0].value)
@@ -59,7 +59,7 @@ def test_messages_use_plain_words(path: Path) -> None:
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a page outside of its fences."""
+    """Yield the lines of a page outside of its fences."""
     inside = False
     for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
         if line.startswith("```"):

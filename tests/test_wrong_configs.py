@@ -1,4 +1,4 @@
-"""A wrong or hostile config never starts: exit status 2, one screen, an address, a place or an origin, a way out."""
+"""An invalid or hostile config fails before training: exit status 2, and one screen with an address, a place and a fix."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ def train(folder, *arguments):
     return run_python([ROOT / "train.py", *arguments], folder, timeout=120)
 
 
-def refused(done, *told):
-    """The message, after what every refusal has in common."""
+def refused(done, *messages):
+    """Check the common properties of a refusal, and its messages."""
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr and done.stderr.startswith("error: ")
     assert len(done.stderr.splitlines()) <= SCREEN
     assert "help: " in done.stderr
-    for text in told:
+    for text in messages:
         assert text in done.stderr
 
 
@@ -59,8 +59,8 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
 def test_the_error_of_a_wrong_config_fits_on_one_screen(case, tmp_path):
-    arguments, *told = case
-    refused(train(tmp_path, *arguments), *told)
+    arguments, *messages = case
+    refused(train(tmp_path, *arguments), *messages)
     assert list(tmp_path.iterdir()) == [], "nothing was started"
 
 

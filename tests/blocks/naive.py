@@ -1,4 +1,4 @@
-"""Attention as a loop over queries and keys, to be read, and to be compared with."""
+"""Attention as a loop over queries and keys: a readable reference for tests."""
 
 import torch
 
@@ -14,12 +14,12 @@ class NaiveAttention(Attention):
         added = look.masked_bias(q_BHTK, k_BGSK)
         hidden_BHTS = q_BHTK.new_zeros(B, H, T, S) if added is None else added.expand(B, H, T, S)
         keys, values = k_BGSK.unbind(2), v_BGSK.unbind(2)
-        found = []
+        outputs = []
         for query_BHK, hidden_BHS in zip((q_BHTK / K**0.5).unbind(2), hidden_BHTS.unbind(2), strict=True):
             products = [(query_BHK * key_BHK).sum(2) for key_BHK in keys]
             scores = [one + hidden_BH for one, hidden_BH in zip(products, hidden_BHS.unbind(2), strict=True)]
             largest_BH = torch.stack(scores).amax(0)
             parts = [torch.exp(score_BH - largest_BH) for score_BH in scores]
             weighed = [part_BH[..., None] * value_BHK for part_BH, value_BHK in zip(parts, values, strict=True)]
-            found.append(torch.stack(weighed).sum(0) / torch.stack(parts).sum(0)[..., None])
-        return torch.stack(found, 2)
+            outputs.append(torch.stack(weighed).sum(0) / torch.stack(parts).sum(0)[..., None])
+        return torch.stack(outputs, 2)

@@ -1,4 +1,4 @@
-"""The other names of blocks build what they stand for, with the parameters that older runs have."""
+"""Aliases of blocks build the aliased block, with the parameters that older runs have."""
 
 import pytest
 import torch

@@ -51,8 +51,8 @@ def test_cross_attention_of_another_width_equals_torchs():
     reference.out_proj.load_state_dict(own.out.state_dict())
     x_BTD, kv_BSE, keep_BS = torch.randn(B, T, D), torch.randn(B, S, E), keep([7, 4, 1], S)
     expected, _ = reference(x_BTD, kv_BSE, kv_BSE, key_padding_mask=~keep_BS, need_weights=False)
-    given = own(x_BTD, kv_BSE, keep_BT=keep([5, 5, 5], T), keep_BS=keep_BS)
-    torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+    y_BTD = own(x_BTD, kv_BSE, keep_BT=keep([5, 5, 5], T), keep_BS=keep_BS)
+    torch.testing.assert_close(y_BTD, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mask", ["causal", None])

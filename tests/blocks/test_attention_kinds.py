@@ -1,4 +1,4 @@
-"""Attention blocks against Hugging Face's, and against loops where it has none."""
+"""Attention blocks against Hugging Face's, or against loops if it has no such block."""
 
 from types import SimpleNamespace
 
@@ -52,7 +52,7 @@ HF = {"heads": H, "kv_heads": 2, "d_head": 6, "mask": "causal", "bias": False, "
 
 
 def filled(module):
-    """Its linear maps started, and every other parameter drawn from a normal distribution."""
+    """Initialise linear maps as usual and draw every other parameter from a normal distribution."""
     started(module)
     for number, (name, parameter) in enumerate(module.named_parameters()):
         if not name.endswith(("weight", "bias")) or parameter.ndim == 1:
@@ -61,7 +61,7 @@ def filled(module):
 
 
 def copy_maps(own, reference):
-    """The maps of a Hugging Face attention, from ours."""
+    """Copy our linear maps into a Hugging Face attention."""
     for name, part in zip("qkv", own.qkv.weight.split(own.qkv.parts), strict=True):
         getattr(reference, f"{name}_proj").weight.copy_(part)
     reference.o_proj.weight.copy_(own.out.weight)
@@ -80,8 +80,8 @@ def of_reference(reference, x_BTD, radius=T):
     return reference(x_BTD, position_embeddings=turns, attention_mask=past(radius))[0]
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -154,8 +154,8 @@ def test_latent_attention_matches_deepseek(d_query):
     )
     reference = DeepseekV2Attention(config, 0).eval()
     widths = {"d_latent": 6, "d_head": 8, "d_turned": 4, "d_value": 3}
-    kind, more = (LatentQueryAttention, {"d_query": d_query}) if d_query else (LatentAttention, {})
-    own = filled(kind(D, heads=H, mask="causal", **widths, **more))
+    kind, query_width = (LatentQueryAttention, {"d_query": d_query}) if d_query else (LatentAttention, {})
+    own = filled(kind(D, heads=H, mask="causal", **widths, **query_width))
     names = {"down": "kv_a_proj_with_mqa", "norm": "kv_a_layernorm", "up": "kv_b_proj", "out": "o_proj", "q": "q_proj"}
     if d_query:
         names |= {"q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q": "q_b_proj"}
@@ -172,22 +172,24 @@ def test_a_gate_multiplies_the_outputs_of_the_heads():
     own, plain = started(Attention(D, None, heads=H, gate=Part("sigmoid_gate"))), Attention(D, None, heads=H)
     plain.load_state_dict({name: value for name, value in own.state_dict().items() if "gate" not in name})
     x_BTD, keep_BT = torch.randn(B, T, D), keep([9, 4], T)
-    found = []
-    plain.out.register_forward_pre_hook(lambda _, args: found.append(args[0]))
+    out_inputs = []
+    plain.out.register_forward_pre_hook(lambda _, args: out_inputs.append(args[0]))
     plain(x_BTD, keep_BT=keep_BT)
-    close(own(x_BTD, keep_BT=keep_BT), own.out(found[0] * torch.sigmoid(x_BTD @ own.gate.weight.T + own.gate.bias)))
+    close(
+        own(x_BTD, keep_BT=keep_BT), own.out(out_inputs[0] * torch.sigmoid(x_BTD @ own.gate.weight.T + own.gate.bias))
+    )
 
 
 @torch.no_grad()
 def test_widths_of_keys_and_of_values_match_columns():
-    """H = V A with A = softargmax_β(Kᵀ Q): one head, vectors as columns."""
+    """Compare with H = V A, A = softargmax_β(Kᵀ Q): one head, vectors as columns."""
     own = started(Attention(D, E, heads=1, d_head=5, d_value=3, scores=Part("softmax", {"beta": 0.7})))
     x_BTD, kv_BSE = torch.randn(B, T, D), torch.randn(B, S, E)
     Q, (K, V) = own.q(x_BTD).mT, (part.mT for part in own.kv(kv_BSE).split((5, 3), 2))
     assert K.shape == (B, 5, S) and V.shape == (B, 3, S)
     expected = V @ torch.softmax(0.7 * K.mT @ Q, 1)
-    given = own(x_BTD, kv_BSE, keep_BT=WHOLE_BT, keep_BS=torch.ones(B, S, dtype=torch.bool))
-    close(given, own.out(expected.mT))
+    y_BTD = own(x_BTD, kv_BSE, keep_BT=WHOLE_BT, keep_BS=torch.ones(B, S, dtype=torch.bool))
+    close(y_BTD, own.out(expected.mT))
 
 
 @pytest.mark.parametrize("mask", ["causal", None])
@@ -198,8 +200,8 @@ def test_the_naive_loop_equals_attention(mask):
     slow.load_state_dict(fast.state_dict())
     x_BTD, keep_BT = torch.randn(B, T, D), keep([9, 4], T)
     for of in ("forward", "weights"):
-        found, expected = (getattr(one, of)(x_BTD, keep_BT=keep_BT) for one in (slow, fast))
-        close(found[keep_BT] if of == "forward" else found, expected[keep_BT] if of == "forward" else expected)
+        actual, expected = (getattr(one, of)(x_BTD, keep_BT=keep_BT) for one in (slow, fast))
+        close(actual[keep_BT] if of == "forward" else actual, expected[keep_BT] if of == "forward" else expected)
 
 
 @torch.no_grad()
@@ -240,13 +242,13 @@ def test_relative_positions_are_added_to_keys_and_values_of_each_pair(mask):
 @torch.no_grad()
 def test_a_window_has_the_scores_that_attention_has_there(mask, position, scores):
     heads = {"heads": H}
-    given = {
+    arguments = {
         "position": Part(position, heads),
         "scores": Part(scores, heads if scores == "sink" else {}),
         "kv_heads": 2,
         "mask": mask,
     }
-    dense, near = Attention(D, None, heads=H, **given), RestrictedAttention(D, heads=H, r=4, **given)
+    dense, near = Attention(D, None, heads=H, **arguments), RestrictedAttention(D, heads=H, r=4, **arguments)
     filled(dense)
     if position == "relative_bias":
         nn.init.normal_(dense.position.weight)
@@ -329,11 +331,11 @@ def test_a_prefix_is_visible_to_all_later_positions():
     hidden = torch.zeros(S + T, S + T).masked_fill(torch.ones(S + T, S + T).triu(1) > 0, -torch.inf)
     hidden[:, :S] = 0
     both_BN = torch.cat((keep_BS, WHOLE_BT), 1)
-    given = torch.cat((prefix_BSD, x_BTD), 1), None, hidden.expand(H, -1, -1)
-    found = own(x_BTD, prefix_BSD, keep_BT=WHOLE_BT, keep_BS=keep_BS)
-    close(found, whole(*given, keep_BT=both_BN)[:, S:])
+    inputs = torch.cat((prefix_BSD, x_BTD), 1), None, hidden.expand(H, -1, -1)
+    y_BTD = own(x_BTD, prefix_BSD, keep_BT=WHOLE_BT, keep_BS=keep_BS)
+    close(y_BTD, whole(*inputs, keep_BT=both_BN)[:, S:])
     w_BHTN = own.weights(x_BTD, prefix_BSD, keep_BT=WHOLE_BT, keep_BS=keep_BS)
-    close(w_BHTN, whole.weights(*given, keep_BT=both_BN)[:, :, S:])
+    close(w_BHTN, whole.weights(*inputs, keep_BT=both_BN)[:, :, S:])
 
 
 LOOKING = sorted(

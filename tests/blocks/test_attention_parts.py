@@ -41,7 +41,7 @@ def pairs_of(row):
 
 
 def pairwise():
-    """Rows in which every two values of two factors meet."""
+    """Return rows such that every pair of values of two factors occurs in a row."""
     draw = random.Random(0)
     missing = {
         pair
@@ -57,7 +57,7 @@ def pairwise():
 
 
 def written(row):
-    """The arguments of a row as a model file has them."""
+    """Return the arguments of a row as a model file has them."""
     arguments = {key: value for key, value in row.items() if value is not None and key != "block"}
     norm = {"qk_norm": "rmsnorm"} if row["qk_norm_kind"] else {}
     kind = {} if row["qk_norm_kind"] else {"qk_norm_kind": "head"}
@@ -75,7 +75,7 @@ rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(str(value) 
 
 
 def sees(row, i, length):
-    """The positions that position i sees."""
+    """Return the positions that position i sees."""
     causal, block = row["mask"] == "causal", row["block"]
     apart = 2 if block == "dilated_attention" else 1
     before, after = (R - 1, 0) if causal else (R // 2, (R - 1) // 2)
@@ -115,7 +115,7 @@ def gated(y_HV, x_D, row, state):
 
 
 def heads_of(x_D, row, state, position):
-    """Queries, keys and values of one position, each head of queries with its own keys and values."""
+    """Return queries, keys and values of one position; each query head has its own keys and values."""
     G, K = row["kv_heads"] or H, D // H
     V = row["d_value"] or K
     qkv = state["qkv.weight"] @ x_D + state.get("qkv.bias", 0.0)
@@ -127,7 +127,7 @@ def heads_of(x_D, row, state, position):
 
 
 def looped(row, state, x_ND):
-    """The block for one sequence without padding, position by position."""
+    """Compute the block for one sequence without padding, position by position."""
     made = [heads_of(x_D, row, state, position) for position, x_D in enumerate(x_ND)]
     q_NHK, k_NHK, v_NHV = (torch.stack(one) for one in zip(*made, strict=True))
     slope_H = torch.tensor([2.0 ** (-8 * (h + 1) / H) for h in range(H)]).double()
@@ -147,7 +147,7 @@ def looped(row, state, x_ND):
 
 
 def alone(row):
-    """The block of a row, in float64, with parameters that all have an effect."""
+    """Build the block of a row in float64, with parameters that all have an effect."""
     graph = {"node": {"block": row["block"], "in": "x", **written(row)}}
     network = build_network(check_model({"inputs": {"x": f"B N {D}"}, "graph": graph}), seed=1)
     return filled(network.double()).eval().get_submodule("node.block")
@@ -157,9 +157,9 @@ def alone(row):
 @torch.no_grad()
 def test_every_two_features_of_attention_combine_as_in_a_naive_loop(row):
     own, x_BND, keep_BN = alone(row), torch.randn(2, N, D, dtype=torch.float64), keep([N, SHORT], N)
-    state, found_BND = own.state_dict(), own(x_BND, keep_BT=keep_BN)
-    for found_ND, x_ND, length in zip(found_BND, x_BND, (N, SHORT), strict=True):
-        torch.testing.assert_close(found_ND[:length], looped(row, state, x_ND[:length]), rtol=0, atol=1e-10)
+    state, y_BND = own.state_dict(), own(x_BND, keep_BT=keep_BN)
+    for y_ND, x_ND, length in zip(y_BND, x_BND, (N, SHORT), strict=True):
+        torch.testing.assert_close(y_ND[:length], looped(row, state, x_ND[:length]), rtol=0, atol=1e-10)
 
 
 @rows
@@ -191,9 +191,9 @@ FEATURES = {
 @pytest.mark.parametrize(("name", "heads"), EXTENDED.items())
 @torch.no_grad()
 def test_other_kinds_of_attention_decode_with_these_features(name, heads):
-    given = {"heads": heads, "kv_heads": 2, "d_head": 4, "D": D, **FEATURES}
+    arguments = {"heads": heads, "kv_heads": 2, "d_head": 4, "D": D, **FEATURES}
     order = {} if name == "prefix_attention" else {"mask": "causal", "position": "rotary"}
-    case = next(cases_of(REGISTRY.blocks[name], {**given, **order}))
+    case = next(cases_of(REGISTRY.blocks[name], {**arguments, **order}))
     assert case.decoder is not None
     rules.steps_as_it_reads(case)
     rules.steps_in_a_search(case)

@@ -26,17 +26,17 @@ def network(model, seed=1):
 
 
 def alone(case, seed=1):
-    """The block with its starting values as a model of its own, which reads inputs."""
+    """Build a model that consists of the freshly initialised block alone and reads inputs."""
     return network({"inputs": case.inputs, "graph": {"node": case.node()}}, seed)
 
 
 def cases():
-    """Every block by itself, and the parts of a block inside one."""
+    """Return the cases of every block, and of every part inside a block."""
     before = dict(REGISTRY.blocks)
     REGISTRY.blocks.update(PLUGGED)
-    found = [case for info in EVERY.values() for case in cases_of(info)]
+    all_cases = [case for info in EVERY.values() for case in cases_of(info)]
     REGISTRY.blocks = before
-    return found
+    return all_cases
 
 
 CASES = cases()
@@ -66,7 +66,7 @@ def test_an_output_position_sees_no_more_of_a_port_than_is_declared(case):
 
 @each
 def test_a_port_whose_sequence_is_not_in_the_output_is_declared_as_seen(case):
-    """Otherwise pass 4 would take the node to see nothing of the target through it."""
+    """Otherwise pass 4 would assume that the node sees nothing of the target through this port."""
     signature = case.info.signature
     for port in signature.ports:
         if (port.letters & signature.sequences) - set(signature.output) - port.sums:
@@ -153,7 +153,7 @@ def test_of_two_optional_ports_the_second_alone_is_read_as_the_second():
 
 
 def out_of_range():
-    """Wrong values of each argument of each block, in the first of its cases."""
+    """Yield invalid values of each argument of each block, in its first case."""
     wrong = {"int": [0, -1, 2.5, "many", 2**41], "float": [float("nan"), float("inf")], "rate": [1, -0.1, "x"]}
     for case in {case.info.name: case for case in reversed(CASES)}.values():
         for argument in case.info.arguments.values():
@@ -180,7 +180,7 @@ def test_every_dropout_is_a_rate(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_number_has_a_rule_or_a_bound(name):
-    """A width or a count of 0 or less is refused by a sentence, so each has one in `where`."""
+    """Widths and counts of 0 or less are refused with a rule of `where`."""
     info = ALL[name]
     for argument in info.arguments.values():
         assert argument.kind.name not in ("int", "float") or any(argument.name in rule for rule in info.where)

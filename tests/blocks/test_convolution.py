@@ -20,7 +20,7 @@ def started(kernel, dilation, mask):
 
 
 def torchs(own, x_BTD, before, after, dilation):
-    """torch's convolution of a sequence with so many zeros around it."""
+    """Apply torch's convolution to a sequence with `before` and `after` zeros around it."""
     weight = own.map.weight.view(D, D, -1)
     return F.conv1d(F.pad(x_BTD.mT, (before, after)), weight, own.map.bias, dilation=dilation).mT
 
@@ -39,12 +39,12 @@ def test_causal_convolution_equals_torchs_with_zeros_before(kernel, dilation):
 def test_centred_convolution_of_each_sentence_equals_torchs_without_its_padding(kernel, dilation):
     own = started(kernel, dilation, None)
     x_BTD = torch.randn(B, T, D)
-    found = own(x_BTD, keep_BT=KEEP_BT)
+    y_BTD = own(x_BTD, keep_BT=KEEP_BT)
     for row, keep_T in enumerate(KEEP_BT):
         alone_1ND = x_BTD[row : row + 1, keep_T]
         before, after = kernel // 2 * dilation, (kernel - 1) // 2 * dilation
         expected = torchs(own, alone_1ND, before, after, dilation)
-        torch.testing.assert_close(found[row : row + 1, keep_T], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(y_BTD[row : row + 1, keep_T], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mask", ["causal", None])
@@ -52,9 +52,9 @@ def test_centred_convolution_of_each_sentence_equals_torchs_without_its_padding(
 def test_padding_in_the_middle_is_skipped(mask):
     own = started(3, 1, mask)
     x_BTD, keep_BT = torch.randn(1, 5, D), torch.tensor([[True, False, True, False, True]])
-    found = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
+    y_BTD = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
     alone = own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool))
-    torch.testing.assert_close(found[:, ::2], alone)
+    torch.testing.assert_close(y_BTD[:, ::2], alone)
 
 
 @torch.no_grad()
@@ -64,5 +64,5 @@ def test_it_takes_the_weights_of_torchs_layer():
     own.map.weight.copy_(reference.weight.flatten(1))
     own.map.bias.copy_(reference.bias)
     x_BTD = torch.randn(B, T, D)
-    found = own(x_BTD, keep_BT=torch.ones(B, T, dtype=torch.bool))
-    torch.testing.assert_close(found, reference(x_BTD.mT).mT)
+    y_BTD = own(x_BTD, keep_BT=torch.ones(B, T, dtype=torch.bool))
+    torch.testing.assert_close(y_BTD, reference(x_BTD.mT).mT)

@@ -25,7 +25,7 @@ def started():
 
 
 def qwens(own):
-    """Hugging Face's layer with our weights; there the maps of a head lie side by side."""
+    """Return Hugging Face's layer with our weights; it stores the maps of each head next to each other."""
     config = Qwen3NextConfig(
         hidden_size=D,
         num_hidden_layers=1,
@@ -56,8 +56,8 @@ def qwens(own):
 def test_outputs_equal_those_of_qwen3_next(length):
     own = started()
     x_BTD = torch.randn(B, length, D)
-    found = own(x_BTD, keep_BT=torch.ones(B, length, dtype=torch.bool))
-    torch.testing.assert_close(found, qwens(own)(x_BTD), rtol=1e-4, atol=1e-5)
+    y_BTD = own(x_BTD, keep_BT=torch.ones(B, length, dtype=torch.bool))
+    torch.testing.assert_close(y_BTD, qwens(own)(x_BTD), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("beta_max", [1.0, 2.0])
@@ -67,13 +67,13 @@ def test_chunks_equal_the_rule_one_position_at_a_time(beta_max):
     k = k / k.norm(dim=3, keepdim=True)
     share, log_rate = beta_max * torch.rand(B, H, 150).double(), -torch.rand(B, H, 150).double()
     memory = torch.randn(B, H, K, K, dtype=torch.float64)
-    found, after = by_chunks(delta_rule, memory, q, k, v, share, log_rate)
+    y_BHTK, after = by_chunks(delta_rule, memory, q, k, v, share, log_rate)
     for t in range(150):
         memory = memory * log_rate[:, :, t, None, None].exp()
         known = torch.einsum("bhk,bhkv->bhv", k[:, :, t], memory)
         new = share[:, :, t, None] * (v[:, :, t] - known)
         memory = memory + torch.einsum("bhk,bhv->bhkv", k[:, :, t], new)
-        torch.testing.assert_close(found[:, :, t], torch.einsum("bhk,bhkv->bhv", q[:, :, t], memory))
+        torch.testing.assert_close(y_BHTK[:, :, t], torch.einsum("bhk,bhkv->bhv", q[:, :, t], memory))
     torch.testing.assert_close(after, memory)
 
 
@@ -86,8 +86,8 @@ def test_steps_after_a_long_prefix_equal_the_forward():
 def test_padding_in_the_middle_is_skipped():
     own = started()
     x_BTD, keep_BT = torch.randn(1, 5, D), torch.tensor([[True, False, True, False, True]])
-    found = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
-    torch.testing.assert_close(found[:, ::2], own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool)))
+    y_BTD = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
+    torch.testing.assert_close(y_BTD[:, ::2], own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool)))
 
 
 @pytest.mark.parametrize("autocast", [True, False])
@@ -97,9 +97,9 @@ def test_bfloat16_stays_near_float32(autocast):
     expected = own(x_BTD, keep_BT=keep_BT)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         model, x = (own, x_BTD) if autocast else (own.bfloat16(), x_BTD.bfloat16())
-        found = model(x, keep_BT=keep_BT)
-    found.float().sum().backward()
-    assert found.dtype == torch.bfloat16 and (found - expected).norm() < 0.05 * expected.norm()
+        y_BTD = model(x, keep_BT=keep_BT)
+    y_BTD.float().sum().backward()
+    assert y_BTD.dtype == torch.bfloat16 and (y_BTD - expected).norm() < 0.05 * expected.norm()
 
 
 def test_a_head_starts_with_a_memory_of_its_own():

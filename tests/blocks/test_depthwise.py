@@ -27,7 +27,7 @@ def with_random_weights(block):
 def test_it_is_a_loop_over_positions_and_their_neighbours_that_are_no_padding(width, mask):
     own = with_random_weights(DepthwiseConvolution(D, kernel_size=width, mask=mask))
     before = width - 1 if mask else width // 2
-    found = own(INPUTS, keep_BT=KEEP)
+    y_BTD = own(INPUTS, keep_BT=KEEP)
     for b in range(B):
         for t in range(T):
             y_D = own.bias.clone()
@@ -35,7 +35,7 @@ def test_it_is_a_loop_over_positions_and_their_neighbours_that_are_no_padding(wi
                 at = t - before + w
                 if 0 <= at < T and KEEP[b, at]:
                     y_D += own.weight[:, 0, w] * INPUTS[b, at]
-            torch.testing.assert_close(found[b, t], y_D)
+            torch.testing.assert_close(y_BTD[b, t], y_D)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -45,21 +45,21 @@ def expert(mixture, number):
 @torch.no_grad()
 def test_a_mixture_is_a_loop_over_tokens_and_their_likeliest_experts(block, top_k, renormalise, shared):
     own = with_random_weights(block(D, d_ff=INNER, experts=E, top_k=top_k, renormalise=renormalise, shared=shared))
-    found, _ = own(INPUTS, keep_BT=WHOLE)
+    y_BTD, _ = own(INPUTS, keep_BT=WHOLE)
     for b in range(B):
         for t in range(T):
             x_D = INPUTS[b, t]
             scores_E = own.router.map.weight @ x_D
             chosen = scores_E.argsort(descending=True)[:top_k].tolist()
             before_E = scores_E.softmax(0)
-            after_K = scores_E[chosen].softmax(0)  # the softmax after the choice: renormalised
+            after_K = scores_E[chosen].softmax(0)  # softmax after the choice of experts, which renormalises
             y_D = sum(
                 (after_K[place] if renormalise else before_E[e]) * expert(own, e)(x_D[None, None])[0, 0]
                 for place, e in enumerate(chosen)
             )
             if shared:
                 y_D = y_D + own.shared(x_D[None, None])[0, 0]
-            torch.testing.assert_close(found[b, t], y_D, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(y_BTD[b, t], y_D, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -92,9 +92,9 @@ def test_gated_moe_equals_mixtral_in_output_and_gradients():
     own = with_random_weights(GatedMixtureOfExperts(D, d_ff=INNER, experts=E, top_k=K)).double()
     theirs = mixtral(own).double()
     x_BTD = INPUTS.double()
-    found, expected = own(x_BTD, keep_BT=WHOLE)[0], theirs(x_BTD)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # both route in float32
-    found.square().sum().backward()
+    y_BTD, expected = own(x_BTD, keep_BT=WHOLE)[0], theirs(x_BTD)
+    torch.testing.assert_close(y_BTD, expected, rtol=1e-5, atol=1e-5)  # both route in float32
+    y_BTD.square().sum().backward()
     expected.square().sum().backward()
     for one, other in (
         (own.router.map.weight, theirs.gate.weight),
@@ -147,13 +147,13 @@ def test_the_loss_of_a_sequence_does_not_depend_on_its_batch():
 def test_it_compiles_without_a_break_and_gradients_are_the_same():
     torch.compiler.reset()
     own = with_random_weights(GatedMixtureOfExperts(D, d_ff=INNER, experts=E, shared=1))
-    found = []
+    results = []
     for run in (own, torch.compile(own, fullgraph=True, backend="aot_eager")):
         y_BTD, loss = run(INPUTS, keep_BT=KEEP)
         own.zero_grad()
         (y_BTD.sum() + loss.sum()).backward()
-        found.append([y_BTD, loss, *(parameter.grad.clone() for parameter in own.parameters())])
-    torch.testing.assert_close(found[0], found[1])
+        results.append([y_BTD, loss, *(parameter.grad.clone() for parameter in own.parameters())])
+    torch.testing.assert_close(results[0], results[1])
 
 
 def gpt_oss(own, limit):
@@ -161,7 +161,7 @@ def gpt_oss(own, limit):
         hidden_size=D, intermediate_size=INNER, num_local_experts=E, num_experts_per_tok=K, swiglu_limit=limit,
     )  # fmt: skip
     theirs = GptOssMLP(config).eval()
-    alternate = torch.arange(2 * INNER).view(2, INNER).T.flatten()  # their maps to gates and values take turns
+    alternate = torch.arange(2 * INNER).view(2, INNER).T.flatten()  # their gate and value maps are interleaved
     inner, out = own.experts.inner, own.experts.out
     weights = {
         "router.weight": own.router.map.weight,
@@ -180,9 +180,9 @@ def test_clamped_moe_equals_gpt_oss_in_output_and_gradients(limit):
     own = with_random_weights(ClampedMixtureOfExperts(D, d_ff=INNER, experts=E, top_k=K, limit=limit)).double()
     theirs = gpt_oss(own, limit).double()
     x_BTD = INPUTS.double()
-    found, expected = own(x_BTD, keep_BT=WHOLE)[0], theirs(x_BTD)[0]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # ours weights in float32
-    found.square().sum().backward()
+    y_BTD, expected = own(x_BTD, keep_BT=WHOLE)[0], theirs(x_BTD)[0]
+    torch.testing.assert_close(y_BTD, expected, rtol=1e-5, atol=1e-5)  # ours computes the weights in float32
+    y_BTD.square().sum().backward()
     expected.square().sum().backward()
     torch.testing.assert_close(own.router.routing.bias.grad, theirs.router.bias.grad, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(own.experts.out.weight.grad, theirs.experts.down_proj.grad.mT, rtol=1e-4, atol=1e-4)

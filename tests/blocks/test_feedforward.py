@@ -1,4 +1,4 @@
-"""Feed-forward networks against torch's layers and those of Hugging Face."""
+"""Feed-forward networks against torch's and Hugging Face's layers."""
 
 import pytest
 import torch

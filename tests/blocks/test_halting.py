@@ -46,21 +46,21 @@ def network():
 
 @pytest.fixture
 def ids_BT():
-    found_BT = torch.randint(4, VOCAB, (B, T), generator=torch.Generator().manual_seed(2))
-    return found_BT.masked_fill(torch.arange(T) >= torch.tensor(LENGTHS)[:, None], 0)
+    drawn_BT = torch.randint(4, VOCAB, (B, T), generator=torch.Generator().manual_seed(2))
+    return drawn_BT.masked_fill(torch.arange(T) >= torch.tensor(LENGTHS)[:, None], 0)
 
 
 def signal(number):
-    """The vector of a position or of a time step, number by number."""
-    found = []
+    """Return the sinusoidal vector of a position or a time step, entry by entry."""
+    vector = []
     for i in range(D // 2):
         angle = number / 10000 ** (2 * i / D)
-        found += [math.sin(angle), math.cos(angle)]
-    return torch.tensor(found)
+        vector += [math.sin(angle), math.cos(angle)]
+    return torch.tensor(vector)
 
 
 def apply_layer(w, s_TD, step):
-    """The transition of one sequence, head by head and position by position."""
+    """Compute the layer for one sequence, head by head and position by position."""
     x_TD = torch.stack([s_D + signal(position) + signal(step) for position, s_D in enumerate(s_TD)])
     q_TD, k_TD, v_TD = F.linear(x_TD, w["self.block.qkv.weight"], w["self.block.qkv.bias"]).chunk(3, 1)
     rows = []
@@ -78,7 +78,7 @@ def apply_layer(w, s_TD, step):
 
 
 def halt(w, s_D, after):
-    """One position: its output, its number of steps and its remainder. `after` are its states after each step."""
+    """Return the output, number of steps and remainder of one position from its states after each step, `after`."""
     total, y_D = 0.0, torch.zeros(D)
     for step, next_D in enumerate(after, 1):
         p = 1 / (1 + math.exp(-float(w["weight"] @ s_D + w["bias"])))
@@ -89,7 +89,7 @@ def halt(w, s_D, after):
 
 
 def reference(network, ids_BT):
-    """Logits, and by sequence the ponder cost, and the numbers of steps."""
+    """Return the logits, ponder cost and step counts of each sequence."""
     state = {name: value.detach() for name, value in network.state_dict().items()}
     layer = {name.removeprefix("body.0."): value for name, value in state.items()}
     own = {name.removeprefix("halted.block."): value for name, value in state.items()}
@@ -98,10 +98,10 @@ def reference(network, ids_BT):
         states = [F.embedding(ids_T[:length], state["emb.block.weight"]) * math.sqrt(D)]
         for step in range(1, STEPS + 1):
             states.append(apply_layer(layer, states[-1], step))
-        found = [halt(own, states[0][t], [one[t] for one in states[1:]]) for t in range(length)]
-        logits.append(F.linear(torch.stack([y_D for y_D, _, _ in found]), state["logits.block.weight"]))
-        costs.append(PONDER * sum(count + rest for _, count, rest in found) / length)
-        steps.append([count for _, count, _ in found])
+        halted = [halt(own, states[0][t], [one[t] for one in states[1:]]) for t in range(length)]
+        logits.append(F.linear(torch.stack([y_D for y_D, _, _ in halted]), state["logits.block.weight"]))
+        costs.append(PONDER * sum(count + rest for _, count, rest in halted) / length)
+        steps.append([count for _, count, _ in halted])
     return logits, torch.tensor(costs), steps
 
 
@@ -109,8 +109,8 @@ def reference(network, ids_BT):
 def test_logits_and_ponder_cost_match_a_loop_over_steps_and_positions(network, ids_BT):
     expected, costs_B, steps = reference(network, ids_BT)
     x_BTD, losses = network.trunk_with_losses({"tgt": ids_BT})
-    for found_TV, expected_TV in zip(network.head(x_BTD), expected, strict=True):
-        assert (found_TV[: len(expected_TV)] - expected_TV).abs().max() <= 1e-5
+    for logits_TV, expected_TV in zip(network.head(x_BTD), expected, strict=True):
+        assert (logits_TV[: len(expected_TV)] - expected_TV).abs().max() <= 1e-5
     torch.testing.assert_close(losses["halted"], costs_B, rtol=1e-5, atol=1e-6)
     assert len({count for row in steps for count in row}) >= 3
 

@@ -53,7 +53,7 @@ def test_sines_in_halves_are_a_permutation_of_sines_in_pairs():
 
 @torch.no_grad()
 def test_sines_on_queries_and_keys_do_not_change_values():
-    """Against a loop over heads that adds the table to the maps' outputs, as wide as all heads."""
+    """Compare with a loop over heads that adds the table, as wide as all heads together, to the outputs of the maps."""
     own = started(Attention(8, None, heads=2, position=Part("sinusoidal", {"dropout": 0.5})))
     x_BTD, table_TD = torch.randn(2, 5, 8), Sinusoidal(8)(torch.zeros(1, 5, 8))[0]
     q_BTD, k_BTD, v_BTD = own.qkv(x_BTD).chunk(3, 2)

@@ -15,7 +15,7 @@ masks = pytest.mark.parametrize("mask", ["causal", None])
 
 
 def pair(kind, torchs, mask, bias=True):
-    """Our layer with the random weights of torch's."""
+    """Return our layer with the random weights of torch's layer, and torch's layer."""
     own = kind(D, mask=mask, bias=bias)
     width = D if mask else D // 2
     reference = torchs(D, width, bias=bias, batch_first=True, bidirectional=mask is None)
@@ -56,9 +56,9 @@ def test_gradients_equal_torchs(kind, torchs, mask):
 def test_padding_in_the_middle_is_skipped(kind, torchs, mask):
     own, _ = pair(kind, torchs, mask)
     x_BTD, keep_BT = torch.randn(1, T, D), torch.tensor([[True, False, True, False, True]])
-    found = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
+    y_BTD = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
     alone = own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool))
-    torch.testing.assert_close(found[:, ::2], alone)
+    torch.testing.assert_close(y_BTD[:, ::2], alone)
 
 
 def test_two_directions_share_an_even_width():

@@ -20,7 +20,7 @@ def started():
 
 
 def naive(own, x_TD):
-    """One sentence, one head, one position at a time."""
+    """Compute retention for one sentence, head by head and position by position."""
     angle_I = 10000.0 ** (-torch.arange(0, K, 2, dtype=torch.float64) / K)
     q_TD, k_TD, v_TD = own.qkv(x_TD).chunk(3, 1)
     heads = []
@@ -30,13 +30,13 @@ def naive(own, x_TD):
             torch.view_as_complex(one[:, own_head].unflatten(1, (-1, 2)).contiguous()) for one in (q_TD, k_TD)
         )
         memory_IK = torch.zeros(K // 2, K, dtype=torch.complex128)
-        found = []
+        outputs = []
         for t in range(len(x_TD)):
             turn_I = torch.polar(torch.ones_like(angle_I), t * angle_I)
             written_IK = (k_TI[t] * turn_I).conj()[:, None] * v_TD[t, own_head] / K**0.5
             memory_IK = (1 - 2.0 ** (-5 - head)) * memory_IK + written_IK
-            found.append(((q_TI[t] * turn_I) @ memory_IK).real)
-        y_TK = torch.stack(found)
+            outputs.append(((q_TI[t] * turn_I) @ memory_IK).real)
+        y_TK = torch.stack(outputs)
         mean, variance = y_TK.mean(1, keepdim=True), y_TK.var(1, correction=0, keepdim=True)
         heads.append((y_TK - mean) / (variance + own.eps).sqrt())
     return own.out(F.silu(own.gate(x_TD)) * torch.cat(heads, 1))
@@ -47,9 +47,9 @@ def naive(own, x_TD):
 def test_chunks_equal_the_recurrence(length):
     own = started()
     x_BTD = torch.randn(B, length, D, dtype=torch.float64)
-    found = own(x_BTD, keep_BT=torch.ones(B, length, dtype=torch.bool))
+    y_BTD = own(x_BTD, keep_BT=torch.ones(B, length, dtype=torch.bool))
     expected = torch.stack([naive(own, x_TD) for x_TD in x_BTD])
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(y_BTD, expected, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()
@@ -61,8 +61,8 @@ def test_steps_after_a_long_prefix_equal_the_forward():
 def test_padding_in_the_middle_is_skipped():
     own = started()
     x_BTD, keep_BT = torch.randn(1, 5, D, dtype=torch.float64), torch.tensor([[True, False, True, False, True]])
-    found = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
-    torch.testing.assert_close(found[:, ::2], own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool)))
+    y_BTD = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
+    torch.testing.assert_close(y_BTD[:, ::2], own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool)))
 
 
 @pytest.mark.parametrize("autocast", [True, False])
@@ -72,6 +72,6 @@ def test_bfloat16_stays_near_float32(autocast):
     expected = own(x_BTD, keep_BT=keep_BT)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         model, x = (own, x_BTD) if autocast else (own.bfloat16(), x_BTD.bfloat16())
-        found = model(x, keep_BT=keep_BT)
-    found.float().sum().backward()
-    assert found.dtype == torch.bfloat16 and (found - expected).norm() < 0.05 * expected.norm()
+        y_BTD = model(x, keep_BT=keep_BT)
+    y_BTD.float().sum().backward()
+    assert y_BTD.dtype == torch.bfloat16 and (y_BTD - expected).norm() < 0.05 * expected.norm()

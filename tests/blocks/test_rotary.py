@@ -35,15 +35,15 @@ def test_queries_and_keys_are_turned_as_llamas_are(own, rope):
     positions_N = torch.arange(N)
     cos, sin = LlamaRotaryEmbedding(config(**rope))(q_BHNK, positions_N[None])
     expected = apply_rotary_pos_emb(q_BHNK, k_BHNK, cos, sin)
-    for found, one in zip((own.rotate(q_BHNK, positions_N), own.rotate(k_BHNK, positions_N)), expected, strict=True):
-        torch.testing.assert_close(found, one, rtol=1e-4, atol=1e-4)
+    for rotated, one in zip((own.rotate(q_BHNK, positions_N), own.rotate(k_BHNK, positions_N)), expected, strict=True):
+        torch.testing.assert_close(rotated, one, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_the_yarn_of_a_part_of_the_width_has_hugging_faces_frequencies(share):
     own = Yarn(K, base=500.0, share=share, factor=4.0, trained_length=64)
-    given = config(rope_type="yarn", partial_rotary_factor=share, **SCALED)
-    expected_I, gain = ROPE_INIT_FUNCTIONS["yarn"](given, torch.device("cpu"))
+    reference_config = config(rope_type="yarn", partial_rotary_factor=share, **SCALED)
+    expected_I, gain = ROPE_INIT_FUNCTIONS["yarn"](reference_config, torch.device("cpu"))
     torch.testing.assert_close(own.frequencies(torch.device("cpu")), expected_I)
     assert own.gain == pytest.approx(gain)
 
@@ -61,14 +61,14 @@ def test_yarn_rounds_its_range_and_takes_its_factor_as_hugging_face_does(truncat
 @pytest.mark.parametrize("attention_factor", [None, 1.25])
 def test_longrope_has_hugging_faces_frequencies(attention_factor):
     short, long = ([1.0 + step * one for one in range(K // 2)] for step in (0.05, 0.5))
-    given = config(
+    reference_config = config(
         rope_type="longrope", short_factor=short, long_factor=long, attention_factor=attention_factor, **SCALED
     )
     for factors, length in ((short, 64), (long, 65)):
         own = LongRotary(
             K, base=500.0, factors=factors, trained_length=64, factor=4.0, attention_factor=attention_factor
         )
-        expected_I, gain = ROPE_INIT_FUNCTIONS["longrope"](given, torch.device("cpu"), seq_len=length)
+        expected_I, gain = ROPE_INIT_FUNCTIONS["longrope"](reference_config, torch.device("cpu"), seq_len=length)
         torch.testing.assert_close(own.frequencies(torch.device("cpu")), expected_I)
         assert own.gain == pytest.approx(gain)
 

@@ -49,9 +49,9 @@ def test_the_sigmoid_router_equals_deepseek_v3s_in_output_and_gradients(renormal
     own = mixture(Part("sigmoid_router", GROUPS), renormalise=renormalise)
     theirs = DeepseekV3MoE(DeepseekV3Config(**SIZES, norm_topk_prob=renormalise))
     with_weights_of(own, theirs, {"gate.e_score_correction_bias": own.router.routing.correction})
-    found, expected = own(INPUTS, keep_BT=WHOLE)[0], theirs(INPUTS)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    found.square().sum().backward()
+    y_BTD, expected = own(INPUTS, keep_BT=WHOLE)[0], theirs(INPUTS)
+    torch.testing.assert_close(y_BTD, expected, rtol=1e-4, atol=1e-5)
+    y_BTD.square().sum().backward()
     expected.square().sum().backward()
     torch.testing.assert_close(own.router.map.weight.grad, theirs.gate.weight.grad, rtol=1e-3, atol=1e-4)
 

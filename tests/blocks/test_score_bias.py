@@ -54,8 +54,8 @@ def test_attention_with_relative_biases_is_t5s(decoder):
     x_BTD = torch.randn(2, 30, 8)
     hidden = torch.full((30, 30), -torch.inf).triu(1) if decoder else torch.zeros(30, 30)
     keep_BT = torch.ones(2, 30, dtype=torch.bool)
-    given = own(x_BTD, None, bias(x_BTD), keep_BT=keep_BT)
-    torch.testing.assert_close(given, reference(x_BTD, mask=hidden[None, None])[0], rtol=1e-4, atol=1e-5)
+    y_BTD = own(x_BTD, None, bias(x_BTD), keep_BT=keep_BT)
+    torch.testing.assert_close(y_BTD, reference(x_BTD, mask=hidden[None, None])[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("block", [Alibi(heads=3), RelativeBias(heads=3, buckets=8)])

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["model=bsae"], "did you mean base?"),
         (["optimizer=adamm"], "did you mean adam"),
@@ -57,11 +57,11 @@ ROOT = Path(__file__).parents[2]
         (["x=" + "[" * 3000], "no such key"),
     ],
 )
-def test_a_wrong_command_line_is_an_error_before_hydra_reads_it(arguments, told):
-    if told is None:
+def test_a_wrong_command_line_is_an_error_before_hydra_reads_it(arguments, message):
+    if message is None:
         prepare_arguments(arguments)
         return
-    with pytest.raises(ConfigError, match=told.replace("?", r"\?")) as caught:
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")) as caught:
         prepare_arguments(arguments)
     assert len(str(caught.value)) < 2000
 
@@ -81,8 +81,13 @@ def test_overrides_of_model_need_no_plus():
 
 
 def test_a_file_for_a_further_source_needs_no_plus():
-    given = ["data=text", "data.dir=texts", "data.train.doc=train.doc", "data.test=null", "data.step_tokens=500"]
-    assert prepare_arguments(given) == [*given[:2], "++data.train.doc=train.doc", "++data.test=null", given[4]]
+    arguments = ["data=text", "data.dir=texts", "data.train.doc=train.doc", "data.test=null", "data.step_tokens=500"]
+    assert prepare_arguments(arguments) == [
+        *arguments[:2],
+        "++data.train.doc=train.doc",
+        "++data.test=null",
+        arguments[4],
+    ]
 
 
 def test_a_hostile_model_of_a_config_folder_is_refused_before_hydra_reads_it(tmp_path):

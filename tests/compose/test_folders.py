@@ -1,4 +1,4 @@
-"""Folders and files of one's own."""
+"""User folders and files."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_file_with_an_underscore_is_inherited_but_cannot_be_chosen():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("heads: 4\n", "begin the file with # @package _global_"),
         ("# @package _global_\nhydra: {run: {dir: x}}\n", "write hydra.… on the command line"),
@@ -45,9 +45,9 @@ def test_a_file_with_an_underscore_is_inherited_but_cannot_be_chosen():
         ("# @package _global_\ndefaults: [{override /model: bsae}]\n", "did you mean base?"),
     ],
 )
-def test_an_experiment_whose_settings_would_have_no_effect_is_refused(text, told, tmp_path):
+def test_an_experiment_whose_settings_would_have_no_effect_is_refused(text, message, tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         prepare_arguments(["--config-dir", str(tmp_path), "experiment=mine"])
-    assert told in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""A model alone."""
+"""Composing a model alone."""
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -22,7 +22,7 @@ def test_a_knob_reaches_the_model():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "address", "told"),
+    ("overrides", "address", "message"),
     [
         (["haeds=4"], "haeds", "did you mean heads?"),
         (["heads=${lyers}"], "heads", "did you mean layers?"),
@@ -32,8 +32,8 @@ def test_a_knob_reaches_the_model():
         (["heads=" + "9" * 5000], "heads", "has an integer of more than 100 digits"),
     ],
 )
-def test_a_wrong_override_of_a_model_is_an_error(overrides, address, told):
+def test_a_wrong_override_of_a_model_is_an_error(overrides, address, message):
     with pytest.raises(ConfigError) as caught:
         compose_model("tiny", overrides)
     assert caught.value.problems[0].address == address
-    assert told in str(caught.value)
+    assert message in str(caught.value)

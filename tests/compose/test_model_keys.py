@@ -19,8 +19,8 @@ SHIPPED = {name for name, info in REGISTRY.blocks.items() if info.cls.__module__
 
 def offered(prefix, *overrides, own=None):
     """Return the values that can follow the `=`, or the complete keys."""
-    found = complete_override(prefix, overrides, own)
-    return [one.removeprefix(prefix.partition("=")[0] + "=") for one in found] if "=" in prefix else found
+    completions = complete_override(prefix, overrides, own)
+    return [one.removeprefix(prefix.partition("=")[0] + "=") for one in completions] if "=" in prefix else completions
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_block_is_any_block_and_so_is_one_of_an_inline_node():
 
 @pytest.mark.parametrize("key", ["model.args.norm", f"{ATTENTION}.position", "model.add_norm", "model.args.activation", f"{ATTENTION}.mask"])  # fmt: skip
 def test_the_checker_accepts_every_offered_value(key):
-    """But for an argument that a block needs beside its name."""
+    """Required arguments of a block are excepted, which an override of the block's name alone cannot give."""
     names = offered(f"{key}=")
     assert names
     for name in names:

@@ -1,4 +1,4 @@
-"""Overrides as they are typed."""
+"""Overrides as typed on the command line."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_a_value_beyond_hydras_grammar_is_text(text, readable):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "rule"),
     [
         ("d_ff=int(interval(64,8))", "must have a lower bound below its upper bound"),
         ("dropout=interval(0.1,0.1)", "must have a lower bound below its upper bound"),
@@ -34,11 +34,11 @@ def test_a_value_beyond_hydras_grammar_is_text(text, readable):
         ("heads=range(1,8,0)", "is an empty range"),
     ],
 )
-def test_nan_and_infinity_are_refused_with_the_override_and_a_fix(text, told):
+def test_nan_and_infinity_are_refused_with_the_override_and_a_fix(text, rule):
     with pytest.raises(ConfigError) as caught:
         prepare_arguments(["-m", "model=tiny", text])
     (problem,) = caught.value.problems
-    assert (problem.address, problem.rule) == (text.partition("=")[0], f"{told}: {text}")
+    assert (problem.address, problem.rule) == (text.partition("=")[0], f"{rule}: {text}")
     assert problem.help.startswith("write ")
 
 

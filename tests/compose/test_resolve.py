@@ -1,4 +1,4 @@
-"""Every `${…}` is filled in, or told."""
+"""Every `${…}` is resolved, or reported as an error."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One run."""
+"""Composing one run."""
 
 import pytest
 

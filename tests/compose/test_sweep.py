@@ -13,13 +13,13 @@ def settings(*overrides):
 
 
 def jobs(*overrides):
-    asked = read_sweep(["-m", *overrides])
-    return combinations(join_parts(asked.parts, settings(*overrides).together))
+    request = read_sweep(["-m", *overrides])
+    return combinations(join_parts(request.parts, settings(*overrides).together))
 
 
 def test_keys_that_move_together_are_paired_and_crossed_with_the_others():
-    found = jobs("model=tiny,prenorm", "seed=1,2", "d_model=64,128", "heads=4", "sweep.together=[model,d_model]")
-    assert found == [
+    overrides = jobs("model=tiny,prenorm", "seed=1,2", "d_model=64,128", "heads=4", "sweep.together=[model,d_model]")
+    assert overrides == [
         [f"model={model}", f"d_model={width}", f"seed={seed}", "heads=4"]
         for model, width in (("tiny", 64), ("prenorm", 128))
         for seed in (1, 2)
@@ -27,10 +27,10 @@ def test_keys_that_move_together_are_paired_and_crossed_with_the_others():
 
 
 def test_several_groups_move_independently():
-    found = jobs(
+    overrides = jobs(
         "heads=2,4", "d_model=64,128", "seed=1,2", "data.seed=3,4", "sweep.together=[[heads,d_model],[seed,data.seed]]"
     )
-    assert [tuple(text.partition("=")[2] for text in job) for job in found] == [
+    assert [tuple(text.partition("=")[2] for text in job) for job in overrides] == [
         ("2", "64", "1", "3"), ("2", "64", "2", "4"), ("4", "128", "1", "3"), ("4", "128", "2", "4")
     ]  # fmt: skip
 
@@ -42,7 +42,7 @@ def test_the_names_of_paired_jobs_are_distinct():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (
             ["model=tiny,prenorm", "d_model=64,96,128", "sweep.together=[model,d_model]"],
@@ -55,15 +55,15 @@ def test_the_names_of_paired_jobs_are_distinct():
         (["sweep=optuna", "heads=2,4", "d_ff=8,9", "sweep.together=[heads,d_ff]"], "optuna chooses each value alone"),
     ],
 )
-def test_a_group_that_cannot_move_together_is_refused_with_the_rule(overrides, told):
+def test_a_group_that_cannot_move_together_is_refused_with_the_rule(overrides, message):
     with pytest.raises(ConfigError) as raised:
         jobs(*overrides)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_the_reference_of_a_job_has_the_overrides_that_its_model_knows():
-    found = overrides_of_reference(["model=restricted", "r=8", "d_ff=64", "seed=2"], {"model": "base"}, None)
-    assert found == ["model=base", "d_ff=64", "seed=2"]
+    overrides = overrides_of_reference(["model=restricted", "r=8", "d_ff=64", "seed=2"], {"model": "base"}, None)
+    assert overrides == ["model=base", "d_ff=64", "seed=2"]
 
 
 def test_parts_that_are_in_no_group_stay():

@@ -1,4 +1,4 @@
-"""Mappings become typed settings, or a list of all that is wrong."""
+"""Mappings become typed settings, or a list of all problems."""
 
 from typing import Annotated, Literal
 
@@ -75,8 +75,8 @@ def test_values_are_converted_to_the_annotated_types():
 
 def test_all_problems_are_reported_together_with_addresses():
     part = {"steps": True, "stps": 3, "betas": ["x"], "inner": {}, "kind": "c", "names": 4, "limit": 2.5, "rate": "1"}
-    found = problems(part, {"name": "pear", "stalk": 1, "inner": {"file": "x", "fle": "y"}})
-    assert {problem.address: problem.rule for problem in found} == {
+    reported = problems(part, {"name": "pear", "stalk": 1, "inner": {"file": "x", "fle": "y"}})
+    assert {problem.address: problem.rule for problem in reported} == {
         "part.stps": "no such setting",
         "part.steps": "must be an int, but is True",
         "part.rate": "must be a float, but is '1'",
@@ -88,7 +88,7 @@ def test_all_problems_are_reported_together_with_addresses():
         "fruit.stalk": "must be a bool, but is 1",
         "fruit.inner.fle": "no such setting",
     }
-    helps = {problem.address: problem.help for problem in found}
+    helps = {problem.address: problem.help for problem in reported}
     assert all(helps.values())
     assert (
         helps["part.stps"].startswith("did you mean steps?")

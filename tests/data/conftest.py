@@ -16,7 +16,7 @@ SENTENCES = {
 
 
 class Root(Settings):
-    """A run's config, of which only `data` is looked at."""
+    """Root of a run's config, of which only `data` is read."""
 
     data: DataSettings
 
@@ -37,14 +37,14 @@ def sentences():
 
 @pytest.fixture
 def dates(conf):
-    """Settings of the shipped dates config, smaller, with changes."""
+    """Return a function that makes settings of a smaller dates config, with changes."""
     mapping = yaml.safe_load((conf / "dates.yaml").read_text())
     return lambda **changes: read_data(mapping | {"train": 2000, "val": 50, "test": 50} | changes)
 
 
 @pytest.fixture
 def text(tmp_path):
-    """Writes `{"train.src": lines or bytes, …}` over three good splits, and gives settings that read them."""
+    """Return a function that writes `{"train.src": lines or bytes, …}` over three good splits and returns settings that read them."""
 
     def write(files=None, **changes):
         contents = {f"{split}.{side}": SENTENCES[side] for split in ("train", "val", "test") for side in SENTENCES}

@@ -1,4 +1,4 @@
-"""The cache: built once, whole or not at all, whoever asks."""
+"""The cache: built once, whole or not at all, whichever process requests it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Encoded corpora hold what was written."""
+"""Encoded corpora hold the rows that were written."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Documents of plain text: what is read from each kind of file, and the errors of invalid files."""
+"""Documents of plain text: the documents of each kind of file, and the errors of invalid files."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ TEXTS = ["the boat\nis blue", "the house", " a  garden \n\tis  green\nthe end"]
 
 @pytest.fixture
 def plain(tmp_path):
-    """Writes files, and gives settings that read them."""
+    """Return a function that writes files and returns settings that read them."""
 
     def write(files, **changes):
         for name, content in files.items():
@@ -113,7 +113,7 @@ def test_invalid_files_are_errors_with_file_and_line(plain, tmp_path, kind, cont
 
 
 def naive_ids(texts, tokenizer):
-    """The ids of a whole text, encoded in one piece for each document."""
+    """Return the ids of a whole text, each document encoded in one piece."""
     return [id for text in texts if text.strip() for id in [*tokenizer.encode(text), tokenizer.EOS]]
 
 

@@ -80,12 +80,12 @@ def test_an_empty_batch_has_labels_of_padding_alone(corpus, layout):
 EXAMPLES = {
     True: [Example((3, 1, 2, 0), (2, 1), (1, 3)), Example((5, 4), (0,), (0,))],
     False: [Example((3, 1, 2, 0), (2, 1), None), Example((5, 4), (0,), None)],
-}  # by whether the answers are expected at positions
+}  # keys: True if the answers are expected at positions
 
 
 @pytest.fixture
 def answers(tmp_path):
-    """Corpora of examples."""
+    """Return a function that writes a corpus of examples."""
 
     def corpus_of(positional):
         folder = tmp_path / str(positional)

@@ -1,4 +1,4 @@
-"""From settings to what training reads."""
+"""From settings to prepared data."""
 
 import os
 import subprocess
@@ -18,13 +18,13 @@ from tfm_blocks.errors import ConfigError, DataError
 MULTI30K = os.environ.get("TFM_BLOCKS_MULTI30K")
 
 
-def told(settings, vocab=300):
+def prepared(settings, vocab=300):
     lines = []
     return prepare(settings, vocab, lines.append), lines
 
 
 def test_dates_come_with_a_language_for_each_held_out_pair(dates, tmp_path):
-    data, lines = told(dates(cache=str(tmp_path)), vocab=2000)
+    data, lines = prepared(dates(cache=str(tmp_path)), vocab=2000)
     assert (len(data.train), len(data.val), len(data.test)) == (2000, 50, 50)
     assert set(data.test.groups) == {"en", "de", "fr", "es", "it"} and len(data.test.groups) == 50
     assert data.test.text["tgt"][0].count("-") == 2
@@ -32,7 +32,7 @@ def test_dates_come_with_a_language_for_each_held_out_pair(dates, tmp_path):
 
 
 def test_text_is_restored_and_has_no_groups(text, sentences):
-    data, _ = told(text())
+    data, _ = prepared(text())
     assert list(data.val.text["src"]) == sentences["src"] and list(data.test.text["tgt"]) == sentences["tgt"]
     assert data.val.groups == ()
 
@@ -40,7 +40,7 @@ def test_text_is_restored_and_has_no_groups(text, sentences):
 def test_a_split_that_is_not_there_is_neither_read_nor_reported(text, tmp_path):
     settings = text(test=None)
     (tmp_path / "test.src").unlink()
-    data, lines = told(settings)
+    data, lines = prepared(settings)
     assert data.test is None and data.last_scored == ("val", data.val)
     assert not any(" test pairs" in line for line in lines)
 
@@ -48,59 +48,59 @@ def test_a_split_that_is_not_there_is_neither_read_nor_reported(text, tmp_path):
 def test_skipped_training_pairs_are_counted_aloud_and_held_out_lines_all_stay(text):
     src, tgt = ["a dog", "", "word " * 90, "x"], ["ein hund", "leer", "lang", " \t"]
     files = {f"{split}.{side}": lines for split in ("train", "val") for side, lines in (("src", src), ("tgt", tgt))}
-    data, lines = told(text(files))
+    data, lines = prepared(text(files))
     assert "data: 1 train pairs (skipped: 2 with a blank side, 1 longer than 60 tokens)" in lines
     assert "data: 4 val pairs" in lines
     assert list(zip(data.val.text["src"], data.val.text["tgt"], strict=True)) == list(zip(src, tgt, strict=True))
-    assert told(text(files))[1] == lines, "a second run, from the cache, says the same"
+    assert prepared(text(files))[1] == lines, "a second run, from the cache, says the same"
 
 
 def test_lines_without_an_end_are_skipped_in_training_and_cut_where_they_are_held_out(text):
     src, tgt = ["".join(Random(1).choices(ascii_lowercase, k=1_000_000)), "a dog"], ["lang", "ein hund"]
-    _, lines = told(text({"train.src": src, "train.tgt": tgt, "val.src": src, "val.tgt": tgt}))
+    _, lines = prepared(text({"train.src": src, "train.tgt": tgt, "val.src": src, "val.tgt": tgt}))
     assert "data: 1 train pairs (skipped: 1 longer than 60 tokens)" in lines
     assert "data: 2 val pairs (cut: 1 to 4,096 tokens a side)" in lines
 
 
 def test_a_second_run_trains_no_tokenizer_and_encodes_nothing(text, monkeypatch):
-    first, _ = told(text())
+    first, _ = prepared(text())
 
     def never(*arguments, **keywords):
         raise AssertionError("was to come from the cache")
 
     monkeypatch.setattr(prepare_module, "write_corpus", never)
     monkeypatch.setattr(prepare_module.Tokenizer, "train", never)
-    second, _ = told(text())
+    second, _ = prepared(text())
     assert second.tokenizer.text == first.tokenizer.text
 
 
 def test_changed_text_is_read_again(text):
-    told(text())
-    data, _ = told(text({"val.src": ["other", "words", "here"]}))
+    prepared(text())
+    data, _ = prepared(text({"val.src": ["other", "words", "here"]}))
     assert list(data.val.text["src"]) == ["other", "words", "here"]
 
 
 def test_a_mistake_in_the_test_files_is_an_error_before_the_tokenizer_is_trained(text, tmp_path):
     with pytest.raises(DataError, match=r"data\.test"):
-        told(text({"test.src": ["one line"]}))
+        prepared(text({"test.src": ["one line"]}))
     assert not list((tmp_path / "cache").glob("*/*"))
 
 
 @pytest.mark.parametrize("content", [[], ["", " "], ["word " * 90]])
 def test_a_training_text_without_a_usable_pair_is_an_error(text, content):
     with pytest.raises(DataError, match=r"data\.train: has no usable rows"):
-        told(text({"train.src": content, "train.tgt": content}))
+        prepared(text({"train.src": content, "train.tgt": content}))
 
 
 def test_a_small_vocabulary_is_refused(text):
     with pytest.raises(ConfigError, match="vocab"):
-        told(text(), vocab=100)
+        prepared(text(), vocab=100)
 
 
 def test_large_text_is_sampled_evenly_for_the_tokenizer(text, monkeypatch):
     lines = ["early early"] * 4 + ["lateword lateword"] * 4
     monkeypatch.setattr(prepare_module, "SAMPLE", 4)
-    data, _ = told(text({"train.src": lines, "train.tgt": lines}))
+    data, _ = prepared(text({"train.src": lines, "train.tgt": lines}))
     assert len(data.tokenizer.encode("lateword")) == len(data.tokenizer.encode("early")) == 1
 
 
@@ -128,19 +128,19 @@ def test_multi30k_is_read_whole(name, conf, tmp_path):
     for file in ("text", name):
         mapping |= yaml.safe_load((conf / f"{file}.yaml").read_text())
     del mapping["defaults"]
-    data, lines = told(read_data(mapping | {"dir": str(Path(MULTI30K)), "cache": str(tmp_path)}), vocab=10_000)
+    data, lines = prepared(read_data(mapping | {"dir": str(Path(MULTI30K)), "cache": str(tmp_path)}), vocab=10_000)
     assert (len(data.train), len(data.val), len(data.test)) == (29_000, 1014, 1000), lines
     assert data.tokenizer.size == 10_000
 
 
 def test_of_each_split_the_first_rows_are_read_and_nothing_after_them(text, sentences, tmp_path):
-    whole, _ = told(text())
+    whole, _ = prepared(text())
     settings = text().model_copy(update={"first": 2})
     for split in ("train", "val", "test"):
         for side in ("src", "tgt"):
             path = tmp_path / f"{split}.{side}"
             path.write_bytes(path.read_bytes() + b"\xff not UTF-8, far below\n")
-    data, _ = told(settings)
+    data, _ = prepared(settings)
     for split in ("train", "val", "test"):
         few, all_of_them = getattr(data, split), getattr(whole, split)
         assert len(few) == 2 < len(all_of_them)
@@ -148,5 +148,5 @@ def test_of_each_split_the_first_rows_are_read_and_nothing_after_them(text, sent
 
 
 def test_dates_keep_their_languages_where_only_the_first_are_read(dates):
-    data, _ = told(dates().model_copy(update={"first": 7}))
+    data, _ = prepared(dates().model_copy(update={"first": 7}))
     assert len(data.val) == len(data.val.groups) == 7

@@ -15,8 +15,8 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def made(conf, name, **changes):
-    told = []
-    return prepare(probe(conf, name, **{**SMALL, **changes}), 300, told.append), told
+    lines = []
+    return prepare(probe(conf, name, **{**SMALL, **changes}), 300, lines.append), lines
 
 
 @pytest.mark.parametrize("name", ["mqar", "reverse"])
@@ -36,11 +36,11 @@ def test_a_corpus_has_the_examples_of_its_task(conf, name):
 
 
 def test_every_test_length_has_its_examples_and_is_the_group_of_its_rows(conf):
-    prepared, told = made(conf, "parity", test_lengths=[8, 20])
+    prepared, lines = made(conf, "parity", test_lengths=[8, 20])
     assert list(prepared.test.groups) == 4 * ["8"] + 4 * ["20"]
     assert prepared.test.lengths_N("src").tolist() == 4 * [9] + 4 * [21]  # a blank follows the bits
-    assert "data: parity, lite: 8 test examples of length 8, 20" in told
-    assert "data: vocabulary of 7 tokens" in told
+    assert "data: parity, lite: 8 test examples of length 8, 20" in lines
+    assert "data: vocabulary of 7 tokens" in lines
     assert not prepared.val.groups
 
 

@@ -1,4 +1,4 @@
-"""Settings of probe tasks: presets, overrides, and what is refused before any example is generated."""
+"""Settings of probe tasks: presets, overrides, and errors before any example is generated."""
 
 from dataclasses import fields
 

@@ -1,4 +1,4 @@
-"""The tokenizer gives back what it read."""
+"""The tokenizer restores the text that it encoded."""
 
 import json
 import random
@@ -70,7 +70,7 @@ def test_pieces_are_learned_from_the_text(tokenizer):
 
 
 def test_the_cost_of_a_word_grows_with_its_letters_and_not_with_their_square():
-    """Ten times the letters take at most 30 times the CPU time, where the square would take 100 times."""
+    """Ten times the letters take at most 30 times the CPU time; quadratic cost would be 100 times."""
 
     def cpu_time(letters):
         word = "".join(random.Random(1).choices(string.ascii_lowercase, k=letters))

@@ -34,7 +34,7 @@ def learn_sentencepiece(**options):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A tokenizer.json without a config, a folder of transformers, and a model of SentencePiece."""
+    """Return paths of a tokenizer.json without a config, a transformers folder and a SentencePiece model."""
     folder = tmp_path_factory.mktemp("tokenizers")
     learn_fast(["<pad>", "<s>", "</s>"]).save(str(folder / "bare.json"))
     fast = Pieces.from_str(learn_fast(["<start>", "<stop>"]).to_str())

@@ -1,4 +1,4 @@
-"""The world that was asked for is the one that trains."""
+"""The world size that trains is the requested one."""
 
 from __future__ import annotations
 
@@ -34,68 +34,82 @@ ALONE = {
 }
 
 
-def asked(**given: Any) -> DeviceSettings:
-    return DeviceSettings.model_validate({"devices": 2, "accelerator": "cpu", "num_nodes": 2} | given)
+def device_settings(**changes: Any) -> DeviceSettings:
+    return DeviceSettings.model_validate({"devices": 2, "accelerator": "cpu", "num_nodes": 2} | changes)
 
 
 def test_a_process_of_torchrun_has_its_rank() -> None:
-    place = find_rank_info(asked(), TORCHRUN)
-    told = {"launch": "torchrun abc", "restarts": 1}
-    assert place == RankInfo(cluster="torchrun", rank=3, world=4, local_rank=1, devices=2, nodes=2, **told)
+    place = find_rank_info(device_settings(), TORCHRUN)
+    launch = {"launch": "torchrun abc", "restarts": 1}
+    assert place == RankInfo(cluster="torchrun", rank=3, world=4, local_rank=1, devices=2, nodes=2, **launch)
     assert str(place) == "torchrun, rank 3 of 4 on 2 nodes"
 
 
 def test_a_process_of_srun_has_its_rank() -> None:
-    place = find_rank_info(asked(), SRUN)
+    place = find_rank_info(device_settings(), SRUN)
     assert place == RankInfo(
         cluster="slurm", rank=2, world=4, local_rank=0, devices=2, nodes=2, launch="slurm 7", restarts=2
     )
 
 
 def test_torchrun_takes_precedence_inside_a_slurm_job() -> None:
-    assert find_rank_info(asked(), SRUN | TORCHRUN).cluster == "torchrun"
-    assert find_rank_info(asked(cluster="slurm"), SRUN | TORCHRUN).cluster == "slurm"
+    assert find_rank_info(device_settings(), SRUN | TORCHRUN).cluster == "torchrun"
+    assert find_rank_info(device_settings(cluster="slurm"), SRUN | TORCHRUN).cluster == "slurm"
 
 
 @pytest.mark.parametrize("environment", ALONE.values(), ids=ALONE)
 def test_a_single_process_starts_the_other_ranks(environment: dict[str, str]) -> None:
-    place = find_rank_info(asked(num_nodes=1), environment)
+    place = find_rank_info(device_settings(num_nodes=1), environment)
     assert (place.cluster, place.world, place.is_external) == ("local", 1, False)
 
 
 @pytest.mark.parametrize("environment", ALONE.values(), ids=ALONE)
 def test_a_requeued_slurm_job_of_one_process_is_detected(environment: dict[str, str]) -> None:
-    place = find_rank_info(asked(num_nodes=1), environment | {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
+    place = find_rank_info(
+        device_settings(num_nodes=1), environment | {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    )
     assert (place.cluster, place.launch, place.restarts) == ("local", "slurm 7", 1)
 
 
 WRONG = {
     "fewer devices": (
-        asked(devices=1),
+        device_settings(devices=1),
         TORCHRUN,
         "requests 1 processes on each of 2 nodes, but torchrun started 4",
     ),
-    "fewer nodes": (asked(num_nodes=1), SRUN, "requests 2 processes on each of 1 nodes, but slurm started 4"),
-    "uneven nodes": (asked(), TORCHRUN | {"WORLD_SIZE": "3"}, "but torchrun started 3 processes"),
-    "nodes of nobody": (asked(), {}, "starts processes on its own machine only"),
-    "no torchrun": (asked(cluster="torchrun"), {}, "is torchrun, but the environment of this process has no RANK"),
+    "fewer nodes": (device_settings(num_nodes=1), SRUN, "requests 2 processes on each of 1 nodes, but slurm started 4"),
+    "uneven nodes": (device_settings(), TORCHRUN | {"WORLD_SIZE": "3"}, "but torchrun started 3 processes"),
+    "nodes of nobody": (device_settings(), {}, "starts processes on its own machine only"),
+    "no torchrun": (
+        device_settings(cluster="torchrun"),
+        {},
+        "is torchrun, but the environment of this process has no RANK",
+    ),
     "no srun": (
-        asked(cluster="slurm"),
+        device_settings(cluster="slurm"),
         ALONE["a batch script"],
         "is slurm, but the environment of this process has no",
     ),
-    "tasks without a number": (asked(), SRUN | {"SLURM_NTASKS_PER_NODE": ""}, "has no SLURM_NTASKS_PER_NODE"),
-    "alone among many": (asked(cluster="local"), SRUN, "srun started 4 processes, and each would train the whole"),
-    "mpirun": (asked(num_nodes=1), {"OMPI_COMM_WORLD_SIZE": "3"}, "mpirun started 3 processes"),
-    "another launcher": (asked(num_nodes=1), {"RANK": "0", "WORLD_SIZE": "2"}, "a launcher started 2 processes"),
+    "tasks without a number": (device_settings(), SRUN | {"SLURM_NTASKS_PER_NODE": ""}, "has no SLURM_NTASKS_PER_NODE"),
+    "alone among many": (
+        device_settings(cluster="local"),
+        SRUN,
+        "srun started 4 processes, and each would train the whole",
+    ),
+    "mpirun": (device_settings(num_nodes=1), {"OMPI_COMM_WORLD_SIZE": "3"}, "mpirun started 3 processes"),
+    "another launcher": (
+        device_settings(num_nodes=1),
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        "a launcher started 2 processes",
+    ),
 }
 
 
-@pytest.mark.parametrize(("settings", "environment", "told"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("settings", "environment", "message"), WRONG.values(), ids=WRONG)
 def test_a_world_of_another_size_than_requested_is_refused(
-    settings: DeviceSettings, environment: dict[str, str], told: str
+    settings: DeviceSettings, environment: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"{told}(?s:.*)help: .*(torchrun|srun|trainer\.devices=2)"):
+    with pytest.raises(ConfigError, match=rf"{message}(?s:.*)help: .*(torchrun|srun|trainer\.devices=2)"):
         find_rank_info(settings, environment)
 
 
@@ -108,12 +122,12 @@ def test_a_sweep_is_not_started_by_each_process_of_a_launcher(environment: dict[
 
 
 def test_lightning_knows_the_launcher_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take Slurm for the launcher where both are there."""
+    """With the variables of both, Lightning alone would choose Slurm."""
     for name, value in (SRUN | TORCHRUN).items():
         monkeypatch.setenv(name, value)
-    environment = cluster_environment(find_rank_info(asked(), SRUN | TORCHRUN))
+    environment = cluster_environment(find_rank_info(device_settings(), SRUN | TORCHRUN))
     assert (environment.global_rank(), environment.world_size(), environment.local_rank()) == (3, 4, 1)
-    slurm: Any = cluster_environment(find_rank_info(asked(cluster="slurm"), SRUN | TORCHRUN))
+    slurm: Any = cluster_environment(find_rank_info(device_settings(cluster="slurm"), SRUN | TORCHRUN))
     assert (slurm.global_rank(), slurm.world_size(), slurm.auto_requeue) == (2, 4, False)
 
 
@@ -121,8 +135,8 @@ def test_restarted_processes_find_the_newest_run_of_their_launch(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     config = small().mapping
-    begun = [("torchrun abc", TYPED), ("torchrun abc", TYPED), ("torchrun abc", "other"), ("torchrun other", TYPED)]
-    for number, (launch, command) in enumerate(begun, 1):
+    launches = [("torchrun abc", TYPED), ("torchrun abc", TYPED), ("torchrun abc", "other"), ("torchrun other", TYPED)]
+    for number, (launch, command) in enumerate(launches, 1):
         run = tmp_path / (f"a.b-{number}" if number > 1 else "a.b")
         run.mkdir()
         record = {
@@ -137,9 +151,9 @@ def test_restarted_processes_find_the_newest_run_of_their_launch(
         (run / "model.json").write_text(json.dumps({"format": 2, "model": config["model"], "plugins": []}))
         (run / "status.json").write_text('{"state": "failed"}')
     (tmp_path / "a.b-5").mkdir()
-    anew = find_rank_info(asked(), TORCHRUN)
-    found = find_restarted_run(tmp_path, "a.b", anew, TYPED)
-    assert found is not None and found.folder.name == "a.b-2"
+    anew = find_rank_info(device_settings(), TORCHRUN)
+    saved = find_restarted_run(tmp_path, "a.b", anew, TYPED)
+    assert saved is not None and saved.folder.name == "a.b-2"
     assert find_restarted_run(tmp_path, "other", anew, TYPED) is None
-    first = find_rank_info(asked(), TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"})
+    first = find_rank_info(device_settings(), TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"})
     assert find_restarted_run(tmp_path, "a.b", first, TYPED) is None

@@ -24,7 +24,7 @@ from tfm_blocks.training.settings import read_run
 
 
 def read_another(ranks: Ranks, job: RunSpec) -> None:
-    """Entry point of two ranks, of which the second reads another text."""
+    """Entry point of two ranks; the second reads another text."""
     settings = read_run(job.config).data.model_copy(update={"train": 200 + ranks.rank})
     prepared = prepare(settings, job.asked_vocab, tell=lambda text: None)
     spec = check_model(job.config["model"])

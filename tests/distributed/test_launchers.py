@@ -1,4 +1,4 @@
-"""Runs whose processes torchrun or srun has started, on one machine and on two."""
+"""Runs whose processes torchrun or srun starts, on one machine and on two."""
 
 from __future__ import annotations
 
@@ -34,8 +34,15 @@ HARMLESS = ["plugins=[faulty]", FAULT.replace("SOUND", "1000")]
 HARMFUL = ["plugins=[faulty]", FAULT.replace("SOUND", "5")]
 
 
-def torchrun(nodes: int, devices: int, *more: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={devices}", *more]
+def torchrun(nodes: int, devices: int, *arguments: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={devices}",
+        *arguments,
+    ]
 
 
 def start(command: Sequence[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
@@ -47,7 +54,7 @@ def start(command: Sequence[str], folder: Path, **environment: str) -> subproces
 
 @contextmanager
 def ended(processes: Sequence[subprocess.Popen[str]]) -> Iterator[None]:
-    """No process is left behind, however the test ends."""
+    """Kill the processes at the end of the block, even if the test fails."""
     try:
         yield
     finally:
@@ -57,7 +64,7 @@ def ended(processes: Sequence[subprocess.Popen[str]]) -> Iterator[None]:
 
 
 def all_end(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """The outputs of processes that end with 0."""
+    """Return the outputs of processes, which must exit with 0."""
     with ended(processes):
         outputs = [process.communicate(timeout=PATIENCE)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(outputs)
@@ -78,7 +85,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expect_same(one: Path, other: Path) -> None:
-    """The weights that two runs have left, and those after their last step, are the same bit by bit."""
+    """Check that the saved weights of two runs, and those after the last step, are bit-identical."""
     for name in ("weights.safetensors", "checkpoints/step-00000008.safetensors"):
         first, second = (load_file(path / "runs" / "run" / name) for path in (one, other))
         assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
@@ -134,7 +141,7 @@ def test_a_signal_to_torchrun_stops_the_run_with_a_checkpoint(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
-    """And they leave a checkpoint, although the run would write none for a long time."""
+    """The ranks also write a checkpoint, although the next one was due much later."""
     rarely = [text.replace("checkpoint_every=1", "checkpoint_every=100000") for text in ENDLESS]
     process = start([sys.executable, str(ROOT / "train.py"), *rarely, "trainer.devices=2"], tmp_path / "killed")
     checkpoints = tmp_path / "killed" / "runs" / "run" / "checkpoints"
@@ -143,9 +150,9 @@ def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
         assert [one.step for one in list_checkpoints(checkpoints)] == [0]
         process.kill()
         process.wait()
-        begun = time.monotonic()
-        with pytest.raises(ProcessLookupError):  # of its session nobody is left
-            while time.monotonic() < begun + PATIENCE:
+        killed_at = time.monotonic()
+        with pytest.raises(ProcessLookupError):  # no process of its session is alive
+            while time.monotonic() < killed_at + PATIENCE:
                 os.killpg(process.pid, 0)
                 time.sleep(0.1)
     newest = newest_intact(checkpoints)
@@ -193,7 +200,7 @@ def test_different_command_lines_on_nodes_are_refused_before_data_is_read(tmp_pa
 
 @contextmanager
 def hosts() -> Iterator[list[list[str]]]:
-    """Two network namespaces with a cable between them: 10.77.0.1 and 10.77.0.2; the commands that run in each."""
+    """Connect two network namespaces, 10.77.0.1 and 10.77.0.2; yield the command prefix that enters each."""
     names = [f"tfm-{os.getpid()}-{number}" for number in (1, 2)]
 
     def ip(*words: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.launch.test_resume import ROOT
 
-LIMIT = 15.0  # seconds on a machine that does nothing else
+LIMIT = 15.0  # seconds on an otherwise idle machine
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
@@ -58,19 +58,19 @@ def start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
 
 def session(leader: int) -> list[int]:
     """Return the processes of a session, without zombies."""
-    found = []
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, own = stat.read_text().rpartition(")")[2].split()[:4]
         except OSError:
             continue
         if int(own) == leader and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            pids.append(int(stat.parent.name))
+    return pids
 
 
 def expect_gone(leader: int) -> None:
-    """Wait until nothing of the session is left, for LIMIT seconds of a machine that does nothing else."""
+    """Wait until no process of the session is alive, for LIMIT seconds of an otherwise idle machine."""
     begin = time.monotonic()
     while left := session(leader):
         if time.monotonic() - begin > LIMIT * max(1, os.getloadavg()[0] / (os.cpu_count() or 1)):
@@ -102,7 +102,7 @@ def test_ranks_end_when_their_parent_is_killed(tmp_path: Path, when: str) -> Non
     while len(list(marks.iterdir())) < (1 if when == "done" else 2):
         assert parent.poll() is None, (tmp_path / "output").read_text()
         time.sleep(0.05)
-    time.sleep(1)  # the rank that is done waits for the other
+    time.sleep(1)  # the finished rank waits for the other
     parent.kill()
     parent.wait()
     expect_gone(parent.pid)

@@ -24,7 +24,7 @@ def add_ranks(ranks: Ranks, folder: Path) -> None:
 
 
 def fail_alone(ranks: Ranks, harm: str) -> None:
-    """Rank 1 ends badly while rank 0 waits for it."""
+    """Make rank 1 fail while rank 0 waits for it."""
     torch.distributed.init_process_group("gloo")
     if ranks.rank == 0:
         torch.distributed.barrier()
@@ -59,7 +59,7 @@ def test_a_failing_process_ends_all_and_its_error_is_printed(harm: str, kind: ty
 
 
 def sleep_alone(ranks: Ranks, folder: Path) -> None:
-    """Rank 1 fails, and rank 0 does not hear of it, nor any signal."""
+    """Make rank 1 fail while rank 0 sleeps and ignores signals."""
     if ranks.rank == 1:
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)

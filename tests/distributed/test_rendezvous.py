@@ -19,10 +19,10 @@ def test_restarted_processes_ignore_messages_of_the_previous_start() -> None:
     store, places = HashStore(), [RankInfo(cluster="torchrun", rank=rank, world=3, devices=3) for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
         names = []
-        for _ in range(3):  # what the last three have said is still there
-            told = set(pool.map(lambda place: _agree_on_start_id(store, place), places))
-            assert len(told) == 1
-            names += told
+        for _ in range(3):  # the messages of the previous three ranks are still in the store
+            start_ids = set(pool.map(lambda place: _agree_on_start_id(store, place), places))
+            assert len(start_ids) == 1
+            names += start_ids
     assert len(set(names)) == 3
 
 

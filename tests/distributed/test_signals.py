@@ -1,4 +1,4 @@
-"""Whoever gets a signal, and whenever: the run ends with 75 within seconds, and goes on as if nothing had been."""
+"""Whichever process gets a signal, and whenever: the run exits with 75 within seconds, and resumes bit-equal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.launch.test_job import wandb_exit_code
 from tests.launch.test_resume import ROOT, expect_same, rows
 from tfm_blocks.launch.check import available_cores
 
-LIMIT = 10.0  # seconds on a machine that does nothing else
+LIMIT = 10.0  # seconds on an otherwise idle machine
 RUN = [
     "layers=1", "d_model=16", "d_ff=16", "heads=2", "vocab=300", "dropout=0.3", "data.train=300", "data.val=20", "data.test=10",
     "data.step_tokens=240", "trainer.steps=12", "trainer.validate_every=4", "trainer.validate_sentences=4", "trainer.log_every=1",
@@ -25,7 +25,7 @@ RUN = [
 
 
 def start(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A run in a process group of its own."""
+    """Start a run in a separate process group."""
     own = {
         "TFM_BLOCKS_CACHE": str(folder / "cache"),
         "OMP_NUM_THREADS": "1",
@@ -40,7 +40,7 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Compl
 
 
 def seconds_since(folder: Path) -> float:
-    """Since the signal was sent, for a machine that does nothing else."""
+    """Return the seconds since the signal was sent, scaled to an otherwise idle machine."""
     return (time.time() - (folder / "sent").stat().st_mtime) / max(1, os.getloadavg()[0] / available_cores())
 
 
@@ -54,7 +54,7 @@ SHORT = [("one", "USR1", "validation")]
 
 
 def stop(folder: Path, to: str, number: str, when: str) -> Path:
-    """A run of two processes that has been stopped so, as it should be: its second validation has scored nothing."""
+    """Stop a run of two processes during its second validation, which must record no score."""
     done = start(folder, *RUN, "name=run", "trainer.devices=2", SEND=number, TO=to, WHEN=when)
     assert (folder / "sent").exists(), done.stderr
     command = "python train.py resume=runs/run 'plugins=[tests.signalling]'"
@@ -103,11 +103,11 @@ def test_a_signal_during_the_final_test_ends_with_75_and_a_resume_repeats_the_te
 
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once_and_wandb_has_the_first(tmp_path: Path) -> None:
-    """A second one does not wait for W&B to write its files."""
-    asked = ["logger=wandb" if one == "logger=csv" else one for one in RUN]
+    """A second signal does not wait for W&B to write its files."""
+    overrides = ["logger=wandb" if one == "logger=csv" else one for one in RUN]
     for to, code in (("twice", 128 + 15), ("one", 75)):
         mark = str(tmp_path / f"sent-{to}")
-        done = start(tmp_path, *asked, f"name={to}", SEND="TERM", TO=to, WHEN="step", MARK=mark)
+        done = start(tmp_path, *overrides, f"name={to}", SEND="TERM", TO=to, WHEN="step", MARK=mark)
         assert done.returncode == code, done.stderr
         run = tmp_path / "runs" / to
         assert json.loads((run / "status.json").read_text())["state"] == ("stopped" if to == "twice" else "preempted")

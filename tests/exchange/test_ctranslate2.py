@@ -1,4 +1,4 @@
-"""CTranslate2 computes what the run computes, and graphs that the export does not cover are refused by node."""
+"""CTranslate2 gives the outputs of the run, and graphs that the export does not cover are refused by node."""
 
 import json
 import re
@@ -42,7 +42,7 @@ DEFAULT = ("base", "gpt2")
 
 
 def scattered(model, overrides=(), **knobs):
-    """A random network in evaluation mode, in which no weight, bias or gain has its first value."""
+    """Return a random network in evaluation mode in which no weight, bias or gain has its initial value."""
     composed = compose_model(model, [*(f"{key}={value}" for key, value in {**SIZES, **knobs}.items()), *overrides])
     network = build_network(check_model(composed.model, composed.sources), seed=1).eval()
     generator = torch.Generator().manual_seed(3)
@@ -148,7 +148,7 @@ def test_the_table_lists_every_argument_of_its_blocks(block):
 
 @pytest.fixture
 def run(tmp_path):
-    """The folder of an untrained run with a tokenizer of words."""
+    """Write the folder of an untrained run with a tokenizer of words."""
     tokenizer = Tokenizer.train(WORDS * 3, 300)
     tfm.save(tfm.build("base", **{**SIZES, "vocab": tokenizer.size}), tmp_path / "run", tokenizer=tokenizer)
     return tmp_path / "run"
@@ -198,7 +198,7 @@ def test_imported_models_are_exported_with_the_subwords_of_their_tokenizer(name,
     pytest.importorskip("ctranslate2")
     publish(name, tmp_path / "theirs")
     import_folder(tmp_path / "theirs", tmp_path / "run")
-    text = ["w3 w4", "w20"] if name == "bart" else []  # 20 positions, and neither padding nor bos have a logit
+    text = ["w3 w4", "w20"] if name == "bart" else []  # 20 positions; padding and bos have no logit
     certificate = export_to_ctranslate2(tmp_path / "run", tmp_path / "new", "float32", text)
     assert certificate.log_probabilities.mean < 1e-5  # single tokens of bart differ by 1e-4
     assert name != "bart" or certificate.translations.equal == 2

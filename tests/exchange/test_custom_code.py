@@ -33,7 +33,7 @@ def loaded(kind, folder):
 
 
 def saved(model, folder, tokenizer=None, **knobs):
-    """A run with random weights, in which an output differs from token to token."""
+    """Save a run with random weights whose outputs differ from token to token; return its translator."""
     tokenizer = tokenizer or Tokenizer.train(WORDS * 3, 300)
     network = tfm.build(model, **SIZES, vocab=tokenizer.size, **knobs)
     with torch.no_grad():
@@ -84,10 +84,10 @@ def test_a_changed_gpt2_keeps_the_ids_of_its_published_vocabulary(tmp_path):
     export_run(tmp_path / "run", tmp_path / "new")
     model = loaded("CausalLM", tmp_path / "new")
     prompt = torch.tensor([[36, 3, 4, 7]])
-    found = model.generate(prompt, attention_mask=torch.ones_like(prompt), pad_token_id=36, **GREEDY)[0, 4:].tolist()
+    new_ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), pad_token_id=36, **GREEDY)[0, 4:].tolist()
     ((best,),) = translator.generate(["w3 w4 w7"], 9, Search())
-    end = found.index(36) if 36 in found else len(found)
-    assert best.text == " ".join(f"w{id}" for id in found[:end])
+    end = new_ids.index(36) if 36 in new_ids else len(new_ids)
+    assert best.text == " ".join(f"w{id}" for id in new_ids[:end])
 
 
 def test_padding_at_the_beginning_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""The ejected file computes what the model computes, in a process that cannot import the project."""
+"""The ejected file gives the outputs of the model, in a process that cannot import the project."""
 
 import subprocess
 import sys
@@ -68,26 +68,26 @@ ALONE = textwrap.dedent("""
 
 @cache
 def entries():
-    """The shipped models by name."""
+    """Return the shipped models by name."""
     return {entry.name: entry for entry in describe_models(None)}
 
 
 def knobs_of(name):
-    """The knobs of a shipped model and of those that it inherits."""
+    """Return the knobs of a shipped model and of its parents."""
     entry = entries()[name]
     own = {knob.partition("=")[0] for knob in entry.knobs}
     return own.union(*map(knobs_of, entry.parents))
 
 
 def spec_of(name):
-    """A shipped model in small sizes; of these it takes the knobs that it has."""
+    """Return the spec of a shipped model, with each small size whose knob it has."""
     knobs = knobs_of(name)
     composed = compose_model(name, [f"{key}={value}" for key, value in SIZES.items() if key in knobs])
     return check_model(composed.model, composed.sources)
 
 
 def trained(spec):
-    """A network whose parameters have moved away from their initial values, such as gains of 0."""
+    """Return a network whose parameters differ from their initial values, such as gains of 0."""
     network = build_network(spec, seed=1).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -97,7 +97,7 @@ def trained(spec):
 
 
 def eject_alone(cases, folder):
-    """The results of ejected files, by name, in a process that cannot import the project."""
+    """Return the results of ejected files by name, computed in a process that cannot import the project."""
     for name, (spec, network, inputs) in cases.items():
         case = folder / name
         case.mkdir()
@@ -111,7 +111,7 @@ def eject_alone(cases, folder):
 
 
 def nearly_equal(ejected, ours):
-    """Differ by rounding only, in relation to the largest value."""
+    """Return True if the difference is rounding, relative to the largest value."""
     return (ejected - ours).abs().max() <= 1e-5 * ours.abs().max()
 
 
@@ -171,7 +171,7 @@ def test_random_models_have_equal_logits_gradients_and_steps():
         except ConfigError:
             return
         try:
-            agrees_here(spec)
+            agree_in_process(spec)
         except ConfigError as error:
             assert "cannot be ejected" in str(error)
             return
@@ -185,8 +185,8 @@ def test_random_models_have_equal_logits_gradients_and_steps():
     assert len(checked) >= 100
 
 
-def ejected_here(spec, network):
-    """The model of the ejected file in this process, with the weights of the network."""
+def loaded_in_process(spec, network):
+    """Import the ejected file in this process; return its model with the weights of the network."""
     names = {}
     exec(compile(eject(spec, Sources(), "test"), "model.py", "exec"), names)
     ejected = names["Model"]().eval()
@@ -194,10 +194,10 @@ def ejected_here(spec, network):
     return ejected
 
 
-def agrees_here(spec):
-    """The same in this process, which spares a start of Python for each of many models."""
+def agree_in_process(spec):
+    """Compare a model with its ejected file in this process, which avoids a Python start per model."""
     network = trained(spec)
-    inputs, ejected = inputs_of(network), ejected_here(spec, network)
+    inputs, ejected = inputs_of(network), loaded_in_process(spec, network)
     for model in (ejected, network):
         model(**inputs).square().sum().backward()
     gradients = dict(ejected.named_parameters())
@@ -217,7 +217,7 @@ def test_padding_does_not_change_the_logits_of_other_positions():
     network = trained(spec)
     inputs = inputs_of(network)
     inputs["src"][1, 3:] = inputs["tgt"][2, 4:] = 0
-    ejected = ejected_here(spec, network)
+    ejected = loaded_in_process(spec, network)
     keep_BT = inputs["tgt"] != 0
     torch.testing.assert_close(ejected(**inputs)[keep_BT], network(**inputs)[keep_BT], **CLOSE)
 

@@ -38,7 +38,7 @@ def first_loss(run):
 
 
 def fine_tune(name, folder, *overrides, **config):
-    """A run that starts from an imported model, with the command that the import prints."""
+    """Train a run that starts from an imported model, with the command that the import prints."""
     theirs = publish(name, folder / "theirs", **config)
     command = str(import_folder(folder / "theirs", folder / "imported")).partition("train.py ")[2]
     model, *knobs = command.removesuffix(" data=…").split()

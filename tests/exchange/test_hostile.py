@@ -1,4 +1,4 @@
-"""Folders that are damaged or meant to do harm: one sentence each, and nothing in them is executed."""
+"""Damaged or malicious folders: one error sentence each, and no code in them is executed."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def published(tmp_path_factory):
 
 @pytest.fixture
 def folder(published, tmp_path):
-    """A copy that a test may damage."""
+    """Return a copy that a test may damage."""
     copy = tmp_path / "theirs"
     copy.mkdir()
     for path in published.iterdir():

@@ -16,8 +16,8 @@ from tfm_blocks.translation.settings import Search
 DEFAULT = ("gpt2", "t5")
 
 
-def each_family(*more):
-    names = [*FAMILIES, *more]
+def each_family(*others):
+    names = [*FAMILIES, *others]
     marks = {name: [] if name in DEFAULT else [pytest.mark.grid] for name in names}
     return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
 
@@ -32,25 +32,25 @@ def random_ids(rows, length, seed=0):
     return torch.randint(VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def here(translator, ids_BN):
+def own_ids(translator, ids_BN):
     return torch.tensor([translator.tokenizer.vocabulary.to_here(row) for row in ids_BN.tolist()])
 
 
 def logits_of_both(theirs, translator):
-    """Logits of the same ids, in the order of the published vocabulary."""
+    """Return our logits and theirs for the same ids, in the order of the published vocabulary."""
     src_BS, tgt_BT = random_ids(3, 7), random_ids(3, 5, 1)
     with torch.no_grad():
         if translator.inputs:
             expected = theirs(input_ids=src_BS, decoder_input_ids=tgt_BT).logits
-            found = translator.network(src=here(translator, src_BS), tgt=here(translator, tgt_BT))
+            logits_BTV = translator.network(src=own_ids(translator, src_BS), tgt=own_ids(translator, tgt_BT))
         else:
             expected = theirs(input_ids=tgt_BT).logits
-            found = translator.network(tgt=here(translator, tgt_BT))
-    return found[..., here(translator, torch.arange(VOCAB)[None])[0]], expected
+            logits_BTV = translator.network(tgt=own_ids(translator, tgt_BT))
+    return logits_BTV[..., own_ids(translator, torch.arange(VOCAB)[None])[0]], expected
 
 
-def far_apart(found, expected):
-    return ((found - expected).abs().max() / expected.abs().max()).item()
+def far_apart(actual, expected):
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
 def files_of(folder):
@@ -66,17 +66,17 @@ def test_logits_and_greedy_output_match_transformers(name, tmp_path):
         ids = [int(word[1:]) for word in text.split()]
         if translator.inputs:
             read = torch.tensor([[*ids, theirs.config.eos_token_id]])
-            (found,) = translator.translate([text], longest=(0.0, 9))
+            (output,) = translator.translate([text], longest=(0.0, 9))
             (out,) = theirs.generate(read, **GREEDY)[:, 1:].tolist()
         else:
             read = torch.tensor([[theirs.config.bos_token_id, *ids]])
             ((best,),) = translator.generate([text], 9, Search())
-            found, (out,) = (
+            output, (out,) = (
                 best.text,
                 theirs.generate(read, attention_mask=torch.ones_like(read), **GREEDY)[:, 4:].tolist(),
             )
         end = out.index(theirs.config.eos_token_id) if theirs.config.eos_token_id in out else len(out)
-        assert found == " ".join(f"w{id}" for id in out[:end])
+        assert output == " ".join(f"w{id}" for id in out[:end])
 
 
 @each_family()

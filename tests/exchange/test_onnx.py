@@ -1,4 +1,4 @@
-"""ONNX Runtime computes what the run computes, by the loop of docs/exporting.md, and other nodes are refused."""
+"""ONNX Runtime gives the outputs of the run, by the loop of docs/exporting.md, and other nodes are refused."""
 
 import json
 import re
@@ -36,7 +36,7 @@ REFUSED = {"recurrent"}
 
 
 def scattered(model, overrides=(), **knobs):
-    """A random network in evaluation mode, in which no weight, bias or gain has its first value."""
+    """Return a random network in evaluation mode in which no weight, bias or gain has its initial value."""
     text = (CONF / "model" / f"{model}.yaml").read_text("utf-8")
     small = {name: value for name, value in SMALL.items() if f"\n{name}:" in text}
     values = {**SIZES, **small, **knobs}
@@ -50,7 +50,7 @@ def scattered(model, overrides=(), **knobs):
 
 
 def saved(folder, model):
-    """The folder of an untrained run with a tokenizer of words."""
+    """Write the folder of an untrained run with a tokenizer of words."""
     tokenizer = Tokenizer.train(WORDS * 3, 300)
     return tfm.save(scattered(model, vocab=tokenizer.size), folder / "run", tokenizer=tokenizer)
 
@@ -62,7 +62,7 @@ def exported(network, folder):
 
 
 def loop_of_the_page():
-    """The functions of translate_onnx.py, as the page shows it."""
+    """Return the functions of translate_onnx.py as the page shows it."""
     code = re.search(r"```python\n(# translate_onnx\.py\n.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[1]
     names = {"__name__": "translate_onnx"}
     exec(code, names)

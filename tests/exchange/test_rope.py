@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 import tfm_blocks as tfm
 from tests.exchange.published import VOCAB, publish
-from tests.exchange.test_import import far_apart, here, imported
+from tests.exchange.test_import import far_apart, imported, own_ids
 from tfm_blocks.errors import RunError
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
@@ -25,11 +25,11 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "olmo2")
 
 
 def logits_of_both(theirs, translator):
-    """Logits of sequences three times longer than the trained length."""
+    """Return our logits and theirs for sequences three times longer than the trained length."""
     ids_BN = torch.randint(VOCAB, (3, 18), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        found = translator.network(tgt=here(translator, ids_BN))
-        return found[..., here(translator, torch.arange(VOCAB)[None])[0]], theirs(input_ids=ids_BN).logits
+        logits_BNV = translator.network(tgt=own_ids(translator, ids_BN))
+        return logits_BNV[..., own_ids(translator, torch.arange(VOCAB)[None])[0]], theirs(input_ids=ids_BN).logits
 
 
 def each_scaling(*families):
@@ -49,8 +49,8 @@ def test_logits_match_transformers_beyond_the_trained_length(family, scaling, tm
     rope = {"rope_theta": 100.0, **SCALINGS[scaling]}
     width = {} if family == "olmo2" else {"head_dim": 8}  # Mixtral's YaRN needs the key, and OLMo 2 has none
     theirs, translator = imported(family, tmp_path, hidden_size=32, **width, rope_parameters=rope)
-    found, expected = logits_of_both(theirs, translator)
-    assert far_apart(found, expected) < 1e-5
+    logits_BNV, expected = logits_of_both(theirs, translator)
+    assert far_apart(logits_BNV, expected) < 1e-5
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", rope_parameters={"rope_type": "default", "rope_theta": 100.0})  # fmt: skip
     assert far_apart(logits_of_both(plain.eval(), translator)[1], expected) > 1e-3  # the scaling has an effect
 

@@ -1,4 +1,4 @@
-"""SentencePiece models of published folders: the ids and texts are those of their own libraries."""
+"""SentencePiece models of published folders: ids and texts equal those of their own libraries."""
 
 import io
 import json
@@ -29,7 +29,7 @@ def learned(lines, size):
 
 @pytest.fixture(scope="module")
 def files():
-    """The files of a Marian tokenizer: two models, and the ids of the subwords of both; padding is the last."""
+    """Write the files of a Marian tokenizer: two models and one vocabulary of their subwords, with padding last."""
     models = {"source.spm": learned(SOURCE, 30), "target.spm": learned(TARGET, 34)}
     pieces = [sentencepiece.SentencePieceProcessor(model_proto=content) for content in models.values()]
     names = [one.id_to_piece(id) for one in pieces for id in range(len(one))]

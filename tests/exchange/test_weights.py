@@ -1,4 +1,4 @@
-"""Tables of weights: what a row means, and what is told where it does not fit."""
+"""Tables of weights: the meaning of each row, and the errors for rows that do not fit."""
 
 import pytest
 import torch
@@ -14,34 +14,34 @@ def conversion(text, sizes=None, front=()):
 def test_names_with_alternatives_are_stacked_in_their_order():
     rows = conversion("a.{i}.{k,q}_map: b.{i}.qk")
     theirs = {f"a.{i}.{name}_map": torch.randn(2, 3) for i in (0, 1) for name in "qk"}
-    found, _ = rows.to_ours(theirs)
-    assert found.keys() == {"b.0.qk", "b.1.qk"}
-    assert torch.equal(found["b.1.qk"], torch.cat([theirs["a.1.k_map"], theirs["a.1.q_map"]]))
+    tensors, _ = rows.to_ours(theirs)
+    assert tensors.keys() == {"b.0.qk", "b.1.qk"}
+    assert torch.equal(tensors["b.1.qk"], torch.cat([theirs["a.1.k_map"], theirs["a.1.q_map"]]))
 
 
 def test_rows_of_each_head_become_heads_of_each_part():
     rows = conversion("w: {regroup: [heads, 3], split: [2, 1], to: [ab, c]}", {"heads": 2})
     parts = torch.randn(3, 2, 4, 5)  # a, b and c of two heads of width 4
     by_head = torch.cat([parts[part, head] for head in range(2) for part in range(3)])
-    found, _ = rows.to_ours({"w": by_head})
-    assert torch.equal(found["ab"], parts[:2].flatten(0, 2)) and torch.equal(found["c"], parts[2].flatten(0, 1))
+    tensors, _ = rows.to_ours({"w": by_head})
+    assert torch.equal(tensors["ab"], parts[:2].flatten(0, 2)) and torch.equal(tensors["c"], parts[2].flatten(0, 1))
 
 
 def test_steps_are_done_in_the_order_written():
     written = "{skip: 1, transpose: [0, 1], reshape: [2 * d, -1], to: v}"
     rows = conversion(f"w: {written}\nx: {{reshape: [-1, d], transpose: [0, 1], to: y}}\nz: null", {"d": 3})
     w = torch.randn(4, 6)
-    found, leftovers = rows.to_ours({"w": w, "x": w, "z": w})
+    tensors, leftovers = rows.to_ours({"w": w, "x": w, "z": w})
     assert torch.equal(leftovers["w"], w[:1]) and torch.equal(leftovers["z"], w)
-    assert found.keys() == {"v", "y"}
-    assert torch.equal(found["v"], w[1:].T.reshape(6, 3)) and torch.equal(found["y"], w.reshape(-1, 3).T)
+    assert tensors.keys() == {"v", "y"}
+    assert torch.equal(tensors["v"], w[1:].T.reshape(6, 3)) and torch.equal(tensors["y"], w.reshape(-1, 3).T)
 
 
 def test_tensors_of_one_address_are_joined_along_the_axis_that_they_name():
     rows = conversion("a.{w,x}: {reshape: [2, -1, 3], axis: 1, to: v}")
     w, x = torch.randn(4, 3), torch.randn(6, 3)
-    found, _ = rows.to_ours({"a.w": w, "a.x": x})
-    assert torch.equal(found["v"], torch.cat((w.view(2, 2, 3), x.view(2, 3, 3)), 1))
+    tensors, _ = rows.to_ours({"a.w": w, "a.x": x})
+    assert torch.equal(tensors["v"], torch.cat((w.view(2, 2, 3), x.view(2, 3, 3)), 1))
 
 
 @pytest.mark.parametrize(

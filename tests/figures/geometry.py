@@ -39,7 +39,7 @@ def contains(outer, inner):
 
 
 def pieces(picture: FigurePicture):
-    """Everything that takes room: boxes, and texts and waves beside them and beside plates."""
+    """Yield everything that occupies space: boxes, and texts and waves next to boxes and plates."""
     for placed in picture.boxes:
         name = placed.box.about or " ".join(placed.box.title)
         whole = rectangle(placed)
@@ -64,15 +64,15 @@ def lines(picture: FigurePicture):
 
 def faults(picture: FigurePicture):
     """Return a sentence for each overlap of pieces, line through a piece, and plate that cuts something."""
-    taken = list(pieces(picture))
-    sentences = [f"{one} overlaps {other}" for (one, a), (other, b) in combinations(taken, 2) if overlap(a, b)]
+    named_pieces = list(pieces(picture))
+    sentences = [f"{one} overlaps {other}" for (one, a), (other, b) in combinations(named_pieces, 2) if overlap(a, b)]
     for placed, line in lines(picture):
         ends = f"{placed.arrow.source.about} → {placed.arrow.target.about}"
-        sentences += [f"{ends} crosses {name}" for name, piece in taken if overlap(line, shrunk(piece))]
+        sentences += [f"{ends} crosses {name}" for name, piece in named_pieces if overlap(line, shrunk(piece))]
     plates = [(plate.frame.addresses[0], rectangle(plate)) for plate in picture.plates]
-    inner = [*taken, *plates]
+    inner = [*named_pieces, *plates]
     for number, (address, plate) in enumerate(plates):
-        for name, piece in [*inner[: len(taken)], *plates[number + 1 :]]:
+        for name, piece in [*inner[: len(named_pieces)], *plates[number + 1 :]]:
             if overlap(plate, piece) and not contains(plate, piece) and not contains(piece, plate):
                 sentences.append(f"the plate {address} cuts {name}")
     sentences += [f"{one} and {other} lie on each other" for one, other in set(shared_lines(picture))]
@@ -81,7 +81,7 @@ def faults(picture: FigurePicture):
 
 
 def shared_lines(picture: FigurePicture):
-    """Yield pairs of arrows that a reader could confuse: a piece of a line is common, sources and targets are not."""
+    """Yield pairs of arrows that a reader could confuse: they share a line segment but neither source nor target."""
     arrows = {(placed.arrow.source, placed.arrow.target) for placed in picture.arrows}
     rows = defaultdict(list)
     for placed in picture.arrows:
@@ -96,5 +96,5 @@ def shared_lines(picture: FigurePicture):
 
 
 def shrunk(piece):
-    """Lines end on borders, and pass texts at a distance."""
+    """Shrink a box, because lines may end on borders."""
     return piece[0] + SLACK, piece[1] + SLACK, piece[2] - SLACK, piece[3] - SLACK

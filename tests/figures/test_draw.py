@@ -11,7 +11,7 @@ from tfm_blocks.figures.draw import draw_model
 from tfm_blocks.figures.drawing import boxes
 from tfm_blocks.registry.blocks import REGISTRY
 
-PAPER = {  # figure 1 of Vaswani et al. 2017, from below to above
+PAPER = {  # figure 1 of Vaswani et al. 2017, from bottom to top
     "encoder": ["Inputs", "Input Embedding", "Positional Encoding", "Multi-Head Attention", "Add & Norm", "Feed Forward", "Add & Norm"],
     "decoder": [
         "Outputs (shifted right)", "Output Embedding", "Positional Encoding", "Masked Multi-Head Attention", "Add & Norm",

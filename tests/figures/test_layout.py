@@ -1,4 +1,4 @@
-"""No two boxes or texts overlap and no line crosses one, in any figure."""
+"""In no figure do boxes or texts overlap, or lines cross them."""
 
 from dataclasses import replace
 

@@ -65,7 +65,7 @@ ONLY_BRANCHES = {"prenorm": ALL_NORMS, "sandwich": ALL_NORMS, "deepnorm": ALL_NO
 OPPOSITE = {("layers", "", "encoder"), ("layers", "", "decoder"), ("wiring", "kv", "decoder.1.cross")}
 SHARED = {("layers", "", "encoder"), *each("weights", "owner", ["encoder.1-2.attn", "encoder.1-2.ffn"])}
 
-# What is written differently, the changes that this makes, and those in single models.
+# Each row: the modified keys, the resulting changes, and further changes in single models.
 CHANGES = {
     "heads": (
         args(heads=2), each("argument", "heads", ATTENTION),
@@ -210,8 +210,8 @@ def test_texts_name_both_sides_as_a_file_would():
         encoder(attn={"block": "restricted_attention", "r": 3}, ffn={"bias": False, "activation": "gelu"}),
         decoder(cross={"kv": {"block": "weighted_sum", "in": "encoder.*"}, "before": "self", "add_norm": "pre"}),
     )
-    found = {(one.kind, one.key, one.where): (one.before, one.after) for one in find_changes(spec_of(mapping), spec_of(merge(mapping, change)), REGISTRY)}  # fmt: skip
-    assert found == {
+    changes = {(one.kind, one.key, one.where): (one.before, one.after) for one in find_changes(spec_of(mapping), spec_of(merge(mapping, change)), REGISTRY)}  # fmt: skip
+    assert changes == {
         ("moved", "", "decoder.*.cross"): ("after self", "first"),
         ("replaced", "", "encoder.*.attn"): ("attention", "restricted_attention(r=3)"),
         ("argument", "bias", "encoder.*.ffn"): ("true", "false"),
@@ -222,7 +222,7 @@ def test_texts_name_both_sides_as_a_file_would():
 
 
 def computes(spec):
-    """Everything by which the nodes of a model compute, independent of the order in which they are listed."""
+    """Return everything that determines the computation of the nodes, independent of their order."""
     outline = Outline(spec, REGISTRY)
     nodes = {
         node.address: (outline.nodes[node.address].part if node.block else None, node.reads, node.owner, node.tie, node.pre, node.post, node.shape, node.shrink)

@@ -1,4 +1,4 @@
-"""Model files are read as plain YAML first; what is hostile or odd is refused with its place."""
+"""Model files are read as plain YAML first; hostile or unusual content is refused with its line."""
 
 import pytest
 
@@ -57,9 +57,9 @@ def refused(tmp_path, text, header=HEADER):
     ],
 )
 def test_a_file_that_is_no_plain_model_file_is_refused_with_its_line(tmp_path, text, rule, line):
-    told = refused(tmp_path, text)
-    assert rule in told and len(told) < 2000
-    assert f"mine.yaml:{line}" in told if line else "mine.yaml" in told
+    message = refused(tmp_path, text)
+    assert rule in message and len(message) < 2000
+    assert f"mine.yaml:{line}" in message if line else "mine.yaml" in message
 
 
 def test_an_alias_bomb_is_refused_without_building_it(tmp_path):

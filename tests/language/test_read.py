@@ -40,10 +40,10 @@ def test_two_forms_on_a_node_print_the_nulls_to_add():
 
 
 def test_all_problems_of_the_pass_are_reported_together():
-    found = problems(
+    reported = problems(
         ["model.graph.encoder.layer.attn.block=x", "model.graph.decoder.layer.ffn.block=y", "model.grph=1"]
     )
-    assert len(found) == 3
+    assert len(reported) == 3
 
 
 def test_null_removes_an_inherited_node_and_an_absent_key():
@@ -53,7 +53,7 @@ def test_null_removes_an_inherited_node_and_an_absent_key():
 
 
 def encoder_layer(added):
-    """The nodes of a layer of tiny's encoder, in running order, with overrides of it."""
+    """Return the nodes of a layer of tiny's encoder in execution order, with overrides."""
     composed = compose_model("tiny", ["layers=1", *(f"model.graph.encoder.layer.{text}" for text in added)])
     spec = check_model(composed.model, composed.sources)
     return [node.address.split(".")[-1] for node in spec.nodes if node.address.startswith("encoder.")]
@@ -88,8 +88,8 @@ def test_nodes_that_are_placed_beside_each_other_alone_are_refused():
 
 
 def test_thousands_of_nodes_can_be_placed_each_beside_the_next():
-    found = {f"n{number}": {"after": f"n{number + 1}"} for number in range(5000)} | {"n5000": {}}
-    assert order_nodes(found, (), lambda *problem: pytest.fail(str(problem))) == list(found)[::-1]
+    nodes = {f"n{number}": {"after": f"n{number + 1}"} for number in range(5000)} | {"n5000": {}}
+    assert order_nodes(nodes, (), lambda *problem: pytest.fail(str(problem))) == list(nodes)[::-1]
 
 
 def test_before_and_after_on_one_node_is_an_error():
@@ -130,8 +130,8 @@ def test_a_knob_chooses_the_block_which_takes_the_args_of_its_node_that_it_has(m
     (node,) = (node for node in spec.nodes if node.address == "decoder.0.self")
     assert node.block == mixer
     expected = {"mask": "causal", "heads": 4, "beta_max": 1.0}
-    taken = {name: value for name, value in node.arguments.items() if name in expected}
-    assert taken == {name: value for name, value in expected.items() if name in node.arguments}
+    arguments = {name: value for name, value in node.arguments.items() if name in expected}
+    assert arguments == {name: value for name, value in expected.items() if name in node.arguments}
 
 
 def test_an_arg_of_a_node_that_no_block_takes_is_refused_with_its_place():

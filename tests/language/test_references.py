@@ -57,8 +57,8 @@ def test_all_layers_go_to_a_port_of_several_tensors(model, last):
 
 
 def test_entry_is_the_input_of_the_layer():
-    more = "{block: sum, in: [attn, entry], before: ffn}"
-    spec = spec_of(["layers=2", f"model.graph.encoder.layer.skip={more}"])
+    skip_node = "{block: sum, in: [attn, entry], before: ffn}"
+    spec = spec_of(["layers=2", f"model.graph.encoder.layer.skip={skip_node}"])
     nodes = {node.address: node for node in spec.nodes}
     assert nodes["encoder.0.skip"].read == ("encoder.0.attn", "src_pos")
     assert nodes["encoder.1.skip"].read == ("encoder.1.attn", "encoder.0.ffn")

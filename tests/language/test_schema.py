@@ -1,4 +1,4 @@
-"""Editors know what the checker knows of a model file, as far as one file shows it."""
+"""The JSON schema of editors agrees with the checker, as far as one file allows."""
 
 import json
 import re
@@ -27,14 +27,14 @@ def as_json(value):
     return [as_json(item) for item in value] if isinstance(value, list) else value
 
 
-def places(text, found=None):
+def places(text, schema=None):
     """Return the outermost place of each error of the schema."""
-    validator = Draft202012Validator(found or json.loads(FILE.read_text("utf-8")))
+    validator = Draft202012Validator(schema or json.loads(FILE.read_text("utf-8")))
     return [error.json_path for error in validator.iter_errors(as_json(yaml.safe_load(text)))]
 
 
 def test_the_schema_in_conf_is_the_registry():
-    """Plug-ins that other tests have loaded aside."""
+    """Plug-ins that other tests loaded are ignored."""
     shipped = build_schema(
         Registry({name: info for name, info in REGISTRY.blocks.items() if info.shipped}, REGISTRY.reserved)
     )
@@ -111,7 +111,7 @@ def test_editors_accept_references(text):
 
 @pytest.fixture
 def sifted():
-    """A block of somebody's own."""
+    """Register a block of a plug-in."""
 
     @block("sifted", "x: B T D, also[]?: B T D -> B T D", source="a test")
     class Sifted(nn.Module):

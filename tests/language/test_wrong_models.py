@@ -1,4 +1,4 @@
-"""A table of wrong models: of each the address, the exact rule, a place in the file, a way out, and one screen."""
+"""A table of wrong models: each error has the address, the exact rule, a place in the file and a fix, and fits a screen."""
 
 import pytest
 
@@ -624,7 +624,7 @@ WRONG = {
 
 
 def refused(fragment, folder):
-    """The error of a child of the model tiny that says `fragment` of its model."""
+    """Return the error of a child of the model tiny whose file contains `fragment`."""
     file = folder / "mine.yaml"
     file.write_text(f"# @package _global_\ndefaults: [tiny, _self_]\nmodel: {fragment}\n")
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""All that is wrong with a run is told together, before it starts."""
+"""All problems of a run are reported together, before it starts."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_run_is_traced_once_and_its_settings_are_read_once(
 
     def count(module: ModuleType, name: str) -> None:
         function = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given: [calls.append(name), function(*given)][1])
+        monkeypatch.setattr(module, name, lambda *arguments: [calls.append(name), function(*arguments)][1])
 
     count(build, "check")
     count(build, "trace")

@@ -1,4 +1,4 @@
-"""debug=fast and debug=overfit, as people type them."""
+"""debug=fast and debug=overfit, as typed by users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.test_train import ROOT
 
 
 def train(folder: Path, *overrides: str) -> Path:
-    """The run folder."""
+    """Train and return the run folder."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "TFM_BLOCKS"))}
     environment |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
     (folder / "tmp").mkdir()
@@ -31,7 +31,7 @@ def rows(run: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("experiment", [None, pytest.param("multi30k", marks=pytest.mark.grid)])
 def test_fast_does_five_steps_of_everything_and_leaves_no_cache(tmp_path: Path, experiment: str | None) -> None:
-    asked = [
+    overrides = [
         "data.train=100",
         "data.val=40",
         "data.test=40",
@@ -46,10 +46,10 @@ def test_fast_does_five_steps_of_everything_and_leaves_no_cache(tmp_path: Path, 
             for side, line in (("en", "a red house number {}"), ("de", "ein rotes Haus Nummer {}")):
                 text = "".join(f"{line.format(number)}\n" for number in range(100))
                 (tmp_path / f"{split}.{side}").write_text(text)
-        asked = [f"experiment={experiment}", f"data.dir={tmp_path}", "++data.train={src: train.en, tgt: train.de}",
+        overrides = [f"experiment={experiment}", f"data.dir={tmp_path}", "++data.train={src: train.en, tgt: train.de}",
                  "++data.val={src: val.en, tgt: val.de}",
                  "++data.test={src: test_2016_flickr.en, tgt: test_2016_flickr.de}"]  # fmt: skip
-    run = train(tmp_path, "debug=fast", *asked)
+    run = train(tmp_path, "debug=fast", *overrides)
     assert json.loads((run / "status.json").read_text())["steps"] == 5
     logged = rows(run)
     assert [row["step"] for row in logged if row["train/loss"]] == ["1", "2", "3", "4", "5"]

@@ -1,4 +1,4 @@
-"""A run that callbacks stop before its last step: scored, resumable, and stopped at the same step however often killed."""
+"""A run that callbacks stop early is scored and resumable, and stops at the same step however often it is killed."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_run_that_stopped_early_trains_further_only_with_more_patience(small: 
 
 
 class Breaks(Callback):
-    """Fails in the first step."""
+    """Fail in the first step."""
 
     def on_train_batch_end(self, *_: object) -> None:
         raise ValueError("broken")
@@ -123,7 +123,7 @@ def test_a_callback_stops_both_processes_after_the_same_step(small: Small, tmp_p
 
 
 class StopsAt(Callback):
-    """Stops the run after a step that is no validation."""
+    """Stop the run after a step without a validation."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -139,7 +139,7 @@ def test_a_run_that_stops_between_validations_is_validated_exactly_once_more(sma
 
 
 def test_an_interrupted_validation_does_not_reach_callbacks(small: Small, tmp_path: Path) -> None:
-    """Its metric is not even measured yet; after the resume the callback counts as in a run without a stop."""
+    """Its metric was not measured yet; after the resume the callback counts as in an uninterrupted run."""
     leave = "++model.graph.stops={block: faulty, harm: leave, sound: 0, after: src_pos}"
     composed = small("plugins=[faulty]", leave, *SHORT)
     with pytest.raises(PreemptedError):
@@ -151,7 +151,7 @@ def test_an_interrupted_validation_does_not_reach_callbacks(small: Small, tmp_pa
 
 
 class Opaque(Callback):
-    """Its state cannot be read without running code."""
+    """A callback whose state cannot be read without running code."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"path": Path("x")}
@@ -163,7 +163,7 @@ def test_a_callback_state_that_cannot_be_saved_is_refused_at_the_checkpoint(smal
 
 
 class Logs(Callback):
-    """Logs a number of its own as Lightning's callbacks do."""
+    """Log a custom metric as Lightning's callbacks do."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         pl_module.log("mine/number", float(trainer.global_step))
@@ -176,8 +176,8 @@ def test_metrics_of_a_callback_reach_the_loggers_but_not_metrics_csv(
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = begin(small("logger=wandb", "trainer.steps=6", "trainer.log_every=2"), tmp_path, [Logs()])
     (part,) = records(run)
-    found = [one["history"]["item"] for one in part if one["type"] == "history"]
-    assert [row["mine/number"] for row in found if "mine/number" in row] == [2.0, 4.0, 6.0]
+    history = [one["history"]["item"] for one in part if one["type"] == "history"]
+    assert [row["mine/number"] for row in history if "mine/number" in row] == [2.0, 4.0, 6.0]
     with (run / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows if row["train/loss"]] == ["2", "4", "6"] and "mine/number" not in rows[0]
@@ -185,7 +185,7 @@ def test_metrics_of_a_callback_reach_the_loggers_but_not_metrics_csv(
 
 @pytest.fixture(autouse=True)
 def unmarked() -> Iterator[None]:
-    """The plug-in that sends a signal in a validation does so once in a process."""
+    """Reset the plug-in that sends a signal in a validation once per process."""
     import faulty  # type: ignore[import-not-found]
 
     faulty.left.clear()

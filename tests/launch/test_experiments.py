@@ -1,4 +1,4 @@
-"""The experiments that are shipped can be trained as they stand."""
+"""The shipped experiments can be trained unchanged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tfm_blocks.launch.check import check_run
 @pytest.mark.parametrize("debug", ["null", pytest.param("fast", marks=pytest.mark.grid)])
 def test_every_experiment_is_valid_and_debug_shortens_it(name: str, debug: str) -> None:
     text = [] if name.startswith("probe/") else ["data.dir=x"]
-    asked = [f"experiment={name}", *text, f"debug={debug}", "trainer.accelerator=cpu"]
-    settings = check_run(compose_job(prepare_arguments(asked), None)).settings
+    overrides = [f"experiment={name}", *text, f"debug={debug}", "trainer.accelerator=cpu"]
+    settings = check_run(compose_job(prepare_arguments(overrides), None)).settings
     assert (settings.trainer.steps == 5) == (debug == "fast")
     assert settings.logger.wandb is None or debug == "null"
 

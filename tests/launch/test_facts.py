@@ -24,7 +24,7 @@ Small = Callable[..., Composed]
 def test_a_run_keeps_its_facts_and_a_resume_records_changes(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The vocabulary of so few dates is smaller than the one that was asked for."""
+    """The vocabulary of these few dates is smaller than the requested one."""
     with pytest.raises(PreemptedError):
         begin(small(*stopping(5), "vocab=2000"), tmp_path)
     run = tmp_path / "run"
@@ -33,7 +33,7 @@ def test_a_run_keeps_its_facts_and_a_resume_records_changes(
     assert set(facts) == set(FACTS) and "changes" not in record
     assert facts["versions"]["tfm-blocks"] == tfm.__version__
     assert facts["versions"]["torch"] == version("torch") and {"python", "lightning", "hydra-core"} <= set(facts["versions"])  # fmt: skip
-    facts["versions"] |= {"torch": "2.0.0"}  # as if it had been begun by another
+    facts["versions"] |= {"torch": "2.0.0"}  # as if another version had started the run
     write_json(run / "run.json", record)
     go_on(run, "plugins=[faulty]")
     kept = read_json(run / "run.json")
@@ -45,7 +45,7 @@ def test_a_run_keeps_its_facts_and_a_resume_records_changes(
 
 
 def _expect_counted(facts: dict[str, int], run: Path) -> None:
-    """By the network itself: a piece of the vocabulary is a row of the one table that it has."""
+    """Check the counts against the network: each subword is a row of its only table."""
     network = read_network(run, plugins=["faulty"])
     assert facts["parameters"] == sum(one.numel() for one in network.parameters())
     pieces, width = next(one for name, one in network.named_parameters() if name.startswith("src_emb")).shape
@@ -55,18 +55,19 @@ def _expect_counted(facts: dict[str, int], run: Path) -> None:
 def _expect_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     main(["show", str(run), "--plugins", "faulty", "--json"])
-    found = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     status, record = read_json(run / "status.json"), read_json(run / "run.json")
-    told = found["run"]
-    assert (told["state"], told["commands"]) == ("done", record["commands"])
-    assert (told["facts"], told["changes"]) == (record["facts"], record["changes"])
+    shown_run = output["run"]
+    assert (shown_run["state"], shown_run["commands"]) == ("done", record["commands"])
+    assert (shown_run["facts"], shown_run["changes"]) == (record["facts"], record["changes"])
     assert (
-        told["scores"]["BLEU"]["value"] == next(one for one in status["translation"] if one["name"] == "BLEU")["value"]
+        shown_run["scores"]["BLEU"]["value"]
+        == next(one for one in status["translation"] if one["name"] == "BLEU")["value"]
     )
-    assert found["parameters"] == record["facts"]["parameters"] and found["nodes"]
+    assert output["parameters"] == record["facts"]["parameters"] and output["nodes"]
     main(["show", str(run), "--plugins", "faulty"])
     shown = capsys.readouterr().out
-    asked = record["facts"]["parameters_asked"]
-    for line in (f"parameters_asked: {asked:,}", f"changed by resume 1: versions torch {version('torch')}"):
+    requested = record["facts"]["parameters_asked"]
+    for line in (f"parameters_asked: {requested:,}", f"changed by resume 1: versions torch {version('torch')}"):
         assert f"\n{line}\n" in shown
     assert "torch 2.0.0" in shown and "\nscores on test: exact match 0.00 (0.0–" in shown

@@ -64,7 +64,7 @@ def test_translations_and_hash_belong_to_the_test_set(small: Callable[..., Compo
 
 
 def test_status_json_has_null_for_an_infinite_perplexity(small: Callable[..., Composed], tmp_path: Path) -> None:
-    """A learning rate of 300 makes losses of thousands of nats, whose perplexity is beyond what a float holds."""
+    """A learning rate of 300 gives losses of thousands of nats, whose perplexity overflows a float."""
     composed = small("schedule.peak=300", "schedule.warmup=1", "trainer.steps=2", "trainer.validate_every=2")
     train(check_run(composed), tmp_path)
 
@@ -81,14 +81,14 @@ def test_status_json_has_null_for_an_infinite_perplexity(small: Callable[..., Co
 def test_the_loss_of_each_test_line_is_saved(
     small: Callable[..., Composed], tmp_path: Path, devices: int, rows: int
 ) -> None:
-    """Against torch's cross entropy, line by line; together they are the loss and the perplexity of the run."""
+    """Compare with torch's cross entropy line by line; the sums give the loss and perplexity of the run."""
     composed = small("trainer.steps=2", f"trainer.devices={devices}", f"data.test={rows}", "data.batch_tokens=122")
     train(check_run(composed), tmp_path)
     losses_N3 = read_losses(tmp_path / "run")
     assert losses_N3 is not None
     translator = tfm.load(tmp_path / "run")
     encode = translator.tokenizer.encode
-    for line, found in zip(read_translations(tmp_path / "run"), losses_N3, strict=True):
+    for line, losses_3 in zip(read_translations(tmp_path / "run"), losses_N3, strict=True):
         src_S, tgt_T = [*encode(line.source), Tokenizer.EOS], encode(line.reference)
         logits_BTV = translator.network(src=torch.tensor([src_S]), tgt=torch.tensor([[Tokenizer.BOS, *tgt_T]]))
         labels_T = torch.tensor([*tgt_T, Tokenizer.EOS])
@@ -96,7 +96,7 @@ def test_the_loss_of_each_test_line_is_saved(
             float(F.cross_entropy(logits_BTV[0], labels_T, label_smoothing=smoothing, reduction="sum"))
             for smoothing in (0.1, 0.0)
         ]
-        assert found.tolist() == pytest.approx([*expected, len(labels_T)], rel=1e-4)
+        assert losses_3.tolist() == pytest.approx([*expected, len(labels_T)], rel=1e-4)
     (record,) = (read_record(member) for member in find_runs([tmp_path / "run"]))
     loss, nll, tokens = losses_N3.sum(0)
     assert (record.values["loss"], record.values["perplexity"]) == pytest.approx(

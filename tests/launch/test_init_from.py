@@ -1,4 +1,4 @@
-"""Starting weights out of another run."""
+"""Initial weights from another run."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def tokenizer(*words):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of two layers with its own vocabulary, and its weights."""
+    """Return a run of two layers with its own vocabulary, and its weights."""
     pieces = tokenizer("haus", "hund", "katze")
     network = tfm.build("tiny", **KNOBS, layers=2, vocab=pieces.size, seed=5)
     torch.nn.init.normal_(weights_of(network)["logits.block.bias"])

@@ -51,7 +51,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def trained(name: str, tensors: dict[str, Tensor]) -> Tensor:
-    """Without keys' biases: softmax cancels them, so their gradient is rounding noise, which Adam enlarges."""
+    """Return a weight without the keys' biases: softmax cancels them, so their gradient is rounding noise, which Adam amplifies."""
     if name.endswith(".qkv.bias"):
         query, _, value = tensors[name].chunk(3)
         return torch.cat([query, value])
@@ -82,7 +82,7 @@ def test_a_run_writes_a_folder_that_translates_and_prints_the_next_command(
 
 
 def test_a_run_logs_what_the_contract_says_and_nothing_else(small: Callable[..., Composed], tmp_path: Path) -> None:
-    """With a block that adds a loss, and with a corpus in groups."""
+    """Use a block that adds a loss, and a corpus in groups."""
     experts = "++model.graph.decoder.layer.ffn={block: gated_moe, experts: 2, d_ff: 8, balance: 1.0}"
     run(small(experts, "trainer.test_beam=1"), tmp_path)
     with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
@@ -123,7 +123,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
     )
 
 
-CAP = 1000  # tokens of a micro-batch: with them a step is one
+CAP = 1000  # tokens of a micro-batch, enough for a whole step
 GRID = [(1, CAP, {1}), (1, CAP // 4, {3, 4}), (2, CAP // 2, {1}), (2, CAP // 4, {2})]
 
 
@@ -143,7 +143,7 @@ def micro_batches(composed: Composed, devices: int) -> set[int]:
 def test_devices_and_the_cap_on_a_batch_do_not_change_the_weights(
     small: Callable[..., Composed], tmp_path: Path, grid: list[tuple[int, int, set[int]]]
 ) -> None:
-    """And the same ones give the same bits: the slow grid has all of them twice."""
+    """Equal settings give equal bits: the slow grid has each setting twice."""
     for devices, cap, parts in grid:
         composed = small("data.max_length=50", *STEADY, f"trainer.devices={devices}", f"data.batch_tokens={cap}")
         assert micro_batches(composed, devices) == parts
@@ -189,8 +189,10 @@ def test_fsdp2_gives_the_weights_and_checkpoints_of_ddp(
     states = [read_checkpoint(tmp_path / name / "checkpoints" / "step-00000006.ckpt") for name in ("run", "run-2")]
     assert states[0].keys() == states[1].keys()
     for part in ("state_dict", "optimizer_states"):
-        (kept, told), (shared, same) = (torch.utils._pytree.tree_flatten(state[part]) for state in states)
-        assert told == same and [getattr(leaf, "shape", ()) for leaf in kept] == [
+        (kept, structure), (shared, other_structure) = (
+            torch.utils._pytree.tree_flatten(state[part]) for state in states
+        )
+        assert structure == other_structure and [getattr(leaf, "shape", ()) for leaf in kept] == [
             getattr(leaf, "shape", ()) for leaf in shared
         ]
 
@@ -225,12 +227,12 @@ def test_divergence_ends_with_status_3_and_is_recorded(
 
 def records(run: Path) -> list[list[dict[str, Any]]]:
     """Return the records of each part of an offline W&B run, read by W&B."""
-    found = []
+    parts = []
     for part in sorted((run / "wandb").glob("offline-run-*")):
         done = run_python(["-m", "wandb", "leet", "inspect", "--json", part])
         done.check_returncode()
-        found.append([json.loads(line) for line in done.stdout.splitlines()])
-    return found
+        parts.append([json.loads(line) for line in done.stdout.splitlines()])
+    return parts
 
 
 def wandb_exit_code(folder: Path) -> int:
@@ -353,8 +355,8 @@ def test_own_text_needs_no_test_set(small: Callable[..., Composed], tmp_path: Pa
 def test_runs_of_different_seeds_read_the_same_text(small: Callable[..., Composed]) -> None:
     one, two = (prepare(check_run(small(f"seed={seed}")).settings.data, 300) for seed in (1, 2))
     assert list(one.test.text["tgt"]) == list(two.test.text["tgt"])
-    for mine, other in ((one, two), (two, one)):
-        assert not set(mine.train.text["tgt"]) & set(other.test.text["tgt"])
+    for data, other in ((one, two), (two, one)):
+        assert not set(data.train.text["tgt"]) & set(other.test.text["tgt"])
 
 
 def test_averaged_weights_are_tested_by_beam_search_and_saved(small: Callable[..., Composed], tmp_path: Path) -> None:
@@ -373,7 +375,7 @@ def test_averaged_weights_are_tested_by_beam_search_and_saved(small: Callable[..
 
 
 class FillDisk(Callback):
-    """Makes metrics.csv a file that has no room from the first step on."""
+    """Make metrics.csv a full device from the first step on."""
 
     def on_train_batch_start(self, trainer: Trainer, *rest: Any) -> None:
         path = Path(trainer.default_root_dir) / "metrics.csv"

@@ -32,13 +32,13 @@ from tfm_blocks.tracking.wandb_agents import sweep_file
 from tfm_blocks.training.checkpoints import PreemptedError
 
 ROOT = Path(__file__).parents[2]
-TIMES = ("train/tokens_per_second", "train/waiting")  # which a clock measures anew
+TIMES = ("train/tokens_per_second", "train/waiting")  # measured by a clock, so a resume repeats them with other values
 Values = dict[tuple[int, str], float]
 Small = Callable[..., Composed]
 
 
 def written(run: Path) -> Values:
-    """All values of metrics.csv, by step and key."""
+    """Return all values of metrics.csv by step and key."""
     with (run / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     return {
@@ -50,16 +50,16 @@ def written(run: Path) -> Values:
 
 
 def in_wandb(parts: list[list[dict[str, Any]]]) -> Values:
-    """All values of metrics, none of which is there twice, but for the axis."""
-    found: Values = {}
+    """Return all metrics in W&B, each of which occurs once, except the axis."""
+    values: Values = {}
     for part in parts:
         for record in part:
             for name, value in record.get("history", {}).get("item", {}).items():
                 if name.startswith(("train/", "val/", "test/")):
                     key = (record["history"]["item"]["_step"], name)
-                    assert key not in found or name in ("train/tokens", "train/seconds"), f"{key} is there twice"
-                    found[key] = float(value)
-    return found
+                    assert key not in values or name in ("train/tokens", "train/seconds"), f"{key} is there twice"
+                    values[key] = float(value)
+    return values
 
 
 def of_kind(parts: list[list[dict[str, Any]]], kind: str) -> list[dict[str, Any]]:
@@ -69,13 +69,13 @@ def of_kind(parts: list[list[dict[str, Any]]], kind: str) -> list[dict[str, Any]
 def config_of(part: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the config of the run with later updates."""
     (run,) = of_kind([part], "run")
-    told = [one["update"] for one in of_kind([part], "config") if "update" in one]
-    return {name: value for one in (run["config"]["update"], *told) for name, value in one.items()}
+    updates = [one["update"] for one in of_kind([part], "config") if "update" in one]
+    return {name: value for one in (run["config"]["update"], *updates) for name, value in one.items()}
 
 
 @pytest.fixture
 def stopped_and_resumed(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A run with all loggers that a signal has stopped after step 5, and that has gone on to its end."""
+    """Return a run with all loggers that a signal stopped after step 5 and that then resumed to its end."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -88,17 +88,19 @@ def stopped_and_resumed(small: Small, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.grid
 def test_every_logger_has_every_value_of_metrics_csv_once(stopped_and_resumed: Path) -> None:
-    """And what else a team looks for. One test, since the run takes as long as all that is asked of it."""
+    """Also check everything else that W&B shows, in one test, because the run takes long."""
     run = stopped_and_resumed
     expected = written(run)
     assert {name for _, name in expected} >= set(columns([], []))
     seconds = {place: expected.pop(place) for place in list(expected) if place[1] == "train/seconds"}
     parts = records(run)
-    for found in (in_wandb(parts), in_tensorboard(run), in_mlflow(run)):
-        assert {place for place in found if place in seconds} == seconds.keys()  # of two rows of a step either's
-        numbers = {place: value for place, value in found.items() if place not in seconds}
+    for values in (in_wandb(parts), in_tensorboard(run), in_mlflow(run)):
+        assert {
+            place for place in values if place in seconds
+        } == seconds.keys()  # if a step has two rows, the value of either
+        numbers = {place: value for place, value in values.items() if place not in seconds}
         assert numbers == pytest.approx(expected, rel=1e-6)  # TensorBoard holds float32
-    _expect_told_to_wandb(run, parts)
+    _expect_sent_to_wandb(run, parts)
 
 
 def in_tensorboard(run: Path) -> Values:
@@ -110,9 +112,9 @@ def in_tensorboard(run: Path) -> Values:
         events.Tags()["tensors"]
     )
     assert events.Tags()["images"] == ["attention/1", "attention/2"]
-    found = [((one.step, name), one.value) for name in events.Tags()["scalars"] for one in events.Scalars(name)]
-    assert len(dict(found)) == len(found)
-    return dict(found)
+    scalars = [((one.step, name), one.value) for name in events.Tags()["scalars"] for one in events.Scalars(name)]
+    assert len(dict(scalars)) == len(scalars)
+    return dict(scalars)
 
 
 def in_mlflow(run: Path) -> Values:
@@ -122,17 +124,17 @@ def in_mlflow(run: Path) -> Values:
     (one,) = client.search_runs(["1"])
     assert (one.info.status, one.info.run_name) == ("FINISHED", "run")
     assert one.data.params["heads"] == "2" and one.data.tags["resumed"] == "1"
-    found = [
+    scalars = [
         ((value.step, name), value.value)
         for name in one.data.metrics
         for value in client.get_metric_history(one.info.run_id, name)
     ]
-    assert len(dict(found)) == len(found)
+    assert len(dict(scalars)) == len(scalars)
     assert {file.path for file in client.list_artifacts(one.info.run_id, "samples")} == {"samples/val", "samples/test"}
-    return dict(found)
+    return dict(scalars)
 
 
-def _expect_told_to_wandb(run: Path, parts: list[list[dict[str, Any]]]) -> None:
+def _expect_sent_to_wandb(run: Path, parts: list[list[dict[str, Any]]]) -> None:
     assert [one.get("exit_code", 0) for one in of_kind(parts, "exit")] == [75, 0]
     (alert,) = of_kind(parts, "alert")
     assert (alert["title"], alert["text"]) == ("run was preempted", "the run was stopped by SIGTERM")
@@ -180,7 +182,7 @@ def _expect_facts(run: Path, configs: list[dict[str, Any]]) -> None:
 def test_wandb_has_the_keys_of_the_schema_and_the_weights_only_on_request(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And pictures of the attention of the same two sentences. One test, since the run takes as long as what is asked."""
+    """Also check the attention pictures of two sentences, in one test, because the run takes long."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     begin(small("logger=wandb", "data.val=200"), tmp_path)  # validates after steps 4 and 6
     run = tmp_path / "run"
@@ -189,29 +191,29 @@ def test_wandb_has_the_keys_of_the_schema_and_the_weights_only_on_request(
     for sentence in (1, 2):
         paths = list((run / "wandb").rglob(f"images/attention/{sentence}_*.png"))
         assert len(paths) == 2 and len({Image.open(path).size for path in paths}) == 1
-    assert "sizes do not match" not in caplog.text  # what W&B says where it would show pictures wrongly
+    assert "sizes do not match" not in caplog.text  # W&B's warning before it shows pictures incorrectly
 
 
 def _expect_summaries(run: Path) -> None:
-    """The summary has the value of the schema for each key, and otherwise only media."""
-    found = wandb_summary(run)["summary"]
+    """Check that the summary has the schema's value for each key, and otherwise only media."""
+    summary = wandb_summary(run)["summary"]
     curves: dict[str, list[float]] = {}
     for (_, name), value in sorted(written(run).items()):
         curves.setdefault(name, []).append(value)
     stands = {"min": min, "max": max, "last": lambda values: values[-1]}
     for name, values in curves.items():
         kind = find_key(name).summary
-        shown = found[name] if kind == "last" else found[name][kind]
+        shown = summary[name] if kind == "last" else summary[name][kind]
         assert shown == pytest.approx(stands[kind](values), rel=1e-9), name
     assert len(set(curves["val/loss"])) == 2, "the lowest is one of several"
-    assert {name for name in found if not name.startswith("_")} == curves.keys() | set(MEDIA)
+    assert {name for name in summary if not name.startswith("_")} == curves.keys() | set(MEDIA)
 
 
 @pytest.mark.grid
 def test_a_killed_run_resumes_in_wandb_without_gaps_or_repeated_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values that W&B had not written when it was killed are sent again from metrics.csv."""
+    """Values that W&B had not written before the kill are sent again from metrics.csv."""
     fault = "++model.graph.bad={block: faulty, harm: end, sound: 5, after: src_pos}"
     first = [
         "name=run", fault, "d_model=16", "d_ff=24", "heads=2", "layers=1", "vocab=300", "data.train=200", "data.val=20",
@@ -232,10 +234,10 @@ def test_a_killed_run_resumes_in_wandb_without_gaps_or_repeated_steps(
     go_on(run, "plugins=[faulty]")
     parts = records(run)
     assert len(parts) == 2
-    expected, found = written(run), in_wandb(parts)
-    assert found.keys() == expected.keys()
+    expected, logged = written(run), in_wandb(parts)
+    assert logged.keys() == expected.keys()
     for key, value in expected.items():
-        assert key[1] in TIMES or math.isclose(found[key], value, rel_tol=0)
+        assert key[1] in TIMES or math.isclose(logged[key], value, rel_tol=0)
 
 
 LOST = "++model.graph.lost={block: faulty, harm: lose, sound: 2, after: src_pos}"
@@ -244,7 +246,7 @@ EVERY_STEP = ["plugins=[faulty]", "trainer.steps=4", "trainer.validate_every=4",
 
 @pytest.fixture
 def losing(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Composed]:
-    """A run that in its third step loses the database of MLflow, TensorBoard's folder, and its own config.yaml."""
+    """Compose a run that in its third step loses MLflow's database, TensorBoard's folder and its own config.yaml."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOSE", os.pathsep.join(["mlflow.db", "run/tensorboard", "run/config.yaml"]))
@@ -267,11 +269,11 @@ def test_a_failing_logger_is_reported_once_and_metrics_csv_is_complete(
     parts = records(run)
     assert in_wandb(parts) == pytest.approx(expected), "one that is not lost has all"
     assert [one.get("exit_code", 0) for one in of_kind(parts, "exit")] == [0]
-    told = capsys.readouterr().err.splitlines()
-    lost = [line.removeprefix("warning: ").partition(" (")[0] for line in told]
+    warnings = capsys.readouterr().err.splitlines()
+    lost = [line.removeprefix("warning: ").partition(" (")[0] for line in warnings]
     assert {"W&B lost the weights", "TensorBoard lost metrics", "MLflow lost metrics"} <= set(lost)
     assert "MLflow lost the end of the run" in lost and len(lost) == len(set(lost))
-    assert all(line.endswith("); the run continues, and metrics.csv has every value") for line in told)
+    assert all(line.endswith("); the run continues, and metrics.csv has every value") for line in warnings)
 
 
 @pytest.mark.grid
@@ -318,21 +320,21 @@ def test_a_signal_while_loggers_are_closed_leaves_a_run_done(
 def test_a_run_of_a_wandb_agent_has_the_agents_id_and_values(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """W&B leaves out what we log by a key that a sweep sets, such as the settings of an optimizer that it chooses."""
+    """W&B drops config values under keys that a sweep sets, such as the settings of a swept optimizer."""
     from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
     from wandb.sdk.lib.config_util import save_config_file_from_dict
 
-    asked = [
+    arguments = [
         "model=tiny", "heads=2,4", "optimizer=adamw,adam", "optimizer.eps=1e-9,1e-8", "trainer.steps=1,2", "data.test=null",
         "logger=wandb",
     ]  # fmt: skip
-    told = yaml.safe_load(sweep_file(asked, None, "grid", "val/loss", "project"))["parameters"]
-    chosen = {key: {"value": one["values"][-1] if "values" in one else one["value"]} for key, one in told.items()}
+    parameters = yaml.safe_load(sweep_file(arguments, None, "grid", "val/loss", "project"))["parameters"]
+    chosen = {key: {"value": one["values"][-1] if "values" in one else one["value"]} for key, one in parameters.items()}
     save_config_file_from_dict(str(tmp_path / "of_agent.yaml"), chosen)
     own = {"SWEEP_ID": "of4gent", "RUN_ID": "0123abcd", "SWEEP_PARAM_PATH": str(tmp_path / "of_agent.yaml")}
     for name, value in {**own, "MODE": "offline"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
-    wandb.teardown()  # which has read another environment
+    wandb.teardown()  # its service read another environment
     overrides = create_sweep_command_args({"args": chosen})["args_no_hyphens"]
     composed = small(*overrides, "trainer.validate_sentences=0")
     begin(composed, tmp_path)

@@ -32,9 +32,9 @@ Small = Callable[..., Composed]
 
 @pytest.mark.parametrize(("fp32", "bf16", "faster"), [(30.0, 10.0, "bf16"), (10.0, 30.0, "fp32"), (10.0, 10.0, "fp32")])
 def test_auto_on_a_cpu_is_the_faster_precision_of_the_measurement(fp32: float, bf16: float, faster: str) -> None:
-    found = choose_precision("auto", "cpu", {"fp32": fp32, "bf16": bf16})
-    assert str(found) == f"precision: {faster} (measured on this CPU: fp32 {fp32} ms, bf16 {bf16} ms)"
-    assert found.lightning == {"fp32": "32-true", "bf16": "bf16-mixed"}[faster]
+    precision = choose_precision("auto", "cpu", {"fp32": fp32, "bf16": bf16})
+    assert str(precision) == f"precision: {faster} (measured on this CPU: fp32 {fp32} ms, bf16 {bf16} ms)"
+    assert precision.lightning == {"fp32": "32-true", "bf16": "bf16-mixed"}[faster]
 
 
 def test_auto_without_bf16_instructions_is_fp32() -> None:
@@ -46,8 +46,8 @@ def test_auto_is_bf16_on_cuda_devices_that_support_it(native: bool, monkeypatch:
     """The CUDA device is simulated."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native and not including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an H200")
-    found = choose_precision("auto", "cuda")
-    assert str(found) == f"precision: {'bf16' if native else 'fp32'} (an H200)"
+    precision = choose_precision("auto", "cuda")
+    assert str(precision) == f"precision: {'bf16' if native else 'fp32'} (an H200)"
 
 
 def test_a_requested_precision_is_used_and_logged() -> None:
@@ -57,7 +57,7 @@ def test_a_requested_precision_is_used_and_logged() -> None:
 
 
 def multiply_adds(product: Product) -> float:
-    """Of the linear layers that the product stands for."""
+    """Return the multiply-adds of the linear layers that a measured product represents."""
     x, weight = product.arguments[0][:2]
     return product.count * x.shape[0] * x.shape[1] * weight.numel()
 
@@ -73,9 +73,9 @@ def test_the_measured_products_are_all_linear_layers_of_a_micro_batch(small: Sma
     with FlopCounterMode(display=False) as counter:
         network(**inputs)
     linear = sum(counter.get_flop_counts()["Global"].get(one, 0) for one in (torch.ops.aten.mm, torch.ops.aten.addmm))
-    found = products_of(network, feed, 1)
-    assert sum(multiply_adds(one) for one in found if one.function is F.linear) == pytest.approx(linear / 2)
-    assert {one.function for one in found} == {F.linear, F.scaled_dot_product_attention}
+    products = products_of(network, feed, 1)
+    assert sum(multiply_adds(one) for one in products if one.function is F.linear) == pytest.approx(linear / 2)
+    assert {one.function for one in products} == {F.linear, F.scaled_dot_product_attention}
 
 
 def test_more_layers_take_more_time_and_the_random_state_stays(small: Small) -> None:
@@ -95,7 +95,7 @@ def test_more_layers_take_more_time_and_the_random_state_stays(small: Small) -> 
 def test_run_json_has_the_measurement_and_a_resume_takes_it(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], fp32: float, bf16: float, name: str
 ) -> None:
-    """The figures are replaced in between, as if another machine had begun the run."""
+    """Replace the figures before the resume, as if another machine had started the run."""
     with pytest.raises(PreemptedError):
         begin(small(*stopping(5), "trainer.precision=auto"), tmp_path)
     file = tmp_path / "run" / "run.json"

@@ -33,8 +33,8 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ch
 
 
 def scores(folder: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((folder / "status.json").read_text())["scores"]
-    return found
+    values: dict[str, float] = json.loads((folder / "status.json").read_text())["scores"]
+    return values
 
 
 @pytest.mark.grid  # trains for 150 steps

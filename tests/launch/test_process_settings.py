@@ -21,7 +21,7 @@ NAMES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIV
 
 
 def page_faults(*, kept: bool) -> int:
-    """Pages that a process asks the system for in the last two of five training steps."""
+    """Return the page faults of a process in the last two of five training steps."""
     if kept:
         keep_freed_memory()
     model = tfm.build("tiny", vocab=10_000, layers=1)
@@ -47,13 +47,13 @@ def test_freed_memory_is_reused_without_a_system_call() -> None:
 
 
 def resident() -> int:
-    """Pages in use now: freed memory is returned first. A child has the peak of `getrusage` from its parent."""
+    """Return the pages in use after returning freed memory; `getrusage` of a child starts at its parent's peak."""
     return_freed_memory()
     return int(Path("/proc/self/statm").read_text().split()[1])
 
 
 def growth() -> int:
-    """Pages that this process takes for products in bfloat16 of 400 shapes, once 300 others are known."""
+    """Return the additional pages for bfloat16 products of 400 shapes after 300 other shapes."""
     weight_FD, begin = torch.ones(512, 128, dtype=torch.bfloat16), 0
     for rows in range(1000, 1700):
         if rows == 1300:
@@ -62,9 +62,9 @@ def growth() -> int:
     return resident() - begin
 
 
-def with_caches(code: str, **given: str) -> str:
-    """Return the output of `code` in a new process whose environment has only the cache sizes `given`."""
-    environment = {name: value for name, value in os.environ.items() if name not in NAMES} | given
+def with_caches(code: str, **sizes: str) -> str:
+    """Return the output of `code` in a new process whose environment has only these cache sizes."""
+    environment = {name: value for name, value in os.environ.items() if name not in NAMES} | sizes
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
     return done.stdout.splitlines()[-1]
@@ -80,7 +80,7 @@ def test_new_shapes_of_products_cost_no_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sizes"),
+    ("variables", "sizes"),
     [
         ({}, ["128", "128", None]),
         ({"LRU_CACHE_CAPACITY": "7"}, ["7", "128", None]),
@@ -88,12 +88,12 @@ def test_new_shapes_of_products_cost_no_memory() -> None:
     ],
 )
 def test_settings_of_the_environment_are_kept(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], sizes: list[str | None]
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sizes: list[str | None]
 ) -> None:
     for name in NAMES:
         monkeypatch.setenv(name, "", prepend=None)
         monkeypatch.delenv(name)
-    for name, value in given.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     set_library_defaults()
     assert [os.environ.get(name) for name in NAMES] == sizes

@@ -30,7 +30,7 @@ SHARDED = "trainer.strategy=fsdp2"
 
 
 @pytest.mark.parametrize(
-    ("asked", "workers", "pinned"),
+    ("overrides", "workers", "pinned"),
     [
         (["trainer.accelerator=cuda"], 2, True),
         (["trainer.accelerator=cuda", "trainer.workers=0"], 0, True),
@@ -38,16 +38,16 @@ SHARDED = "trainer.strategy=fsdp2"
     ],
 )
 def test_batches_for_an_accelerator_are_pinned_and_made_by_workers(
-    small: Callable[..., Composed], asked: list[str], workers: int, pinned: bool
+    small: Callable[..., Composed], overrides: list[str], workers: int, pinned: bool
 ) -> None:
-    module, made = make(small(*asked))
+    module, made = make(small(*overrides))
     data = _data(Ranks(), feed_of(made), made.prepared, module.settings)
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
         assert (loader.num_workers, loader.pin_memory) == (workers, pinned)
 
 
 def trial_of(composed: Composed) -> MemoryCheck:
-    """The memory check that the first rank of this run makes."""
+    """Return the memory check of the first rank of this run."""
     module, data = make(composed)
     devices = module.settings.trainer.devices
     return build_memory_check(
@@ -96,7 +96,7 @@ def test_fsdp2_reduces_gradients_outside_layers_after_the_backward_pass(
 def check_within(room: int, overrides: list[str]) -> None:
     """Entry point of a process: print the result of the memory check when `room` more bytes can be mapped."""
     tried = trial_of(composed_small(Path(os.environ["FOLDER"]), pytest.MonkeyPatch())(*overrides))
-    tried._try([next(worst(tried.planned_corpus, 1, Ranks(63, 64)))])  # what a first backward pass maps
+    tried._try([next(worst(tried.planned_corpus, 1, Ranks(63, 64)))])  # mapped by a first backward pass
     (mapped,) = [
         line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")
     ]

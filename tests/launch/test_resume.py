@@ -1,4 +1,4 @@
-"""A run that is stopped, or killed, goes on as if nothing had been."""
+"""A stopped or killed run resumes as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Small = Callable[..., Composed]
 
 @pytest.fixture(autouse=True)
 def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Those of the command, with the plug-in that sends signals."""
+    """Install the command's signal handlers, and load the plug-in that sends signals."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
     load_plugins(["faulty"])
     before = {number: signal.getsignal(number) for number in STOPS}
@@ -61,7 +61,7 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def stopping(every: int) -> list[str]:
-    """Overrides by which each part of a run gets a signal in its step number `every`; its weights do not change."""
+    """Return overrides that send each part of a run a signal in its step `every` and do not change the weights."""
     block = f"{{block: faulty, harm: stop, sound: {every - 1}, after: src_pos}}"
     return ["plugins=[faulty]", f"++model.graph.stops={block}", *TRAINED]
 
@@ -72,7 +72,7 @@ def begin(composed: Composed, root: Path, callbacks: Sequence[Callback] = ()) ->
 
 
 def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Path:
-    """`python train.py resume=RUN …`, in this process."""
+    """Run `python train.py resume=RUN …` in this process."""
     exit_on_signals()
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
         config: Any = compose("train", [f"resume={run}", *overrides], return_hydra_config=True)
@@ -82,7 +82,7 @@ def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Pat
 
 
 def to_the_end(run: Path, *overrides: str) -> list[int]:
-    """Resumes until the run is done; the steps after which it was stopped."""
+    """Resume until the run is done; return the steps after which it was stopped."""
     stops = []
     while state(run) != "done":
         stops.append(list_checkpoints(run / "checkpoints")[0].step)
@@ -98,7 +98,7 @@ def state(run: Path) -> str:
 
 
 def last_weights(run: Path) -> dict[str, Tensor]:
-    """After the last step, not the best."""
+    """Return the weights after the last step, not the best ones."""
     return load_file(step_files(run / "checkpoints")[-1])
 
 
@@ -106,13 +106,13 @@ TIMES = ("train/tokens_per_second", "train/waiting", "train/seconds")
 
 
 def rows(run: Path) -> list[dict[str, str]]:
-    """Without what a clock has measured."""
+    """Return the rows without values that a clock measures."""
     with (run / "metrics.csv").open(newline="") as file:
         return [{name: value for name, value in row.items() if name not in TIMES} for row in csv.DictReader(file)]
 
 
 def expect_same(run: Path, other: Path) -> None:
-    """All that a run leaves is what the other left, bit by bit."""
+    """Check that all files of two runs are bit-identical."""
     for read in (last_weights, lambda run: load_file(run / "weights.safetensors")):
         one, two = read(run), read(other)
         assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
@@ -126,7 +126,7 @@ def expect_same(run: Path, other: Path) -> None:
     [(3,), pytest.param((1, 5), marks=pytest.mark.grid), pytest.param(range(1, STEPS + 1), marks=pytest.mark.slow)],
 )
 def test_a_run_stopped_at_any_step_ends_bit_equal(small: Small, tmp_path: Path, parts: Sequence[int]) -> None:
-    """The run of parts of one step is stopped after each of its steps, the last one too. It keeps a moving average."""
+    """A run with parts of one step is stopped after every step, including the last. It keeps a moving average."""
     average = "trainer.ema=0.9"
     begin(small(*stopping(1000), average), tmp_path)
     for number, every in enumerate(parts, 2):
@@ -142,7 +142,7 @@ def test_a_run_stopped_at_any_step_ends_bit_equal(small: Small, tmp_path: Path, 
 
 @pytest.mark.grid
 def test_a_resumed_run_repeats_an_interrupted_validation(small: Small, tmp_path: Path) -> None:
-    """Also the last one, which no step comes after."""
+    """This includes the last validation, which no step follows."""
     left = sys.modules["faulty"].left
     leave = [
         "plugins=[faulty]",
@@ -192,7 +192,7 @@ def test_a_model_with_numbers_as_keys_resumes(small: Small, tmp_path: Path) -> N
 
 @pytest.mark.grid
 def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_step(small: Small, tmp_path: Path) -> None:
-    """Also with workers that prefetch batches."""
+    """This includes workers that prefetch batches."""
     begin(small("trainer.devices=2", *stopping(1000)), tmp_path)
     with pytest.raises(PreemptedError, match="stopped by SIGTERM"):
         begin(small("trainer.devices=2", "trainer.workers=2", *stopping(5)), tmp_path)
@@ -208,7 +208,9 @@ def test_other_devices_and_another_cap_on_a_batch_continue_the_same_plan(small: 
     to_the_end(tmp_path / "run-2", "trainer.devices=2", "data.batch_tokens=150")
     one, other = (last_weights(tmp_path / name) for name in ("run", "run-2"))
     for name in one:
-        if "kv.bias" not in name:  # softmax cancels keys' biases: their gradient is rounding noise, which Adam enlarges
+        if (
+            "kv.bias" not in name
+        ):  # softmax cancels keys' biases: their gradient is rounding noise, which Adam amplifies
             torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
 
 
@@ -242,7 +244,7 @@ def test_fsdp2_resumes_with_other_processes_and_another_strategy(small: Small, t
 def test_a_requeued_slurm_job_resumes_the_run_of_its_command(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is one process, and has been preempted; another job begins a run of its own."""
+    """The job is one process and was preempted; another job starts its own run."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     with pytest.raises(PreemptedError):
         begin(small(*stopping(5)), tmp_path)
@@ -279,11 +281,11 @@ REFUSED = [
 
 def test_resuming_another_experiment_or_a_finished_run_is_refused(small: Small, tmp_path: Path) -> None:
     begin(small(), tmp_path)
-    for overrides, address, told in REFUSED:
+    for overrides, address, message in REFUSED:
         with pytest.raises(ConfigError) as caught:
             go_on(tmp_path / "run", *overrides)
         assert any(problem.address == address for problem in caught.value.problems)
-        assert told in str(caught.value) and "help: " in str(caught.value)
+        assert message in str(caught.value) and "help: " in str(caught.value)
         assert state(tmp_path / "run") == "done"
 
 
@@ -365,7 +367,7 @@ def test_a_checkpoint_is_written_after_the_configured_time(small: Small, tmp_pat
 
 @pytest.fixture
 def little_disk(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder on a disk of 1 MB, and what it says when it is full; without root, files of at most 100 kB."""
+    """Return a folder on a disk of 1 MB and the error of a full disk; without root, files are limited to 100 kB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)]
@@ -379,9 +381,9 @@ def little_disk(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 def test_a_full_disk_ends_the_run_with_a_sentence_and_its_files_load(
     tmp_path: Path, little_disk: tuple[Path, str]
 ) -> None:
-    disk, told = little_disk
+    disk, reason = little_disk
     code = "import resource, sys; " + "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); " * (
-        told[0] == "F"
+        reason[0] == "F"
     )
     code += f"sys.argv[0] = {str(ROOT / 'train.py')!r}; from tfm_blocks.cli.train import train; "
     code += "sys.exit(train(sys.argv[1:], program='python train.py', command=[]))"
@@ -391,9 +393,9 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_its_files_load(
     assert done.returncode == 1, done.stderr
     first, *rest = done.stderr.strip().splitlines()
     assert first == "resume: python train.py resume=runs/run"
-    assert rest[0].startswith("error: ") and f"cannot be written: {told}" in rest[0] and len(rest) == 2
-    assert state(disk / "runs" / "run") in ("failed", "running")  # where not even the new status finds room
-    if told[0] == "N":
+    assert rest[0].startswith("error: ") and f"cannot be written: {reason}" in rest[0] and len(rest) == 2
+    assert state(disk / "runs" / "run") in ("failed", "running")  # if not even the new status fits on the disk
+    if reason[0] == "N":
         assert newest_intact(disk / "runs" / "run" / "checkpoints") is not None
 
 
@@ -419,12 +421,12 @@ def outside(folder: Path) -> dict[str, Any]:
     ],
 )
 def test_a_run_killed_at_random_moments_ends_bit_equal(tmp_path: Path, kills: int, devices: int) -> None:
-    """Resume with the command in status.json. All processes are killed, or only the parent."""
+    """Kill all processes or only the parent, and resume with the command in status.json."""
     train_py = [sys.executable, str(ROOT / "train.py")]
-    asked = [*SMALL[1:], f"trainer.steps={30 * kills}", f"trainer.devices={devices}"]  # a kill takes up to 20 steps
-    run_python([*train_py[1:], *asked, "name=run"], **outside(tmp_path)).check_returncode()
+    overrides = [*SMALL[1:], f"trainer.steps={30 * kills}", f"trainer.devices={devices}"]  # a kill takes up to 20 steps
+    run_python([*train_py[1:], *overrides, "name=run"], **outside(tmp_path)).check_returncode()
     whole, run = tmp_path / "runs" / "run", tmp_path / "runs" / "killed"
-    command = [*train_py, *asked, "name=killed"]
+    command = [*train_py, *overrides, "name=killed"]
     for number in range(kills):
         with subprocess.Popen(command, **outside(tmp_path), start_new_session=True) as process:
             before = newest(run)
@@ -441,8 +443,8 @@ def test_a_run_killed_at_random_moments_ends_bit_equal(tmp_path: Path, kills: in
 
 
 def newest(run: Path) -> int:
-    found = list_checkpoints(run / "checkpoints")
-    return found[0].step if found else -1
+    checkpoints = list_checkpoints(run / "checkpoints")
+    return checkpoints[0].step if checkpoints else -1
 
 
 def test_other_failures_print_the_resume_command_too(

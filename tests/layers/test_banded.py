@@ -25,7 +25,7 @@ def kept(length: int, *lengths: int) -> Tensor:
 
 
 def allowed_pairs(keep_BT: Tensor, r: int, causal: bool) -> Tensor:
-    """The whole n × n mask, by the definition: B1TS."""
+    """Return the whole n × n mask by definition: B1TS."""
     T = keep_BT.shape[1]
     distance_TS = torch.arange(T) - torch.arange(T)[:, None]
     first, last = (-(r - 1), 0) if causal else (-(r // 2), (r - 1) // 2)
@@ -93,7 +93,7 @@ def test_dropout_drops_weights_and_keeps_their_mean() -> None:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest storage that any operation returns."""
+    """Record the number of elements of the largest storage that any operation returns."""
 
     elements = 0
 

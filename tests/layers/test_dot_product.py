@@ -1,4 +1,4 @@
-"""Attention in bfloat16 with a float32 bias, whose least number bfloat16 cannot represent, and attention of few queries."""
+"""Attention in bfloat16 with a float32 bias whose lowest value bfloat16 cannot represent, and attention of few queries."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def q_k_v():
 
 
 def hidden():
-    """The first sequence is padding alone."""
+    """Return a mask whose first sequence is only padding."""
     keep_BS = torch.arange(S).expand(B, S) < torch.tensor([[0], [3]])
     return AttentionMask(keep_BS[:, None, None], bias=torch.randn(1, H, T, S) - 2)
 
@@ -42,7 +42,7 @@ def test_bfloat16_attention_to_padding_alone_weighs_all_keys_alike():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that an operator returns."""
+    """Record the number of elements of the largest tensor that an operator returns."""
 
     elements = 0
 

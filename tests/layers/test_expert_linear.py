@@ -31,7 +31,7 @@ def test_gradients_equal_finite_differences_and_an_expert_without_rows_gets_0():
 
 
 def test_grouped_products_equal_the_loop():
-    """They run on CUDA alone, and here on the processor, in bf16, of rows of 16 bytes; one operand is not contiguous."""
+    """The kernel is for CUDA; this test runs it on the CPU, in bf16, with rows of 16 bytes and a non-contiguous operand."""
     x_RI, weight_EOI, y_OR = (random(*sizes).bfloat16() for sizes in ((12, 8), (E, 16, 8), (16, 12)))
     for weight in (weight_EOI, weight_EOI.mT.contiguous().mT):
         torch.testing.assert_close(_grouped(x_RI, weight, ENDS), grouped_product(x_RI, weight, ENDS))

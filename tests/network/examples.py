@@ -1,4 +1,4 @@
-"""Every shipped and test model, small, with inputs that fit it."""
+"""Every shipped and test model in a small size, with fitting inputs."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tfm_blocks.language.spec import TARGET, Axis
 TESTS = sorted((Path(__file__).parents[1] / "models").glob("*.yaml"))
 SHIPPED = sorted((CONF / "model").glob("*.yaml"))
 ALL = [*TESTS, *SHIPPED]
-# One model of each structure; the other models differ in a block, which tests/blocks/test_contract.py tries by itself.
+# One model of each structure; the others differ in a block, which tests/blocks/test_contract.py tests separately.
 DEFAULT = {
     "conv", "decoder_only", "encoder_only", "gated_delta_rule", "grouped", "latent", "mla", "moe", "prefix", "prenorm", "recurrent", "sink",
     "switch", "transparent", "two_sources", "universal", "vectors",
@@ -26,7 +26,7 @@ def name(path):
 
 
 def each(paths, default=DEFAULT):
-    """Parametrize by the models; those that are not in `default` are tested in CI alone."""
+    """Parametrize by the models; models outside `default` run only in CI."""
     marks = {path: [] if path.stem in default else [pytest.mark.grid] for path in paths}
     return pytest.mark.parametrize("path", [pytest.param(path, marks=marks[path], id=path.stem) for path in paths])
 
@@ -38,17 +38,17 @@ def build(path, seed=1, **knobs):
 
 
 def inputs_of(network, seed=0, **lengths):
-    """Ids from 4 on, vectors from a normal distribution; each axis has a length of its own."""
+    """Return random ids from 4 on and normally distributed vectors; each axis has a different length."""
     generator = torch.Generator().manual_seed(seed)
     sizes = {**LENGTHS, **lengths}
-    found = {}
+    inputs = {}
     for one in network.spec.inputs:
         shape = [sizes.get(axis.name, 7) if isinstance(axis, Axis) else axis for axis in one.shape]
         if one.tokens:
-            found[one.name] = torch.randint(4, VOCAB, shape, generator=generator)
+            inputs[one.name] = torch.randint(4, VOCAB, shape, generator=generator)
         else:
-            found[one.name] = torch.randn(shape, generator=generator)
-    return found
+            inputs[one.name] = torch.randn(shape, generator=generator)
+    return inputs
 
 
 def sources_of(inputs):

@@ -27,11 +27,11 @@ PLAIN = [
     {"block": "relu"},
 ]
 
-GROWING = ("counted", "squared_relu")  # six on top of each other leave the range of float32
+GROWING = ("counted", "squared_relu")  # six stacked layers overflow float32
 
 
 def mixes_nothing_else(case):
-    """Reads vectors by its first port alone and gives as wide ones."""
+    """Return True if a block reads vectors by its first port only and returns vectors of the same width."""
     info, (first, *_) = case.info, case.info.signature.ports
     plain = len(first.axes) == 3 and not first.many and not first.ids and info.signature.output == first.axes
     hosts_a_part = any(isinstance(value, dict) for value in case.arguments.values())
@@ -42,7 +42,7 @@ OTHERS = [case for case in CASES if mixes_nothing_else(case)]
 
 
 class Writer:
-    """Draws one model. `memories` are names of stacks on the side of the sources that a decoder can read."""
+    """Draw one model. `memories` are names of encoder stacks that a decoder can read."""
 
     def __init__(self, draw):
         self.draw = draw
@@ -86,7 +86,7 @@ class Writer:
         return self.side(graph, name, first, [])
 
     def side(self, graph, name, first, memories):
-        """Embeddings, positions and a stack or two; returns the name of the last node and how many layers it has."""
+        """Write embeddings, positions and one or two stacks; return the name of the last node and its number of layers."""
         graph[f"{name}_emb"] = first
         if self.often():
             graph[f"{name}_pos"] = self.one(PLAIN[2:5])
@@ -128,7 +128,7 @@ class Writer:
         return node
 
     def _other(self, graph, decodes, memories, depth):
-        """Any registered block of one input; of those with a mask, the causal one where it decodes."""
+        """Return a registered block of one input, causal if it has a mask and decodes."""
         case = self.one(OTHERS)
         masks = {one.name: "causal" for one in case.info.arguments.values() if "causal" in one.kind.options}
         return {"block": case.info.name, **case.arguments, **(masks if decodes else {})}
@@ -140,7 +140,7 @@ class Writer:
         return dict(self.one(PLAIN))
 
     def _cross(self, graph, decodes, memories, depth):
-        """Attention to a stack of the sources: its output, a layer, or a mix of all."""
+        """Return attention to an encoder stack: its output, a layer, or a weighted sum of all layers."""
         name, layers = self.one(memories)
         index = self.one(["0", "-1", str(layers - 1), f"(i%{layers})", f"({layers}-1-i%{layers})"])
         mixed = {"block": "weighted_sum", "in": f"{name}.*"}

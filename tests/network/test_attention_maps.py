@@ -1,4 +1,4 @@
-"""Which nodes look at what."""
+"""Attention maps: nodes, axes and weights."""
 
 import torch
 

@@ -45,7 +45,7 @@ def test_losses_are_given_by_address_and_the_network_still_decodes():
 @pytest.mark.parametrize("block", ["attention", "restricted_attention"])
 @torch.no_grad()
 def test_padding_within_sequences_laid_end_to_end_is_not_looked_at(block, mask):
-    """A short first sequence is padded in the middle of the joined one; what follows is as if it were alone."""
+    """A short first sequence leaves padding in the middle of the joined one; the second gives the output that it gives alone."""
     attend = (
         {"block": block, "mask": mask, "r": 40} if block == "restricted_attention" else {"block": block, "mask": mask}
     )
@@ -110,7 +110,7 @@ def test_keep_masks_of_the_caller_replace_id_0_as_padding():
 
 @torch.no_grad()
 def test_padding_that_the_caller_names_may_come_first():
-    """Causal attention cannot take it for granted that padding comes last."""
+    """Causal attention cannot assume that padding comes last."""
     graph = {"emb": {**EMBED, "in": "tgt"}, "self": CAUSAL, "logits": {"block": "unembed"}}
     net, tgt_BT = network({"tgt": "B T"}, graph), ids(3, 5)
     left_BT = F.pad(tgt_BT, (3, 0), value=5)
@@ -152,7 +152,7 @@ def test_a_head_whose_inner_node_is_read_elsewhere_begins_after_it():
 
 @torch.no_grad()
 def test_a_model_of_an_embedding_and_a_head_decodes():
-    """The head takes vectors: an embedding is not of it, though it is position-wise."""
+    """The head takes vectors, so it excludes an embedding, although that is position-wise."""
     net, tgt_BT = network({"tgt": "B T"}, {"emb": {**EMBED, "in": "tgt"}, "logits": {"block": "unembed"}}), ids(3, 5)
     decoding = incremental.start(net, {}, 5, sentences=3)
     for position in range(5):
@@ -162,7 +162,7 @@ def test_a_model_of_an_embedding_and_a_head_decodes():
 
 @torch.no_grad()
 def test_a_sum_of_one_tensor_at_the_end_is_that_tensor():
-    """A port of several tensors gets a list, in the head too."""
+    """A port of several tensors gets a list, also in the head."""
     for block in ("sum", "mean", "weighted_sum"):
         net, src_BS = (
             network({"src": "B S"}, {"emb": {**EMBED, "in": "src"}, "out": {"block": block, "in": ["emb"]}}),

@@ -1,4 +1,4 @@
-"""The network: numbers of parameters, masks, trunk and head, compilation."""
+"""The network: parameter counts, masks, trunk and head, compilation."""
 
 import pytest
 import torch

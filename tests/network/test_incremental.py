@@ -1,4 +1,4 @@
-"""Token by token equals the whole forward."""
+"""Decoding token by token equals the whole forward."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Starting values depend on (seed, address) alone."""
+"""Initial values depend only on (seed, address)."""
 
 import math
 

@@ -20,21 +20,21 @@ def test_a_variant_is_written_in_a_few_lines(path):
     assert len(lines) <= LONGEST
 
 
-@each(TESTS)  # of the shipped ones, test_shipped_models.py asks more
+@each(TESTS)  # test_shipped_models.py tests further properties of the shipped ones
 def test_training_lowers_the_loss_and_reaches_every_parameter(path):
     network = build(path)
     inputs = inputs_of(network)
     labels = torch.randint(4, 30, network(**inputs).shape[:2], generator=torch.Generator().manual_seed(1))
     optimizer = torch.optim.Adam(network.parameters(), 3e-3)
-    found = []
+    losses = []
     for _ in range(20):
         loss = F.cross_entropy(network(**inputs).flatten(0, 1), labels.flatten())
         optimizer.zero_grad()
         loss.backward()
         assert all(parameter.grad is not None for parameter in network.parameters())
         optimizer.step()
-        found.append(loss.item())
-    assert found[-1] < 0.9 * found[0]
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
 
 
 @models
@@ -102,8 +102,8 @@ def test_padding_leaves_the_outputs_of_real_positions_unchanged(path):
         padded[key] = F.pad(value, padding)
         if value.ndim > 2:
             keep[key] = torch.arange(padded[key].shape[1]).expand(3, -1) < value.shape[1]
-    found = network(keep=keep, **padded)[:, : alone.shape[1]]
-    torch.testing.assert_close(alone, found, rtol=1e-4, atol=1e-5)
+    logits = network(keep=keep, **padded)[:, : alone.shape[1]]
+    torch.testing.assert_close(alone, logits, rtol=1e-4, atol=1e-5)
 
 
 @models

@@ -1,4 +1,4 @@
-"""Packed and quantised weights against torch's product by the weights as they are."""
+"""Packed and quantised weights against torch's products with the original weights."""
 
 import os
 import platform
@@ -26,7 +26,7 @@ on_x86 = pytest.mark.skipif(
 
 @pytest.fixture
 def network():
-    """Every map has at least 65,536 weights, except the last, which has 51,200."""
+    """Return a network whose maps have at least 65,536 weights, except the last with 51,200."""
     return tfm.build("tiny", layers=1, d_model=256, vocab=200).eval()
 
 
@@ -52,9 +52,9 @@ def test_larger_maps_are_packed_and_only_within(network):
 def test_packed_products_equal_plain_ones(network):
     plain = network(src=SRC, tgt=TGT)
     with packed(network):
-        found = network(src=SRC, tgt=TGT)
-    assert not torch.equal(found, plain)  # they were other products
-    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
+        logits = network(src=SRC, tgt=TGT)
+    assert not torch.equal(logits, plain)  # the kernels differ, so a few bits do
+    torch.testing.assert_close(logits, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_is_packed_in_lower_precision(network):
@@ -76,7 +76,7 @@ def test_each_search_reads_the_weights_of_its_time(network):
 
 
 def rounded_product(x_NI, weight_OI, bias_O):
-    """The product of int8 values with a scale per row of both factors, computed in float64."""
+    """Return the product of int8 values with a scale per row of both factors, computed in float64."""
     x_scale_N1 = x_NI.abs().amax(1, keepdim=True) / packed_product.activation_levels()
     scale_O1 = weight_OI.abs().amax(1, keepdim=True) / 127
     whole = (x_NI / x_scale_N1).round().double() @ (weight_OI / scale_O1).round().double().mT

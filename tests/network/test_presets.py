@@ -11,7 +11,7 @@ B, N, D = 3, 5, 8
 
 
 def one_layer(add_norm, **args):
-    """A stack of one layer of one feed-forward network, on vectors."""
+    """Return a stack of one layer with one feed-forward network, on vectors."""
     stack = {"in": "x", "repeat": 1, "layer": {"ffn": {"block": "ffn"}}}
     return network({"x": f"B N {D}"}, {"stack": stack}, add_norm=add_norm, **args)
 
@@ -145,7 +145,7 @@ def test_deepnorm_counts_the_layers_of_both_sides_and_scales_the_residual():
 
 
 def test_deepnorm_shrinks_the_weights_that_the_residual_passes_through():
-    """The values and the output of attention, and the feed-forward network: section 4 of Wang et al. 2022."""
+    """These are the value and output maps of attention and the feed-forward network: section 4 of Wang et al. 2022."""
     one, plain = (dict(deep(add_norm=add_norm).named_parameters()) for add_norm in ("deepnorm", "post"))
     beta = {"encoder": 0.87 * (3**4 * 2) ** (-1 / 16), "decoder": 24**-0.25}
     for name, parameter in one.items():

@@ -26,13 +26,13 @@ def _plugged():
 
 
 def inputs_of(network, **lengths):
-    generator, sizes, found = torch.Generator().manual_seed(0), {**LENGTHS, **lengths}, {}
+    generator, sizes, inputs = torch.Generator().manual_seed(0), {**LENGTHS, **lengths}, {}
     for one in network.spec.inputs:
         shape = [sizes[axis.name] if isinstance(axis, Axis) else axis for axis in one.shape]
         highest = 3 if one.name == "seg" else 11
         ids = torch.randint(1, highest, shape, generator=generator)
-        found[one.name] = ids if one.tokens else torch.randn(shape, generator=generator)
-    return found
+        inputs[one.name] = ids if one.tokens else torch.randn(shape, generator=generator)
+    return inputs
 
 
 def sources_of(inputs):
@@ -47,7 +47,7 @@ def learns(network, inputs):
 
 
 def decodes(network, inputs, first):
-    """Token by token after `first` tokens at once, then in a beam of 2 whose hypotheses change places."""
+    """Decode token by token after a prefill of `first` tokens, then in a beam of 2 whose hypotheses are reordered."""
     whole_BTV, tgt_BT, sources = network(**inputs), inputs[TARGET], sources_of(inputs)
     decoding = incremental.start(network, sources, 6, sentences=3)
     if first:
@@ -84,10 +84,10 @@ def ignores_padding(network, inputs):
         else:
             padded[name] = F.pad(value, (0, 0, 0, 3), value=50.0)
             keep[name] = torch.arange(value.shape[1] + 3).expand(3, -1) < value.shape[1]
-    found = network(keep=keep, **padded)
-    assert found.isfinite().all()
+    outputs = network(keep=keep, **padded)
+    assert outputs.isfinite().all()
     whole = network(**inputs)
-    torch.testing.assert_close(found[:, : whole.shape[1]], whole, **CLOSE)
+    torch.testing.assert_close(outputs[:, : whole.shape[1]], whole, **CLOSE)
 
 
 def promise(model, first):

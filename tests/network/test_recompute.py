@@ -16,7 +16,7 @@ KNOBS = {"layers": 3, "d_model": 16, "d_ff": 24, "heads": 2, "vocab": 40, "dropo
 
 @contextmanager
 def counting(kept: list[int]) -> Iterator[None]:
-    """Adds up the bytes that are kept for the backward pass."""
+    """Sum the bytes that are kept for the backward pass."""
 
     def keep(tensor: Tensor) -> Tensor:
         kept.append(tensor.nbytes)

@@ -21,7 +21,7 @@ shipped = pytest.mark.parametrize("path", SHIPPED, ids=name)
 
 
 def composed(model, *overrides):
-    """The spec of a model with any of its keys changed."""
+    """Return the spec of a model with overrides."""
     config = compose_model(model, list(overrides))
     return check_model(config.model, config.sources)
 
@@ -63,7 +63,7 @@ def test_it_learns_one_batch_by_heart(path):
 def test_restricted_attention_with_room_for_all_is_base():
     sizes = {"layers": 2, "d_model": 16, "d_ff": 24, "heads": 2, "vocab": 30}
     base, restricted = (
-        tfm.build(one, **sizes, **more).eval() for one, more in (("base", {}), ("restricted", {"r": 14}))
+        tfm.build(one, **sizes, **options).eval() for one, options in (("base", {}), ("restricted", {"r": 14}))
     )
     torch.testing.assert_close(restricted(**inputs_of(base)), base(**inputs_of(base)))
 

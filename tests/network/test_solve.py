@@ -1,4 +1,4 @@
-"""`tfm solve`: the values it finds are those of an exhaustive search, and their command line has the cost it states."""
+"""`tfm solve`: its values equal those of an exhaustive search, and its command line has the stated cost."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ def composed(model, *overrides):
 
 
 def cost(model, overrides, budget):
-    """The cost of a model that the whole check accepts, or None."""
+    """Return the cost of a model that the check accepts, or None."""
     config = composed(model, *overrides)
     try:
         return budget.measure(check_model(config.model, config.sources))
@@ -32,19 +32,19 @@ def cost(model, overrides, budget):
 
 @pytest.mark.parametrize("requested", [30_000, 55_555])
 def test_one_knob_gets_the_value_whose_neighbours_are_further_from_the_budget(requested):
-    found = solve(composed("tiny", *SMALL), ["d_ff"], PARAMETERS, requested, 1)
-    overrides, value = [text for text in SMALL if not text.startswith("d_ff")], found.values["d_ff"]
+    solution = solve(composed("tiny", *SMALL), ["d_ff"], PARAMETERS, requested, 1)
+    overrides, value = [text for text in SMALL if not text.startswith("d_ff")], solution.values["d_ff"]
     costs = [cost("tiny", [*overrides, f"d_ff={one}"], PARAMETERS) for one in (value - 1, value, value + 1)]
-    assert costs == sorted(costs) and found.reached == costs[1]
+    assert costs == sorted(costs) and solution.reached == costs[1]
     assert min(costs, key=lambda one: abs(one - requested)) == costs[1]
 
 
 def test_a_width_that_the_heads_must_divide_is_searched_among_the_widths_that_the_check_accepts():
-    found = solve(composed("tiny", *SMALL), ["d_model"], PARAMETERS, 61_000, 1)
+    solution = solve(composed("tiny", *SMALL), ["d_model"], PARAMETERS, 61_000, 1)
     costs = {width: cost("tiny", [*SMALL[1:], f"d_model={width}"], PARAMETERS) for width in range(36, 53)}
     accepted = [width for width, one in costs.items() if one]
     assert accepted == [36, 40, 44, 48, 52] and costs[36] < 61_000 < costs[52]
-    assert found.values["d_model"] == min(accepted, key=lambda width: abs(costs[width] - 61_000))
+    assert solution.values["d_model"] == min(accepted, key=lambda width: abs(costs[width] - 61_000))
 
 
 def test_several_knobs_keep_their_ratio_and_meet_a_budget_that_the_coarse_one_cannot():
@@ -59,10 +59,10 @@ def test_several_knobs_keep_their_ratio_and_meet_a_budget_that_the_coarse_one_ca
 
 def test_values_that_share_a_cost_are_a_step_and_not_the_end_of_the_search():
     requested = measure_cost(composed("tiny", *SMALL), PARAMETERS)
-    found = solve(composed("swiglu", *SMALL), ["d_ff"], PARAMETERS, requested, 1)
+    solution = solve(composed("swiglu", *SMALL), ["d_ff"], PARAMETERS, requested, 1)
     costs = [cost("swiglu", [*SMALL[:1], f"d_ff={width}", *SMALL[2:]], PARAMETERS) for width in range(45, 57)]
     assert len(set(costs)) < len(costs), "swiglu has an inner width of 2 * d_ff // 3"
-    assert abs(found.reached - requested) == min(abs(one - requested) for one in costs)
+    assert abs(solution.reached - requested) == min(abs(one - requested) for one in costs)
 
 
 def test_values_that_meet_the_budget_already_stay():
@@ -73,7 +73,7 @@ def test_values_that_meet_the_budget_already_stay():
 
 
 @pytest.mark.parametrize(
-    ("knobs", "requested", "told"),
+    ("knobs", "requested", "message"),
     [
         (["heads"], 50_000, r"heads: the parameters do not grow with this knob"),
         (["layers"], 30_000, r"layers: no value comes within 0\.50% of 30,000 parameters: layers=\d+ gives [\d,]+ \("),
@@ -86,23 +86,23 @@ def test_values_that_meet_the_budget_already_stay():
         (["dropout"], 30_000, r"dropout: must be a knob .* above 0, but is 0\.1"),
     ],
 )
-def test_a_budget_that_no_value_meets_is_refused_with_the_nearest_values(knobs, requested, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_budget_that_no_value_meets_is_refused_with_the_nearest_values(knobs, requested, message):
+    with pytest.raises(ConfigError, match=message):
         solve(composed("tiny", *SMALL), knobs, PARAMETERS, requested, 0.005)
 
 
 def test_the_printed_command_line_has_the_printed_cost(capsys):
     main(["solve", "swiglu", "d_ff", *SMALL[:1], *SMALL[2:], "--like", "base", *SMALL, "--multiply-adds", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    program, *overrides = shlex.split(found["command"])[1:]
+    report = json.loads(capsys.readouterr().out)
+    program, *overrides = shlex.split(report["command"])[1:]
     assert (program, overrides[0]) == ("train.py", "model=swiglu")
-    assert found["requested"] == cost("base", SMALL, BUDGETS["multiply_adds"])
-    assert found["reached"] == cost("swiglu", overrides[1:], BUDGETS["multiply_adds"])
-    assert found["reached"] == pytest.approx(found["requested"], rel=0.01)
+    assert report["requested"] == cost("base", SMALL, BUDGETS["multiply_adds"])
+    assert report["reached"] == cost("swiglu", overrides[1:], BUDGETS["multiply_adds"])
+    assert report["reached"] == pytest.approx(report["requested"], rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--like", "base"], "one of the arguments --parameters --multiply-adds --decode-state is required"),
         (["--parameters"], "error: --like: the budget needs a reference model"),
@@ -111,10 +111,10 @@ def test_the_printed_command_line_has_the_printed_cost(capsys):
         (["--decode-state", "--like", "encoder_only"], "error: model: has no floats of decoding state to match"),
     ],
 )
-def test_a_budget_is_one_number_or_one_model(arguments, told, capsys):
+def test_a_budget_is_one_number_or_one_model(arguments, message, capsys):
     with pytest.raises(SystemExit) as left:
         main(["solve", "tiny", "d_ff", *arguments])
-    assert left.value.code == 2 and told in capsys.readouterr().err
+    assert left.value.code == 2 and message in capsys.readouterr().err
 
 
 WIDTHS = ["d_model", "d_ff"]
@@ -125,6 +125,6 @@ WIDTHS = ["d_model", "d_ff"]
 @pytest.mark.parametrize("path", SHIPPED, ids=name)
 def test_a_shipped_model_meets_the_budget_of_base(path, budget):
     requested = measure_cost(composed("base"), BUDGETS[budget])
-    found = solve(composed(str(path)), WIDTHS, BUDGETS[budget], requested, BUDGETS[budget].within)
-    reached = cost(str(path), [f"{knob}={value}" for knob, value in found.values.items()], BUDGETS[budget])
-    assert found.reached == reached == pytest.approx(requested, rel=BUDGETS[budget].within)
+    solution = solve(composed(str(path)), WIDTHS, BUDGETS[budget], requested, BUDGETS[budget].within)
+    reached = cost(str(path), [f"{knob}={value}" for knob, value in solution.values.items()], BUDGETS[budget])
+    assert solution.reached == reached == pytest.approx(requested, rel=BUDGETS[budget].within)

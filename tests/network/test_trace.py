@@ -1,4 +1,4 @@
-"""Pass 5: what a block really does is what its declaration says, at two lengths, and all of it can learn."""
+"""Pass 5: a block behaves as declared, at two lengths, and all its parameters get gradients."""
 
 import pytest
 import torch
@@ -24,13 +24,13 @@ def problem(name, **inputs):
     model = {"inputs": inputs, "graph": {"node": {"block": name, "in": next(iter(inputs))}}}
     with pytest.raises(ConfigError) as caught:
         check_model(model)
-    (found,) = caught.value.problems
-    assert found.address == "model.graph.node" and found.help == f"tfm blocks {name} shows its signature"
-    return found.rule
+    (reported,) = caught.value.problems
+    assert reported.address == "model.graph.node" and reported.help == f"tfm blocks {name} shows its signature"
+    return reported.rule
 
 
 def register(forward, signature="x: B T D -> B T D", init=None):
-    """A block of this forward; `init` gives it modules and parameters."""
+    """Register a block with this forward; `init` adds modules and parameters."""
 
     class Made(nn.Module):
         def __init__(self) -> None:
@@ -92,18 +92,18 @@ def test_a_parameter_that_only_the_loss_reaches_can_learn():
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (ValueError("the two halves differ"), "fails when run: the two halves differ"),
         (KeyError(), "fails when run: KeyError"),
     ],
 )
-def test_a_block_that_fails_is_refused_with_its_reason(error, told):
+def test_a_block_that_fails_is_refused_with_its_reason(error, message):
     def forward(self, x_BTD: Tensor) -> Tensor:
         raise error
 
     register(forward)
-    assert problem("made") == told
+    assert problem("made") == message
 
 
 def test_a_constructor_that_fails_is_refused_with_its_reason():

@@ -1,4 +1,4 @@
-"""Models of other libraries, tiny and random; the file of the same name beside this one says each in our language."""
+"""Models of other libraries, tiny and random; the file of the same name next to this one describes each in our language."""
 
 from __future__ import annotations
 
@@ -185,9 +185,9 @@ REFERENCES = {
 
 @torch.no_grad()
 def scatter(model: nn.Module) -> None:
-    """Random values everywhere, so that no weight is without effect.
+    """Randomise all parameters, so that every weight has an effect.
 
-    Maps are large beside embeddings, so that where they share a matrix the output does not repeat its input.
+    Maps are larger than embeddings, so that models with a shared matrix do not repeat their input.
     """
     generator = torch.Generator().manual_seed(1)
     for name, tensor in weights_of(model).items():
@@ -202,13 +202,13 @@ def scatter(model: nn.Module) -> None:
 
 
 def put(network: Network, weights: Mapping[str, torch.Tensor]) -> None:
-    """Gives the network these weights, which must be all that it has and nothing else. Raises RunError."""
+    """Load the weights, which must match the network's exactly. Raises RunError."""
     expect_weights(network, weights, "the table")
     fill(network, weights)
 
 
 def rows_of(name: str) -> Sequence[Row]:
-    """The table of this name: that of a published family, or else the file beside this one."""
+    """Return the table of this name: that of a published family, or the file next to this one."""
     path = HERE / "weights" / f"{name}.yaml"
     family = {"t5": "t5_v1"}.get(name, name)
     return read_weight_table(yaml.safe_load(path.read_text("utf-8"))) if path.is_file() else families()[family].weights
@@ -216,7 +216,7 @@ def rows_of(name: str) -> Sequence[Row]:
 
 @cache
 def both(name: str) -> tuple[Network, nn.Module]:
-    """The network of our file with this name and their model, with the same weights, as the table of this name says."""
+    """Return our network and their model of this name, with the same weights by the table of this name."""
     model, config, sizes = REFERENCES[name]
     torch.manual_seed(1)
     theirs = model(config(**sizes)).eval()

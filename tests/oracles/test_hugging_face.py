@@ -18,15 +18,15 @@ oracles = pytest.mark.parametrize(
 
 
 def ids(lengths, longest, side="right", seed=0):
-    """Ids of sequences of these lengths, with padding on this side."""
-    found_BN = torch.randint(3, SIZES["vocab"], (len(lengths), longest), generator=torch.Generator().manual_seed(seed))
+    """Return random ids of sequences of these lengths, padded on this side."""
+    ids_BN = torch.randint(3, SIZES["vocab"], (len(lengths), longest), generator=torch.Generator().manual_seed(seed))
     place_N = torch.arange(longest) if side == "right" else torch.arange(longest).flip(0)
-    return found_BN.masked_fill(place_N >= torch.tensor(lengths)[:, None], PAD)
+    return ids_BN.masked_fill(place_N >= torch.tensor(lengths)[:, None], PAD)
 
 
-def far_apart(found, expected):
-    """The largest difference in shares of the largest number."""
-    return ((found - expected).abs().max() / expected.abs().max()).item()
+def far_apart(actual, expected):
+    """Return the largest difference relative to the largest value."""
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
 @oracles
@@ -39,14 +39,14 @@ def test_logits_are_equal_with_padding_in_all_sequences(name, side):
     inputs = {"src": ids([7, 4, 5], S, side), "tgt": ids([6, 3, 5], T, side, 1)}
     inputs = {one.name: inputs[one.name] for one in ours.spec.inputs}
     keep = {key: value != PAD for key, value in inputs.items()}
-    found = ours(**inputs, keep=keep if side == "left" else None)
+    logits_BTV = ours(**inputs, keep=keep if side == "left" else None)
     if "src" in inputs:
-        given = {"input_ids": inputs["src"], "attention_mask": keep["src"].long()}
-        given |= {"decoder_input_ids": inputs["tgt"], "decoder_attention_mask": keep["tgt"].long()}
+        arguments = {"input_ids": inputs["src"], "attention_mask": keep["src"].long()}
+        arguments |= {"decoder_input_ids": inputs["tgt"], "decoder_attention_mask": keep["tgt"].long()}
     else:
-        given = {"input_ids": inputs["tgt"], "attention_mask": keep["tgt"].long()}
-    expected = theirs(**given, use_cache=False).logits
-    assert far_apart(found[keep["tgt"]], expected[keep["tgt"]]) < 1e-5
+        arguments = {"input_ids": inputs["tgt"], "attention_mask": keep["tgt"].long()}
+    expected = theirs(**arguments, use_cache=False).logits
+    assert far_apart(logits_BTV[keep["tgt"]], expected[keep["tgt"]]) < 1e-5
 
 
 @oracles
@@ -60,6 +60,6 @@ def test_greedy_output_is_the_same_token_by_token(name):
     new_BN = out_BN[:, 1 if pairs else S :]
     expected = [[one for one in row if one not in (EOS, PAD)] for row in new_BN.tolist()]
     bounds = Bounds(torch.zeros(B).long(), torch.full((B,), LONGEST), torch.empty(B, 0).long())
-    found = one_by_one(ours, {"src": read_BN} if pairs else {}, bounds, before_BN=None if pairs else read_BN)
-    assert [one.ids for one in found] == expected
+    hypotheses = one_by_one(ours, {"src": read_BN} if pairs else {}, bounds, before_BN=None if pairs else read_BN)
+    assert [one.ids for one in hypotheses] == expected
     assert len({token for row in expected for token in row}) > 3

@@ -19,7 +19,7 @@ models = pytest.mark.parametrize("model", TABLES)
 
 
 class Torchs(nn.Module):
-    """nn.Transformer between a shared embedding and the output, with final norms where pre-norm has them."""
+    """nn.Transformer between a shared embedding and the output, with final norms for pre-norm."""
 
     def __init__(self, position, norm_first):
         super().__init__()
@@ -57,9 +57,9 @@ def test_logits_are_equal_with_padding_in_both_sequences(model, side):
     ours, theirs = both(model)
     src_BS, tgt_BT = ids([7, 4, 5], S, side), ids([6, 3, 5], T, seed=1)  # before a target, torch's softmax has NaN
     keep = {"src": src_BS != PAD, "tgt": tgt_BT != PAD}
-    found = ours(src=src_BS, tgt=tgt_BT, keep={"src": keep["src"]} if side == "left" else None)
+    logits_BTV = ours(src=src_BS, tgt=tgt_BT, keep={"src": keep["src"]} if side == "left" else None)
     expected = theirs(src_BS, tgt_BT, keep["src"], keep["tgt"])
-    assert far_apart(found[keep["tgt"]], expected[keep["tgt"]]) < 1e-5
+    assert far_apart(logits_BTV[keep["tgt"]], expected[keep["tgt"]]) < 1e-5
 
 
 def smoothed(logits_BTV, labels_BT):

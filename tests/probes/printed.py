@@ -10,7 +10,7 @@ class Printed(NamedTuple):
 
     @property
     def string(self):
-        """The question without the blanks at its end where the answer is expected."""
+        """Return the question without its trailing blanks, which stand for the answer."""
         return self.question[: self.positions[0]]
 
 

@@ -1,4 +1,4 @@
-"""The files of conf/data/ say what the docstrings of the tasks say."""
+"""The files of conf/data/ agree with the docstrings of the tasks."""
 
 import inspect
 from dataclasses import fields

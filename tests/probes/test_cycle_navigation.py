@@ -12,7 +12,7 @@ from tfm_blocks.probes.cycle_navigation import CycleNavigation
 def test_the_answer_is_the_place_where_a_walk_ends(modulus, length):
     ring = list(map(str, range(modulus)))
     for one in printed(CycleNavigation(modulus=modulus), [length], count=100):
-        place = list(ring)  # the agent stays at the front, and the ring turns
+        place = list(ring)  # the agent stays at the front, and the ring rotates
         for move in one.string:
             if move == "+1":
                 place.append(place.pop(0))

@@ -12,7 +12,7 @@ from tfm_blocks.probes.fuzzy_recall import FuzzyRecall
 
 
 def runs(question):
-    """The motifs, which alternate between keys and values, and the number of padding tokens behind them."""
+    """Return the motifs, alternately keys and values, and the number of padding tokens after them."""
     groups = [(kind, tuple(words)) for kind, words in groupby(question, key=lambda word: word[0])]
     padding = len(groups.pop()[1]) if groups[-1][0] == "_" else 0
     assert [kind for kind, _ in groups] == ["k", "v"] * (len(groups) // 2)

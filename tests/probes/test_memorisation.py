@@ -8,7 +8,7 @@ from tfm_blocks.probes.memorisation import Memorisation
 
 
 def facts(task, **draw):
-    """The value of each key, which must be the same wherever the key occurs."""
+    """Return the value of each key, which must be the same at each occurrence."""
     values = {}
     for one in printed(task, [32], **draw):
         assert one.positions == tuple(range(1, 32, 2)) and {one.question[place] for place in one.positions} == {"_"}

@@ -19,11 +19,11 @@ def test_each_key_asks_once_for_the_value_that_followed_it(filler, vocab, pairs,
         values = dict(zip(context[::2], context[1::2], strict=True))
         assert len(one.question) == length and len(values) == len(set(values.values())) == pairs
         assert all(key[0] == "k" and value[0] == "v" for key, value in values.items())
-        asked = [one.question[position] for position in one.positions]
-        assert sorted(asked) == sorted(values) and one.answer == [values[key] for key in asked]
+        keys = [one.question[position] for position in one.positions]
+        assert sorted(keys) == sorted(values) and one.answer == [values[key] for key in keys]
         assert all(position >= 2 * pairs and position % 2 == 0 for position in one.positions)
         if filler == "blank":
-            assert [word for word in rest if word != "_"] == asked
+            assert [word for word in rest if word != "_"] == keys
 
 
 def test_random_filler_is_drawn_from_all_tokens():

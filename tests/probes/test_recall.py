@@ -8,7 +8,7 @@ from tfm_blocks.probes.recall import InContextRecall, NoisyRecall
 
 
 def recalled(question):
-    """The position and the value of each key that occurred before."""
+    """Return the position and value of each key that occurred before."""
     values, due = {}, []
     for place in range(0, len(question), 2):
         key, value = question[place : place + 2]

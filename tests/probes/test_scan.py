@@ -16,7 +16,7 @@ GRAMMAR = re.compile(f"{STEP}( (and|after) {STEP})?")
 
 
 def actions(command):
-    """Read a command from the outside in."""
+    """Interpret a command from the outside in."""
     if " after " in command:
         first, then = command.split(" after ")
         return actions(then) + actions(first)

@@ -10,7 +10,7 @@ from tfm_blocks.probes.stack_manipulation import StackManipulation
 
 
 def split_string(words):
-    """The initial stack, which the leading bits list, and the operations."""
+    """Return the initial stack, given by the leading bits, and the operations."""
     size = next((place for place, word in enumerate(words) if word not in "01"), len(words))
     assert all(word in ("pop", "push0", "push1") for word in words[size:])
     return words[:size], words[size:]

@@ -10,7 +10,7 @@ from tfm_blocks.probes.strings import BucketSort, Copy, OddsFirst, Reverse, Reve
 
 
 def counted(words):
-    """The words in the order of their numbers, from how often each occurs."""
+    """Return the words in the order of their numbers, by counting."""
     return [word for word, times in sorted(Counter(words).items(), key=lambda item: int(item[0])) for _ in range(times)]
 
 

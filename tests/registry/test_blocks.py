@@ -1,4 +1,4 @@
-"""The decorator refuses at import what the language could not keep."""
+"""The decorator refuses invalid blocks at import."""
 
 from typing import Any
 
@@ -95,7 +95,7 @@ def test_every_shipped_block_has_a_source_and_a_description():
 
 
 def test_a_class_called_like_a_built_in_ones_does_not_take_its_place():
-    """Classes are told apart by their modules, not by their names alone."""
+    """Classes are distinguished by module as well as name."""
 
     class Attention(nn.Module):
         def forward(self, x_BTD):

@@ -1,4 +1,4 @@
-"""The declarations of shipped blocks say the same as their classes."""
+"""The declarations of shipped blocks agree with their classes."""
 
 import pytest
 

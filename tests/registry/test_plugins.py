@@ -27,7 +27,7 @@ LOAD = "import tfm_blocks as tfm; tfm.load('run')"
 
 @pytest.fixture
 def python(tmp_path):
-    """Runs Python where a package that announces its block by an entry point is installed, in a folder with a model."""
+    """Run Python in a folder with a model, with an installed package that declares its block by an entry point."""
     site = tmp_path / "site"
     (site / "other-1.0.dist-info").mkdir(parents=True)
     (site / "other_blocks.py").write_text(BLOCK)

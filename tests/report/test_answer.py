@@ -14,7 +14,7 @@ from tfm_blocks.runs.record import Measured, RunRecord
 
 
 def matrix_of(scores, metric="accuracy", baseline=None):
-    """The matrix of scores by task and model."""
+    """Return the matrix of scores by task and model."""
     models, tasks = list(dict.fromkeys(model for row in scores.values() for model in row)), list(scores)
     groups = {}
     for column, (task, row) in enumerate(scores.items()):

@@ -26,10 +26,10 @@ def attention(translator):
 
 def test_a_target_is_the_greedy_translation_or_the_one_given(translator, attention):
     assert attention.target == translator.translate([TEXT])[0]
-    given = attention_of(translator, TEXT, "am Fluss")
-    assert given.target == "am Fluss"
-    assert "".join(given.tokens["tgt"]) == "<bos>am▁Fluss"
-    assert "".join(given.tokens["src"]) == "zwei▁Kinder▁spielen<eos>"
+    forced = attention_of(translator, TEXT, "am Fluss")
+    assert forced.target == "am Fluss"
+    assert "".join(forced.tokens["tgt"]) == "<bos>am▁Fluss"
+    assert "".join(forced.tokens["src"]) == "zwei▁Kinder▁spielen<eos>"
 
 
 def test_every_head_of_every_layer_is_in_the_pictures(attention):

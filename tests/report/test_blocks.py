@@ -62,7 +62,7 @@ def test_arguments_and_rules_of_a_parent_block_are_printed_once():
 
 @pytest.fixture
 def balanced():
-    """A block of somebody's own with a second output."""
+    """Register a plug-in block with a second output."""
 
     @block("balanced", "x: B T D -> B T D, loss", source="a test", where={"parts >= 1": "there is a part"})
     class Balanced(nn.Module):

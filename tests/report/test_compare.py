@@ -1,4 +1,4 @@
-"""`tfm compare`: numbers recomputed by scipy and sacreBLEU, and what cannot be compared."""
+"""`tfm compare`: values recomputed by scipy and sacreBLEU, and runs that cannot be compared."""
 
 import contextlib
 import csv
@@ -30,7 +30,7 @@ def said(*arguments):
     return out.getvalue()
 
 
-def asked(*arguments):
+def comparison(*arguments):
     return json.loads(said(*arguments, "--json"))
 
 
@@ -40,7 +40,7 @@ def outputs_of(model, seed):
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
-    """Three models of three seeds; the third differs in a knob."""
+    """Write runs of three models with three seeds each; the third model differs in a knob."""
     folder = tmp_path_factory.mktemp("runs") / "sweep"
     for model in SHARES:
         for seed in (1, 2, 3):
@@ -53,14 +53,14 @@ def sweep(tmp_path_factory):
 
 
 def test_only_differences_are_listed_and_each_once(sweep):
-    found = asked(sweep)
-    assert found["differences"] == {
+    report = comparison(sweep)
+    assert report["differences"] == {
         "model": {"base": {"model.add_norm": "post"}, "prenorm": {"model.add_norm": "pre"}},
         "heads": {"2": {}, "4": {}},
     }
-    assert [group["group"] for group in found["groups"]] == ["base, heads 2", "prenorm, heads 2", "base, heads 4"]
-    assert [[run["seed"] for run in group["runs"]] for group in found["groups"]] == [[1, 2, 3]] * 3
-    assert found["notes"] == []
+    assert [group["group"] for group in report["groups"]] == ["base, heads 2", "prenorm, heads 2", "base, heads 4"]
+    assert [[run["seed"] for run in group["runs"]] for group in report["groups"]] == [[1, 2, 3]] * 3
+    assert report["notes"] == []
 
 
 def test_settings_that_vary_with_the_model_are_one_difference(tmp_path):
@@ -68,10 +68,10 @@ def test_settings_that_vary_with_the_model_are_one_difference(tmp_path):
     leave_run(tmp_path / "base", REFERENCES, REFERENCES)
     leave_run(tmp_path / "prenorm", REFERENCES, REFERENCES, model="prenorm")
     leave_run(tmp_path / "local", REFERENCES, REFERENCES, model="local", changed=local)
-    found = asked(tmp_path)
-    assert {group["group"] for group in found["groups"]} == {"base", "prenorm", "local"}
-    assert found["differences"].keys() == {"model"}
-    assert found["differences"]["model"]["base"] == {
+    report = comparison(tmp_path)
+    assert {group["group"] for group in report["groups"]} == {"base", "prenorm", "local"}
+    assert report["differences"].keys() == {"model"}
+    assert report["differences"]["model"]["base"] == {
         "r": "–", "model.add_norm": "post", "model.graph.src_emb.block": "embedding"
     }  # fmt: skip
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said(tmp_path).splitlines()]
@@ -83,11 +83,11 @@ def test_a_knob_that_one_model_has_with_several_values_is_a_difference_of_its_ow
     leave_run(tmp_path / "base", REFERENCES, REFERENCES)
     for r in (2, 8):
         leave_run(tmp_path / f"local-{r}", REFERENCES, REFERENCES, model="local", changed={"r": r, "model.args.r": r})
-    assert asked(tmp_path)["differences"] == {"model": {"base": {}, "local": {}}, "r": {"–": {}, "2": {}, "8": {}}}
+    assert comparison(tmp_path)["differences"] == {"model": {"base": {}, "local": {}}, "r": {"–": {}, "2": {}, "8": {}}}
 
 
 def test_scores_have_the_intervals_of_sacrebleu_and_of_wilson(sweep):
-    for group, model in zip(asked(sweep)["groups"], ("base", "prenorm", "wide"), strict=True):
+    for group, model in zip(comparison(sweep)["groups"], ("base", "prenorm", "wide"), strict=True):
         for run in group["runs"]:
             outputs = outputs_of(model, run["seed"])
             for name, metric in (("BLEU", BLEU(force=True)), ("chrF", CHRF()), ("TER", TER())):
@@ -119,7 +119,7 @@ def bleu_of(sums_RK):
 
 
 def share_of_swaps(before, after):
-    """Of ways to swap the mean counts of two models on random lines, how many differ by as much (2,000 are tried)."""
+    """Return the fraction of 2,000 random swaps of the two models' lines with at least the observed difference."""
     one_NK, two_NK = (np.mean([counted_bleu(outputs) for outputs in side], 0) for side in (before, after))
     swap_RN = np.random.default_rng(1).integers(2, size=(2000, len(REFERENCES)))
     swap_RN[0] = 0
@@ -137,7 +137,9 @@ def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(swee
     for values in scores.values():
         assert f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" in shown
     against = {
-        one["group"]: one for one in asked(sweep, "--baseline", sweep / "base-2")["against"] if one["score"] == "BLEU"
+        one["group"]: one
+        for one in comparison(sweep, "--baseline", sweep / "base-2")["against"]
+        if one["score"] == "BLEU"
     }
     names = {"prenorm": "prenorm, heads 2", "wide": "base, heads 4"}
     for kind, chance in (
@@ -155,7 +157,7 @@ def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(swee
 
 @pytest.mark.parametrize("kind", ["sentences", "seeds"])
 def test_the_family_of_the_correction_is_the_whole_table(sweep, kind):
-    rows = [one for one in asked(sweep, "--baseline", "base-1")["against"] if one[kind] is not None]
+    rows = [one for one in comparison(sweep, "--baseline", "base-1")["against"] if one[kind] is not None]
     assert len({one["group"] for one in rows}) == 2 and len({one["score"] for one in rows}) >= 4
     ordered = sorted(rows, key=lambda one: one[kind])
     steps = [min(1, (len(rows) - rank) * one[kind]) for rank, one in enumerate(ordered)]  # Holm 1979
@@ -172,11 +174,11 @@ def test_each_model_is_tested_against_the_baseline_on_its_own_test_set(tmp_path)
                 changed = {"data.kind": task, "trainer.steps": 60 if task == "dates" else 80}
                 run = tmp_path / f"{task}-{model}-{seed}"
                 leave_run(run, texts, outputs, model=model, seed=seed, changed=changed)
-    found = asked(tmp_path, "--baseline", "dates-base-1")
-    bleu = {one["group"]: one for one in found["against"] if one["score"] == "BLEU"}
+    report = comparison(tmp_path, "--baseline", "dates-base-1")
+    bleu = {one["group"]: one for one in report["against"] if one["score"] == "BLEU"}
     assert list(bleu) == ["prenorm, kind dates", "prenorm, kind numbers"]
     means = {
-        group["group"]: np.mean([run["scores"]["BLEU"]["value"] for run in group["runs"]]) for group in found["groups"]
+        group["group"]: np.mean([run["scores"]["BLEU"]["value"] for run in group["runs"]]) for group in report["groups"]
     }
     for task in ("dates", "numbers"):
         expected = means[f"prenorm, kind {task}"] - means[f"base, kind {task}"]
@@ -184,8 +186,8 @@ def test_each_model_is_tested_against_the_baseline_on_its_own_test_set(tmp_path)
 
 
 def test_every_score_of_the_table_is_tested_against_the_baseline(sweep):
-    found = asked(sweep, "--baseline", sweep / "base-1")
-    tested = {one["score"]: one for one in found["against"] if one["group"] == "prenorm, heads 2"}
+    report = comparison(sweep, "--baseline", sweep / "base-1")
+    tested = {one["score"]: one for one in report["against"] if one["group"] == "prenorm, heads 2"}
     assert list(tested) == ["exact match", "BLEU", "chrF", "TER", "loss", "perplexity"]
     assert all(0 < one["seeds"] <= 1 for one in tested.values())
     assert all((one["sentences"] is None) == (name in ("loss", "perplexity")) for name, one in tested.items())
@@ -193,14 +195,14 @@ def test_every_score_of_the_table_is_tested_against_the_baseline(sweep):
 
 
 def losses_of(seed, mean):
-    """Losses of 40 lines of ten tokens; -log p is half of the loss."""
+    """Return losses of 40 lines of ten tokens; -log p is half of the loss."""
     loss_N = np.random.default_rng(seed).normal(10 * mean, 2, len(REFERENCES))
     return np.stack([loss_N, loss_N / 2, np.full(len(REFERENCES), 10)], 1)
 
 
 @pytest.fixture
 def with_losses(tmp_path):
-    """Two models of three seeds whose losses are known by line."""
+    """Write runs of two models with three seeds each whose losses are known by line."""
     for model, mean in (("base", 1.5), ("prenorm", 1.45)):
         for seed in (1, 2, 3):
             run = leave_run(tmp_path / f"{model}-{seed}", REFERENCES, outputs_of(model, seed), model=model, seed=seed)
@@ -214,8 +216,8 @@ def with_losses(tmp_path):
 
 
 def test_losses_are_tested_over_sentences_and_over_seeds(with_losses):
-    found = asked(with_losses, "--baseline", "base-1")["against"]
-    tested = {one["score"]: one for one in found}
+    rows = comparison(with_losses, "--baseline", "base-1")["against"]
+    tested = {one["score"]: one for one in rows}
     sides = [[losses_of(seed, mean) for seed in (1, 2, 3)] for mean in (1.5, 1.45)]
     means = [[one.sum(0)[0] / one.sum(0)[2] for one in side] for side in sides]
     gaps = [np.mean([one[:, 0] for one in side], 0) for side in sides]
@@ -236,20 +238,20 @@ def test_losses_of_other_tokenizers_or_smoothings_are_not_tested(with_losses):
     for seed in (1, 2, 3):
         changed = text.replace("seed: 1", f"seed: {seed}") + "label_smoothing: 0.2\n"
         (with_losses / f"prenorm-{seed}" / "config.yaml").write_text(changed)
-    names = [one["score"] for one in asked(with_losses, "--baseline", "base-1")["against"]]
+    names = [one["score"] for one in comparison(with_losses, "--baseline", "base-1")["against"]]
     assert "perplexity" in names and "loss" not in names
     for seed in (1, 2, 3):
         record = with_losses / f"prenorm-{seed}" / "run.json"
         record.write_text(record.read_text().replace('"one"', '"two"'))
-    assert "perplexity" not in [one["score"] for one in asked(with_losses, "--baseline", "base-1")["against"]]
+    assert "perplexity" not in [one["score"] for one in comparison(with_losses, "--baseline", "base-1")["against"]]
 
 
 @pytest.mark.parametrize("damage", ["", "loss,nll,tokens\n", "loss,nll,tokens\n1,2\n", "loss,nll,tokens\n1,1,0\n", "x"])
 def test_damaged_losses_are_noted_and_the_rest_is_tested(with_losses, damage):
     (with_losses / "base-1" / "losses.csv").write_text(damage)
-    found = asked(with_losses, "--baseline", "base-1")
-    assert any("losses.csv is damaged" in note for note in found["notes"])
-    tested = {one["score"]: one for one in found["against"]}
+    report = comparison(with_losses, "--baseline", "base-1")
+    assert any("losses.csv is damaged" in note for note in report["notes"])
+    tested = {one["score"]: one for one in report["against"]}
     assert tested["loss"]["sentences"] is None and tested["BLEU"]["sentences"] is not None
 
 
@@ -257,7 +259,7 @@ def test_single_runs_have_sacrebleus_p_beside_the_two_sided_one(tmp_path):
     outputs = {name: garbled(REFERENCES, share, 5) for name, share in (("one", 0.3), ("two", 0.2))}
     for heads, (name, texts) in enumerate(outputs.items(), 2):
         leave_run(tmp_path / name, REFERENCES, texts, changed={"heads": heads})
-    tested = {one["score"]: one for one in asked(tmp_path, "--baseline", "one")["against"]}
+    tested = {one["score"]: one for one in comparison(tmp_path, "--baseline", "one")["against"]}
     for name, metric in (("BLEU", BLEU(force=True)), ("chrF", CHRF()), ("TER", TER())):
         _, theirs = PairedTest(list(outputs.items()), {name: metric}, [REFERENCES], "bs", 1000)()
         ((_, two),) = [results for key, results in theirs.items() if key != "System"]
@@ -268,7 +270,7 @@ def test_single_runs_have_sacrebleus_p_beside_the_two_sided_one(tmp_path):
 def test_csv_has_a_row_for_each_run_unrounded(sweep):
     rows = list(csv.DictReader(io.StringIO(said(sweep, "--csv"))))
     assert len(rows) == 9 and {row["model"] for row in rows} == {"base", "prenorm"}
-    first = asked(sweep)["groups"][0]["runs"][0]
+    first = comparison(sweep)["groups"][0]["runs"][0]
     assert float(rows[0]["BLEU"]) == first["scores"]["BLEU"]["value"] and rows[0]["run"] == first["folder"]
     assert float(rows[0]["parameters"]) == 12345 and float(rows[0]["best val/loss"]) == 1.25
 
@@ -283,7 +285,7 @@ def test_the_tables_show_sizes_speed_time_and_the_best_validation(sweep):
 def test_a_run_and_its_repeat_are_one_seed(sweep, tmp_path):
     """The repeat of base-1 is bit-identical, that of prenorm-1 was killed."""
     shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
-    alone = asked(tmp_path, "--baseline", "base-1"), said(tmp_path, "--markdown")
+    alone = comparison(tmp_path, "--baseline", "base-1"), said(tmp_path, "--markdown")
     for name, age in (("base-1", -60), ("prenorm-1", 60)):
         repeat = shutil.copytree(tmp_path / name, tmp_path / f"{name}-2")
         newer = (tmp_path / name / "status.json").stat().st_mtime + age
@@ -292,12 +294,12 @@ def test_a_run_and_its_repeat_are_one_seed(sweep, tmp_path):
     status = tmp_path / "prenorm-1-2" / "status.json"
     killed = json.dumps(json.loads(status.read_text()) | {"state": "failed", "scores": {}, "translation": []})
     status.write_text(killed)
-    found, shown = asked(tmp_path, "--baseline", "base-1"), said(tmp_path, "--markdown")
-    assert found["against"] == alone[0]["against"]
+    report, shown = comparison(tmp_path, "--baseline", "base-1"), said(tmp_path, "--markdown")
+    assert report["against"] == alone[0]["against"]
     over_seeds = [line for line in alone[1].splitlines() if "| 3 | 1.2500 ±" in line]
     assert len(over_seeds) == 3 and all(line in shown.splitlines() for line in over_seeds)
-    (note,) = (one for one in found["notes"] if "not counted" in one)
-    assert "base-1-2, prenorm-1-2:" in note and sum(len(group["runs"]) for group in found["groups"]) == 11
+    (note,) = (one for one in report["notes"] if "not counted" in one)
+    assert "base-1-2, prenorm-1-2:" in note and sum(len(group["runs"]) for group in report["groups"]) == 11
 
 
 def test_of_two_finished_runs_of_one_seed_the_newer_counts(tmp_path):
@@ -307,7 +309,7 @@ def test_of_two_finished_runs_of_one_seed_the_newer_counts(tmp_path):
         for path in (run, *run.iterdir()):
             os.utime(path, (seconds, seconds))
     leave_run(tmp_path / "other", REFERENCES, REFERENCES, changed={"heads": 4})
-    against = {one["score"]: one for one in asked(tmp_path, "--baseline", "old")["against"]}
+    against = {one["score"]: one for one in comparison(tmp_path, "--baseline", "old")["against"]}
     newer = BLEU(force=True).corpus_score(outputs["new"], [REFERENCES]).score
     assert against["BLEU"]["difference"] == pytest.approx(100 - newer) and against["BLEU"]["seeds"] is None
 
@@ -317,9 +319,9 @@ def test_scores_that_were_computed_in_several_ways_are_not_tested(tmp_path):
         run = leave_run(tmp_path / name, REFERENCES, garbled(REFERENCES, 0.3, heads), changed={"heads": heads})
     status = (run / "status.json").read_text()
     (run / "status.json").write_text(status.replace("tok:13a", "tok:char"))
-    found = asked(tmp_path, "--baseline", "one")
-    assert [one["score"] for one in found["against"]] == ["exact match", "chrF", "TER", "loss", "perplexity"]
-    assert any("another way to compute BLEU" in note for note in found["notes"])
+    report = comparison(tmp_path, "--baseline", "one")
+    assert [one["score"] for one in report["against"]] == ["exact match", "chrF", "TER", "loss", "perplexity"]
+    assert any("another way to compute BLEU" in note for note in report["notes"])
 
 
 def test_scores_of_several_test_sets_have_no_mean_over_seeds(tmp_path):
@@ -334,9 +336,9 @@ def test_test_sets_that_are_not_known_are_not_taken_for_the_same(tmp_path):
     for number in range(4):
         name, heads = f"run-{number}", 2 + number // 2
         leave_run(tmp_path / name, REFERENCES, REFERENCES, seed=number % 2, changed={"heads": heads}, old=True)
-    found = asked(tmp_path, "--baseline", "run-0")
-    assert found["against"] == []
-    assert any("the test set of heads 3 is not known, so they are not tested" in note for note in found["notes"])
+    report = comparison(tmp_path, "--baseline", "run-0")
+    assert report["against"] == []
+    assert any("the test set of heads 3 is not known, so they are not tested" in note for note in report["notes"])
 
 
 def test_runs_that_cannot_be_compared_have_a_note(tmp_path):
@@ -344,21 +346,21 @@ def test_runs_that_cannot_be_compared_have_a_note(tmp_path):
     leave_run(tmp_path / "two", REFERENCES[:20], REFERENCES[:20], tokenizer="two", changed={"heads": 4})
     status = json.loads((tmp_path / "two" / "status.json").read_text())
     (tmp_path / "two" / "status.json").write_text(json.dumps(status | {"tokens_seen": 900.0}))
-    found = asked(tmp_path / "one", tmp_path / "two", "--baseline", "one")
-    assert found["against"] == []
+    report = comparison(tmp_path / "one", tmp_path / "two", "--baseline", "one")
+    assert report["against"] == []
     for text in (
         "two used another test set than one",
         "another tokenizer",
         "one trained on 600 target tokens, and two on 900",
     ):
-        assert any(text in note for note in found["notes"])
-    assert any("so they are not tested" in note for note in found["notes"])
+        assert any(text in note for note in report["notes"])
+    assert any("so they are not tested" in note for note in report["notes"])
 
 
 def test_several_versions_of_torch_are_noted_with_changes_by_a_resume(tmp_path):
     facts = [{"versions": {"torch": version}} for version in ("2.13.0", "2.14.0")]
     leave_run(tmp_path / "unknown", REFERENCES, REFERENCES, seed=3)
-    for seed, (name, more) in enumerate(
+    for seed, (name, record) in enumerate(
         {
             "one": {"facts": facts[0]},
             "two": {"facts": facts[1]},
@@ -366,12 +368,12 @@ def test_several_versions_of_torch_are_noted_with_changes_by_a_resume(tmp_path):
         }.items()
     ):
         run = leave_run(tmp_path / name, REFERENCES, REFERENCES, seed=seed)
-        (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | more))
-    assert asked(tmp_path / "one", tmp_path / "unknown")["notes"] == []
-    (note,) = asked(tmp_path)["notes"]
+        (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | record))
+    assert comparison(tmp_path / "one", tmp_path / "unknown")["notes"] == []
+    (note,) = comparison(tmp_path)["notes"]
     assert note.endswith("other weights: both by 2.13.0, then 2.14.0; one by 2.13.0; two by 2.14.0")
-    told = {run["folder"].rpartition("/")[2]: run for group in asked(tmp_path)["groups"] for run in group["runs"]}
-    assert (told["both"]["facts"], told["both"]["changes"]) == (facts[0], facts[1:])
+    runs = {run["folder"].rpartition("/")[2]: run for group in comparison(tmp_path)["groups"] for run in group["runs"]}
+    assert (runs["both"]["facts"], runs["both"]["changes"]) == (facts[0], facts[1:])
 
 
 def test_a_run_of_an_older_version_is_compared_by_the_data_it_has(tmp_path):
@@ -381,15 +383,15 @@ def test_a_run_of_an_older_version_is_compared_by_the_data_it_has(tmp_path):
     with (run / "metrics.csv").open() as file:
         speeds = [float(row["train/tokens_per_second"] or "nan") for row in csv.DictReader(file)]
     leave_run(tmp_path / "new", REFERENCES, garbled(REFERENCES, 0.3, 2), changed={"heads": 4})
-    found = asked(tmp_path, "--baseline", "new")
-    old = next(run for group in found["groups"] for run in group["runs"] if run["folder"].endswith("old"))
+    report = comparison(tmp_path, "--baseline", "new")
+    old = next(run for group in report["groups"] for run in group["runs"] if run["folder"].endswith("old"))
     assert "parameters" not in old and old["best"]["val/loss"] == {"value": pytest.approx(1 + 20 / 60), "step": 60}
     assert (
         old["tokens_per_second"] == np.nanmedian(speeds) != np.nanmean(speeds)
         and old["scores"]["exact match"]["low"] is None
     )
-    assert any(note.startswith("written by an older version: old:") for note in found["notes"])
-    assert found["against"] == [] and any("not tested" in note for note in found["notes"])
+    assert any(note.startswith("written by an older version: old:") for note in report["notes"])
+    assert report["against"] == [] and any("not tested" in note for note in report["notes"])
 
 
 def test_jobs_that_are_not_done_stay_in_the_table_with_their_state(tmp_path):
@@ -403,10 +405,10 @@ def test_jobs_that_are_not_done_stay_in_the_table_with_their_state(tmp_path):
         {"name": "../fine", "overrides": [], "log": "x"},
     ]
     (tmp_path / "sweep.json").write_text(json.dumps({"format": 1, "command": "python train.py -m", "jobs": jobs}))
-    found = asked(tmp_path)
-    states = {run["folder"].rpartition("/")[2]: run["state"] for group in found["groups"] for run in group["runs"]}
+    report = comparison(tmp_path)
+    states = {run["folder"].rpartition("/")[2]: run["state"] for group in report["groups"] for run in group["runs"]}
     assert states == {"fine": "done", "cut": "out of memory", "later": "waiting"}
-    assert found["notes"] == ["not done: cut: out of memory (24 GB)", "not done: later: waiting"]
+    assert report["notes"] == ["not done: cut: out of memory (24 GB)", "not done: later: waiting"]
     assert "waiting" in said(tmp_path) and "later" in said(tmp_path, "--csv")
 
 
@@ -448,7 +450,7 @@ def test_a_damaged_folder_is_listed_with_its_readable_data(tmp_path, damage):
     leave_run(tmp_path / "b", REFERENCES, REFERENCES, seed=2)
     for name in ("status.json", "run.json", "config.yaml", "metrics.csv", "translations.jsonl"):
         (run / name).write_text(damage)
-    assert "a" in said(tmp_path, "--baseline", "b") and len(asked(tmp_path, "--baseline", "a")["groups"]) == 2
+    assert "a" in said(tmp_path, "--baseline", "b") and len(comparison(tmp_path, "--baseline", "a")["groups"]) == 2
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,12 @@ from tfm_blocks.report.complexity import COMPLEXITY, complexity
 
 ARGUMENTS = {"heads": 2, "r": 9, "kernel_size": 5, "dilation": 1}
 MODELS = Path(__file__).parents[1] / "models"
-MAPS_MIX = ("rnn", "gru", "lstm", "convolution")  # their maps are what mixes positions
+MAPS_MIX = ("rnn", "gru", "lstm", "convolution")  # their maps mix the positions
 blocks = pytest.mark.parametrize("name", COMPLEXITY)
 
 
 def mapping(name, d, *, causal=False, **changed):
-    """A model of one such block alone, over vectors."""
+    """Return a model of one such block over vectors."""
     known = REGISTRY.blocks[name].arguments
     arguments = {key: value for key, value in {**ARGUMENTS, **changed}.items() if key in known}
     masked = {"mask": "causal"} if causal and "mask" in known else {}
@@ -36,13 +36,13 @@ def spec(*args, **options):
 
 
 def formula(name, which, n, d=4, **changed):
-    """The declared value at these sizes."""
+    """Return the declared value at these sizes."""
     sizes = {**ARGUMENTS, **changed, "n": n, "d": d}
     return evaluate(getattr(COMPLEXITY[name], which), sizes.__getitem__)
 
 
 def counted(name, n, d, **changed):
-    """Multiply-adds of the block without those of maps that cost the same at each position, such as of q, k and v."""
+    """Return the multiply-adds of the block without position-wise maps such as those of q, k and v."""
     network = network_without_values(spec(name, d, **changed))
     maps = [one for one in network.modules() if isinstance(one, Linear)]
     outside = 0 if name in MAPS_MIX else sum(one.weight.numel() for one in maps)
@@ -75,14 +75,14 @@ def test_multiply_adds_grow_with_an_argument_as_declared(name, argument, values)
 
 
 def longest_chain(name, n):
-    """The most operations that wait for each other between input and output, as the gradient counts them."""
+    """Return the largest number of sequential operations between input and output, counted in the gradient graph."""
     network = network_without_values(spec(name, 4))
     x_BSD = torch.zeros(1, n, 4, device="meta", requires_grad=True)
     return depth(network(x=x_BSD).grad_fn)
 
 
 def depth(last):
-    """The length of the longest chain of gradient functions that ends in `last`."""
+    """Return the length of the longest chain of gradient functions that ends in `last`."""
     lengths, waiting = {}, [last]
     while waiting:
         one = waiting[-1]
@@ -109,7 +109,7 @@ def test_as_many_operations_wait_for_each_other_as_declared(name):
 def layers_until_seen(name, n):
     """Return the number of causal layers after which the last of n positions sees the first.
 
-    Seen is what has a gradient: it is a perturbation so small that nothing is rounded away.
+    A position is seen if it has a gradient, which rounding cannot hide.
     """
     block = build_network(spec(name, 4, causal=True), seed=1).double()
     x_BSD = torch.randn(1, n, 4, dtype=torch.float64, requires_grad=True)
@@ -124,7 +124,7 @@ def layers_until_seen(name, n):
 
 @blocks
 def test_the_path_from_the_first_position_to_the_last_is_as_long_as_declared(name):
-    """Layers times the operations in a layer that the signal goes through one after another."""
+    """The path is the number of layers times the sequential operations in a layer."""
     paths = [layers_until_seen(name, n) * formula(name, "sequential", n) for n in (33, 65)]
     declared = [formula(name, "path", n) for n in (33, 65)]
     assert paths[1] / paths[0] == pytest.approx(declared[1] / declared[0], rel=0.05)

@@ -1,4 +1,4 @@
-"""The matrix of models and tasks: numbers recomputed by scipy, and which runs stand in it."""
+"""The matrix of models and tasks: values recomputed by scipy, and the runs that it includes."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 import scipy.stats
 
-from tests.report.test_compare import asked, said
+from tests.report.test_compare import comparison, said
 from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
 from tfm_blocks.report.model_grid import ModelGrid
@@ -21,7 +21,7 @@ SCORES = {  # scaled accuracies of three seeds
     ("rnn", "parity"): (0.95, 0.99, 0.93),
     ("rnn", "mqar"): (0.1, 0.2, 0.3),
 }
-D_FF = {"attention": 64, "lstm": 48, "rnn": 64}  # as match.by solves it: not a setting of its own
+D_FF = {"attention": 64, "lstm": 48, "rnn": 64}  # as match.by solves it: not a separate setting
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +29,14 @@ def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matrix")
     for (mixer, task), fractions in SCORES.items():
         for seed, fraction in enumerate(fractions):
-            more = {"pairs": 4} if task == "mqar" else {}
+            options = {"pairs": 4} if task == "mqar" else {}
             name = f"{mixer}-{task}-{seed}"
-            leave_answers(folder / name, task, mixer, seed, fraction, d_ff=D_FF[mixer], **more)
+            leave_answers(folder / name, task, mixer, seed, fraction, d_ff=D_FF[mixer], **options)
     return folder
 
 
 def cells(*arguments):
-    return {(one["mixer"], one["task"]): one for one in asked(*arguments, "--matrix")["matrix"]}
+    return {(one["mixer"], one["task"]): one for one in comparison(*arguments, "--matrix")["matrix"]}
 
 
 def percent(mixer, task):
@@ -44,9 +44,9 @@ def percent(mixer, task):
 
 
 def test_a_cell_has_the_mean_and_students_interval_over_seeds(sweep):
-    found = cells(sweep)
-    assert found.keys() == SCORES.keys()
-    for key, cell in found.items():
+    table = cells(sweep)
+    assert table.keys() == SCORES.keys()
+    for key, cell in table.items():
         low, high = scipy.stats.ttest_1samp(percent(*key), 0).confidence_interval(0.95)
         assert cell["mean"] == pytest.approx(fmean(percent(*key)))
         assert cell["half_interval"] == pytest.approx((high - low) / 2)
@@ -66,20 +66,20 @@ def welch(one, other, task):
 def test_the_best_model_of_a_task_is_tested_in_the_family_of_all_pairs(sweep):
     pairs = [(*pair, task) for task in ("parity", "mqar") for pair in itertools.combinations(D_FF, 2)]
     corrected = holm({pair: welch(*pair) for pair in pairs})
-    found = cells(sweep)
+    table = cells(sweep)
     for task, best in (("parity", "lstm"), ("mqar", "attention")):
-        assert found[best, task]["against"] is None and found[best, task]["p_corrected"] is None
+        assert table[best, task]["against"] is None and table[best, task]["p_corrected"] is None
         for mixer in D_FF.keys() - {best}:
             (p,) = (p for pair, p in corrected.items() if {*pair} == {best, mixer, task})
-            assert found[mixer, task]["p_corrected"] == pytest.approx(p) and found[mixer, task]["against"] == best
+            assert table[mixer, task]["p_corrected"] == pytest.approx(p) and table[mixer, task]["against"] == best
 
 
 def test_a_baseline_is_tested_against_every_other_model(sweep):
     pairs = [("rnn", mixer, task) for task in ("parity", "mqar") for mixer in ("attention", "lstm")]
     corrected = holm({pair: welch(*pair) for pair in pairs})
-    found = cells(sweep, "--baseline", "rnn-mqar-0")
+    table = cells(sweep, "--baseline", "rnn-mqar-0")
     for _, mixer, task in pairs:
-        assert found[mixer, task]["p_corrected"] == pytest.approx(corrected["rnn", mixer, task])
+        assert table[mixer, task]["p_corrected"] == pytest.approx(corrected["rnn", mixer, task])
     assert "differs from rnn" in said(sweep, "--matrix", "--baseline", "rnn-mqar-0")
 
 
@@ -100,7 +100,7 @@ def test_a_comparison_of_models_on_tasks_shows_the_matrix_among_its_tables(sweep
 
 def test_csv_has_an_unrounded_row_for_each_cell(sweep):
     rows = list(csv.DictReader(io.StringIO(said(sweep, "--matrix", "--csv"))))
-    assert len(rows) == 6 and float(rows[0]["mean"]) == asked(sweep, "--matrix")["matrix"][0]["mean"]
+    assert len(rows) == 6 and float(rows[0]["mean"]) == comparison(sweep, "--matrix")["matrix"][0]["mean"]
 
 
 @pytest.mark.parametrize(("metric", "factor"), [("accuracy@64", 100), ("exact", 50)])
@@ -151,10 +151,10 @@ def test_the_rate_is_chosen_on_the_seeds_that_all_rates_share_and_then_all_seeds
                 name = f"{mixer}-{task}-{rate}-{seed}"
                 leave_answers(tmp_path / name, task, mixer, seed, seed / 10, rate=rate, loss=loss)
     assert {(one["schedule.peak"], one["seeds"]) for one in cells(tmp_path).values()} == {(0.01, 3)}
-    found = asked(tmp_path)
-    (curve, *_) = found["learning_rates"]
+    report = comparison(tmp_path)
+    (curve, *_) = report["learning_rates"]
     assert [value["losses"] for value in curve["values"]] == [[0.5], [0.6], [0.4]]
-    assert any("on the seeds that all its values share" in note for note in found["notes"])
+    assert any("on the seeds that all its values share" in note for note in report["notes"])
 
 
 def test_a_model_is_named_by_what_varies_among_models_with_the_same_first_setting():
@@ -171,4 +171,4 @@ def test_models_of_the_same_name_have_all_their_settings():
 
 def test_a_model_on_several_tasks_has_no_note_that_its_tasks_differ(sweep):
     runs = [sweep / f"lstm-{task}-{seed}" for task in ("parity", "mqar") for seed in range(3)]
-    assert not [note for note in asked(*runs)["notes"] if note.startswith("not comparable")]
+    assert not [note for note in comparison(*runs)["notes"] if note.startswith("not comparable")]

@@ -1,4 +1,4 @@
-"""`tfm view` in a browser: a headless Chromium, where there is one."""
+"""`tfm view` in headless Chromium, if installed."""
 
 import http.client
 import json
@@ -25,7 +25,7 @@ def show(opened, page):
 
 
 def boxes(opened, selector=".model"):
-    """The addresses of the boxes of a figure."""
+    """Return the addresses of the boxes of a figure."""
     return opened.execute_script(f"return [...document.querySelectorAll('{selector} [data-node]:not(.plate)')].map(one => one.dataset.node)")  # fmt: skip
 
 
@@ -40,8 +40,8 @@ def details(opened):
 
 
 @pytest.fixture(scope="module")
-def mine(tmp_path_factory):
-    """A model whose comments and arguments hold hostile text, and its page beside that of base."""
+def page(tmp_path_factory):
+    """Return the page of base and of a model with hostile text in its comments and arguments."""
     folder = tmp_path_factory.mktemp("view")
     text = f"# @package _global_\ndefaults: [base, _self_]\nheads: 4\nmodel:\n  graph:\n    encoder:\n      layer:\n        attn:   # {HOSTILE}\n          bias: false\n"  # fmt: skip
     (folder / "mine.yaml").write_text(text)
@@ -49,9 +49,9 @@ def mine(tmp_path_factory):
     return folder / "page.html"
 
 
-def test_two_models_their_marks_and_their_difference_are_on_one_page_without_errors(mine):
+def test_two_models_their_marks_and_their_difference_are_on_one_page_without_errors(page):
     with browser() as opened:
-        show(opened, mine)
+        show(opened, page)
         assert complaints(opened) == []
         signs = "return [...document.querySelectorAll('.model[data-model=\"1\"] [data-node]')].filter(one => [...one.querySelectorAll('text')].some(text => text.textContent === '~')).map(one => one.dataset.node)"
         assert set(opened.execute_script(signs)) == {
@@ -63,9 +63,9 @@ def test_two_models_their_marks_and_their_difference_are_on_one_page_without_err
         assert "argument heads" in text and "encoder.*.attn, decoder.*.self, decoder.*.cross" in text
 
 
-def test_a_click_selects_a_node_and_shows_its_facts_and_the_lines_that_set_them(mine):
+def test_a_click_selects_a_node_and_shows_its_facts_and_the_lines_that_set_them(page):
     with browser() as opened:
-        show(opened, mine)
+        show(opened, page)
         click(opened, "encoder.0.attn")
         assert "softmax(β q k^T) v" in details(opened) and "Vaswani et al. 2017, section 3.2.2" in details(opened)
         click(opened, "decoder.0.cross")
@@ -79,9 +79,9 @@ def test_a_click_selects_a_node_and_shows_its_facts_and_the_lines_that_set_them(
         assert bias[1] == "false" and bias[2].endswith("mine.yaml:9")
 
 
-def test_hostile_text_stays_text(mine):
+def test_hostile_text_stays_text(page):
     with browser() as opened:
-        show(opened, mine)
+        show(opened, page)
         opened.execute_script("select(views[1], 'encoder.0.attn')")
         assert HOSTILE in details(opened)
         assert opened.find_elements("css selector", "img") == []
@@ -89,9 +89,9 @@ def test_hostile_text_stays_text(mine):
         assert complaints(opened) == []
 
 
-def test_a_click_closes_and_opens_a_stack_and_so_does_the_keyboard(mine):
+def test_a_click_closes_and_opens_a_stack_and_so_does_the_keyboard(page):
     with browser() as opened:
-        show(opened, mine)
+        show(opened, page)
         first = '.model[data-model="0"]'
         assert "encoder.0.attn" in boxes(opened, first)
         click(opened, "encoder.0", ".plate")
@@ -104,22 +104,22 @@ def test_a_click_closes_and_opens_a_stack_and_so_does_the_keyboard(mine):
         assert {f"encoder.{layer}.attn" for layer in range(6)} <= set(boxes(opened, first))
 
 
-def test_the_search_finds_nodes_in_closed_stacks(mine):
+def test_the_search_finds_nodes_in_closed_stacks(page):
     with browser() as opened:
-        show(opened, mine)
+        show(opened, page)
         opened.find_element("css selector", '.model[data-model="0"] .close').click()
         opened.find_element("id", "search").send_keys("cross kv_heads")
-        found = opened.find_elements("css selector", "#matches button")
-        assert found[0].text == "base: decoder.0.cross" and len(found) == 2
-        found[0].click()
+        matches = opened.find_elements("css selector", "#matches button")
+        assert matches[0].text == "base: decoder.0.cross" and len(matches) == 2
+        matches[0].click()
         assert "decoder.0.cross" in details(opened)
         assert opened.execute_script("return document.querySelectorAll('.selected').length") >= 1
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_fits_a_phone_and_is_legible_in_both_colours(mine, dark):
+def test_it_fits_a_phone_and_is_legible_in_both_colours(page, dark):
     with browser(390, 800, dark=dark) as opened:
-        show(opened, mine)
+        show(opened, page)
         assert opened.execute_script("return document.documentElement.scrollWidth") <= 390
         colours = "const box = document.querySelector('[data-node=\"encoder.0.attn\"]'); return [getComputedStyle(box.querySelector('text')).fill, getComputedStyle(box.querySelector('rect')).fill]"
         assert contrast(*opened.execute_script(colours)) >= 4.5
@@ -147,7 +147,7 @@ def test_wrong_input_is_one_sentence_and_status_2(words, capsys, tmp_path, monke
 
 @pytest.fixture
 def served(tmp_path):
-    """A watched model file, and the port of its server."""
+    """Yield a watched model file and the port of its server."""
     file = tmp_path / "mine.yaml"
     file.write_text("# @package _global_\ndefaults: [tiny, _self_]\nlayers: 1\n")
     command = [sys.executable, "-m", "tfm_blocks", "view", "--watch", str(file)]

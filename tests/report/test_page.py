@@ -1,4 +1,4 @@
-"""`tfm report` in a browser: a headless Chromium, where there is one."""
+"""`tfm report` in headless Chromium, if installed."""
 
 import csv
 import html
@@ -32,7 +32,7 @@ SOURCES = "Bokeh.documents.flatMap(one => [...one.all_models]).filter(one => one
 
 
 def show(opened, page):
-    """Waits until the charts are drawn."""
+    """Open the page and wait until the charts are drawn."""
     opened.get(page.as_uri())
     wait(opened, lambda: opened.execute_script("return document.body.dataset.drawn") is not None)
 
@@ -49,7 +49,7 @@ def complaints(opened):
 
 
 def column(opened, name):
-    """The texts of a column of the first table that has it, and its button."""
+    """Return the texts and the button of a column of the first table that has it."""
     heads = opened.find_elements("css selector", "th")
     head = next(one for one in heads if one.text.rstrip(" ▲▼") == name)
     cells = "const body = arguments[0].closest('table').tBodies[0]; return [...body.rows].map(row => row.cells[arguments[0].cellIndex].textContent)"
@@ -58,7 +58,7 @@ def column(opened, name):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory, translator):
-    """Five models of two seeds, and what hostile text there can be; metrics of 2,000 rows in one of them."""
+    """Return the report of five models with two seeds each, hostile text wherever possible, and 2,000 rows of metrics in one run."""
     folder = tmp_path_factory.mktemp("report")
     for number in range(10):
         model, seed = divmod(number, 2)
@@ -82,7 +82,7 @@ def report(tmp_path_factory, translator):
 
 
 def base_attention():
-    """Of the paper's base model in a sentence that is as long as those that the page chooses."""
+    """Return the attention of the paper's base model on a sentence as long as those that the page chooses."""
     random = torch.Generator().manual_seed(1)
     tokens = {"src": ["ein", "Mann", "in", "blau", "em", "Hemd", "steht", "auf", "ein", "er", "Lei", "ter", "<eos>"]}
     tokens["tgt"] = ["<bos>", "a", "man", "in", "a", "blue", "shirt", "stands", "on", "a", "lad", "der", "."]
@@ -105,7 +105,7 @@ def base_attention():
 
 @pytest.mark.grid
 def test_ten_runs_of_base_size_with_long_curves_and_six_pictures_take_less_than_3_megabytes(tmp_path):
-    """The pictures, one of which takes seconds, are counted as often as the page would have them."""
+    """The size of one picture, which takes seconds, is multiplied by the number of pictures."""
     random, model = Random(1), compose_model("base", []).model
     references = [" ".join(random.choices(WORDS, k=12)) for _ in range(40)]
     for number in range(10):
@@ -132,7 +132,7 @@ def test_ten_runs_of_base_size_with_long_curves_and_six_pictures_take_less_than_
 
 def test_the_page_asks_for_nothing(report):
     text = report.read_text("utf-8")
-    written = re.sub("<script>.*?</script>", "", text, flags=re.DOTALL)  # Bokeh's has addresses that it does not need
+    written = re.sub("<script>.*?</script>", "", text, flags=re.DOTALL)  # Bokeh's script has unused addresses
     written = written.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
     assert "http:" not in written and "https:" not in written and "<link" not in written
     assert "default-src 'none'" in html.unescape(written)

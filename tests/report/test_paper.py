@@ -1,4 +1,4 @@
-"""Figures for papers: files, bytes, fonts, and lines that need no colour."""
+"""Figures for papers: files, bytes, fonts, and lines distinguishable without colour."""
 
 import itertools
 from xml.etree import ElementTree

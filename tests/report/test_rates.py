@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.conftest import sentences
-from tests.report.test_compare import asked, said
+from tests.report.test_compare import comparison, said
 from tests.run_folders import garbled, leave_run
 
 REFERENCES = sentences(20, 3)
@@ -38,11 +38,11 @@ def sweep(tmp_path_factory):
 
 
 def test_each_model_is_compared_at_the_rate_with_its_lowest_mean_validation_loss(sweep):
-    found = asked(sweep, "--baseline", "base-0.001-1")
-    assert {one["model"]: one["best"] for one in found["learning_rates"]} == {"base": 0.004, "prenorm": 0.016}
-    assert found["baseline"] == "base, peak 0.004"
-    assert {one["group"] for one in found["against"]} == {"prenorm, peak 0.016"}
-    assert len(found["groups"]) == 6, "all runs stay in the first tables"
+    report = comparison(sweep, "--baseline", "base-0.001-1")
+    assert {one["model"]: one["best"] for one in report["learning_rates"]} == {"base": 0.004, "prenorm": 0.016}
+    assert report["baseline"] == "base, peak 0.004"
+    assert {one["group"] for one in report["against"]} == {"prenorm, peak 0.016"}
+    assert len(report["groups"]) == 6, "all runs stay in the first tables"
 
 
 def test_the_table_shows_the_loss_of_every_rate_and_a_note_warns_of_the_edge(sweep):
@@ -65,7 +65,7 @@ def test_a_rate_at_which_a_seed_diverged_is_not_the_best(tmp_path):
     for rate, loss in ((0.001, 1.0), (0.004, 0.9), (0.016, 0.2)):
         leave(tmp_path, "base", rate, 1, loss)
     leave(tmp_path, "base", 0.016, 2, 0.2, state="diverged")
-    (curve,) = asked(tmp_path)["learning_rates"]
+    (curve,) = comparison(tmp_path)["learning_rates"]
     assert curve["best"] == 0.004 and curve["edge"] == ""
     assert curve["values"][-1] == {"value": 0.016, "losses": [0.2], "diverged": 1}
 
@@ -73,7 +73,7 @@ def test_a_rate_at_which_a_seed_diverged_is_not_the_best(tmp_path):
 def test_runs_of_one_rate_have_no_table_of_rates(tmp_path):
     for seed in (1, 2):
         leave(tmp_path, "base", 0.004, seed, 1.0)
-    assert asked(tmp_path)["learning_rates"] == [] and "learning rates" not in said(tmp_path)
+    assert comparison(tmp_path)["learning_rates"] == [] and "learning rates" not in said(tmp_path)
 
 
 @pytest.mark.parametrize("schedule", [{"name": "linear"}, {"name": "linear", "peak": "fast"}, 3])
@@ -82,5 +82,5 @@ def test_a_run_without_a_rate_leaves_the_curve_of_the_others(tmp_path, schedule)
         run = leave(tmp_path, "base", rate, 1, loss)
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(config | {"schedule": schedule}))
-    (curve,) = asked(tmp_path)["learning_rates"]
+    (curve,) = comparison(tmp_path)["learning_rates"]
     assert (curve["best"], [rate["value"] for rate in curve["values"]]) == (0.004, [0.001, 0.004])

@@ -1,4 +1,4 @@
-"""Line statistics of runs: computed once, wherever they are kept."""
+"""Line statistics of runs are computed once, wherever they are stored."""
 
 import time
 
@@ -28,18 +28,18 @@ def statistics(folder, tokenizer="13a"):
     return run_statistics(record, tokenizer, notes), notes
 
 
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in found)
+def assert_equal(actual, expected):
+    assert actual.keys() == expected.keys() and all(np.array_equal(actual[name], expected[name]) for name in actual)
 
 
 def test_the_second_time_takes_a_fraction_of_the_first(run):
-    taken, found = [], []
+    seconds, results = [], []
     for _ in range(2):
-        begun = time.process_time()
-        found.append(statistics(run)[0])
-        taken.append(time.process_time() - begun)
-    assert taken[1] < taken[0] / 4
-    for one in found:
+        start_time = time.process_time()
+        results.append(statistics(run)[0])
+        seconds.append(time.process_time() - start_time)
+    assert seconds[1] < seconds[0] / 4
+    for one in results:
         assert_equal(one, line_statistics(OUTPUTS, REFERENCES, "13a"))
 
 
@@ -70,6 +70,6 @@ def test_damaged_cached_files_are_replaced(run, tmp_path):
 def test_losses_stand_beside_the_translations(run):
     losses_N3 = np.array([[3.0, 2.0, 4.0]] * len(REFERENCES))
     write_losses(run, losses_N3)
-    found, notes = statistics(run)
-    assert np.array_equal(found["loss"], losses_N3[:, [0, 2]]) and notes == []
-    assert np.array_equal(found["perplexity"], losses_N3[:, [1, 2]]) and "BLEU" in found
+    values, notes = statistics(run)
+    assert np.array_equal(values["loss"], losses_N3[:, [0, 2]]) and notes == []
+    assert np.array_equal(values["perplexity"], losses_N3[:, [1, 2]]) and "BLEU" in values

@@ -28,7 +28,7 @@ def test_only_what_differs_is_marked():
 
 @pytest.fixture
 def models(tmp_path):
-    """Two models of two seeds, of which one seed of the second is wrong on every tenth of a hundred lines."""
+    """Write runs of two models with two seeds each; one run of the second model is wrong on every tenth of 100 lines."""
     outputs = [f"{one} wrong" if number % 10 == 3 else one for number, one in enumerate(REFERENCES)]
     for name in ("a-1", "a-2", "b-1"):
         leave_run(tmp_path / name, REFERENCES, REFERENCES)
@@ -58,5 +58,5 @@ def test_runs_of_another_test_set_or_without_translations_are_left_out(tmp_path)
     leave_run(tmp_path / "other", REFERENCES[:9], REFERENCES[:9])
     leave_run(tmp_path / "old", REFERENCES, REFERENCES, old=True)
     leave_run(tmp_path / "two", REFERENCES, REFERENCES)
-    found = common_test_set(read_records([tmp_path / name for name in ("one", "other", "old", "two")]))
-    assert list(found) == ["one", "two"]
+    runs = common_test_set(read_records([tmp_path / name for name in ("one", "other", "old", "two")]))
+    assert list(runs) == ["one", "two"]

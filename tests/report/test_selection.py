@@ -1,4 +1,4 @@
-"""Which runs of many a page draws."""
+"""The runs that a page draws if there are many."""
 
 from pathlib import Path
 

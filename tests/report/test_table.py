@@ -1,4 +1,4 @@
-"""Tables at every width: no number and no name of a run is cut."""
+"""Tables at every width never cut a number or a run name."""
 
 import contextlib
 import csv
@@ -28,7 +28,7 @@ widths = pytest.mark.parametrize("width", [40, 60, 80, 120])
 
 
 def printed(show, width, monkeypatch):
-    """The lines at a width; None is a pipe without COLUMNS."""
+    """Return the lines at a width; None is a pipe without COLUMNS."""
     monkeypatch.delenv("COLUMNS", raising=False)
     if width:
         monkeypatch.setenv("COLUMNS", str(width))
@@ -42,19 +42,19 @@ def joined(cells):
 
 
 def tables(lines):
-    """The columns of each printed table: its header, and its lines below that."""
-    found = []
+    """Return the columns of each printed table: its header lines and its body lines."""
+    cells = []
     for line in lines:
         if line.startswith("┏"):
-            found.append(([], []))
+            cells.append(([], []))
         for part, border in enumerate("┃│"):
             if line.startswith(border):
-                found[-1][part].append([cell.strip() for cell in line.split(border)[1:-1]])
-    return [list(zip(zip(*heads, strict=True), zip(*bodies, strict=True), strict=True)) for heads, bodies in found]
+                cells[-1][part].append([cell.strip() for cell in line.split(border)[1:-1]])
+    return [list(zip(zip(*heads, strict=True), zip(*bodies, strict=True), strict=True)) for heads, bodies in cells]
 
 
 def assert_whole(lines, expected):
-    """Each column of the tables is printed whole: texts may be folded, and no number."""
+    """Check that each column is complete: texts may be folded, numbers may not."""
     columns = [one for table in tables(lines) for one in table]
     for table in expected:
         for number, name in enumerate(table.headings):
@@ -72,7 +72,7 @@ def assert_whole(lines, expected):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two models of two seeds, whose names are as long as a sweep makes them."""
+    """Write runs of two models with two seeds each, with the longest names that a sweep makes."""
     folder = tmp_path_factory.mktemp("runs")
     for number, model in enumerate(("base", "prenorm")):
         for seed in (1, 2):

@@ -1,4 +1,4 @@
-"""`tfm average`: the mean of the last kept weights, in a folder of its own."""
+"""`tfm average`: the mean of the last kept weights, in a separate folder."""
 
 import json
 

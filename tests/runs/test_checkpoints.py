@@ -1,4 +1,4 @@
-"""Checkpoints: whatever ends the process, and whatever happens to the newest file, there is one that loads."""
+"""Checkpoints: whatever ends the process or damages the newest file, one checkpoint loads."""
 
 import json
 import os
@@ -117,7 +117,7 @@ def test_a_process_killed_while_writing_leaves_a_checkpoint_that_loads(tmp_path,
     for _ in range(kills):
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(step + 1)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            process.stdout.readline()  # it has begun
+            process.stdout.readline()  # training has started
             time.sleep(random.uniform(0, 0.3))
             process.send_signal(signal.SIGKILL)
             written = [int(line) for line in process.stdout.read().split()]

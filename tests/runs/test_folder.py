@@ -19,7 +19,7 @@ from tfm_blocks.runs.model import read_network, weights_of, write_model, write_t
 
 @pytest.fixture
 def unfinished(tmp_path):
-    """A run folder as training leaves it before its end, in the state that is asked for."""
+    """Return a function that writes an unfinished run folder in a given state."""
 
     def write(status, kept):
         folder = tmp_path / "run"
@@ -36,7 +36,7 @@ def unfinished(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("status", "kept", "told"),
+    ("status", "kept", "messages"),
     [
         ({"state": "stopped", "reason": "SIGINT"}, [1000, 1425], ["was stopped early (SIGINT)", "tfm translate RUN --checkpoint last", "after step 1,425"]),
         ({"state": "stopped", "reason": "SIGTERM", "resume": "GO ON"}, [], ["was stopped early (SIGTERM)", "help: GO ON resumes it"]),
@@ -53,11 +53,11 @@ def unfinished(tmp_path):
         (None, [], ["the training did not finish"]),
     ],
 )  # fmt: skip
-def test_the_error_of_a_run_without_weights_names_its_state_and_a_fix(unfinished, status, kept, told):
+def test_the_error_of_a_run_without_weights_names_its_state_and_a_fix(unfinished, status, kept, messages):
     folder = unfinished(status, kept)
     with pytest.raises(RunError) as caught:
         tfm.load(folder)
-    for text in told:
+    for text in messages:
         assert text.replace("RUN", str(folder)) in str(caught.value)
 
 
@@ -81,8 +81,8 @@ def test_the_weights_of_a_validation_can_be_loaded_before_the_end(unfinished):
     write_tensors(folder / "checkpoints" / "best.safetensors", weights_of(tfm.build("tiny", seed=5, **KNOBS)))
     for which, seed in (("best", 5), ("last", 1), ("12", 1), (12, 1)):
         expected = weights_of(tfm.build("tiny", seed=seed, **KNOBS))
-        found = weights_of(read_network(folder, checkpoint=which))
-        assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items()), which
+        weights = weights_of(read_network(folder, checkpoint=which))
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.items()), which
     for missing in ("7", 7):
         with pytest.raises(RunError, match=r"has no weights '7'\n  help: it has 3, 12, last, best"):
             read_network(folder, checkpoint=missing)
@@ -93,18 +93,20 @@ def test_a_finished_run_that_trains_longer_names_the_step_of_its_weights(unfinis
     write_tensors(folder / "weights.safetensors", weights_of(tfm.build("tiny", **KNOBS)))
     with hold(folder):
         read_network(folder)
-    assert "warning" in (told := capsys.readouterr().err) and "still running; its weights are from before that" in told
+    assert (
+        "warning" in (stderr := capsys.readouterr().err) and "still running; its weights are from before that" in stderr
+    )
 
 
 @pytest.mark.parametrize("name", ["nowhere", "a" * 5000], ids=["missing", "too long"])
 def test_an_impossible_folder_name_is_an_error_and_is_shortened(name):
-    with pytest.raises(RunError, match="there is no such run folder") as told:
+    with pytest.raises(RunError, match="there is no such run folder") as caught:
         expect_folder(Path(name))
-    assert len(str(told.value)) < 400
+    assert len(str(caught.value)) < 400
 
 
 def test_bytes_of_the_command_line_that_are_not_utf_8_are_saved(tmp_path):
-    """Python gives such bytes as halves of letters."""
+    """Python decodes such bytes as lone surrogates."""
     said = {"commands": [b"data.dir=/B\xfccher".decode("utf-8", "surrogateescape"), "Bücher"]}
     write_json(tmp_path / "run.json", said)
     assert read_json(tmp_path / "run.json") == said and "Bücher" in (tmp_path / "run.json").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""A stored run folder of each format loads for ever."""
+"""A stored run folder of each format still loads."""
 
 import json
 import subprocess

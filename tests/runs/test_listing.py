@@ -14,7 +14,7 @@ HEADER = "step,train/loss,val/loss,val/exact_match,test/loss,test/exact_match\n"
 
 
 def leave(folder, state="done", steps=850, model="tiny", score=0.5):
-    """A folder as a run leaves it; one that is not done has validated after step 400 only."""
+    """Write the folder of a run; an unfinished run validated only after step 400."""
     folder.mkdir(parents=True)
     record = {"choices": {"model": model, "data": "dates"}, "commands": [f"python train.py model={model} heads=2"]}
     (folder / "run.json").write_text(json.dumps(record))
@@ -25,7 +25,7 @@ def leave(folder, state="done", steps=850, model="tiny", score=0.5):
     return folder
 
 
-def asked(capsys, *arguments):
+def listing(capsys, *arguments):
     main(["runs", *map(str, arguments), "--json"])
     return json.loads(capsys.readouterr().out)
 
@@ -34,15 +34,15 @@ def test_runs_are_listed_with_state_model_step_and_score_newest_first(tmp_path, 
     leave(tmp_path / "a", model="prenorm")
     leave(tmp_path / "b", "running")
     with hold(leave(tmp_path / "sweep" / "c", "running")):
-        found = asked(capsys, "--in", tmp_path)
-    told = {one["folder"].removeprefix(f"{tmp_path}/"): one for one in found}
-    assert list(told) == ["sweep/c", "b", "a"]
-    assert [told[name]["state"] for name in told] == ["running", "interrupted", "done"]
-    assert told["a"]["score"] == {"test/exact_match": 0.5} and told["a"]["step"] == 850
-    assert told["b"]["score"] == {"val/exact_match": 0.25} and told["b"]["step"] == 420
-    assert (told["a"]["model"], told["a"]["data"]) == ("prenorm", "dates")
+        runs = listing(capsys, "--in", tmp_path)
+    by_name = {one["folder"].removeprefix(f"{tmp_path}/"): one for one in runs}
+    assert list(by_name) == ["sweep/c", "b", "a"]
+    assert [by_name[name]["state"] for name in by_name] == ["running", "interrupted", "done"]
+    assert by_name["a"]["score"] == {"test/exact_match": 0.5} and by_name["a"]["step"] == 850
+    assert by_name["b"]["score"] == {"val/exact_match": 0.25} and by_name["b"]["step"] == 420
+    assert (by_name["a"]["model"], by_name["a"]["data"]) == ("prenorm", "dates")
     newest = max(path.stat().st_mtime for path in (tmp_path / "a").iterdir())
-    assert datetime.fromisoformat(told["a"]["changed"]).timestamp() == pytest.approx(newest, abs=1)
+    assert datetime.fromisoformat(by_name["a"]["changed"]).timestamp() == pytest.approx(newest, abs=1)
 
 
 @pytest.mark.parametrize("score", ["NaN", "Infinity", "null"])
@@ -50,8 +50,8 @@ def test_a_score_that_is_not_finite_is_omitted(score, tmp_path, capsys):
     """Older runs wrote NaN and Infinity into status.json."""
     run = leave(tmp_path / "a", score=0.125)
     (run / "status.json").write_text((run / "status.json").read_text().replace("0.125", score))
-    (found,) = asked(capsys, "--in", tmp_path)
-    assert found["score"] == {"test/loss": 0.3}
+    (entry,) = listing(capsys, "--in", tmp_path)
+    assert entry["score"] == {"test/loss": 0.3}
     main(["compare", str(run), "--json"])
     assert "NaN" not in (said := capsys.readouterr().out) and "Infinity" not in said
 
@@ -62,7 +62,7 @@ def test_runs_are_found_by_words_of_their_command_and_by_state(tmp_path, capsys)
     leave(tmp_path / "three")
 
     def names(*arguments):
-        return sorted(one["folder"].rpartition("/")[2] for one in asked(capsys, *arguments))
+        return sorted(one["folder"].rpartition("/")[2] for one in listing(capsys, *arguments))
 
     assert names("--in", tmp_path) == ["one", "three", "two"]
     assert names("Prenorm", "heads=2", "--in", tmp_path) == ["one", "two"]
@@ -100,12 +100,12 @@ def test_a_run_is_deleted_only_with_yes_and_never_while_it_trains(tmp_path, caps
 def test_a_run_of_another_host_cannot_be_deleted_while_its_heartbeat_is_fresh(tmp_path, capsys):
     run = leave(tmp_path / "a", "running")
     leave_heartbeat(run, age=5)
-    assert [one["state"] for one in asked(capsys, "--in", tmp_path)] == ["running"]
+    assert [one["state"] for one in listing(capsys, "--in", tmp_path)] == ["running"]
     with pytest.raises(SystemExit):
         main(["runs", "--delete", str(run), "--yes"])
     assert "4711 on node7" in capsys.readouterr().err and run.is_dir()
     leave_heartbeat(run, age=LIMIT + 1)
-    assert [one["state"] for one in asked(capsys, "--in", tmp_path)] == ["interrupted"]
+    assert [one["state"] for one in listing(capsys, "--in", tmp_path)] == ["interrupted"]
     main(["runs", "--delete", str(run), "--yes"])
     assert not run.exists()
 
@@ -116,7 +116,7 @@ def test_jobs_of_another_hosts_sweep_are_running_while_its_heartbeat_is_fresh(tm
     (sweep / "sweep.json").write_text(listed)
     for age, state in ((5, "running"), (LIMIT + 1, "interrupted")):
         leave_heartbeat(sweep, age)
-        (three,) = asked(capsys, "three", "--in", tmp_path)
+        (three,) = listing(capsys, "three", "--in", tmp_path)
         assert three["state"] == state
 
 
@@ -126,14 +126,14 @@ def test_an_incomplete_last_row_does_not_shift_columns(tmp_path, capsys):
         rows = "420,1.4,,,,\n" * (TAIL // 12 - 2)
         rows += "," * (TAIL - kept - len(rows) - 1) + "\n"
         (run / "metrics.csv").write_text(HEADER + rows + measured + rows)
-        (only,) = asked(capsys, "--in", tmp_path)
+        (only,) = listing(capsys, "--in", tmp_path)
         assert only["score"] == ({"val/exact_match": 0.25} if kept == len(measured) else {}), kept
 
 
 def test_the_first_row_after_the_names_is_read(tmp_path, capsys):
     (leave(tmp_path / "a", "running") / "metrics.csv").write_text(HEADER + "400,1.5,0.9,0.25,,\n")
     (leave(tmp_path / "b", "running") / "metrics.csv").write_text("")
-    assert [one["score"] for one in asked(capsys, "--in", tmp_path)] == [{}, {"val/exact_match": 0.25}]
+    assert [one["score"] for one in listing(capsys, "--in", tmp_path)] == [{}, {"val/exact_match": 0.25}]
 
 
 def test_a_job_without_a_folder_is_not_running_where_its_sweep_was_killed(tmp_path, capsys):
@@ -142,7 +142,7 @@ def test_a_job_without_a_folder_is_not_running_where_its_sweep_was_killed(tmp_pa
     (sweep / "sweep.json").write_text(listed)
 
     def state():
-        return next(one["state"] for one in asked(capsys, "--in", tmp_path) if one["folder"].endswith("three"))
+        return next(one["state"] for one in listing(capsys, "--in", tmp_path) if one["folder"].endswith("three"))
 
     assert state() == "interrupted"
     with hold(sweep):
@@ -154,7 +154,7 @@ def test_a_job_without_a_folder_is_not_running_where_its_sweep_was_killed(tmp_pa
 
 
 def leave_sweep(folder):
-    """A job that is done, one whose end only the sweep knows, and one without a folder; a sweep in a folder of sweeps."""
+    """Write a sweep with a finished job, a job whose end only sweep.json records, and a job without a folder."""
     leave(folder / "one")
     leave(folder / "two", "failed")
     jobs = [
@@ -168,14 +168,14 @@ def leave_sweep(folder):
 
 def test_jobs_of_nested_sweeps_are_listed_with_their_states_those_without_a_folder_too(tmp_path, capsys):
     leave_sweep(tmp_path / "week" / "sweep")
-    found = {one["folder"].rpartition("/")[2]: one for one in asked(capsys, "--in", tmp_path)}
-    assert {name: one["state"] for name, one in found.items()} == {
+    by_name = {one["folder"].rpartition("/")[2]: one for one in listing(capsys, "--in", tmp_path)}
+    assert {name: one["state"] for name, one in by_name.items()} == {
         "one": "done",
         "two": "timed out",
         "three": "waiting",
     }
-    assert found["three"]["model"] == "big" and found["three"]["commands"] == ["model=big heads=4"]
-    (only,) = asked(capsys, "--in", tmp_path, "--state", "timed out")
+    assert by_name["three"]["model"] == "big" and by_name["three"]["commands"] == ["model=big heads=4"]
+    (only,) = listing(capsys, "--in", tmp_path, "--state", "timed out")
     assert only["folder"].endswith("week/sweep/two")
     with pytest.raises(SystemExit):
         main(["runs", "--in", str(tmp_path), "--state", "dnoe"])
@@ -207,5 +207,5 @@ def test_a_sweep_is_deleted_only_with_yes_and_if_no_run_trains(tmp_path, capsys)
 def test_a_damaged_sweep_hides_none_of_its_runs(tmp_path, capsys, damage):
     leave(tmp_path / "sweep" / "a")
     (tmp_path / "sweep" / "sweep.json").write_text(damage)
-    folders = [one["folder"] for one in asked(capsys, "--in", tmp_path)]
+    folders = [one["folder"] for one in listing(capsys, "--in", tmp_path)]
     assert str(tmp_path / "sweep" / "a") in folders and all(one.startswith(str(tmp_path / "sweep")) for one in folders)

@@ -1,4 +1,4 @@
-"""A folder has one holder, and every process on every host sees it without taking the lock."""
+"""A folder has one holder, which every process on every host can see without taking the lock."""
 
 import errno
 import fcntl
@@ -46,9 +46,9 @@ def leave_heartbeat(folder, age, **changes):
 
 
 @contextmanager
-def holder_process(folder, *more):
-    """Hold the folder by another process; yields it and the pid that it prints, which may be that of its child."""
-    with subprocess.Popen([sys.executable, "-c", HOLDS, str(folder), *more], stdout=subprocess.PIPE) as process:
+def holder_process(folder, *arguments):
+    """Hold the folder by another process; yield the process and the pid that it prints, its own or its child's."""
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(folder), *arguments], stdout=subprocess.PIPE) as process:
         try:
             yield process, int(process.stdout.readline())
         finally:
@@ -176,7 +176,7 @@ def test_a_waiting_process_gets_the_lock_when_it_is_released(tmp_path, capsys):
 
 
 def test_without_file_system_locks_the_heartbeat_locks(tmp_path, monkeypatch):
-    """NFS without its lock daemon and Lustre without `-o flock` answer so; no file system of a test does."""
+    """NFS without its lock daemon and Lustre without `-o flock` give this error; file systems of tests do not."""
 
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -1,4 +1,4 @@
-"""A model on disk comes back as it was, or says what is wrong with it."""
+"""A saved model is restored unchanged, or the error names the problem."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_a_tied_weight_is_stored_once_at_its_source(folder):
 
 @pytest.fixture
 def umask():
-    """Sets the umask of this process, and afterwards the one before."""
+    """Set the umask of this process, and restore it afterwards."""
     before = os.umask(0)
     os.umask(before)
     yield os.umask
@@ -151,7 +151,7 @@ def needs_a_plugin(folder):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (damage_json, "model.json: is damaged"),
         (future_format, "has the format 99, but this version reads 1 and 2"),
@@ -167,9 +167,9 @@ def needs_a_plugin(folder):
         (lambda folder: (folder / "weights.safetensors").unlink(), "training did not finish"),
     ],
 )
-def test_a_damaged_or_foreign_folder_is_an_error(folder, damage, told):
+def test_a_damaged_or_foreign_folder_is_an_error(folder, damage, message):
     damage(folder)
-    with pytest.raises(RunError, match=told):
+    with pytest.raises(RunError, match=message):
         read_network(folder)
 
 
@@ -179,7 +179,7 @@ def test_no_run_writes_into_the_folder_of_another(tmp_path):
 
 @pytest.fixture
 def counted(tmp_path, monkeypatch):
-    """The folder of a model with a persistent buffer of integers, and its network."""
+    """Return the folder and network of a model with a persistent integer buffer."""
     monkeypatch.setattr(REGISTRY, "blocks", {**REGISTRY.blocks, **PLUGGED})
     graph = {"node": {"block": "counted", "in": "x"}, "out": {"block": "linear", "d_out": 3}}
     model = {"inputs": {"x": "B T 4"}, "graph": graph}

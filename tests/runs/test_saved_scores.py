@@ -7,7 +7,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 import tfm_blocks as tfm
 from tests.conftest import sentences
-from tests.report.test_compare import asked, said
+from tests.report.test_compare import comparison, said
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.data.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ BEAM = Search(beam=3)
 
 @pytest.fixture(scope="module")
 def translator():
-    """A model that has learned nothing and yet says something."""
+    """Return an untrained translator whose outputs are not empty."""
     tokenizer = Tokenizer.train(sentences(60, 0), 280)
     sizes = {"layers": 1, "d_model": 16, "d_ff": 16, "heads": 2, "vocab": tokenizer.size}
     return Translator(tfm.build("tiny", seed=3, **sizes).eval(), tokenizer, ("src", "tgt"))
@@ -32,7 +32,7 @@ def translator():
 
 @pytest.fixture
 def sweep(tmp_path, translator):
-    """Two finished runs of the same weights, with greedy scores of their training, and one that is not done."""
+    """Write two finished runs of the same weights with greedy scores, and an unfinished one."""
     for seed in (1, 2, 3):
         run = leave_run(tmp_path / "sweep" / f"seed-{seed}", *2 * [references(translator)], seed=seed)
         write_model(run, translator.network.spec.mapping, [], ["src", "tgt"])
@@ -48,29 +48,29 @@ def translate(translator):
 
 
 def references(translator):
-    """The translations with a beam, of which every second one is another."""
+    """Return beam translations of which every second one is changed."""
     return [text if number % 2 else "another text" for number, text in enumerate(translate(translator))]
 
 
 def test_every_finished_run_keeps_the_scores_of_the_search_and_compare_reads_them(sweep, translator, capsys):
     main(["evaluate", str(sweep), "--beam", "3", "--test"])
     assert "saved as scores/beam3 in 2 runs; 1 are not done" in capsys.readouterr().out
-    outputs, wanted = translate(translator), references(translator)
-    chrf = CHRF().corpus_score(outputs, [wanted]).score
+    outputs, expected = translate(translator), references(translator)
+    chrf = CHRF().corpus_score(outputs, [expected]).score
     for seed in (1, 2):
         run = sweep / f"seed-{seed}"
         lines = read_translations(run / "scores" / "beam3")
         assert [(one.source, one.output, one.reference) for one in lines] == list(
-            zip(SOURCES, outputs, wanted, strict=True)
+            zip(SOURCES, outputs, expected, strict=True)
         )
         saved = SavedScores.read(scores_folder(run, "beam3"))
         assert (saved.search["beam"], saved.search["alpha"], saved.steps, saved.test) == (3, 0.6, 60, "")
         assert saved.scores[1].value == pytest.approx(chrf)
-    groups = asked(sweep, "--scores", "beam3")["groups"][0]["runs"]
+    groups = comparison(sweep, "--scores", "beam3")["groups"][0]["runs"]
     assert [run["scored_on"] for run in groups] == ["beam3", "beam3", ""]
     assert groups[0]["scores"]["chrF"]["value"] == pytest.approx(chrf) and 0 < chrf < 100
     assert groups[0]["scores"]["exact match"]["value"] == 50
-    trained = asked(sweep)["groups"][0]["runs"]
+    trained = comparison(sweep)["groups"][0]["runs"]
     assert trained[0]["scores"]["chrF"]["value"] == pytest.approx(100), "the scores of the training stay"
 
 
@@ -81,20 +81,20 @@ def test_a_file_of_pairs_is_another_test_set_under_its_name(sweep, tmp_path, cap
     assert "--scores greedy-alpha1-news" in capsys.readouterr().out
     saved = SavedScores.read(scores_folder(sweep / "seed-1", "greedy-alpha1-news"))
     assert saved.test == "news.tsv" and saved.test_set.rows == 5
-    found = asked(sweep, "--scores", "greedy-alpha1-news")
-    assert any("without scores greedy-alpha1-news" in note and "seed-2" in note for note in found["notes"])
+    report = comparison(sweep, "--scores", "greedy-alpha1-news")
+    assert any("without scores greedy-alpha1-news" in note and "seed-2" in note for note in report["notes"])
 
 
 def test_scores_of_earlier_weights_do_not_count(sweep, capsys):
     main(["evaluate", str(sweep), "--test"])
     status = sweep / "seed-1" / "status.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"steps": 90}))
-    runs = asked(sweep, "--scores", "greedy")["groups"][0]["runs"]
+    runs = comparison(sweep, "--scores", "greedy")["groups"][0]["runs"]
     assert [run["scored_on"] for run in runs] == ["", "greedy", ""]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "told"),
+    ("arguments", "status", "message"),
     [
         (["--test", "--src", "x"], 2, "error: --src: --test scores the final weights on one test set"),
         (["--test", "missing.tsv"], 1, "missing.tsv"),
@@ -102,13 +102,13 @@ def test_scores_of_earlier_weights_do_not_count(sweep, capsys):
         (["--test", "empty.tsv"], 1, "but there is no line"),
     ],
 )
-def test_a_test_set_that_does_not_fit_is_refused(arguments, status, told, sweep, monkeypatch, capsys):
+def test_a_test_set_that_does_not_fit_is_refused(arguments, status, message, sweep, monkeypatch, capsys):
     monkeypatch.chdir(sweep.parent)
     (sweep.parent / "one.tsv").write_text("no tab\n")
     (sweep.parent / "empty.tsv").write_text("")
     with pytest.raises(SystemExit) as left:
         main(["evaluate", str(sweep), *arguments])
-    assert left.value.code == status and told in capsys.readouterr().err
+    assert left.value.code == status and message in capsys.readouterr().err
     assert not list(sweep.glob("*/scores"))
 
 
@@ -122,6 +122,6 @@ def test_unknown_scores_are_refused_with_the_known_ones(sweep, capsys):
 def test_damaged_scores_count_as_missing_and_the_other_runs_are_compared(sweep):
     main(["evaluate", str(sweep), "--test"])
     (sweep / "seed-1" / "scores" / "greedy" / "scores.json").write_text("{")
-    found = asked(sweep, "--scores", "greedy")
-    assert [run["scored_on"] for run in found["groups"][0]["runs"]] == ["", "greedy", ""]
-    assert any("without scores greedy of their final weights: seed-1" in note for note in found["notes"])
+    report = comparison(sweep, "--scores", "greedy")
+    assert [run["scored_on"] for run in report["groups"][0]["runs"]] == ["", "greedy", ""]
+    assert any("without scores greedy of their final weights: seed-1" in note for note in report["notes"])

@@ -36,7 +36,7 @@ def batching_of(spec: Spec, rows: int) -> Batching:
 
 
 class RealStep:
-    """A network with an optimizer that has its moments, and a batch of random ids without padding."""
+    """A network, an optimizer with initialised moments, and a batch of random ids without padding."""
 
     def __init__(self, spec: Spec, batching: Batching, *, bf16: bool, recomputes: bool) -> None:
         self.network = build_network(spec, seed=1).train()

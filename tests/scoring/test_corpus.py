@@ -30,8 +30,8 @@ def sacrebleu(tmp_path, outputs, references, *options):
 def test_scores_intervals_and_signatures_match_sacrebleus_command(tmp_path):
     references = sentences(60, 7)
     outputs = garbled(references, 0.2, 8)
-    asked = ["-m", "bleu", "chrf", "ter", "--confidence", "-w", "6", "--force"]
-    theirs = sacrebleu(tmp_path, outputs, references, *asked)
+    options = ["-m", "bleu", "chrf", "ter", "--confidence", "-w", "6", "--force"]
+    theirs = sacrebleu(tmp_path, outputs, references, *options)
     for own, other in zip(score(outputs, references, metrics("13a", tokenised=False)), theirs, strict=True):
         assert (own.value, own.interval) == pytest.approx((other["score"], other["confidence_var"]), abs=1e-5)
         print(own.signature, other["signature"])
@@ -46,12 +46,14 @@ def test_a_text_whose_resamples_score_0_now_and_then_has_an_interval():
 
 def test_the_tokenised_number_ignores_case_and_keeps_the_tokens(tmp_path):
     references = ["Ein Haus , das am Fluss steht .", "Zwei Kinder spielen davor ."]
-    (found,) = (
+    (tokenised,) = (
         one
         for one in score([one.lower() for one in references], references, metrics("13a", tokenised=True))
         if one.name == TOKENISED
     )
-    assert found.value == pytest.approx(100) and "case:lc" in found.signature and "tok:none" in found.signature
+    assert (
+        tokenised.value == pytest.approx(100) and "case:lc" in tokenised.signature and "tok:none" in tokenised.signature
+    )
 
 
 def test_the_paired_test_distinguishes_a_better_run_from_an_equal_one():
@@ -69,8 +71,8 @@ def test_the_paired_test_distinguishes_a_better_run_from_an_equal_one():
 
 def test_two_runs_of_the_same_score_have_p_1_whatever_they_say():
     references = sentences(40, 7)
-    _, found = compare(["x"] * 40, ["y"] * 40, references, metrics("13a", tokenised=False))
-    assert found[0].value == 0 and [one.p for one in found] == [1, 1, 1]
+    _, differences = compare(["x"] * 40, ["y"] * 40, references, metrics("13a", tokenised=False))
+    assert differences[0].value == 0 and [one.p for one in differences] == [1, 1, 1]
     shouted = [text.upper() for text in references]
     lower_p = compare(["x"] * 40, shouted, references, metrics("13a", tokenised=False))[1]
     assert lower_p[1].value > 0 and lower_p[1].p < 0.01
@@ -80,15 +82,15 @@ def test_a_run_is_not_compared_with_itself_and_long_lines_are_cut_as_in_translat
     save(translator, tmp_path / "run")
     for name in ("src", "ref"):
         (tmp_path / name).write_text("Haus " * 50 + "\n")
-    asked = ["evaluate", str(tmp_path / "run"), "--src", str(tmp_path / "src"), "--ref", str(tmp_path / "ref")]
+    command = ["evaluate", str(tmp_path / "run"), "--src", str(tmp_path / "src"), "--ref", str(tmp_path / "ref")]
     with pytest.raises(SystemExit):
-        main([*asked, "--against", str(tmp_path / "run" / "..") + "/run/"])
+        main([*command, "--against", str(tmp_path / "run" / "..") + "/run/"])
     assert "--against: must be another run" in capsys.readouterr().err
-    main([*asked, "--max-tokens", "10", "--beam", "2", "--patient"])
+    main([*command, "--max-tokens", "10", "--beam", "2", "--patient"])
     shown = capsys.readouterr()
     assert "src:1: the line has" in shown.err and "1 line" in shown.out
     with pytest.raises(SystemExit):
-        main([*asked, "--max-tokens", "10", "--strict"])
+        main([*command, "--max-tokens", "10", "--strict"])
 
 
 def test_the_command_scores_the_translations_of_the_run(translator, tmp_path, capsys):

@@ -12,9 +12,9 @@ from tfm_blocks.scoring.significance import correct, half_interval, over_seeds, 
 )
 def test_p_and_interval_over_seeds_match_scipys_welch_test(before, after):
     theirs = scipy.stats.ttest_ind(after, before, equal_var=False)
-    found = over_seeds(before, after)
-    assert found.p == pytest.approx(theirs.pvalue)
-    assert found.interval == pytest.approx(tuple(theirs.confidence_interval(0.95)))
+    comparison = over_seeds(before, after)
+    assert comparison.p == pytest.approx(theirs.pvalue)
+    assert comparison.interval == pytest.approx(tuple(theirs.confidence_interval(0.95)))
 
 
 def test_one_seed_gives_no_p_value_over_seeds():
@@ -35,14 +35,14 @@ def test_students_distribution_is_scipys(freedom):
 
 
 def test_corrected_p_values_are_holms():
-    """By his procedure: at a level, claims are made from the least p on, until one is above level / what is left."""
+    """Holm's procedure rejects hypotheses from the smallest p on, until p exceeds the level divided by the number of remaining ones."""
     p_values = dict(enumerate([0.01, 0.04, 0.03, 0.005, 0.2]))
-    found = correct(p_values)
+    corrected = correct(p_values)
     for level in np.linspace(0.001, 1, 500):
         claimed, left = set(), len(p_values)
         for name in sorted(p_values, key=p_values.get):
             if p_values[name] > level / left:
                 break
             claimed, left = claimed | {name}, left - 1
-        assert {name for name, p in found.items() if p <= level + 1e-12} == claimed
+        assert {name for name, p in corrected.items() if p <= level + 1e-12} == claimed
     assert correct({}) == {}

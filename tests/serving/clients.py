@@ -1,4 +1,4 @@
-"""A server in a thread, and a client that is cheaper than the server that it tries."""
+"""A server in a thread, and a client with less overhead than the server."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tfm_blocks.serving.settings import Limits
 
 @contextlib.contextmanager
 def serving(translator, **limits):
-    """The port of a server, and its batcher. The end of the context finishes the requests."""
+    """Yield the port of a server and its batcher. Leaving the context finishes the requests."""
     batcher = Batcher(translator, Limits(**limits), Metrics(), contextlib.nullcontext)
     with listen("127.0.0.1", 0) as listening:
         server = create_server(batcher, "127.0.0.1")
@@ -29,13 +29,13 @@ def serving(translator, **limits):
 
 
 class Client:
-    """A connection that is kept, for one request after the other."""
+    """A persistent connection for sequential requests."""
 
     def __init__(self, port):
         self.port, self.reader, self.writer = port, None, None
 
     async def post(self, path, body):
-        """Status and body of the response; `body` is bytes, or becomes JSON."""
+        """Return the status and body of the response; `body` is bytes, or is sent as JSON."""
         if self.writer is None or self.writer.is_closing():
             self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.writer.write(request(path, body))
@@ -54,7 +54,7 @@ def request(path, body):
 
 
 async def closed_loop(port, texts, expected, clients, seconds):
-    """The number of answers that `clients` get, each sending its next text when it has an answer, which is compared."""
+    """Return the number of answers to `clients`, each of which compares an answer and sends its next text."""
     answers, end = 0, time.perf_counter() + seconds
 
     async def use(first):

@@ -1,4 +1,4 @@
-"""`tfm serve`: outputs equal the commands', whatever runs beside them, and nothing that a client does stops the server."""
+"""`tfm serve`: outputs equal the commands', whatever runs concurrently, and no client can stop the server."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def server(translator):
 
 @pytest.fixture(scope="module")
 def continuing(translator):
-    """A server of a model without sources, and its translator; it has learned nothing."""
+    """Yield a server of an untrained model without sources, and its translator."""
     torch.manual_seed(2)
     size = translator.tokenizer.size
     network = tfm.build("decoder_only", layers=1, d_model=32, d_ff=32, heads=2, vocab=size, seed=3)
@@ -64,8 +64,8 @@ def texts_of(response):
 )
 def test_translations_are_the_translators(server, translator, settings, search):
     texts = [*sentences(8, 7), "", "am Fluss"]
-    found = texts_of(post(server[0], "/translate", {"texts": texts, **settings}))
-    assert found == [[best.text for best in nbest] for nbest in translator.search(texts, search)]
+    outputs = texts_of(post(server[0], "/translate", {"texts": texts, **settings}))
+    assert outputs == [[best.text for best in nbest] for nbest in translator.search(texts, search)]
 
 
 def test_prefixes_begin_the_translations(server, translator):
@@ -78,8 +78,8 @@ def test_continuations_are_the_translators_and_pieces_join_to_them(continuing):
     port, _, own = continuing
     prompts = ["am Fluss", "", "zwei Kinder spielen"]
     search = Search(beam=3, nbest=2)
-    found = texts_of(post(port, "/generate", {"prompts": prompts, "tokens": 12, "beam": 3, "nbest": 2}))
-    assert found == [[best.text for best in nbest] for nbest in own.generate(prompts, 12, search)]
+    outputs = texts_of(post(port, "/generate", {"prompts": prompts, "tokens": 12, "beam": 3, "nbest": 2}))
+    assert outputs == [[best.text for best in nbest] for nbest in own.generate(prompts, 12, search)]
     drawn = Search(sampling=Sampling(seed=5))
     expected = own.generate(["am Fluss"], 40, drawn)[0][0].text
     response = post(port, "/generate", {"prompts": ["am Fluss"], "tokens": 40, "stream": True, "sampling": {"seed": 5}})
@@ -99,7 +99,7 @@ def test_sixty_clients_get_their_own_answers_in_common_batches(server, translato
 
 
 def batches(batcher):
-    """Number of batches so far, and of texts in them."""
+    """Return the numbers of batches and texts so far."""
     values = {sample.name: sample.value for sample in next(iter(batcher.metrics.batch_texts.collect())).samples}
     return values["tfm_batch_texts_count"], values["tfm_batch_texts_sum"]
 
@@ -122,8 +122,8 @@ def batches(batcher):
     ],
 )
 def test_a_wrong_request_is_refused_with_address_and_rule(server, path, body, status, rule):
-    found, reply = asyncio.run(Client(server[0]).post(path, body))
-    assert found == status
+    code, reply = asyncio.run(Client(server[0]).post(path, body))
+    assert code == status
     assert set(reply) == {"error"}
     assert rule in f"{reply['error']['address']} {reply['error']['rule']}"
     assert reply["error"]["help"]
@@ -224,7 +224,7 @@ KEYS = ["texts", "prompts", "prefixes", "beam", "nbest", "alpha", "penalty", "pa
 
 
 def malformed(draw):
-    """A path and the bytes of a body: JSON with wrong values, cut or changed JSON, nested lists, or noise."""
+    """Return a path and a request body: JSON with wrong values, truncated or changed JSON, nested lists, or noise."""
     path = draw.choice(["/translate", "/translate", "/generate", "/health", "/metrics", "/", "/%00"])
     body = {draw.choice(KEYS): draw.choice(VALUES) for _ in range(draw.randrange(5))}
     if draw.random() < 0.5:
@@ -245,7 +245,7 @@ def malformed(draw):
 
 
 async def send_malformed(port, count, seed):
-    """The statuses of malformed requests, sent by eight clients."""
+    """Return the statuses of malformed requests, sent by eight clients."""
     draws = random.Random(seed)
     statuses = []
 

@@ -1,4 +1,4 @@
-"""A sweep is checked whole before its first job."""
+"""All jobs of a sweep are checked before the first one starts."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ def test_jobs_are_every_combination_in_hydras_order():
 
 
 def test_a_pattern_stands_for_the_options_of_its_group():
-    asked = read_sweep(["-m", "model=glob(*norm,exclude=[deep*])", "logger=csv"])
-    assert combinations(asked.parts) == [["model=prenorm", "logger=csv"]]
+    request = read_sweep(["-m", "model=glob(*norm,exclude=[deep*])", "logger=csv"])
+    assert combinations(request.parts) == [["model=prenorm", "logger=csv"]]
 
 
 def test_an_interval_has_no_list_of_jobs():

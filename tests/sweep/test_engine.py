@@ -1,4 +1,4 @@
-"""A sweep whose jobs end in every way, and a sweep that is killed itself."""
+"""A sweep whose jobs end in every way, and a sweep that is itself killed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SIX = {
 
 
 def with_experiments(tmp_path: Path) -> Path:
-    """A folder with six experiments, one for each way to end."""
+    """Write a folder with six experiments, one for each way to end."""
     (tmp_path / "my_conf" / "experiment").mkdir(parents=True)
     for name, text in SIX.items():
         steps = "" if "steps" in text else "trainer: {steps: 8}\n"
@@ -80,7 +80,7 @@ def start(folder: Path, *arguments: str, base: Sequence[str] = SMALL) -> subproc
 
 
 def run(folder: Path, *arguments: str, base: Sequence[str] = SMALL) -> tuple[int, str]:
-    """Exit status and output."""
+    """Run a sweep; return its exit status and output."""
     command = [ROOT / "train.py", "-m", "--config-dir", "my_conf", *arguments, *base]
     done = run_python(command, folder, environment(folder), PATIENCE, share_server=True)
     return done.returncode, done.stderr + done.stdout
@@ -95,13 +95,13 @@ def states(sweep: Path) -> dict[str, str]:
 
 
 def alive(folder: Path) -> list[str]:
-    """The processes that work in the folder, wherever their parents are."""
-    found = []
+    """Return the processes whose working directory is the folder, whatever their parents."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cwd"):
         with suppress(OSError):
             if path.resolve() == folder.resolve():
-                found.append(path.parent.name)
-    return found
+                pids.append(path.parent.name)
+    return pids
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -112,8 +112,8 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 def test_six_jobs_end_in_six_ways_and_the_second_call_runs_the_four_that_are_not_done(folder: Path) -> None:
-    """The slow one must have the time to begin. It goes on with what it has done, as does the one that was killed, which
-    this time is not: its fault counts the steps of a process.
+    """The slow job needs time to start. The second call resumes it, and also the killed job, which now finishes, because
+    its fault counts the steps of a process.
     """
     swept = "experiment=" + ",".join(SIX)
     how = [f"sweep.timeout={40 * max(1.0, os.getloadavg()[0] / available_cores()):.0f}s", "sweep.parallel=2"]
@@ -178,18 +178,18 @@ def weights(sweep: Path, name: str) -> dict[str, torch.Tensor]:
 def test_a_killed_sweep_leaves_no_process_and_the_same_command_finishes_it_bit_equal(
     folder: Path, devices: int
 ) -> None:
-    asked = ["experiment=fine", "seed=1,2", "trainer.steps=12", f"trainer.devices={devices}"]
-    assert run(folder, *asked, "sweep.name=whole")[0] == 0
+    arguments = ["experiment=fine", "seed=1,2", "trainer.steps=12", f"trainer.devices={devices}"]
+    assert run(folder, *arguments, "sweep.name=whole")[0] == 0
     for seed in (1, 2):
-        with start(folder, *asked, "sweep.name=killed") as process:
+        with start(folder, *arguments, "sweep.name=killed") as process:
             wait_for(folder / "runs" / "killed" / f"seed-{seed}" / "checkpoints" / "latest.json", process)
             process.send_signal(signal.SIGKILL)
-            begun = time.monotonic()
+            killed_at = time.monotonic()
             process.wait()
         while alive(folder):
-            assert time.monotonic() < begun + LIMIT, "something still runs"
+            assert time.monotonic() < killed_at + LIMIT, "something still runs"
             time.sleep(0.1)
-    status, output = run(folder, *asked, "sweep.name=killed")
+    status, output = run(folder, *arguments, "sweep.name=killed")
     assert status == 0, output
     whole, killed = folder / "runs" / "whole", folder / "runs" / "killed"
     assert sorted(path.name for path in killed.iterdir()) == sorted(path.name for path in whole.iterdir())
@@ -203,9 +203,9 @@ def test_a_killed_sweep_leaves_no_process_and_the_same_command_finishes_it_bit_e
     [pytest.param(signal.SIGINT, marks=pytest.mark.grid), pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
 )
 def test_ctrl_c_stops_all_jobs_within_seconds_and_the_same_command_resumes_them(folder: Path, number: int) -> None:
-    asked = ["experiment=slow", "seed=1,2", "sweep.parallel=2", "sweep.name=stopped"]
+    arguments = ["experiment=slow", "seed=1,2", "sweep.parallel=2", "sweep.name=stopped"]
     sweep = folder / "runs" / "stopped"
-    with start(folder, *asked) as process:
+    with start(folder, *arguments) as process:
         for seed in (1, 2):
             wait_for(sweep / f"seed-{seed}" / "checkpoints" / "latest.json", process)
         process.send_signal(number)
@@ -214,30 +214,30 @@ def test_ctrl_c_stops_all_jobs_within_seconds_and_the_same_command_resumes_them(
     assert set(states(sweep).values()) == {"stopped"} and not alive(folder)
     assert [json.loads(path.read_text())["state"] for path in sweep.glob("*/status.json")] == ["preempted"] * 2
     assert "next: python train.py -m --config-dir my_conf experiment=slow seed=1,2 sweep.parallel=2" in output
-    with start(folder, *asked) as process:
+    with start(folder, *arguments) as process:
         while "resume: runs/stopped/seed-2 after " not in (sweep / "seed-2.log").read_text():
             assert process.poll() is None
             time.sleep(0.1)
         process.send_signal(number)
-        process.send_signal(number)  # who asks twice does not wait for a checkpoint
+        process.send_signal(number)  # a second signal does not wait for a checkpoint
         process.communicate(timeout=60)
     assert not alive(folder)
 
 
 @pytest.mark.slow
 def test_a_changed_config_is_refused_with_its_changes_and_another_name_starts_new_runs(folder: Path) -> None:
-    asked = ["experiment=fine", "seed=1", "sweep.name=x"]
-    assert run(folder, *asked)[0] == 0
+    arguments = ["experiment=fine", "seed=1", "sweep.name=x"]
+    assert run(folder, *arguments)[0] == 0
     path = folder / "my_conf" / "experiment" / "fine.yaml"
     path.write_text(path.read_text() + "label_smoothing: 0.2\n")
-    status, output = run(folder, *asked)
+    status, output = run(folder, *arguments)
     assert status == 2
     assert "label_smoothing was 0.1 and is 0.2" in output and "write sweep.name=" in output
     assert [path.name for path in (folder / "runs").iterdir()] == ["x"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["-m", "name=x", "heads=2,4"], "name: belongs to a single run"),
         (["-m", "resume=runs/x"], "resume: belongs to a single run"),
@@ -251,9 +251,9 @@ def test_a_changed_config_is_refused_with_its_changes_and_another_name_starts_ne
         (["launcher=slurm"], "launcher: configures a sweep, but this is a single run"),
     ],
 )  # fmt: skip
-def test_a_wrong_sweep_is_an_error_before_anything_starts(arguments: list[str], told: str, tmp_path: Path) -> None:
+def test_a_wrong_sweep_is_an_error_before_anything_starts(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = run_python([ROOT / "train.py", *arguments], tmp_path)
-    assert done.returncode == 2 and told in done.stderr, done.stderr
+    assert done.returncode == 2 and message in done.stderr, done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -262,8 +262,8 @@ def test_a_wrong_sweep_is_an_error_before_anything_starts(arguments: list[str], 
 def test_a_failed_job_fails_a_random_sweep_but_not_a_search(folder: Path, method: str, expected: int) -> None:
     """With this seed, four trials of optuna include both experiments."""
     trials = 4 if method == "optuna" else 2
-    asked = ["experiment=fine,wrong", f"sweep={method}", f"sweep.trials={trials}", "sweep.name=x"]
-    status, output = run(folder, *asked)
+    arguments = ["experiment=fine,wrong", f"sweep={method}", f"sweep.trials={trials}", "sweep.name=x"]
+    status, output = run(folder, *arguments)
     ends = list(states(folder / "runs" / "x").values())
     assert set(ends) == {"done", "wrong config"}, output
     assert status == expected, output

@@ -1,4 +1,4 @@
-"""A job that another process trains is waited for, and everybody is told for whom."""
+"""A sweep waits for a job that another process trains, and prints which process."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ with hold(run):
     time.sleep(seconds)
     Status("done").write(run)
 """
-ENDS = "import sys; sys.exit(5)"  # in the place of a training: no job here should be started
+ENDS = "import sys; sys.exit(5)"  # replaces the training: no job of these tests should start
 
 
 @contextmanager
 def training(run: Path, seconds: float) -> Iterator[int]:
-    """The number of a process that trains in the folder for so long, and then has finished the run."""
+    """Yield the pid of a process that holds the folder for some seconds and then finishes the run."""
     run.mkdir(parents=True, exist_ok=True)
     write_json(run / RUN, {})
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(run), str(seconds)], stdout=subprocess.PIPE) as process:
@@ -59,7 +59,7 @@ def training(run: Path, seconds: float) -> Iterator[int]:
 
 
 def sweep_of(small: Small, root: Path, timeout: str | None) -> Sweep:
-    """Of one job."""
+    """Return a sweep of one job."""
     composed = small()
     job = SweepJob("seed-1", ["seed=1"], composed, read_run(composed.mapping))
     settings = read_sweep_settings(SETTINGS | {"timeout": timeout})
@@ -78,8 +78,8 @@ def test_the_sweep_waits_for_a_job_of_another_process(
     sweep = sweep_of(small, tmp_path, None)
     with training(tmp_path / "x" / "seed-1", 1.5) as pid:
         assert sweep.run() == 0
-    told = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
-    assert told == [f"seed-1: waiting, another process ({pid} on {socket.gethostname()}) trains it", "seed-1: done"]
+    lines = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [f"seed-1: waiting, another process ({pid} on {socket.gethostname()}) trains it", "seed-1: done"]
     assert sweep.source.succeeded and not (tmp_path / "x" / "seed-1.log").exists(), "nothing was started"
 
 
@@ -88,8 +88,8 @@ def test_the_wait_for_another_process_has_a_timeout(
 ) -> None:
     sweep = sweep_of(small, tmp_path, "1s")
     with training(tmp_path / "x" / "seed-1", 600) as pid:
-        begun = time.monotonic()
-        assert sweep.run() == 0 and time.monotonic() - begun > sweep.settings.timeout
+        start_time = time.monotonic()
+        assert sweep.run() == 0 and time.monotonic() - start_time > sweep.settings.timeout
     (job,) = json.loads((tmp_path / "x" / "sweep.json").read_text())["jobs"]
     why = f"another process ({pid} on {socket.gethostname()}) trains it"
     assert (job["state"], job["reason"]) == (NOT_STARTED, why)
@@ -118,7 +118,7 @@ def test_a_running_run_names_its_process(small: Small, tmp_path: Path) -> None:
     composed, seen = small(), []
 
     class Seen(Exception):  # noqa: N818
-        """Ends the run where its training would begin."""
+        """Raised in place of the training, to end the run."""
 
     def look(*_: object) -> None:
         seen.append(str(holder_of(tmp_path / "run")))

@@ -35,18 +35,18 @@ def test_a_job_reads_the_checked_config_even_if_the_environment_changed(
     monkeypatch.setenv("WHERE", "checked")
     composed = small("seed=7", "logger=wandb", "logger.wandb.entity=${oc.env:WHERE}", "logger.wandb.tags=['${name}']")
     monkeypatch.setenv("WHERE", "changed")
-    found = written(tmp_path / "job.json", composed, name="seed-7", sweep_name="seed")
+    restored = written(tmp_path / "job.json", composed, name="seed-7", sweep_name="seed")
     expected = {**composed.mapping, "name": "seed-7", "sweep_name": "seed"}
     expected["logger"]["wandb"]["tags"] = ["seed-7"]
-    assert found.mapping == expected and found.choices == composed.choices
-    assert found.with_vocab(290).mapping["model"]["args"]["vocab"] == 290
+    assert restored.mapping == expected and restored.choices == composed.choices
+    assert restored.with_vocab(290).mapping["model"]["args"]["vocab"] == 290
 
 
 def test_an_error_in_a_job_names_the_file_and_the_override_as_the_check_would(small: Small, tmp_path: Path) -> None:
     composed = small("heads=4")
-    found = written(tmp_path / "job.json", composed)
+    restored = written(tmp_path / "job.json", composed)
     path = ("model", "args", "heads")
-    before, after = (one.sources.problem(path, "is wrong") for one in (composed, found))
+    before, after = (one.sources.problem(path, "is wrong") for one in (composed, restored))
     assert before == after and "heads comes from the command line: heads=4" in str(after)
 
 
@@ -56,8 +56,8 @@ def test_a_job_names_the_plug_ins_of_its_own_model_and_the_command_that_trains_i
     composed = small("plugins=[math]")
     job = SweepJob("plain", ["heads=2"], composed, read_run(composed.mapping).model_copy(update={"plugins": []}))
     folder = claim_sweep(tmp_path, "x", [], "", ["python", "train.py"])
-    found, command = read_job(folder.write_job(job))
-    assert (found.mapping["plugins"], found.mapping["name"], found.mapping["sweep_name"]) == ([], "plain", "x")
+    restored, command = read_job(folder.write_job(job))
+    assert (restored.mapping["plugins"], restored.mapping["name"], restored.mapping["sweep_name"]) == ([], "plain", "x")
     assert command == ["python", "train.py", "heads=2", "name=plain", "sweep.name=x"]
 
 
@@ -80,7 +80,7 @@ def test_jobs_with_equal_configs_are_equal_whatever_their_names(small: Small) ->
     ],
 )
 def test_a_sweep_trains_all_its_jobs_with_the_loggers_of_the_default_config(how: list[str], tmp_path: Path) -> None:
-    """No override says where it logs, and each run of Weights & Biases is in the sweep's group."""
+    """No override selects a logger, and each W&B run is in the sweep's group."""
     if "sweep=optuna" in how:
         pytest.importorskip("optuna")
     (tmp_path / "my_conf").mkdir()
@@ -106,9 +106,9 @@ def test_a_search_whose_conf_changes_starts_no_further_trial(small: Small) -> No
     from tfm_blocks.compose.sweep import read_sweep
     from tfm_blocks.sweep.command import _expect_same_conf
 
-    asked = read_sweep(["-m", "heads=2,4"])
+    request = read_sweep(["-m", "heads=2,4"])
     composed = compose_job(["heads=2"], None)
-    _expect_same_conf(SweepJob("x", ["heads=2"], composed, read_run(composed.mapping)), asked)
+    _expect_same_conf(SweepJob("x", ["heads=2"], composed, read_run(composed.mapping)), request)
     other = small()
     with pytest.raises(ConfigError, match="a file of conf/ has changed since the search started"):
-        _expect_same_conf(SweepJob("x", ["heads=2"], other, read_run(other.mapping)), asked)
+        _expect_same_conf(SweepJob("x", ["heads=2"], other, read_run(other.mapping)), request)

@@ -1,4 +1,4 @@
-"""Failures have a type."""
+"""Failures are classified."""
 
 import json
 
@@ -31,6 +31,6 @@ def test_a_failure_has_its_state_and_its_reason(tmp_path, status, state, said, k
     run.mkdir()
     if state:
         (run / "status.json").write_text(json.dumps({"state": state, "reason": "told"}))
-    found = result_of(status, run, log, len(before))
-    assert found.state == kind and found.reason.startswith(reason)
-    assert "of an attempt before" not in found.reason
+    result = result_of(status, run, log, len(before))
+    assert result.state == kind and result.reason.startswith(reason)
+    assert "of an attempt before" not in result.reason

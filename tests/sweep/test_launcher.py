@@ -19,7 +19,7 @@ from tfm_blocks.sweep.launchers.slurm import SlurmSettings
 
 
 def chosen(*overrides: str) -> LauncherSettings:
-    """As the command line and conf/ make it."""
+    """Return the launcher settings that the command line and conf/ give."""
     return read_launcher(read_sweep(["-m", *overrides]).launcher)
 
 
@@ -42,7 +42,7 @@ def test_options_that_only_the_cluster_knows_need_no_plus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["launcher=slurm", "launcher.memory=32"], "launcher.memory: must be a size of memory, but is 32"),
         (["launcher=slurm", "launcher.grace=null"], "launcher.grace: must be a duration, but is null"),
@@ -55,14 +55,16 @@ def test_options_that_only_the_cluster_knows_need_no_plus() -> None:
         (["launcher=slurm,ray"], "launcher=slurm,ray has several values"),
     ],
 )
-def test_a_wrong_launcher_setting_is_reported_with_its_key(overrides: list[str], told: str) -> None:
+def test_a_wrong_launcher_setting_is_reported_with_its_key(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         chosen(*overrides)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_sweep_is_the_same_wherever_it_runs() -> None:
-    texts = [read_sweep(["-m", "seed=1,2", *more]).texts for more in ([], ["launcher=slurm", "launcher.qos=high"])]
+    texts = [
+        read_sweep(["-m", "seed=1,2", *launcher]).texts for launcher in ([], ["launcher=slurm", "launcher.qos=high"])
+    ]
     assert texts[0] == texts[1] == ("seed=1,2",)
 
 
@@ -71,9 +73,9 @@ def test_devices_match_the_node_and_not_the_submitting_machine(small: Any) -> No
     with pytest.raises(ConfigError, match="trainer"):
         chosen().check(many)
     for launcher in (["launcher=slurm"], ["launcher=ray"]):
-        found = chosen(*launcher)
-        assert isinstance(found, (SlurmSettings, RaySettings))
-        assert found.gpus_of(found.check(many).settings.trainer) == 64
+        settings = chosen(*launcher)
+        assert isinstance(settings, (SlurmSettings, RaySettings))
+        assert settings.gpus_of(settings.check(many).settings.trainer) == 64
 
 
 def test_several_nodes_are_for_slurm_alone(small: Any) -> None:

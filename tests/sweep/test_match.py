@@ -1,4 +1,4 @@
-"""Jobs that get the budget of a reference before the first of them starts."""
+"""Jobs get the budget of a reference before the first one starts."""
 
 import json
 from pathlib import Path
@@ -53,14 +53,14 @@ def test_a_sweep_without_a_reference_changes_no_job():
 
 
 @pytest.mark.parametrize(
-    ("like", "by", "told"),
+    ("like", "by", "message"),
     [("tiny", [], "match.by: and match.like belong together"), (None, ["d_ff"], "belong together"),
      (3, ["d_ff"], "match.like: must be a mapping")],
 )  # fmt: skip
-def test_a_budget_needs_a_reference_and_a_knob(like, by, told):
+def test_a_budget_needs_a_reference_and_a_knob(like, by, message):
     with pytest.raises(ConfigError) as raised:
         matcher(like, by)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 SHORT = ["trainer.steps=2", "trainer.validate_every=2", "trainer.validate_sentences=2", "logger=csv"]

@@ -1,4 +1,4 @@
-"""A job that is forked from a process with the libraries is like a new one: its end, its output, its environment."""
+"""A job forked from a preloaded process behaves as a new process: exit status, output and environment."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ time.sleep(1000)
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
-    """Exit status and log of a job."""
+    """Return the exit status and log of a job."""
     log = folder / "job.log"
     supervisor = start_supervised(arguments, log, {**os.environ, **environment})
     supervisor.join(LIMIT)
@@ -38,9 +38,9 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
 
 
 def wait_for(log: Path, text: str) -> None:
-    begun = time.monotonic()
+    start_time = time.monotonic()
     while not log.is_file() or text not in log.read_text():
-        assert time.monotonic() < begun + LIMIT
+        assert time.monotonic() < start_time + LIMIT
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""Which folder a sweep has, and what becomes of a job's folder."""
+"""The folder of a sweep, and the handling of existing job folders."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def job_of(composed: Composed, name: str = "heads-2") -> SweepJob:
 
 
 def test_the_same_overrides_have_the_same_folder_and_others_a_new_one(tmp_path: Path) -> None:
-    def claim(*asked: str) -> str:
-        folder = claim_sweep(tmp_path, "heads", asked, "python train.py …")
+    def claim(*overrides: str) -> str:
+        folder = claim_sweep(tmp_path, "heads", overrides, "python train.py …")
         folder.write([])
         return folder.path.name
 
     (tmp_path / "heads").mkdir()
-    (tmp_path / "heads" / "status.json").write_text("{}")  # a run of that name
+    (tmp_path / "heads" / "status.json").write_text("{}")  # a run with the same name
     assert claim("heads=2,4") == "heads-2"
     assert claim("heads=2,8") == "heads-3"
     assert claim("heads=2,4", "seed=1") == "heads-4"
@@ -45,7 +45,7 @@ def test_the_same_overrides_have_the_same_folder_and_others_a_new_one(tmp_path: 
 
 
 def test_new_jobs_of_an_existing_folder_get_new_names(small: Small, tmp_path: Path) -> None:
-    """seed=1 is the default, so the first command had its job without saying so."""
+    """seed=1 is the default, so the first command had this job implicitly."""
     first = claim_sweep(tmp_path, "x", ["heads=2,4"], "")
     first.write([job_of(small("heads=2"), "heads-2"), job_of(small("heads=4"), "heads-4")])
     jobs = [
@@ -79,11 +79,11 @@ def test_sweep_json_is_what_other_commands_read(small: Small, tmp_path: Path) ->
     job = job_of(small())
     job.state, job.reason = "killed", "SIGKILL"
     folder.write([job])
-    found = json.loads((tmp_path / "x" / "sweep.json").read_text())
-    assert found["format"] == 1 and found["command"] == "python train.py -m heads=2"
-    (told,) = found["jobs"]
-    told.pop("config")
-    assert told == {
+    record = json.loads((tmp_path / "x" / "sweep.json").read_text())
+    assert record["format"] == 1 and record["command"] == "python train.py -m heads=2"
+    (job_record,) = record["jobs"]
+    job_record.pop("config")
+    assert job_record == {
         "name": "heads-2", "overrides": ["heads=2"], "log": "heads-2.log", "state": "killed", "reason": "SIGKILL",
     }  # fmt: skip
     assert claim_sweep(tmp_path, "x", ["heads=2"], "").known["heads-2"].state == "killed"
@@ -99,13 +99,13 @@ def test_a_job_with_a_changed_config_is_refused(small: Small, tmp_path: Path) ->
 
 @pytest.mark.parametrize("state", ["running", "failed", "preempted", DONE])
 def test_the_state_of_a_job_is_read_from_its_folder(small: Small, tmp_path: Path, state: str) -> None:
-    folder, job = begun(small, tmp_path, state)
+    folder, job = job_in_state(small, tmp_path, state)
     assert state_before(folder, job) == state
 
 
 def test_diverged_runs_are_kept_under_another_name_and_unstarted_runs_removed(small: Small, tmp_path: Path) -> None:
     for number in (1, 2):
-        folder, job = begun(small, tmp_path, "diverged")
+        folder, job = job_in_state(small, tmp_path, "diverged")
         archive_previous(folder, job)
         assert not folder.run(job).exists()
         assert (folder.path / f"heads-2.before-{number}" / "status.json").is_file()
@@ -116,8 +116,8 @@ def test_diverged_runs_are_kept_under_another_name_and_unstarted_runs_removed(sm
     assert not folder.run(job).exists() and not (folder.path / "heads-2.before-3").exists()
 
 
-def begun(small: Small, root: Path, state: str) -> tuple[SweepFolder, SweepJob]:
-    """A sweep with one job, whose run folder is in this state."""
+def job_in_state(small: Small, root: Path, state: str) -> tuple[SweepFolder, SweepJob]:
+    """Write a sweep with one job whose run folder has this state."""
     folder, job = claim_sweep(root, "x", [], ""), job_of(small())
     folder.run(job).mkdir()
     (folder.run(job) / "run.json").write_text("{}")

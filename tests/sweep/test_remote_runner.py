@@ -1,4 +1,4 @@
-"""An errand is done once, told in text, and ends with the process that does it."""
+"""A job file runs once, its result is text, and the job ends with its runner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Do = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def do(tmp_path: Path) -> Iterator[Do]:
-    """Starts what a cluster would start for an errand."""
+    """Return a function that starts a job file's command as a cluster would."""
     started = []
 
     def start(errand: JobFile, **environment: str) -> subprocess.Popen[str]:
@@ -41,9 +41,9 @@ def errand_of(folder: Path, script: str) -> JobFile:
 
 
 def wait_for(done: Callable[[], object]) -> None:
-    begun = time.monotonic()
+    start_time = time.monotonic()
     while not done():
-        assert time.monotonic() < begun + LIMIT
+        assert time.monotonic() < start_time + LIMIT
         time.sleep(0.05)
 
 

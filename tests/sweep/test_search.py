@@ -45,7 +45,7 @@ Start = Callable[..., Study]
 
 @pytest.fixture
 def start(small: Callable[..., Composed], tmp_path: Path) -> Start:
-    """A search in a folder, which starts no process."""
+    """Return a function that creates a search in a folder and starts no process."""
     composed = small()
 
     def make(number: int, texts: list[str]) -> SweepJob:
@@ -61,8 +61,8 @@ def start(small: Callable[..., Composed], tmp_path: Path) -> Start:
     return search
 
 
-def told(job: SweepJob, *scores: float) -> Progress:
-    """A job whose validations after 1, 2, … steps have measured this."""
+def progress_of(job: SweepJob, *scores: float) -> Progress:
+    """Return the progress of a job with these scores after 1, 2, … steps."""
     return Progress(Path("none"), scores=dict(enumerate(scores, 1)))
 
 
@@ -72,11 +72,11 @@ def score_of(job: SweepJob) -> float:
 
 
 def work(search: Study, jobs: int) -> list[list[str]]:
-    """The overrides of so many jobs, one after the other, each of which is done."""
+    """Finish `jobs` jobs one after the other; return their overrides."""
     done = []
     while len(done) < jobs and (job := search.next()):
         job.state = DONE
-        search.ended(job, told(job, score_of(job)))
+        search.ended(job, progress_of(job, score_of(job)))
         done.append(list(job.overrides))
     return done
 
@@ -93,13 +93,13 @@ def test_a_resumed_search_requests_the_trials_of_an_uninterrupted_search(start: 
     parts = work(start("parts"), 5)
     journal = Path(start("parts").folder.path / JOURNAL)
     with journal.open("a") as file:
-        file.write('{"op_code": 5, "half a li')  # as a process leaves it that is killed
+        file.write('{"op_code": 5, "half a li')  # as a killed process leaves it
     journal.with_name(journal.name + ".lock").symlink_to(journal)
     assert parts + work(start("parts"), 12) == whole
 
 
 def test_the_search_finds_better_values(start: Start) -> None:
-    """TPE against what is drawn at random, for a score that is easy to learn."""
+    """Compare TPE with random draws for a score that is easy to learn."""
     tried = work(start("one", trials=40, halving=None), 40)
     scales = [float(job[0].partition("=")[2]) for job in tried]
     assert sum(scales[20:]) / len(scales[20:]) < sum(scales[:3]) / 3
@@ -108,26 +108,26 @@ def test_the_search_finds_better_values(start: Start) -> None:
 def test_failed_trials_count_as_failed_and_a_stopped_trial_resumes(start: Start) -> None:
     search = start("one", trials=12)
     states = [DONE, DIVERGED, PRUNED, STOPPED, NOT_STARTED]
-    given = []
+    names = []
     for state in states:
         job = search.next()
         assert job
         job.state = state
-        search.ended(job, told(job, 1.0))
-        given.append(job.name)
+        search.ended(job, progress_of(job, 1.0))
+        names.append(job.name)
     wrong = {job.name for job in search.jobs if job.state == WRONG}
     study = optuna.load_study(study_name="sweep", storage=search.study._storage)
-    found = {f"{trial.number:03}": trial.state.name for trial in study.trials}
-    assert [found[name] for name in given] == ["COMPLETE", "FAIL", "PRUNED", "RUNNING", "RUNNING"]
-    assert {found[name] for name in wrong} <= {"FAIL"}
+    trial_states = {f"{trial.number:03}": trial.state.name for trial in study.trials}
+    assert [trial_states[name] for name in names] == ["COMPLETE", "FAIL", "PRUNED", "RUNNING", "RUNNING"]
+    assert {trial_states[name] for name in wrong} <= {"FAIL"}
     assert search.succeeded, "one is done"
     assert (
         search.news()
-        == f"search: best val/loss 1.0000: {given[0]}; {1 + len(wrong)} of {len(search.jobs)} trials failed"
+        == f"search: best val/loss 1.0000: {names[0]}; {1 + len(wrong)} of {len(search.jobs)} trials failed"
     )
     again = start("one", trials=12)
     first, second = again.next(), again.next()
-    assert first and second and [first.name, second.name] == given[3:]
+    assert first and second and [first.name, second.name] == names[3:]
     assert first.overrides == next(job.overrides for job in search.jobs if job.name == first.name)
 
 
@@ -135,9 +135,9 @@ def test_successive_halving_stops_trials_outside_the_best_third(start: Start) ->
     search = start("one", startup=50)
     jobs = [job for _ in range(6) if (job := search.next())]
     scores = [3.0, 2.0, 1.0, 5.0, 0.5, 4.0]
-    hopeless = [search.should_prune(job, told(job, score)) for job, score in zip(jobs, scores, strict=False)]
+    hopeless = [search.should_prune(job, progress_of(job, score)) for job, score in zip(jobs, scores, strict=False)]
     expected = []
-    for count, score in enumerate(scores[: len(jobs)], 1):  # those that have come to the rung by then
+    for count, score in enumerate(scores[: len(jobs)], 1):  # the jobs that reached the rung before
         best = sorted(scores[:count])[: max(1, count // 3)]
         expected.append(score not in best)
     assert hopeless == expected
@@ -157,8 +157,8 @@ def test_random_jobs_are_distinct_and_more_trials_keep_the_first_ones() -> None:
     assert many[:5] == few and draw_jobs(parse_parts(SPACE, None), 5, 4) != few
 
 
-# In the place of a training, in the sweep's folder: 000 measures 1 and goes on until 001 has been ended, which measures 2
-# when the study knows of the other.
+# Replaces a training in the sweep's folder: 000 scores 1 and continues until 001 is stopped, which scores 2
+# after the study has the score of 000.
 TRAINS = """
 for word; do case $word in *.json) name=$(basename $word .json) ;; esac; done
 state() { echo "{\\"state\\": \\"$1\\"}" > $name/status.json; }
@@ -176,12 +176,12 @@ state done
 def test_a_pruned_trial_stops_with_a_checkpoint_and_never_resumes(
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    composed, asked = small(), ["schedule.scale=interval(1,2)"]
-    parts = parse_parts(asked, None)
+    composed, overrides = small(), ["schedule.scale=interval(1,2)"]
+    parts = parse_parts(overrides, None)
     settings = read_sweep_settings(SETTINGS | OPTUNA | {"trials": 2, "parallel": 2})
     (tmp_path / "trains.sh").write_text(TRAINS)
-    for _ in ("trained", "asked for again"):
-        folder = claim_sweep(tmp_path, "x", asked, "")
+    for _ in ("trained", "repeated"):
+        folder = claim_sweep(tmp_path, "x", overrides, "")
         monkeypatch.chdir(folder.path)
         search = Study(
             folder, parts, settings, lambda n, texts: SweepJob(f"{n:03}", texts, composed, read_run(composed.mapping))
@@ -193,5 +193,5 @@ def test_a_pruned_trial_stops_with_a_checkpoint_and_never_resumes(
         assert [trial.intermediate_values for trial in search.study.trials] == [{1: 1.0}, {1: 2.0}]
         assert (folder.path / "001" / "status.json").read_text() == '{"state": "preempted"}\n'
         assert (folder.path / "001.log").read_text() == "started\n"
-    told = json.loads((folder.path / "sweep.json").read_text())["jobs"][1]
-    assert told["state"] == PRUNED and search.succeeded
+    job_record = json.loads((folder.path / "sweep.json").read_text())["jobs"][1]
+    assert job_record["state"] == PRUNED and search.succeeded

@@ -8,7 +8,7 @@ from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
 
 
 def parallel(*overrides: str, on_cluster: bool) -> int:
-    """The value that the command line and conf/ give."""
+    """Return the value that the command line and conf/ give."""
     return read_sweep_settings(with_parallel(read_sweep(["-m", *overrides]).settings, on_cluster=on_cluster)).parallel
 
 

@@ -1,4 +1,4 @@
-"""Nothing of a job outlives its sweep, however that one ends."""
+"""No process of a job outlives its sweep, however the sweep ends."""
 
 import os
 import signal
@@ -28,26 +28,26 @@ def keep(*command: str) -> list[str]:
 
 
 def of_session(session: int) -> list[str]:
-    """The processes that live in it."""
-    found = []
+    """Return the live processes of a session."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = path.read_text().rpartition(")")[2].split()
             if int(fields[3]) == session and fields[0] != "Z":
-                found.append(path.parent.name)
-    return found
+                pids.append(path.parent.name)
+    return pids
 
 
 def wait_until_gone(session: int) -> None:
-    begun = time.monotonic()
+    start_time = time.monotonic()
     while of_session(session):
-        assert time.monotonic() < begun + LIMIT, of_session(session)
+        assert time.monotonic() < start_time + LIMIT, of_session(session)
         time.sleep(0.1)
 
 
 @pytest.fixture
 def parent():
-    """A process that keeps a stubborn job, and the session of that job."""
+    """Start a supervisor of a job that ignores SIGTERM; return it and the session of the job."""
     command = [sys.executable, "-c", PARENT, *keep("bash", "-c", STUBBORN)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         session = int(process.stdout.readline())

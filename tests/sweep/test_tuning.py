@@ -1,4 +1,4 @@
-"""A tuned grid: which jobs train, in which order, and from which results the best value follows."""
+"""A tuned grid: the jobs that train, their order, and the results that select the best value."""
 
 from __future__ import annotations
 

@@ -27,15 +27,17 @@ def test_a_minute_without_a_change_prints_the_progress(capsys, monkeypatch):
     monkeypatch.setattr("tfm_blocks.sweep.view.MINUTE", 0.0)
     with SweepView([DONE, RUNNING]) as view:
         view.show([DONE, RUNNING])
-    told = capsys.readouterr().out
-    assert "1 of 2 done, 1 running; seed-2 step 4/8, 1,234 tokens/s, best val/loss 3.2500, 1:01:01 left" in told
+    output = capsys.readouterr().out
+    assert "1 of 2 done, 1 running; seed-2 step 4/8, 1,234 tokens/s, best val/loss 3.2500, 1:01:01 left" in output
 
 
 def test_the_end_lists_each_failure_with_its_log(capsys):
     show_end([DONE, FAILED], "runs/x")
-    told = capsys.readouterr().out
-    assert "runs/x/seed-3.log" in told and "runs/x/seed-1.log" not in told
-    assert told.endswith("  out of memory: seed-3: data.batch_tokens: is 8\nsweep: 1 of 2 runs done, 1 out of memory\n")
+    output = capsys.readouterr().out
+    assert "runs/x/seed-3.log" in output and "runs/x/seed-1.log" not in output
+    assert output.endswith(
+        "  out of memory: seed-3: data.batch_tokens: is 8\nsweep: 1 of 2 runs done, 1 out of memory\n"
+    )
 
 
 WATCHED = """
@@ -54,10 +56,10 @@ def test_on_a_terminal_a_table_omits_waiting_jobs_that_do_not_fit():
     parts = []
     while select.select([master], [], [], 0)[0]:
         parts.append(os.read(master, 1 << 16))
-    told = b"".join(parts).decode()
+    output = b"".join(parts).decode()
     os.close(slave)
     os.close(master)
-    assert "1 of 54 done" in told and "job-49" not in told
+    assert "1 of 54 done" in output and "job-49" not in output
     for text in (
         "seed-2",
         "4/8",
@@ -69,4 +71,4 @@ def test_on_a_terminal_a_table_omits_waiting_jobs_that_do_not_fit():
         "waiting: another process",
         "job-0",
     ):
-        assert text in told
+        assert text in output

@@ -62,7 +62,7 @@ def test_a_panel_in_wandb_equals_the_panel_of_the_file() -> None:
 
 
 def test_the_training_dashboard_shows_all_that_is_logged_in_training() -> None:
-    panels = [panel for found in read_dashboard("training", [CONF]).all_sections.values() for panel in found]
+    panels = [panel for section in read_dashboard("training", [CONF]).all_sections.values() for panel in section]
     shown = {name for panel in panels for name in [*(panel.lines or ()), *(panel.media or ())]}
     logged = {key.name for key in METRIC_KEYS if not key.name.startswith("test/")} | set(MEDIA)
     assert shown == logged
@@ -75,7 +75,7 @@ def write(folder: Path, text: str) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("panel", "told"),
+    ("panel", "message"),
     [
         ("{lines: [val/blue]}", "sections.One.lines: shows val/blue, which no run logs(?s:.*)did you mean val/bleu"),
         ("{lines: [val/bleu], over: tokens}", r"shows tokens, which no run logs"),
@@ -90,9 +90,9 @@ def write(folder: Path, text: str) -> list[Path]:
         ("{bar: [val/bleu]}", "no such setting"),
     ],
 )
-def test_a_panel_with_an_unknown_key_is_refused_with_its_file(tmp_path: Path, panel: str, told: str) -> None:
+def test_a_panel_with_an_unknown_key_is_refused_with_its_file(tmp_path: Path, panel: str, message: str) -> None:
     folders = write(tmp_path, f"name: Mine\nsections:\n  One:\n    - {panel}\n")
-    with pytest.raises(ConfigError, match=told) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         read_dashboard("mine", folders)
     assert "mine.yaml" in str(caught.value) and all(one.help for one in caught.value.problems)
 
@@ -115,13 +115,13 @@ def test_panels_can_show_exactly_the_settings_that_runs_log() -> None:
 
 
 def logged_by(*overrides: str) -> set[str]:
-    """The addresses in the config of a run, but for those of its graph."""
+    """Return the addresses in the config of a run, except those of its graph."""
     config = logged_config(compose_job(overrides, None).mapping, "tiny")
-    found = set()
+    names = set()
     for key, value in config.items():
         if key not in ("graph", "resume", "verify"):
-            found |= set(addresses(value, key)) if isinstance(value, dict) else {key}
-    return found
+            names |= set(addresses(value, key)) if isinstance(value, dict) else {key}
+    return names
 
 
 def addresses(group: dict[str, Any], around: str) -> Iterator[str]:

@@ -19,13 +19,13 @@ ASKED = ["model=tiny", "heads=2,4", "schedule.scale=0.05,1e-1", "model.add_norm=
 
 
 def test_train_py_accepts_the_command_of_an_agent() -> None:
-    """Each of its jobs composes, and is what was asked for, with null and numbers as such."""
-    told = yaml.safe_load(sweep_file(ASKED, None, "grid", "val/loss", "project"))
-    assert told["command"] == ["${env}", "${interpreter}", "${program}", "${args_no_hyphens}"]
-    assert (told["program"], told["metric"]) == ("train.py", {"name": "val/loss", "goal": "minimize"})
-    assert told["parameters"]["heads"] == {"values": [2, 4]} and told["parameters"]["data.test"] == {"value": "null"}
-    varied = {key: one.get("values", [one.get("value")]) for key, one in told["parameters"].items()}
-    found = []
+    """Each job composes to the requested values, with null and numbers as such."""
+    spec = yaml.safe_load(sweep_file(ASKED, None, "grid", "val/loss", "project"))
+    assert spec["command"] == ["${env}", "${interpreter}", "${program}", "${args_no_hyphens}"]
+    assert (spec["program"], spec["metric"]) == ("train.py", {"name": "val/loss", "goal": "minimize"})
+    assert spec["parameters"]["heads"] == {"values": [2, 4]} and spec["parameters"]["data.test"] == {"value": "null"}
+    varied = {key: one.get("values", [one.get("value")]) for key, one in spec["parameters"].items()}
+    configs = []
     for values in product(*varied.values()):
         arguments = {key: {"value": value} for key, value in zip(varied, values, strict=True)}
         overrides = create_sweep_command_args({"args": arguments})["args_no_hyphens"]
@@ -33,21 +33,21 @@ def test_train_py_accepts_the_command_of_an_agent() -> None:
         check_run(composed)
         config = composed.mapping
         assert config["data"]["test"] is None and config["name"] == "x"
-        found.append((config["heads"], config["schedule"]["scale"], config["model"]["add_norm"]))
-    assert found == list(product([2, 4], [0.05, 0.1], ["pre", "post"]))
+        configs.append((config["heads"], config["schedule"]["scale"], config["model"]["add_norm"]))
+    assert configs == list(product([2, 4], [0.05, 0.1], ["pre", "post"]))
 
 
 def test_the_agent_finds_own_models(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\nheads: 2\n")
-    told = yaml.safe_load(sweep_file(["model=glob(min*)", "heads=2,4"], tmp_path, "bayes", "val/bleu", "p"))
-    assert told["parameters"]["model"] == {"value": "mine"}
-    assert told["command"][3:] == ["--config-dir", str(tmp_path), "${args_no_hyphens}"]
-    assert (told["method"], told["metric"]["goal"]) == ("bayes", "maximize")
+    spec = yaml.safe_load(sweep_file(["model=glob(min*)", "heads=2,4"], tmp_path, "bayes", "val/bleu", "p"))
+    assert spec["parameters"]["model"] == {"value": "mine"}
+    assert spec["command"][3:] == ["--config-dir", str(tmp_path), "${args_no_hyphens}"]
+    assert (spec["method"], spec["metric"]["goal"]) == ("bayes", "maximize")
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("value", "expected"),
     [
         ("interval(0,0.3)", FloatDistribution(0, 0.3)),
         ("interval(1,8)", FloatDistribution(1, 8)),
@@ -56,14 +56,14 @@ def test_the_agent_finds_own_models(tmp_path: Path) -> None:
         ("int(tag(log,interval(8,64)))", IntDistribution(8, 64, log=True)),
     ],
 )
-def test_an_interval_has_the_same_distribution_in_wandb(asked: str, expected: BaseDistribution) -> None:
+def test_an_interval_has_the_same_distribution_in_wandb(value: str, expected: BaseDistribution) -> None:
     """Read the file with W&B's own scheduler."""
-    told = yaml.safe_load(sweep_file(["model=tiny", f"d_ff={asked}"], None, "random", "val/loss", "p"))
-    assert sweep_parameter_to_distribution(told["parameters"]["d_ff"]) == expected
+    spec = yaml.safe_load(sweep_file(["model=tiny", f"d_ff={value}"], None, "random", "val/loss", "p"))
+    assert sweep_parameter_to_distribution(spec["parameters"]["d_ff"]) == expected
 
 
 @pytest.mark.parametrize(
-    ("overrides", "metric", "told"),
+    ("overrides", "metric", "message"),
     [
         (["model=tiny", "heads=2"], "val/loss", "has only one value for each key"),
         (["model=tiny", "haeds=2,4"], "val/loss", "no such key"),
@@ -76,6 +76,6 @@ def test_an_interval_has_the_same_distribution_in_wandb(asked: str, expected: Ba
         ),
     ],
 )
-def test_a_sweep_that_train_py_would_refuse_is_refused(overrides: list[str], metric: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_sweep_that_train_py_would_refuse_is_refused(overrides: list[str], metric: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         sweep_file(overrides, None, "grid", metric, "project")

@@ -1,6 +1,6 @@
-"""What can be told of an accelerator without one: a step of training on torch's meta device, whose tensors have no values.
+"""Accelerator checks without an accelerator: a training step on torch's meta device, whose tensors have no values.
 
-An operation on tensors of two devices raises, and so does one whose result the processor would have to wait for.
+Operations on tensors of two devices raise, and so do operations that make the CPU wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ META = torch.device("meta")
 
 
 class NothingFromTheProcessor(TorchFunctionMode):
-    """Raises where a tensor is made of Python's numbers, which all wait for while a device is sent it."""
+    """Raise if a tensor is made from Python numbers, whose copy to a device blocks."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         listed = function is torch.Tensor.__getitem__ and isinstance(args[1], list)
@@ -40,7 +40,7 @@ class NothingFromTheProcessor(TorchFunctionMode):
 
 
 def network_at_its_size(model: str, device: str) -> Network:
-    """A model that reads text; the test of another is skipped."""
+    """Return a model that reads text, or skip the test."""
     spec = check_model(compose_model(model, []).model)
     if any(not one.tokens for one in spec.inputs):
         pytest.skip("reads vectors, and training reads text")

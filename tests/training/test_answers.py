@@ -31,7 +31,7 @@ Made = tuple[Network, Prepared, ProbeSettings, Layout]
 
 @pytest.fixture
 def make(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Made]:
-    """A network with random weights, and the corpora of a task."""
+    """Return a function that makes a network with random weights and the corpora of a task."""
     monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path))
 
     def made(model: str, task: str, **keys: Any) -> Made:
@@ -55,7 +55,7 @@ def test_the_loss_at_scored_positions_matches_a_loop_over_all_positions(
     network, prepared, _, layout = make(model, task)
     batch = layout.batch(prepared.train, range(5))
     loss, _ = Objective(network, 0.1).loss(batch)
-    mine = torch.autograd.grad(loss, list(network.parameters()))
+    ours = torch.autograd.grad(loss, list(network.parameters()))
     logits_BTV = network(**batch.inputs)
     total = torch.zeros(())
     for row, labels_T in enumerate(batch.labels_BT):
@@ -64,7 +64,7 @@ def test_the_loss_at_scored_positions_matches_a_loop_over_all_positions(
                 total = total + F.cross_entropy(logits_BTV[row, place], label, label_smoothing=0.1)
     torch.testing.assert_close(loss, total, rtol=1e-6, atol=1e-6)
     theirs = torch.autograd.grad(total, list(network.parameters()))
-    for one, other in zip(mine, theirs, strict=True):
+    for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
@@ -102,7 +102,7 @@ def test_answers_at_positions_are_the_largest_logits_there(make: Callable[..., M
 
 
 def decode(network: Network, prepared: Prepared, row: int, longest: int) -> list[int]:
-    """Greedy decoding that runs the whole network for each token."""
+    """Decode greedily, running the whole network for each token."""
     source = [*prepared.test.ids("src", row).tolist(), EOS]
     before, answer = ([BOS] if network.spec.sources else [*source, BOS]), []
     while len(answer) < longest:

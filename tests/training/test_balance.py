@@ -1,4 +1,4 @@
-"""The losses that blocks give, in a run: a column each, and they fall."""
+"""Auxiliary losses of blocks in a run: each has a column, and they fall."""
 
 import csv
 import math
@@ -18,7 +18,7 @@ SPLIT = ["trainer.devices=2", "data.batch_tokens=150"]
 
 
 def losses(folder):
-    """The column of the mixture's loss."""
+    """Return the column of the mixture's loss."""
     with (folder / "metrics.csv").open(newline="") as file:
         logged = [row["train/aux_loss/decoder.0.ffn"] for row in csv.DictReader(file)]
     return [float(loss) for loss in logged if loss]

@@ -34,7 +34,7 @@ def stream(read: tuple[PlannedCorpus, PlannedCorpus], start: int, ranks: Ranks, 
 
 
 def rows(batches: StepBatches) -> list[tuple[int, ...]]:
-    """The labels of each pair that counts, without padding."""
+    """Return the labels of each counted pair, without padding."""
     return sorted(
         tuple(row[row != 0].tolist()) for batch in batches.batches for row in batch.labels_BT if (row != 0).any()
     )
@@ -75,8 +75,8 @@ def test_a_resumed_run_plans_no_past_epoch(
         made.clear()
         cursor = whole[start - 1].cursor
         rest = TrainStream(read[0], seed=5, start=start, ranks=Ranks(), cursor=cursor)
-        (found,) = islice(rest, 1)
-        assert found.rows == whole[start].rows and found.cursor == whole[start].cursor
+        (step,) = islice(rest, 1)
+        assert step.rows == whole[start].rows and step.cursor == whole[start].cursor
         assert min(made) == cursor.epoch and len(made) <= 2
     assert whole[8].cursor.epoch >= 2
 
@@ -86,10 +86,10 @@ def test_workers_give_the_steps_in_their_order(read: tuple[PlannedCorpus, Planne
     alone = stream(read, 2, Ranks(), 7)
     options = worker_options(workers)
     loader = TimedLoader(TrainStream(read[0], seed=5, start=2, ranks=Ranks()), batch_size=None, **options)
-    found = list(islice(loader, 7))
-    assert [step.rows for step in found] == [step.rows for step in alone]
-    assert [step.cursor for step in found] == [step.cursor for step in alone]
-    assert all(step.waited > 0 for step in found)
+    steps = list(islice(loader, 7))
+    assert [step.rows for step in steps] == [step.rows for step in alone]
+    assert [step.cursor for step in steps] == [step.cursor for step in alone]
+    assert all(step.waited > 0 for step in steps)
     held_out = DataLoader(EvalStream(read[1], Ranks()), batch_size=None, **options)
     expected = [batch.labels_BT.tolist() for batch in EvalStream(read[1], Ranks())]
     assert [batch.labels_BT.tolist() for batch in held_out] == expected
@@ -134,7 +134,7 @@ def test_even_ranks_have_as_many_micro_batches_and_the_added_ones_predict_nothin
         assert {len(one.batches) for one in even} == {max(counts[-1])}
         assert [rows(one) for one in even] == [rows(one) for one in plain]
         assert [one.own_tokens for one in even] == [one.own_tokens for one in plain]
-    assert any(len(found) > 1 for found in counts), "ranks differ without it"
+    assert any(len(sizes) > 1 for sizes in counts), "ranks differ without it"
 
 
 def shares(feed: PlannedCorpus, *, even: bool) -> list[list[StepBatches]]:
@@ -144,8 +144,8 @@ def shares(feed: PlannedCorpus, *, even: bool) -> list[list[StepBatches]]:
 
 @pytest.mark.parametrize("world", [1, 2, 5])
 def test_evaluation_reads_every_pair_once(read: tuple[PlannedCorpus, PlannedCorpus], world: int) -> None:
-    found = []
+    read_rows = []
     for rank in range(world):
         batches = list(EvalStream(read[1], Ranks(rank, world)))
-        found += rows(StepBatches(0, batches))
-    assert sorted(found) == sorted((*read[1].corpus.ids("tgt", pair).tolist(), 2) for pair in range(7))
+        read_rows += rows(StepBatches(0, batches))
+    assert sorted(read_rows) == sorted((*read[1].corpus.ids("tgt", pair).tolist(), 2) for pair in range(7))

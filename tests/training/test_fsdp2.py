@@ -39,8 +39,8 @@ def gradients(network: Network, recomputes: bool) -> dict[str, Tensor]:
     network.recomputes = recomputes
     value = loss(network)
     value.backward()
-    found = {name: one.grad for name, one in network.named_parameters() if one.grad is not None}
-    return {"loss": value.detach(), **full_tensors(found)}
+    grads = {name: one.grad for name, one in network.named_parameters() if one.grad is not None}
+    return {"loss": value.detach(), **full_tensors(grads)}
 
 
 MODELS = {
@@ -66,9 +66,9 @@ def test_each_layer_of_a_stack_is_a_unit_of_fsdp_and_gradients_are_the_same(
     assert all(isinstance(parameter, DTensor) for parameter in network.parameters())
     for _ in range(2):
         network.zero_grad()
-        found = gradients(network, recomputes)
-        assert found.keys() == expected.keys()
+        grads = gradients(network, recomputes)
+        assert grads.keys() == expected.keys()
         for address, tensor in expected.items():
-            torch.testing.assert_close(found[address], tensor, rtol=0, atol=1e-6)
+            torch.testing.assert_close(grads[address], tensor, rtol=0, atol=1e-6)
     layers = {address: one for address, one in network.named_parameters() if address.startswith(tuple(MODELS[name]))}
     assert layers and all(isinstance(parameter, DTensor) for parameter in layers.values()), "resharded after a step"

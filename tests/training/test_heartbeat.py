@@ -1,4 +1,4 @@
-"""A run that says nothing of itself says what it is doing."""
+"""A run without other output prints its current activity."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_the_current_activity_is_printed_until_it_ends_and_only_by_rank_0(
 ) -> None:
     monkeypatch.setattr(silence, "LONGEST", 0.01)
     for enabled in (False, True):
-        with Heartbeat("reading", enabled=enabled) as told:
+        with Heartbeat("reading", enabled=enabled) as heartbeat:
             time.sleep(0.2)
-            told.doing("writing")
+            heartbeat.doing("writing")
             time.sleep(0.2)
         if not enabled:
             with pytest.raises(BlockingIOError):
@@ -49,9 +49,9 @@ def test_the_current_activity_is_printed_until_it_ends_and_only_by_rank_0(
 
 def test_other_output_postpones_the_heartbeat(heard: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence, "LONGEST", 0.5)
-    with Heartbeat("reading", enabled=True) as told:
+    with Heartbeat("reading", enabled=True) as heartbeat:
         time.sleep(0.3)
-        told.printed = time.monotonic() + 3600
+        heartbeat.printed = time.monotonic() + 3600
         time.sleep(0.4)
     with pytest.raises(BlockingIOError):
         heard()
@@ -60,13 +60,13 @@ def test_other_output_postpones_the_heartbeat(heard: Callable[[], str], monkeypa
 def test_no_part_of_a_run_is_silent_and_its_lines_stay_whole_and_in_order(
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also while processes are forked that make batches."""
+    """This includes the time in which loader workers are forked."""
     monkeypatch.setattr(silence, "LONGEST", 0.002)
     composed = small("trainer.steps=2", "trainer.validate_every=1", "trainer.log_every=1", "trainer.workers=2")
     train(check_run(composed), tmp_path)
     lines = capfd.readouterr().out.splitlines()
-    told = [line.rpartition(", for ")[0] for line in lines if re.fullmatch(r"[\w/ ]+, for \d+ s", line)]
-    order = list(dict.fromkeys(told))
+    activities = [line.rpartition(", for ")[0] for line in lines if re.fullmatch(r"[\w/ ]+, for \d+ s", line)]
+    order = list(dict.fromkeys(activities))
     parts = [
         "preparing the text", "building the model", "opening the loggers", "checking the memory",
         "step 1/2  validating", "step 2/2  validating", "testing", "scoring the translations",

@@ -55,8 +55,8 @@ def test_values_and_gradients_with_tied_weights_match_torch_cross_entropy(
         nll, F.cross_entropy(logits_NV, model.labels_N, reduction="sum"), rtol=tolerance, atol=0.0
     )
     assert correct.item() == (logits_NV.argmax(1) == model.labels_N).sum().item()
-    for mine, theirs in zip(model.gradients(loss / 3), model.gradients(expected / 3), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=10 * tolerance, atol=10 * tolerance)
+    for grad, theirs in zip(model.gradients(loss / 3), model.gradients(expected / 3), strict=True):
+        torch.testing.assert_close(grad, theirs, rtol=10 * tolerance, atol=10 * tolerance)
 
 
 def test_without_gradients_the_sums_are_the_same() -> None:
@@ -69,7 +69,7 @@ def test_without_gradients_the_sums_are_the_same() -> None:
 
 
 class Operators(TorchDispatchMode):
-    """Records the names of the operators that run."""
+    """Record the names of the operators that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,8 +125,8 @@ def test_bfloat16_autocast_keeps_the_sums_and_gradients_near_those_of_float32() 
     exact, _, _ = ours(model, 0.1, 5)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, exact, rtol=0.01, atol=0.0)
-    for mine, theirs in zip(gradients, model.gradients(exact), strict=True):
-        assert (mine - theirs).norm() < 0.02 * theirs.norm()
+    for grad, theirs in zip(gradients, model.gradients(exact), strict=True):
+        assert (grad - theirs).norm() < 0.02 * theirs.norm()
 
 
 @pytest.mark.parametrize("chunk", [5, 100])
@@ -134,16 +134,16 @@ def test_losses_of_positions_match_torch_cross_entropy(chunk: int) -> None:
     model = Tied(torch.float64)
     loss_N, nll_N, best_N = position_losses(model.head, model.trunk(), model.labels_N, smoothing=0.1, chunk=chunk)
     logits_NV = model.head(model.trunk())
-    for found_N, smoothing in ((loss_N, 0.1), (nll_N, 0.0)):
+    for actual_N, smoothing in ((loss_N, 0.1), (nll_N, 0.0)):
         expected_N = F.cross_entropy(logits_NV, model.labels_N, label_smoothing=smoothing, reduction="none")
-        torch.testing.assert_close(found_N, expected_N)
+        torch.testing.assert_close(actual_N, expected_N)
     assert torch.equal(best_N, logits_NV.argmax(1))
 
 
 def test_a_rank_without_positions_has_no_losses() -> None:
     model = Tied(torch.float32)
-    found = position_losses(model.head, model.trunk()[:0], model.labels_N[:0], smoothing=0.1, chunk=5)
-    assert [len(one_N) for one_N in found] == [0, 0, 0]
+    losses = position_losses(model.head, model.trunk()[:0], model.labels_N[:0], smoothing=0.1, chunk=5)
+    assert [len(one_N) for one_N in losses] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])

@@ -1,4 +1,4 @@
-"""Memory that runs out for real: the process may not map more than it has and a little."""
+"""Real out-of-memory errors: the process may map only little more than it has."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trial(composed: Composed) -> MemoryCheck:
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes that tensors of a device, made inside, have held at once."""
+    """Record the peak bytes of tensors of a device that are created inside."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def test_a_trial_takes_what_training_takes_and_little_more(
 
 
 def test_where_the_weights_of_the_run_are_still_elsewhere_a_trial_holds_as_many(small: Callable[..., Composed]) -> None:
-    """On the meta device, as on an accelerator: the weights, their gradients and the copies, beside what is computed."""
+    """On the meta device as on an accelerator, the memory holds the weights, gradients, copies and activations."""
     one = replace(trial(small(*HEAVY)), device=torch.device("meta"), copies=Copies(3))
     weights = sum(parameter.nbytes for parameter in one.network.parameters())
     with Peak("meta") as peak:
@@ -123,13 +123,13 @@ def test_the_memory_check_returns_its_peak_and_does_not_change_the_network(small
 
 
 def try_in_little_memory(cap: int) -> None:
-    """In a process of its own: prints what a trial says that may map little more than its smallest micro-batch needs."""
+    """Entry point of a process: print the result of a memory check that may map little more than the smallest micro-batch needs."""
     from tests.conftest import composed_small
 
     small = composed_small(Path(os.environ["FOLDER"]), pytest.MonkeyPatch())
     sizes = ("data.train=3000", "data.step_tokens=20000", "d_model=64", "d_ff=256")
     one = trial(small(*sizes, f"data.batch_tokens={cap}"))
-    one._try([next(worst(one.planned_corpus, 1, Ranks(63, 64)))])  # what a first backward maps
+    one._try([next(worst(one.planned_corpus, 1, Ranks(63, 64)))])  # mapped by a first backward pass
     (mapped,) = [
         line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")
     ]
@@ -144,22 +144,26 @@ def try_in_little_memory(cap: int) -> None:
 @pytest.mark.grid
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_too_little_memory_is_an_error_before_the_first_step_with_a_cap_that_fits(tmp_path: Path) -> None:
-    def told(cap: int) -> str:
+    def run_with_cap(cap: int) -> str:
         code = f"from tests.training.test_memory_check import try_in_little_memory as t; t({cap})"
-        every_time_alike = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is given back
+        every_time_alike = {
+            "OMP_NUM_THREADS": "1",
+            "MALLOC_MMAP_THRESHOLD_": "65536",
+        }  # freed memory is returned to the system
         environment = {**os.environ, "FOLDER": str(tmp_path), **every_time_alike}
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     refusal = "error: data.batch_tokens: is {}: the largest micro-batch of the plan does not fit in memory"
-    _, found, said = told(30000).partition(refusal.format(30000))
-    assert found
+    _, refused, said = run_with_cap(30000).partition(refusal.format(30000))
+    assert refused
     match = re.fullmatch(r"\s*help: data\.batch_tokens=(\d+) fits; it changes no result\n", said)
     assert match
     cap = int(match[1])
-    assert "memory: peak " in told(3 * cap // 4)  # each process has mapped a little more or less than the others
-    assert refusal.format(2 * cap) in told(2 * cap)
+    fitting = run_with_cap(3 * cap // 4)  # processes differ a little in mapped memory
+    assert "memory: peak " in fitting
+    assert refusal.format(2 * cap) in run_with_cap(2 * cap)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def feed_of(data: RunData) -> PlannedCorpus:
 
 
 def naive_step(made: Made, network: torch.nn.Module) -> torch.Tensor:
-    """The mean loss of the first step, pair by pair without padding, by torch's cross entropy."""
+    """Return the mean loss of the first step by torch's cross entropy, pair by pair without padding."""
     data = made[1]
     stream = TrainStream(feed_of(data), seed=1, start=0, ranks=Ranks())
     (step,) = islice(stream, 1)
@@ -87,7 +87,7 @@ def test_a_step_moves_the_weights_by_the_gradient_of_the_mean_loss_over_all_micr
 
 
 def test_experts_of_an_encoder_learn_the_same_however_a_step_is_split(small: Callable[..., Composed]) -> None:
-    """Their loss counts by the targets of each source, which are of many lengths."""
+    """Their loss is weighted by the target tokens of each source, whose number varies."""
     mixture = "++model.graph.encoder.layer.ffn={block: moe, experts: 4, d_ff: 8, balance: 1.0}"
     weights = []
     for cap in ("data.batch_tokens=150", "data.batch_tokens=4000"):
@@ -104,7 +104,7 @@ def padded(rows: list[list[int]]) -> torch.Tensor:
 
 
 def plain_loop(made: Made, network: torch.nn.Module, steps: int, *, peak: float, warmup: int, clip: float) -> None:
-    """Trains `network` on the planned pairs, a step at once, with nothing but torch."""
+    """Train `network` on the planned pairs with torch alone, each step as one batch."""
     corpus, optimizer = made[1].prepared.train, torch.optim.Adam(network.parameters(), betas=(0.9, 0.98), eps=1e-9)
     plans = chain.from_iterable(feed_of(made[1]).plan(seed=1, epoch=epoch) for epoch in count())
     for number, plan in enumerate(islice(plans, steps), 1):
@@ -122,7 +122,7 @@ def plain_loop(made: Made, network: torch.nn.Module, steps: int, *, peak: float,
 
 
 def test_twenty_steps_leave_the_weights_of_a_plain_loop(small: Callable[..., Composed]) -> None:
-    """In float64, since Adam enlarges what a gradient of zero has in rounding errors."""
+    """Compute in float64, because Adam amplifies the rounding errors of zero gradients."""
     composed = small("data.batch_tokens=200", "trainer.clip=0.5", "schedule.peak=5e-3", "schedule.warmup=4")
     made, reference = make(composed), make(composed)[0].network.double()
     begin = [parameter.detach().clone() for parameter in reference.parameters()]
@@ -135,7 +135,7 @@ def test_twenty_steps_leave_the_weights_of_a_plain_loop(small: Callable[..., Com
 
 
 def test_twenty_steps_in_bf16_end_within_two_percent_of_the_loss_in_fp32(small: Callable[..., Composed]) -> None:
-    """Which is ln 300 = 5.7 for who has learned nothing."""
+    """The loss of an untrained model is ln 300 = 5.7."""
     losses = []
     for precision in ("fp32", "bf16"):
         module, data = make(small("trainer.log_every=10", "schedule.peak=1e-2", "schedule.warmup=4"))
@@ -183,14 +183,14 @@ def harmed(small: Callable[..., Composed], monkeypatch: pytest.MonkeyPatch, *ove
 
 
 def poison(*steps: int) -> str:
-    """These steps of a run, counted from 1, have a loss that is not a number."""
+    """Make the loss NaN in these steps of a run, counted from 1."""
     return f"++model.graph.bad={{block: faulty, harm: poison, sound: 0, steps: {'-'.join(map(str, steps))}-, after: src_pos}}"
 
 
 def test_steps_with_gradients_that_are_not_finite_are_skipped_and_their_lines_recorded(
     small: Callable[..., Composed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights, and Adam's count of steps, are those of a run that took the other steps alone."""
+    """The weights and Adam's step count equal those of a run with only the other steps."""
     monkeypatch.chdir(os.environ["TFM_BLOCKS_CACHE"].rpartition("/")[0])
     module, data = harmed(small, monkeypatch, "trainer.patience_nan=3", poison(2, 3, 5))
     run = trainer(6)
@@ -225,7 +225,7 @@ def test_a_resume_with_a_patience_below_the_skipped_steps_ends_the_run(
     small: Callable[..., Composed],
 ) -> None:
     skipped = make(small("trainer.patience_nan=2"))[0].skipped
-    skipped.in_row = 3  # which a checkpoint has brought
+    skipped.in_row = 3  # restored from the checkpoint
     skipped.note(torch.tensor(True), 9, [])
     with pytest.raises(DivergedError, match="diverged after 5 steps: the loss or the gradient of 4 steps"):
         skipped.flush()
@@ -234,10 +234,10 @@ def test_a_resume_with_a_patience_below_the_skipped_steps_ends_the_run(
 def test_an_interrupted_search_stops_and_logs_nothing(
     small: Callable[..., Composed],
 ) -> None:
-    """The signal comes when the tokens of the only batch are scored, and all have agreed to search."""
+    """The signal arrives after the tokens of the only batch are scored and all ranks agreed to search."""
     module, data = make(small("data.batch_tokens=4000"))
-    told = [0, 0]
-    module.stop_signal = lambda: told.pop() if told else 15
+    signals = [0, 0]
+    module.stop_signal = lambda: signals.pop() if signals else 15
     run = trainer(2)
     run.limit_val_batches, run.val_check_interval = 1.0, 2
     run.fit(module, datamodule=data)
@@ -305,13 +305,13 @@ def test_a_compiled_trunk_has_the_same_losses(small: Callable[..., Composed], dr
     """Micro-batches of many shapes, with the same dropout masks."""
     losses = []
     for compiled in (False, True):
-        asked = ("trainer.log_every=1", "data.batch_tokens=200", f"dropout={dropout}")
-        module, data = make(small(f"trainer.compile={compiled}", *asked))
-        found: list[float] = []
+        overrides = ("trainer.log_every=1", "data.batch_tokens=200", f"dropout={dropout}")
+        module, data = make(small(f"trainer.compile={compiled}", *overrides))
+        logged: list[float] = []
         log = module._log
-        module._log = lambda scores, split, found=found, log=log: (found.append(scores["loss"]), log(scores, split))  # type: ignore[assignment,misc]
+        module._log = lambda scores, split, logged=logged, log=log: (logged.append(scores["loss"]), log(scores, split))  # type: ignore[assignment,misc]
         trainer(6).fit(module, datamodule=data)
-        losses.append(found)
+        losses.append(logged)
     assert len(losses[0]) == 6
     assert losses[1] == pytest.approx(losses[0], abs=1e-3)
 
@@ -327,7 +327,7 @@ def test_layers_that_are_computed_again_leave_the_same_weights(small: Callable[.
 
 
 class Record(Callback):
-    """The metrics that Lightning shows to callbacks after each validation and each logged step."""
+    """Record the metrics that callbacks see after each validation and each logged step."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, str], dict[str, float]] = {}
@@ -340,8 +340,8 @@ class Record(Callback):
             self._keep(trainer, "train")
 
     def _keep(self, trainer: Trainer, split: str) -> None:
-        found = {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith(split)}
-        self.rows[trainer.global_step, split] = found
+        values = {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith(split)}
+        self.rows[trainer.global_step, split] = values
 
 
 def validating(steps: int, folder: Path, **options: Any) -> Trainer:

@@ -23,11 +23,11 @@ def test_the_default_config_reads_and_noam_takes_the_models_width(small: Callabl
 
 
 def test_linear_ends_with_the_run_and_cannot_warm_up_for_longer(small: Callable[..., Composed]) -> None:
-    asked = ("schedule=linear", "schedule.peak=1e-3", "schedule.warmup=2")
-    settings = read_run(small(*asked, "trainer.steps=5").mapping)
+    overrides = ("schedule=linear", "schedule.peak=1e-3", "schedule.warmup=2")
+    settings = read_run(small(*overrides, "trainer.steps=5").mapping)
     assert settings.schedule == LinearSettings(name="linear", peak=0.001, warmup=2, steps=5)
     with pytest.raises(ConfigError, match="at most the 1 steps of the schedule, but is 2"):
-        read_run(small(*asked, "trainer.steps=1").mapping)
+        read_run(small(*overrides, "trainer.steps=1").mapping)
 
 
 def test_numbers_with_an_exponent_are_numbers(small: Callable[..., Composed]) -> None:
@@ -49,7 +49,7 @@ def test_problems_of_all_groups_are_reported_together(small: Callable[..., Compo
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["callbacks.early_stopping.monitor=val/length_ratio"], "a validation metric that can improve, but is 'val/length_ratio'"),
         (["callbacks.early_stopping.monitor=train/loss"], "one of: val/accuracy, val/bleu, val/chrf"),
@@ -60,11 +60,11 @@ def test_problems_of_all_groups_are_reported_together(small: Callable[..., Compo
     ],
 )  # fmt: skip
 def test_early_stopping_monitors_metrics_of_the_run(
-    small: Callable[..., Composed], overrides: list[str], told: str
+    small: Callable[..., Composed], overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         read_run(small(*overrides).mapping)
-    assert told in str(caught.value) and "help: " in str(caught.value)
+    assert message in str(caught.value) and "help: " in str(caught.value)
 
 
 def test_early_stopping_does_not_wait_for_translations_of_plain_text(small: Callable[..., Composed]) -> None:

@@ -25,7 +25,7 @@ tokenizer = Tokenizer.train(sentences(200, 0), 300)
 
 
 def sharper(network):
-    """Larger weights, so that a random network is not indifferent."""
+    """Enlarge the weights, so that the outputs of a random network are not nearly uniform."""
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.mul_(1.6)
@@ -59,19 +59,19 @@ def naive_greedy(network, before, most, **inputs):
 
 def test_a_decoder_only_model_translates_after_source_eos_bos(one_sequence):
     texts = sentences(9, 3)
-    for text, found in zip(texts, one_sequence.search(texts, Search()), strict=True):
+    for text, hypotheses in zip(texts, one_sequence.search(texts, Search()), strict=True):
         source = tokenizer.encode(text)
         expected = naive_greedy(one_sequence.network, [*source, EOS, BOS], 2 * (len(source) + 1) + 20)
-        assert list(found[0].ids) == expected
+        assert list(hypotheses[0].ids) == expected
 
 
 def test_prompts_of_unequal_length_give_the_same_in_one_batch_as_alone(one_sequence):
     texts = sentences(12, 4)
     together = one_sequence.search(texts, Search(beam=3, nbest=3))
-    for text, found in zip(texts, together, strict=True):
+    for text, hypotheses in zip(texts, together, strict=True):
         (alone,) = one_sequence.search([text], Search(beam=3, nbest=3))
-        assert [one.ids for one in alone] == [one.ids for one in found]
-        assert [one.log_p for one in alone] == pytest.approx([one.log_p for one in found], abs=1e-4)
+        assert [one.ids for one in alone] == [one.ids for one in hypotheses]
+        assert [one.log_p for one in alone] == pytest.approx([one.log_p for one in hypotheses], abs=1e-4)
 
 
 @torch.no_grad()
@@ -93,12 +93,12 @@ def test_a_forced_prefix_is_counted_as_if_it_had_been_found(one_sequence, two_so
 
 def test_several_sources_come_in_order_by_name_or_with_tabs_between(two_sources):
     pairs = list(zip(sentences(6, 5), sentences(6, 6), strict=True))
-    found = two_sources.translate(pairs)
-    assert found == two_sources.translate([{"doc": doc, "src": src} for src, doc in pairs])
+    outputs = two_sources.translate(pairs)
+    assert outputs == two_sources.translate([{"doc": doc, "src": src} for src, doc in pairs])
     lines = [f"{src}\t{doc}" for src, doc in pairs]
     made = Translating(two_sources, Search(), 500, strict=True).outputs(lines, [], 1)
-    assert found == [one.text for (one,) in made]
-    for (src, doc), text in zip(pairs, found, strict=True):
+    assert outputs == [one.text for (one,) in made]
+    for (src, doc), text in zip(pairs, outputs, strict=True):
         inputs = {name: torch.tensor([[*tokenizer.encode(one), EOS]]) for name, one in (("src", src), ("doc", doc))}
         most = 2 * sum(value.shape[1] for value in inputs.values()) + 20
         assert text == tokenizer.decode(naive_greedy(two_sources.network, [BOS], most, **inputs))
@@ -124,19 +124,19 @@ def test_a_sentence_without_a_text_for_each_source_is_a_type_error(two_sources, 
 
 def test_a_prompt_is_continued_as_by_one_forward_a_token(one_sequence):
     prompts = [*sentences(5, 8), "", WORDS[0]]
-    found = one_sequence.generate(prompts, 7, Search())
-    for prompt, (best,) in zip(prompts, found, strict=True):
+    outputs = one_sequence.generate(prompts, 7, Search())
+    for prompt, (best,) in zip(prompts, outputs, strict=True):
         assert list(best.ids) == naive_greedy(one_sequence.network, [BOS, *tokenizer.encode(prompt)], 7)
     lines = Generating(one_sequence, Search(), 500, False, tokens=7)
-    assert lines.written(prompts[0], found[0][0]) == prompts[0] + found[0][0].text
+    assert lines.written(prompts[0], outputs[0][0]) == prompts[0] + outputs[0][0].text
 
 
 def test_generated_text_ends_at_the_most_tokens_and_draws_alike_in_any_batch(one_sequence):
     search = Search(sampling=Sampling(seed=4, temperature=1.5))
     prompts = sentences(8, 9)
-    found = one_sequence.generate(prompts, 5, search)
-    assert all(len(one.ids) <= 5 for (one,) in found)
-    assert found[3:4] == one_sequence.generate(prompts[3:4], 5, search, first_line=4)
+    outputs = one_sequence.generate(prompts, 5, search)
+    assert all(len(one.ids) <= 5 for (one,) in outputs)
+    assert outputs[3:4] == one_sequence.generate(prompts[3:4], 5, search, first_line=4)
     assert one_sequence.generate(prompts, 5, Search(beam=3, nbest=2))[0][1].text is not None
 
 
@@ -170,7 +170,7 @@ def test_commands_that_translate_refuse_a_run_of_plain_text(command, tmp_path, m
 @torch.no_grad()
 def test_perplexity_matches_every_token_after_those_before_it_in_its_row(one_sequence):
     lines = ["zwei Kinder spielen", "", "am Fluss steht ein Haus"]
-    found = perplexity(one_sequence, lines, context=6, batch_tokens=14)
+    result = perplexity(one_sequence, lines, context=6, batch_tokens=14)
     ids = [id for line in lines if line for id in [*tokenizer.encode(line), EOS]]
     nll = 0.0
     for first in range(0, len(ids), 6):
@@ -178,8 +178,8 @@ def test_perplexity_matches_every_token_after_those_before_it_in_its_row(one_seq
         for place in range(1, len(row)):
             logits_V = one_sequence.network(tgt=torch.tensor([row[:place]]))[0, -1]
             nll -= logits_V.log_softmax(0)[row[place]].item()
-    assert found.nll == pytest.approx(nll, rel=1e-4)
-    assert (found.tokens, found.words) == (len(ids), 3 + 5 + 2)
-    assert found.bytes == sum(len(line) + 1 for line in lines if line)
-    assert found.per_token == pytest.approx(math.exp(nll / len(ids)), rel=1e-4)
-    assert found.bits_per_byte == pytest.approx(nll / math.log(2) / found.bytes, rel=1e-4)
+    assert result.nll == pytest.approx(nll, rel=1e-4)
+    assert (result.tokens, result.words) == (len(ids), 3 + 5 + 2)
+    assert result.bytes == sum(len(line) + 1 for line in lines if line)
+    assert result.per_token == pytest.approx(math.exp(nll / len(ids)), rel=1e-4)
+    assert result.bits_per_byte == pytest.approx(nll / math.log(2) / result.bytes, rel=1e-4)

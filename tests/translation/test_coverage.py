@@ -15,7 +15,7 @@ from tfm_blocks.translation.translator import Translator
 
 
 def coverage(translator, text, ids):
-    """Sentence by sentence, source token by source token, target token by target token."""
+    """Compute the penalty in loops over sentences, source tokens and target tokens."""
     src, tgt = [*translator.tokenizer.encode(text), EOS], [BOS, *ids]
     inputs = {"src": torch.tensor([src]), "tgt": torch.tensor([tgt])}
     w_HTS = attention_weights(translator.network, ["decoder.1.cross"], **inputs)["decoder.1.cross"][0]

@@ -1,4 +1,4 @@
-"""Beam search against all sequences that there are, and against a search that never stops early."""
+"""Beam search against all possible sequences, and against a search without early stopping."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ FIRST = EOS + 1  # of the ids that may stand before eos
 
 
 def allowed(vocab, longest, shortest, prefix):
-    """All sequences within the bounds, ended by eos or cut at the most tokens."""
+    """Yield all sequences within the bounds, ended by eos or cut at the maximum length."""
     for length in range(1, longest + 1):
         for ids in itertools.product(range(FIRST, vocab), repeat=length - 1):
             for last in (EOS, *(range(FIRST, vocab) if length == longest else ())):
@@ -26,7 +26,7 @@ def allowed(vocab, longest, shortest, prefix):
 
 @torch.no_grad()
 def log_ps(made, src_S, sequences):
-    """The sum of the log probabilities of each sequence, by one forward pass over all of them."""
+    """Return the summed log probabilities of each sequence, by one forward pass over all of them."""
     width = max(map(len, sequences))
     out_RT = torch.tensor([[*one] + [PAD] * (width - len(one)) for one in sequences])
     tgt_RT = torch.cat((torch.full((len(out_RT), 1), BOS), out_RT[:, :-1]), 1)
@@ -46,21 +46,21 @@ def test_a_wide_beam_finds_the_best_of_all_sequences_within_the_bounds(
     made, put = network(vocab, layers=1), sources(2, vocab)
     limits = bounds([longest, longest - 1], shortest, [prefix, []])
     widest = (vocab - FIRST) ** longest
-    found = beam_search(made, put, limits, beam=widest, penalty=penalty, nbest=4, patient=patient)
+    hypotheses = beam_search(made, put, limits, beam=widest, penalty=penalty, nbest=4, patient=patient)
     for row, (most, begin) in enumerate([(longest, prefix), (longest - 1, [])]):
         sequences = list(allowed(vocab, most, shortest, begin))
         totals = log_ps(made, put["src"][row], sequences)
         scored = [(total / penalty(len(one)), one) for total, one in zip(totals, sequences, strict=True)]
         best = sorted(scored, reverse=True)[:4]
-        assert [one.ids for one in found[row]] == [[id for id in one if id != EOS] for _, one in best]
-        for one, (score, sequence) in zip(found[row], best, strict=True):
+        assert [one.ids for one in hypotheses[row]] == [[id for id in one if id != EOS] for _, one in best]
+        for one, (score, sequence) in zip(hypotheses[row], best, strict=True):
             assert one.length == len(sequence)
             assert math.isclose(one.log_p / penalty(one.length), score, abs_tol=1e-4)
 
 
 @torch.no_grad()
 def unstopped(made, src_S, longest, beam, penalty):
-    """Ids and scores, best first, of a beam search that goes on to the most tokens; the whole model for every step."""
+    """Return scores and ids, best first, of a beam search up to the maximum length that runs the whole model in every step."""
     live, finished = [((), 0.0)], []
     for position in range(longest):
         tgt_RT = torch.tensor([[BOS, *ids] for ids, _ in live])
@@ -96,22 +96,22 @@ PENALTIES = {
 @pytest.mark.parametrize("penalty", PENALTIES.values(), ids=PENALTIES)
 def test_a_patient_search_equals_a_search_without_early_stopping(beam, nbest, penalty):
     made, put, most = network(20), sources(vocab=20), [14, 14, 5, 9, 14]
-    found = beam_search(made, put, bounds(most), beam=beam, penalty=penalty, nbest=nbest, patient=True)
+    hypotheses = beam_search(made, put, bounds(most), beam=beam, penalty=penalty, nbest=nbest, patient=True)
     for row, longest in enumerate(most):
         src_S = put["src"][row][put["src"][row] != PAD]
         best = unstopped(made, src_S, longest, beam, penalty)[:nbest]
-        assert [one.ids for one in found[row]] == [ids for _, ids in best]
+        assert [one.ids for one in hypotheses[row]] == [ids for _, ids in best]
 
 
 def test_a_search_that_is_not_patient_misses_better_ones_under_a_large_power():
     made, put = network(20), sources(vocab=20)
-    found = {
+    scores = {
         patient: [
             one.log_p / gnmt(3.0)(one.length)
             for (one,) in beam_search(made, put, bounds([14] * 5), beam=2, penalty=gnmt(3.0), patient=patient)
         ]
         for patient in (False, True)
     }
-    gained = [patient - hasty for hasty, patient in zip(found[False], found[True], strict=True)]
-    assert min(gained) > -1e-5  # the same hypothesis, whose bits depend on how many others are left in the batch
+    gained = [patient - hasty for hasty, patient in zip(scores[False], scores[True], strict=True)]
+    assert min(gained) > -1e-5  # the same hypothesis, whose rounding depends on the size of the batch
     assert max(gained) > 1e-2

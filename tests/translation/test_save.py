@@ -1,4 +1,4 @@
-"""A network that was trained in a loop of one's own becomes a run folder."""
+"""A network trained in a custom loop becomes a run folder."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_a_saved_network_translates_as_before_in_python_and_on_the_command_line(
 ) -> None:
     folder = tfm.save(translator.network, tmp_path / "runs" / "mine", tokenizer=translator.tokenizer)
     loaded = tfm.load(folder)
-    own, found = weights_of(translator.network), weights_of(loaded.network)
-    assert own.keys() == found.keys() and all(torch.equal(own[name], found[name]) for name in own)
+    own, restored = weights_of(translator.network), weights_of(loaded.network)
+    assert own.keys() == restored.keys() and all(torch.equal(own[name], restored[name]) for name in own)
     expected = translator.translate(SENTENCES)
     assert loaded.translate(SENTENCES) == expected and expected[0]
     for name, lines in (("src", SENTENCES[:2]), ("ref", expected[:2])):

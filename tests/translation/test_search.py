@@ -43,7 +43,7 @@ def sources(rows=5, vocab=40, width=7):
 
 @torch.no_grad()
 def log_p_of_all(made, src_S, sequences):
-    """The sum of log probabilities of each of the sequences of one length, by one forward pass."""
+    """Return the summed log probabilities of sequences of one length, by one forward pass."""
     ids_RT = torch.tensor(sequences)
     tgt_RT = torch.cat((torch.full_like(ids_RT[:, :1], BOS), ids_RT[:, :-1]), 1)
     logits_RTV = made(src=src_S.expand(len(ids_RT), -1), tgt=tgt_RT)
@@ -57,16 +57,16 @@ def log_p_of(made, src_S, ids):
 def test_a_beam_of_1_is_greedy_search():
     made, put = network(), sources()
     limits = bounds([12, 9, 12, 3, 12])
-    found = beam_search(made, put, limits, beam=1, penalty=gnmt(0.6))
-    assert [one.ids for (one,) in found] == [one.ids for one in one_by_one(made, put, limits)]
+    hypotheses = beam_search(made, put, limits, beam=1, penalty=gnmt(0.6))
+    assert [one.ids for (one,) in hypotheses] == [one.ids for one in one_by_one(made, put, limits)]
 
 
 @pytest.mark.parametrize("penalty", [gnmt(0.6), plain(1.0), plain(0.0)])
 def test_a_wide_beam_finds_the_best_of_all_sequences(penalty):
     vocab, longest = 8, 4
     made, put = network(vocab, layers=1), sources(3, vocab)
-    found = beam_search(made, put, bounds([longest] * 3), beam=700, penalty=penalty, nbest=3)
-    for row, hypotheses in enumerate(found):
+    results = beam_search(made, put, bounds([longest] * 3), beam=700, penalty=penalty, nbest=3)
+    for row, hypotheses in enumerate(results):
         scores = []
         for length in range(1, longest + 1):
             last = (EOS, *(range(3, vocab) if length == longest else ()))
@@ -93,7 +93,7 @@ def test_scores_match_a_forward_pass_and_come_best_first(beam, made):
 
 @pytest.fixture
 def running_sum(monkeypatch):
-    """A block whose past is one row a hypothesis, which a search has to move."""
+    """Register a block whose state is one row per hypothesis, which a search must reorder."""
     monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
 
     @block("running_sum", "x: B T D -> B T D", branch=True, sees={"x": "past"}, source="a test")
@@ -129,7 +129,7 @@ def test_the_state_of_a_recurrent_block_follows_its_hypothesis(running_sum, beam
 
 
 class Waits(TorchFunctionMode):
-    """Counts what would wait for a device: numbers that Python reads of a tensor."""
+    """Count the synchronisations with a device: Python numbers read from a tensor."""
 
     READS = ("tolist", "item", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__")
 
@@ -198,9 +198,9 @@ def test_non_finite_logits_of_any_hypothesis_are_reported():
 def test_a_sentence_draws_the_same_in_any_batch():
     made, put = network(), sources()
     together = one_by_one(made, put, bounds([9] * 5), chooser(Sampling(seed=4), range(5), 9))
-    for row, found in enumerate(together):
+    for row, hypothesis in enumerate(together):
         alone = {"src": put["src"][row : row + 1]}
-        assert one_by_one(made, alone, bounds([9]), chooser(Sampling(seed=4), [row], 9))[0].ids == found.ids
+        assert one_by_one(made, alone, bounds([9]), chooser(Sampling(seed=4), [row], 9))[0].ids == hypothesis.ids
     assert together != one_by_one(made, put, bounds([9] * 5), chooser(Sampling(seed=5), range(5), 9))
 
 
@@ -226,7 +226,7 @@ def test_the_largest_values_and_their_places_match_topk(columns, hypotheses, cou
     generator = torch.Generator().manual_seed(columns)
     x_RMV = torch.randn(50, hypotheses, columns, generator=generator)
     plus_RM = torch.randn(50, hypotheses, generator=generator)
-    wanted = (x_RMV + plus_RM[:, :, None]).flatten(1).topk(min(count, hypotheses * columns))
-    found = largest(x_RMV, plus_RM, count)
-    assert found[0].equal(wanted.values)
-    assert found[1].equal(wanted.indices)
+    expected = (x_RMV + plus_RM[:, :, None]).flatten(1).topk(min(count, hypotheses * columns))
+    actual = largest(x_RMV, plus_RM, count)
+    assert actual[0].equal(expected.values)
+    assert actual[1].equal(expected.indices)

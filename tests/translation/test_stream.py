@@ -23,7 +23,7 @@ GREEDY = Search()
 
 
 def run(translator, data, *, prefix=None, search=GREEDY, strict=False, scores=False):
-    target, told = StringIO(), []
+    target, progress = StringIO(), []
     source, put = os.pipe()
     os.write(put, data)
     os.close(put)
@@ -31,35 +31,35 @@ def run(translator, data, *, prefix=None, search=GREEDY, strict=False, scores=Fa
         try:
             work = Translating(translator, search, 500, strict)
             read = chunks(file, "stdin", strict=strict)
-            stream(work, read, target, prefix=prefix, scores=scores, tell=told.append)
+            stream(work, read, target, prefix=prefix, scores=scores, tell=progress.append)
         except DataError as error:
             return target.getvalue(), str(error)
-    return target.getvalue(), told
+    return target.getvalue(), progress
 
 
 def test_every_line_has_its_line_in_order_and_the_last_needs_no_end(translator):
     texts = [*sentences(20, 5), "", "am Fluss"]
-    found, told = run(translator, "\r\n".join(texts).encode())
-    assert found.split("\n") == [*translator.translate(texts), ""]
-    assert told[-1] == 22
+    output, progress = run(translator, "\r\n".join(texts).encode())
+    assert output.split("\n") == [*translator.translate(texts), ""]
+    assert progress[-1] == 22
 
 
 @pytest.mark.parametrize(("data", "line"), [(b"Haus\nam Fluss\n\xff\nund\n", 3), (b"\xef\xbb\xbfHaus\n\xc3", 2)])
 def test_a_line_that_is_not_utf8_has_an_empty_line_or_is_refused(translator, data, line, capsys):
-    found, told = run(translator, data)
+    output, progress = run(translator, data)
     texts = [text.decode("utf-8-sig", errors="replace") for text in data.rstrip(b"\n").split(b"\n")]
     texts[line - 1] = ""
-    assert found.split("\n") == [*translator.translate(texts), ""] and told[-1] == len(texts)
+    assert output.split("\n") == [*translator.translate(texts), ""] and progress[-1] == len(texts)
     assert f"warning: stdin:{line}: the line is not UTF-8" in capsys.readouterr().err
-    found, error = run(translator, data, strict=True)
-    assert found.count("\n") == line - 1 and found.split("\n")[0] == translator.translate(["Haus"])[0]
+    output, error = run(translator, data, strict=True)
+    assert output.count("\n") == line - 1 and output.split("\n")[0] == translator.translate(["Haus"])[0]
     assert f"stdin:{line}" in error
 
 
 def test_a_long_line_is_cut_with_a_warning_or_refused(translator, capsys):
     data = ("Haus " * 50 + "\nam Fluss\n").encode()
-    found, _ = run(translator, data, search=Search(max_tokens=10))
-    assert found.split("\n")[1] == translator.translate(["am Fluss"])[0]
+    output, _ = run(translator, data, search=Search(max_tokens=10))
+    assert output.split("\n")[1] == translator.translate(["am Fluss"])[0]
     assert "warning: stdin:1: the line has" in capsys.readouterr().err
     _, error = run(translator, data, search=Search(max_tokens=10), strict=True)
     assert "the maximum is 10" in error and "--max-tokens" in error
@@ -71,16 +71,16 @@ def test_a_line_beyond_the_known_positions_is_cut_to_them_or_refused(translator,
     short = Translator(tfm.build("tiny", **knobs).eval(), translator.tokenizer)
     texts = ["am", "ein kleines Haus steht am Fluss und davor", "Haus"]
     data, ids = "\n".join(texts).encode(), translator.tokenizer.encode(texts[1])
-    found, _ = run(short, data)
-    wanted = short.translate([texts[0], translator.tokenizer.decode(ids[:5]), texts[2]])
-    assert found.split("\n") == [*(BREAKING.sub(" ", text) for text in wanted), ""]
+    output, _ = run(short, data)
+    expected = short.translate([texts[0], translator.tokenizer.decode(ids[:5]), texts[2]])
+    assert output.split("\n") == [*(BREAKING.sub(" ", text) for text in expected), ""]
     assert f"warning: stdin:2: the line has {len(ids)} tokens, but the maximum is 5" in capsys.readouterr().err
     _, error = run(short, data, strict=True)
     assert "stdin:2" in error and "split the line" in error
 
 
 def test_a_line_is_cut_between_characters(translator):
-    """Part of a character would come back as another one, of more tokens."""
+    """Part of a character would be decoded as another character with more tokens."""
     tokens = len(translator.tokenizer.encode("Haus"))
     for most in range(tokens + 1, tokens + 8):
         ((cut,),) = fitting([["Haus" + "€" * 9]], translator, Search(max_tokens=most), "stdin", strict=False)
@@ -88,23 +88,23 @@ def test_a_line_is_cut_between_characters(translator):
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"), [("zwei\n", "ends after 1 lines"), ("zwei\n\nund\n", "more lines than the 2")]
+    ("lines", "message"), [("zwei\n", "ends after 1 lines"), ("zwei\n\nund\n", "more lines than the 2")]
 )
-def test_a_prefix_file_of_another_length_is_an_error(translator, tmp_path, lines, told):
+def test_a_prefix_file_of_another_length_is_an_error(translator, tmp_path, lines, message):
     (tmp_path / "prefix").write_text(lines)
-    assert told in run(translator, b"Haus\nFluss\n", prefix=tmp_path / "prefix")[1]
+    assert message in run(translator, b"Haus\nFluss\n", prefix=tmp_path / "prefix")[1]
 
 
 def test_the_prefix_of_a_blank_line_is_not_dropped_in_silence(translator, tmp_path, capsys):
     (tmp_path / "prefix").write_text("zwei\nzwei\n")
-    found, _ = run(translator, b"Haus\n \n", prefix=tmp_path / "prefix")
-    assert found.split("\n")[1] == "" and "stdin:2: the line is blank" in capsys.readouterr().err
+    output, _ = run(translator, b"Haus\n \n", prefix=tmp_path / "prefix")
+    assert output.split("\n")[1] == "" and "stdin:2: the line is blank" in capsys.readouterr().err
 
 
 def test_a_text_stays_within_its_line_and_column(translator, tmp_path):
     (tmp_path / "prefix").write_text("zwei\tund\x85Haus\u2028\n", encoding="utf-8", newline="")
-    found, _ = run(translator, b"Haus\n", prefix=tmp_path / "prefix", scores=True)
-    assert found.count("\t") == 1 and found.partition("\t")[2].startswith("zwei und Haus ")
+    output, _ = run(translator, b"Haus\n", prefix=tmp_path / "prefix", scores=True)
+    assert output.count("\t") == 1 and output.partition("\t")[2].startswith("zwei und Haus ")
 
 
 def test_prefixes_are_taken_line_by_line(translator, tmp_path):
@@ -114,8 +114,8 @@ def test_prefixes_are_taken_line_by_line(translator, tmp_path):
 
 
 def test_the_best_come_with_line_and_score(translator):
-    found, _ = run(translator, b"Haus\n\n", search=Search(beam=3, nbest=3))
-    rows = [row.split("\t") for row in found.splitlines()]
+    output, _ = run(translator, b"Haus\n\n", search=Search(beam=3, nbest=3))
+    rows = [row.split("\t") for row in output.splitlines()]
     assert [row[0] for row in rows] == ["1", "1", "1", "2"]
     scores = [float(row[1]) for row in rows[:3]]
     assert scores == sorted(scores, reverse=True)
@@ -158,7 +158,7 @@ def until(terminal, end):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_lines(translator, tmp_path):
-    """100,000 lines; what is kept of a line would add up to megabytes."""
+    """With 100,000 lines, any memory kept per line would add up to megabytes."""
     save(translator, tmp_path / "run")
     program = """
 import resource, sys
@@ -168,9 +168,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
 """
 
     def peak(lines):
-        given = b"ein\nund\n" * (lines // 2)
+        data = b"ein\nund\n" * (lines // 2)
         command = [sys.executable, "-c", program, "translate", str(tmp_path / "run"), "--max-tokens", "4"]
-        done = subprocess.run(command, cwd=ROOT, input=given, capture_output=True, check=True)
+        done = subprocess.run(command, cwd=ROOT, input=data, capture_output=True, check=True)
         assert done.stdout.count(b"\n") == lines
         return int(done.stderr.split()[-1])
 

@@ -1,4 +1,4 @@
-"""Translating: order, blanks, batches; against a loop that runs the whole forward for every token."""
+"""Translating: order, blanks and batches, against a loop that runs the whole forward for every token."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ from tfm_blocks.translation.translator import Translator
 
 @torch.no_grad()
 def naive_greedy(network, ids):
-    """The whole model again for every token."""
+    """Decode greedily, running the whole model for every token."""
     out = [BOS]
     while len(out) <= Search().most(len(ids) + 1):
         logits_V = network(src=torch.tensor([[*ids, EOS]]), tgt=torch.tensor([out]))[0, -1]
@@ -48,27 +48,27 @@ SEARCHES = [
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "plain", "sampling"])
 def test_a_sentence_is_translated_alike_in_any_batch_at_any_place(translator, search):
     texts = sentences(100, 1)
-    whole = [[one.text for one in found] for found in translator.search(texts, search)]
+    whole = [[one.text for one in hypotheses] for hypotheses in translator.search(texts, search)]
     for batch_tokens in (1, 40, 200, 1000):
         again = translator.search(texts, search, batch_tokens=batch_tokens)
-        assert [[one.text for one in found] for found in again] == whole
-    if not search.sampling:  # a drawn translation goes with the number of its sentence
+        assert [[one.text for one in hypotheses] for hypotheses in again] == whole
+    if not search.sampling:  # a sampled translation depends on the number of its sentence
         again = translator.search(texts[::-1], search, batch_tokens=300)[::-1]
-        assert [[one.text for one in found] for found in again] == whole
+        assert [[one.text for one in hypotheses] for hypotheses in again] == whole
 
 
 @pytest.mark.parametrize("search", SEARCHES[:2], ids=["greedy", "beam"])
 def test_batches_do_not_matter_where_every_weight_is_packed(translator, search, monkeypatch):
     monkeypatch.setattr("tfm_blocks.network.packed.SMALLEST", 1)
     texts = sentences(100, 1)
-    whole = [[one.text for one in found] for found in translator.search(texts, search)]
+    whole = [[one.text for one in hypotheses] for hypotheses in translator.search(texts, search)]
     again = translator.search(texts, search, batch_tokens=60)
-    assert [[one.text for one in found] for found in again] == whole
+    assert [[one.text for one in hypotheses] for hypotheses in again] == whole
 
 
 def test_prefixes_begin_their_translations(translator):
-    found = translator.search(["ein Haus", "", "am Fluss"], Search(beam=2), prefixes=["zwei Kinder", "", ""])
-    assert found[0][0].text.startswith("zwei Kinder") and found[1][0].text == ""
+    results = translator.search(["ein Haus", "", "am Fluss"], Search(beam=2), prefixes=["zwei Kinder", "", ""])
+    assert results[0][0].text.startswith("zwei Kinder") and results[1][0].text == ""
     with pytest.raises(ValueError, match="3 sentences, but 1 prefixes"):
         translator.search(["a", "b", "c"], Search(), prefixes=["x"])
 
@@ -107,11 +107,11 @@ def test_a_draw_from_nothing_is_refused(wrong):
 def test_sentences_may_come_from_a_generator_but_must_be_texts(translator):
     texts = ["Haus", "am Fluss"]
     assert translator.translate(text for text in texts) == translator.translate(texts)
-    for wrong, told in (
+    for wrong, message in (
         ("Haus", "not a string"),
         (["Haus", None], "the texts of sentence 2 must be texts, but number 1 is NoneType"),
     ):
-        with pytest.raises(TypeError, match=told):
+        with pytest.raises(TypeError, match=message):
             translator.translate(wrong)
     with pytest.raises(ValueError, match="search"):
         translator.translate(texts, beam=2, nbest=2)
@@ -130,11 +130,11 @@ def test_the_order_is_kept_and_blank_lines_stay_blank(translator):
 
 
 def test_a_stopped_search_returns_blanks_for_the_remaining_batches(translator):
-    texts, told = sentences(20, 1), [False, False]
-    found = translator.search(texts, Search(), batch_tokens=50, stop=lambda: told.pop() if told else True)
+    texts, stops = sentences(20, 1), [False, False]
+    results = translator.search(texts, Search(), batch_tokens=50, stop=lambda: stops.pop() if stops else True)
     whole = translator.search(texts, Search(), batch_tokens=50)
-    done = [place for place, one in enumerate(found) if one[0].ids]
-    assert 1 < len(done) < 20 and all(found[place] == whole[place] for place in done)
+    done = [place for place, one in enumerate(results) if one[0].ids]
+    assert 1 < len(done) < 20 and all(results[place] == whole[place] for place in done)
 
 
 def test_translating_restores_the_mode_of_the_network(translator):
@@ -187,7 +187,7 @@ def test_a_sentence_longer_than_the_positions_is_an_error_with_its_line(translat
 
 @pytest.fixture
 def untied(translator):
-    """A translator whose source embedding is its own, so that what is wrong there reaches one sentence alone."""
+    """Return a translator with a separate source embedding, so that a defect in it affects a single sentence."""
     graph = {"model.graph.tgt_emb": "{same: null, block: embedding}", "model.graph.logits.tie": None}
     made = tfm.build("tiny", layers=1, d_model=16, vocab=translator.tokenizer.size, **graph)
     return Translator(made.eval(), translator.tokenizer)

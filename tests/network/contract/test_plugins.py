@@ -1,4 +1,4 @@
-"""The nodes of a model that use a plug-in are tried with their own arguments and widths."""
+"""The contract is checked on the nodes of a model that use a plug-in, with their arguments and widths."""
 
 import pytest
 import torch
@@ -46,8 +46,8 @@ def test_a_problem_has_the_address_the_line_the_block_what_was_measured_and_a_fi
     ],
 )
 def test_a_wrong_part_is_named_with_the_block_that_uses_it(wrong_blocks, override, parts):
-    found = problems(f"++model.args.{override}")
-    assert found and all(problem.rule.startswith(parts) for problem in found)
+    reported = problems(f"++model.args.{override}")
+    assert reported and all(problem.rule.startswith(parts) for problem in reported)
 
 
 def test_nodes_that_are_alike_are_tried_once_and_others_each(wrong_blocks):
@@ -58,7 +58,7 @@ def test_nodes_that_are_alike_are_tried_once_and_others_each(wrong_blocks):
 
 
 def test_a_block_that_ignores_padding_before_the_target_alone_may_be_trained(wrong_blocks):
-    """In training padding comes last, unless sequences are laid end to end."""
+    """In training, padding comes last unless sequences are concatenated."""
     assert problems(f"{SELF}.block=divides_by_0") == []
     joined = {
         "one": {"block": "embedding", "in": "src"},

@@ -1,4 +1,4 @@
-"""Each rule finds the block that breaks it, and no other."""
+"""Each rule detects the block that breaks it, and no other block."""
 
 import pytest
 import torch
@@ -56,14 +56,14 @@ def registry(monkeypatch):
 
 
 def test_a_norm_may_see_no_other_position_whatever_it_declares(registry):
-    """The steps of add & norm read no `sees`, so that causality could not be proved."""
+    """Add & norm ignores `sees`, so causality could not be proved."""
 
     @block("declared_norm", "x: B T D -> B T D", category="norm", sees={"x": "past"}, source="a test")
     class DeclaredNorm(nn.Module):
         def forward(self, x_BTD: Tensor) -> Tensor:
             return x_BTD - x_BTD.cumsum(1)
 
-        def start(self, **given): ...
+        def start(self, **options): ...
 
         def step(self, x_R1D, state): ...
 
@@ -72,7 +72,7 @@ def test_a_norm_may_see_no_other_position_whatever_it_declares(registry):
 
 
 def made(**annotations):
-    """A block with one required argument."""
+    """Register a block with one required argument."""
     ((name, annotation),) = annotations.items()
 
     def init(self, D, *, value):

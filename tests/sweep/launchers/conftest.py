@@ -14,7 +14,7 @@ STUBS = Path(__file__).parent / "slurm"
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the stubs; whatever they have started is gone afterwards."""
+    """Yield the folder of the stubs; kill the processes that they started afterwards."""
     from tfm_blocks.sweep.launchers import slurm
 
     folder = tmp_path / "cluster"
@@ -24,7 +24,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(slurm, "SELDOM", 0.2)
     monkeypatch.setattr(slurm, "OFTEN", 0.1)
     monkeypatch.setattr(slurm, "LATE", 1.0)
-    slurm.submitit.SlurmJob.watcher.clear()  # which remembers numbers that the stubs give anew
+    slurm.submitit.SlurmJob.watcher.clear()  # it caches job numbers, which the stubs reuse
     yield folder
     for tasks in folder.glob("jobs/*/tasks"):
         for task in tasks.read_text().split():

@@ -1,4 +1,4 @@
-"""Jobs of this machine get their part of it; a script that says what it sees stands for a training."""
+"""Jobs get their share of this machine; a script that prints its environment replaces the training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Start = Callable[..., Worker]
 
 @pytest.fixture
 def start(small: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Starts a job where two may run at a time, on a machine whose user leaves two devices to them."""
+    """Return a function that starts a job; two may run concurrently, and two devices are visible."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -36,10 +36,10 @@ def start(small: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyP
     return start
 
 
-def until(found: Callable[[], Any]) -> Any:
-    begun = time.monotonic()
-    while (result := found()) in (None, ""):
-        assert time.monotonic() < begun + LIMIT
+def until(poll: Callable[[], Any]) -> Any:
+    start_time = time.monotonic()
+    while (result := poll()) in (None, ""):
+        assert time.monotonic() < start_time + LIMIT
         time.sleep(0.05)
     return result
 

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster, which here is one of this machine."""
+"""Jobs on a Ray cluster of this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tfm_blocks.sweep.launchers.ray import RayLauncher, RaySettings
 
 pytestmark = pytest.mark.grid  # starting Ray takes seconds
 CONF = {"name": "ray", "address": "local", "cpus": 1, "gpus": None, "memory": None, "resources": {}}
-HAS = {"GPU": 2, "memory": 4 << 30, "licence": 1}  # the cluster, as it says itself
+HAS = {"GPU": 2, "memory": 4 << 30, "licence": 1}  # the resources that the cluster reports
 WAITS = "trap 'sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
 
 
@@ -43,7 +43,7 @@ def trainer(small: Callable[..., Any]) -> TrainerSettings:
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[RayLauncher]:
-    """A job takes as many cores as the machine has, so that a second one waits."""
+    """Yield a launcher whose jobs take all cores of the machine, so that a second one waits."""
     before = {number: signal.getsignal(number) for number in signals.STOPS}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps(HAS))
@@ -57,17 +57,17 @@ def launcher() -> Iterator[RayLauncher]:
         signal.signal(number, handler)
 
 
-def until(found: Callable[[], Any]) -> Any:
-    begun = time.monotonic()
-    while (result := found()) is None or result is False:
-        assert time.monotonic() < begun + 4 * LIMIT
+def until(poll: Callable[[], Any]) -> Any:
+    start_time = time.monotonic()
+    while (result := poll()) is None or result is False:
+        assert time.monotonic() < start_time + 4 * LIMIT
         time.sleep(0.05)
     return result
 
 
 @pytest.fixture
 def start(launcher: RayLauncher, trainer: TrainerSettings) -> Iterator[Callable[..., Worker]]:
-    """Starts a job, which has nothing of the cluster any more after the test."""
+    """Yield a function that starts a job; release its cluster resources after the test."""
     workers: list[Worker] = []
 
     def start(log: Path, script: str, trainer: TrainerSettings = trainer) -> Worker:
@@ -109,20 +109,20 @@ def test_a_job_has_the_requested_resources_and_the_next_waits_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launcher, "settings", settings_with(memory="500MB", resources={"licence": 1}))
-    asked = trainer.model_copy(update={"accelerator": "cuda"})
-    first = start(tmp_path / "first.log", f"echo device $CUDA_VISIBLE_DEVICES; {WAITS}", asked)
+    settings = trainer.model_copy(update={"accelerator": "cuda"})
+    first = start(tmp_path / "first.log", f"echo device $CUDA_VISIBLE_DEVICES; {WAITS}", settings)
     until(lambda: "ready" in said(tmp_path / "first.log"))
     assert said(tmp_path / "first.log").startswith(("device 0\n", "device 1\n"))
-    until(lambda: taken() == {"CPU": 1, "GPU": 1, "memory": 500 << 20, "licence": 1})
-    second = start(tmp_path / "second.log", "exit 3", asked)
+    until(lambda: used_resources() == {"CPU": 1, "GPU": 1, "memory": 500 << 20, "licence": 1})
+    second = start(tmp_path / "second.log", "exit 3", settings)
     assert second.place() is None and second.ended() is None
-    until(first.place)  # until Ray reports where a job runs, a stop takes it for a waiting job
+    until(first.place)  # until Ray reports where a job runs, `stop` treats it as a waiting job
     first.stop()
     assert (until(first.ended), until(second.ended)) == (75, 3)
 
 
-def taken() -> dict[str, float]:
-    """Return the cluster resources of the jobs."""
+def used_resources() -> dict[str, float]:
+    """Return the cluster resources that jobs use."""
     free = ray.available_resources()
     return {name: rest for name, has in ray.cluster_resources().items() if (rest := has - free.get(name, 0)) > 1e-6}
 
@@ -135,8 +135,8 @@ def test_a_second_signal_ends_running_and_waiting_jobs_at_once(start: Callable[.
     first.kill()
     first.wait()
     assert isinstance(until(second.ended), JobResult) and said(tmp_path / "second.log") == ""
-    found = until(first.ended)
-    assert found == 137 or (isinstance(found, JobResult) and found.state == KILLED)
+    result = until(first.ended)
+    assert result == 137 or (isinstance(result, JobResult) and result.state == KILLED)
 
 
 def test_a_lost_node_is_reported_and_leaves_no_process(start: Callable[..., Worker], tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_a_lost_node_is_reported_and_leaves_no_process(start: Callable[..., Work
     until(lambda: "\n" in said(tmp_path / "x.log"))
     until(worker.place)
     ray.kill(worker.actor)
-    found = until(worker.ended)
-    assert isinstance(found, JobResult) and found.state == KILLED and found.reason.startswith("Ray: ")
+    result = until(worker.ended)
+    assert isinstance(result, JobResult) and result.state == KILLED and result.reason.startswith("Ray: ")
     job = Path("/proc", said(tmp_path / "x.log").strip())
     until(lambda: not job.exists())
 
@@ -155,9 +155,9 @@ def test_ray_leaves_signals_to_the_sweep(launcher: RayLauncher) -> None:
 
 
 def test_a_node_without_the_shared_folder_is_an_error(start: Callable[..., Worker], tmp_path: Path) -> None:
-    found = until(start(tmp_path / "nowhere" / "x.log", "true").ended)
-    assert isinstance(found, JobResult) and found.state == ERROR
-    assert "No such file or directory" in found.reason and "nowhere/x.log" in found.reason
+    result = until(start(tmp_path / "nowhere" / "x.log", "true").ended)
+    assert isinstance(result, JobResult) and result.state == ERROR
+    assert "No such file or directory" in result.reason and "nowhere/x.log" in result.reason
 
 
 def test_an_address_without_a_cluster_is_an_error() -> None:

@@ -1,6 +1,6 @@
-"""Jobs in a queue: what sbatch is asked for, how they end, and who finds them again.
+"""Jobs in a queue: the options of sbatch, their results, and how a later command finds them.
 
-Slurm's commands are stubs on the path, which run the script here; submitit, the nodes' script and the keeper are real.
+Slurm's commands are stubs on the path, which run the script locally; submitit, the node's script and the supervisor are real.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def launcher_with(timeout: float | None = None, **changes: Any) -> slurm.SlurmLa
 
 @pytest.fixture
 def trainer(small: Callable[..., Any]) -> Trainer:
-    """The settings of a run, with some changed."""
+    """Return a function that makes the settings of a run with changes."""
     return lambda **changes: TrainerSettings.model_validate(small().mapping["trainer"] | changes)
 
 
@@ -55,16 +55,16 @@ def end_of(worker: Worker) -> int | JobResult:
     return until(worker.ended)
 
 
-def until(found: Callable[[], Any]) -> Any:
-    begun = time.monotonic()
-    while (result := found()) is None or result is False or result == "":
-        assert time.monotonic() < begun + 2 * LIMIT
+def until(poll: Callable[[], Any]) -> Any:
+    start_time = time.monotonic()
+    while (result := poll()) is None or result is False or result == "":
+        assert time.monotonic() < start_time + 2 * LIMIT
         time.sleep(0.05)
     return result
 
 
 def script_of(cluster: Path, number: int = 101) -> set[str]:
-    """The options of the script that sbatch got, each as it stands there."""
+    """Return the options in the script that sbatch got."""
     lines = (cluster / "jobs" / str(number) / "script").read_text().splitlines()
     return {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")}
 
@@ -103,8 +103,8 @@ def test_on_several_nodes_srun_starts_a_task_for_each_device(tmp_path: Path, clu
     launcher = launcher_with(cpus=8)
     trained = trainer(accelerator="cuda", devices=2, num_nodes=2)
     assert end_of(start(launcher, tmp_path / "x", trained, "echo $SLURM_PROCID of $SLURM_STEP_NUM_TASKS")) == 0
-    asked = {"--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=8"}
-    assert asked <= script_of(cluster)
+    options = {"--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=8"}
+    assert options <= script_of(cluster)
     assert log_of(tmp_path / "x") == "0 of 4\n"
 
 
@@ -127,7 +127,7 @@ def test_a_stopped_job_has_its_grace_and_a_waiting_job_leaves_the_queue(
     assert running.patience == 120
     until(lambda: "ready" in log_of(sweep))
     running.stop()
-    assert isinstance(found := end_of(running), JobResult) and "SIGTERM" in found.reason
+    assert isinstance(result := end_of(running), JobResult) and "SIGTERM" in result.reason
     (cluster / "full").touch()
     waiting = start(launcher, sweep, trainer())
     waiting.stop()
@@ -165,8 +165,8 @@ def test_no_job_is_lost_while_slurm_does_not_answer(
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{broken.parent}{os.pathsep}{os.environ['PATH']}")
-    begun = time.monotonic()
-    while time.monotonic() < begun + 3:
+    start_time = time.monotonic()
+    while time.monotonic() < start_time + 3:
         assert worker.ended() is None
         time.sleep(0.05)
     worker.kill()
@@ -191,14 +191,14 @@ def test_running_and_waiting_jobs_of_an_exited_command_are_found(
             end_of(started)
     (cluster / "full").touch()
     launcher.start("waits", ["bash", "-c", "exit 3"], tmp_path / "waits.log", trainer())
-    found = launcher_with().find(tmp_path)
-    assert sorted(found) == ["runs", "waits"]
-    assert str(found["runs"].place()).endswith("job 101") and found["waits"].place() is None
+    workers = launcher_with().find(tmp_path)
+    assert sorted(workers) == ["runs", "waits"]
+    assert str(workers["runs"].place()).endswith("job 101") and workers["waits"].place() is None
     (cluster / "full").unlink()
-    assert end_of(found["waits"]) == 3
+    assert end_of(workers["waits"]) == 3
     until(lambda: "ready" in (tmp_path / "runs.log").read_text())
-    found["runs"].stop()
-    end_of(found["runs"])
+    workers["runs"].stop()
+    end_of(workers["runs"])
     assert launcher_with().find(tmp_path) == {}
 
 
@@ -252,8 +252,8 @@ def test_a_killed_submitit_process_is_reported(
     number = int(str(worker.place()).rpartition(" ")[2])
     os.kill(number, signal.SIGKILL)
     os.kill(keeper, signal.SIGKILL)
-    found = end_of(worker)
-    assert found == 128 + signal.SIGKILL or (isinstance(found, JobResult) and found.state == KILLED)
+    result = end_of(worker)
+    assert result == 128 + signal.SIGKILL or (isinstance(result, JobResult) and result.state == KILLED)
 
 
 def test_a_missing_extra_is_an_error_with_its_command(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A sweep whose jobs wait in a queue, and a sweep that goes on with jobs of one that is gone."""
+"""A sweep whose jobs wait in a queue, and a sweep that takes over jobs of an exited one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LAUNCHERS = {
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Callable[..., Any]) -> Callable[..., Sweep]:
-    """A sweep of the jobs of these names, whose training is a script that ends when there is a file `go`."""
+    """Return a function that makes a sweep of the named jobs; the training is a script that ends when the file `go` exists."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trains.sh").write_text(TRAINS)
     composed = small()
@@ -72,10 +72,10 @@ def trains(folder: Path, name: str) -> bool:
 
 
 def until(sweep: Sweep, done: Callable[[], bool]) -> None:
-    """Goes on with the sweep for so long."""
-    begun = time.monotonic()
+    """Poll the sweep until `done` returns True."""
+    start_time = time.monotonic()
     while not done():
-        assert time.monotonic() < begun + 2 * LIMIT, [(job.state, job.reason) for job in sweep.source.jobs]
+        assert time.monotonic() < start_time + 2 * LIMIT, [(job.state, job.reason) for job in sweep.source.jobs]
         sweep._poll()
         time.sleep(0.05)
 
@@ -94,15 +94,15 @@ def test_queued_jobs_run_and_the_next_job_follows_a_finished_one(
     (tmp_path / "go").touch()
     assert sweep.run() == 0
     assert states(sweep) == [DONE] * 3
-    told = json.loads((tmp_path / "runs" / "x" / "sweep.json").read_text())
-    assert [job["state"] for job in told["jobs"]] == [DONE] * 3
+    record = json.loads((tmp_path / "runs" / "x" / "sweep.json").read_text())
+    assert [job["state"] for job in record["jobs"]] == [DONE] * 3
 
 
 def test_time_in_the_queue_does_not_count(make: Callable[..., Sweep], cluster: Path, tmp_path: Path) -> None:
     (cluster / "full").touch()
     sweep = make("a", timeout="2s")
-    begun = time.monotonic()
-    until(sweep, lambda: time.monotonic() > begun + 3)
+    start_time = time.monotonic()
+    until(sweep, lambda: time.monotonic() > start_time + 3)
     assert states(sweep) == [WAITING] and sweep.running[0].stop_reason is None
     (cluster / "full").unlink()
     until(sweep, lambda: not sweep.running)
@@ -110,7 +110,7 @@ def test_time_in_the_queue_does_not_count(make: Callable[..., Sweep], cluster: P
 
 
 def test_the_same_sweep_takes_over_jobs_in_the_queue(make: Callable[..., Sweep], cluster: Path, tmp_path: Path) -> None:
-    """Of three jobs, one runs, one waits, and one ends between the two commands. None is started twice."""
+    """One of three jobs runs, one waits, and one ends between the two commands. No job starts twice."""
     gone = make("a", "b", "c")
     until(gone, lambda: trains(tmp_path, "a") and trains(tmp_path, "b"))
     (cluster / "full").touch()
@@ -132,7 +132,7 @@ def test_the_same_sweep_takes_over_jobs_in_the_queue(make: Callable[..., Sweep],
 def test_queued_jobs_count_as_parallel_jobs_and_leave_the_queue_when_the_command_stops(
     make: Callable[..., Sweep], cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four jobs, the first has ended, and the last is a trial that the second command does not request."""
+    """The first of four jobs has ended, and the last is a trial that the second command does not request."""
     (cluster / "full").touch()
     make("a", "b", "c", "d", parallel=4)._poll()
     subprocess.run(["scancel", "101"], check=True)
@@ -225,9 +225,16 @@ def test_ctrl_c_leaves_checkpoints_on_a_cluster_and_the_same_command_finishes(
     name: str, folder: Path, cluster: Path
 ) -> None:
     expect_ray(name)
-    asked = ["experiment=fine", "seed=1,2", "trainer.steps=200", *LAUNCHERS[name], "sweep.parallel=2", "sweep.name=x"]
+    arguments = [
+        "experiment=fine",
+        "seed=1,2",
+        "trainer.steps=200",
+        *LAUNCHERS[name],
+        "sweep.parallel=2",
+        "sweep.name=x",
+    ]
     sweep = folder / "runs" / "x"
-    with local.start(folder, *asked) as process:
+    with local.start(folder, *arguments) as process:
         for seed in (1, 2):
             local.wait_for(sweep / f"seed-{seed}" / "checkpoints" / "latest.json", process)
         process.send_signal(signal.SIGINT)
@@ -235,7 +242,7 @@ def test_ctrl_c_leaves_checkpoints_on_a_cluster_and_the_same_command_finishes(
     assert process.returncode == 75, output
     assert set(local.states(sweep).values()) == {"stopped"}
     assert [json.loads(path.read_text())["state"] for path in sweep.glob("*/status.json")] == ["preempted"] * 2
-    status, output = local.run(folder, *asked)
+    status, output = local.run(folder, *arguments)
     assert status == 0, output
     for seed in (1, 2):
         assert f"resume: runs/x/seed-{seed} after " in (sweep / f"seed-{seed}.log").read_text()
@@ -243,12 +250,12 @@ def test_ctrl_c_leaves_checkpoints_on_a_cluster_and_the_same_command_finishes(
 
 @pytest.mark.slow
 def test_slurm_jobs_survive_the_killed_command_and_the_same_command_finds_them(folder: Path, cluster: Path) -> None:
-    asked = ["experiment=fine", "seed=1", "trainer.steps=200", "launcher=slurm", "sweep.name=x"]
+    arguments = ["experiment=fine", "seed=1", "trainer.steps=200", "launcher=slurm", "sweep.name=x"]
     sweep = folder / "runs" / "x"
-    with local.start(folder, *asked) as process:
+    with local.start(folder, *arguments) as process:
         local.wait_for(sweep / "run" / "checkpoints" / "latest.json", process)
         process.kill()
-    status, output = local.run(folder, *asked)
+    status, output = local.run(folder, *arguments)
     assert status == 0, output
     assert (cluster / "calls").read_text().count("sbatch /") == 1
     assert "resume:" not in (sweep / "run.log").read_text()
@@ -260,14 +267,14 @@ def test_ray_jobs_end_with_the_killed_command(folder: Path) -> None:
     with local.start(folder, "experiment=slow", "seed=1", *LAUNCHERS["ray"], "sweep.name=x") as process:
         local.wait_for(folder / "runs" / "x" / "run" / "checkpoints" / "latest.json", process)
         process.kill()
-    begun = time.monotonic()
+    killed_at = time.monotonic()
     while any(b"train.py" in command_of(process) for process in local.alive(folder)):
-        assert time.monotonic() < begun + LIMIT, "something still runs"
+        assert time.monotonic() < killed_at + LIMIT, "something still runs"
         time.sleep(0.1)
 
 
 def command_of(process: str) -> bytes:
-    """Empty of one that is gone. Two of Ray's own live on for a minute."""
+    """Return the command line of a process, empty if it exited. Two processes of Ray live on for a minute."""
     try:
         return Path("/proc", process, "cmdline").read_bytes()
     except OSError:
@@ -276,9 +283,16 @@ def command_of(process: str) -> bytes:
 
 @pytest.mark.slow
 def test_a_job_on_two_nodes_is_one_run_and_resumes_after_its_time_limit(folder: Path, cluster: Path) -> None:
-    asked = ["experiment=fine", "seed=1", "trainer.steps=200", "trainer.num_nodes=2", "launcher=slurm", "sweep.name=x"]
+    arguments = [
+        "experiment=fine",
+        "seed=1",
+        "trainer.steps=200",
+        "trainer.num_nodes=2",
+        "launcher=slurm",
+        "sweep.name=x",
+    ]
     log = folder / "runs" / "x" / "run.log"
-    with local.start(folder, *asked, "sweep.retries=1") as process:
+    with local.start(folder, *arguments, "sweep.retries=1") as process:
         local.wait_for(folder / "runs" / "x" / "run" / "checkpoints" / "latest.json", process)
         for task in (cluster / "jobs" / "101" / "tasks").read_text().split():
             os.kill(int(task), signal.SIGUSR2)

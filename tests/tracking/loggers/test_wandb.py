@@ -18,7 +18,7 @@ SETTINGS = WandbSettings(project="test", entity=None)
 
 @pytest.fixture
 def refusing() -> str:
-    """The address of a port that nothing listens on."""
+    """Return the address of a port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -38,9 +38,9 @@ def test_without_a_key_or_a_server_a_run_is_offline(tmp_path: Path, refusing: st
     assert choose_mode({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": refusing})[0] == "offline"
 
 
-@pytest.mark.parametrize(("asked", "mode"), [("offline", "offline"), ("dryrun", "offline"), ("disabled", "disabled")])
-def test_wandb_mode_is_respected(asked: str, mode: str) -> None:
-    assert choose_mode({"WANDB_API_KEY": KEY, "WANDB_MODE": asked})[0] == mode
+@pytest.mark.parametrize(("value", "mode"), [("offline", "offline"), ("dryrun", "offline"), ("disabled", "disabled")])
+def test_wandb_mode_is_respected(value: str, mode: str) -> None:
+    assert choose_mode({"WANDB_API_KEY": KEY, "WANDB_MODE": value})[0] == mode
 
 
 def test_an_offline_run_keeps_flat_knobs_and_its_exit_code_in_the_run_folder(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_server_that_refuses_the_key_leaves_an_offline_run(
         do_POST = do_GET
 
         def log_message(self, *arguments: object) -> None:
-            """Quiet."""
+            """Print no request log."""
 
     server = HTTPServer(("127.0.0.1", 0), Refuse)
     threading.Thread(target=server.serve_forever, daemon=True).start()
