@@ -58,11 +58,6 @@ class Change:
         """Return the nodes in B, or in A if B lacks them."""
         return self.new.text or self.old.text
 
-    def mirrored(self) -> Change:
-        """Return the same change from B to A."""
-        kinds: dict[Kind, Kind] = {"removed": "added", "added": "removed"}
-        return Change(kinds.get(self.kind, self.kind), self.key, self.after, self.before, self.new, self.old)
-
 
 @dataclass(frozen=True)
 class _NodeChange:
