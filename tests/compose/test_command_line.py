@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfm_blocks.compose.command_line import job_options, prepare_arguments
+from tfm_blocks.compose.run import compose_arguments
 from tfm_blocks.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -57,12 +58,12 @@ ROOT = Path(__file__).parents[2]
         (["x=" + "[" * 3000], "no such key"),
     ],
 )
-def test_a_wrong_command_line_is_an_error_before_hydra_reads_it(arguments, message):
+def test_a_wrong_command_line_is_an_error_without_a_traceback_of_hydra(arguments, message):
     if message is None:
-        prepare_arguments(arguments)
+        compose_arguments(prepare_arguments(arguments))
         return
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")) as caught:
-        prepare_arguments(arguments)
+        compose_arguments(prepare_arguments(arguments))
     assert len(str(caught.value)) < 2000
 
 

@@ -5,6 +5,7 @@ import pytest
 from tfm_blocks.compose.command_line import prepare_arguments
 from tfm_blocks.compose.folders import CONF, group_files, list_options
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.compose.run import compose_arguments
 from tfm_blocks.errors import ConfigError
 
 
@@ -49,5 +50,5 @@ def test_an_experiment_whose_settings_would_have_no_effect_is_refused(text, mess
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        prepare_arguments(["--config-dir", str(tmp_path), "experiment=mine"])
+        compose_arguments(prepare_arguments(["--config-dir", str(tmp_path), "experiment=mine"]))
     assert message in str(caught.value)

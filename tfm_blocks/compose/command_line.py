@@ -63,6 +63,9 @@ SEVERAL = frozenset({"logger"})  # groups with several options per run: logger=[
 # Mappings with keys chosen by the user: names of inputs, and options and resources of a cluster.
 OPEN = frozenset({"data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources"})
 
+# ValueError: an integer with too many digits
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
+
 
 @dataclass(frozen=True)
 class CommandLine:
@@ -90,7 +93,7 @@ def override_key(text: str) -> str:
 
 
 def prepare_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the command line for Hydra, after checking model files and the names of options and keys.
+    """Return the command line for Hydra, after checking options, model files, and for -m and --cfg the composition.
 
     Overrides of `model.*` and of a split's files become `++KEY`, so that they can add keys. Raises ConfigError.
     """
@@ -108,11 +111,12 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     models = _models(chosen, folders)
     for model in models:
         model_chain(model, folders)
-    if overrides:
+    if overrides and not PRINTING.union({"--multirun"}).isdisjoint(line.flags):
+        choices = {group: names[0] for group, names in chosen.items()}
+        values = [add_plus(first_of_sweep(override)) for override in overrides if override.key_or_group not in choices]
         for model in models:
-            _composes(
-                overrides, {group: names[0] for group, names in chosen.items()} | {"model": model}, line.config_dir
-            )
+            groups = [f"{group}={choice}" for group, choice in (choices | {"model": model}).items()]
+            compose_config([*groups, *values], line.config_dir)
     return [
         add_plus(read[argument].input_line or "") if argument in read else argument
         for argument in arguments
@@ -166,12 +170,23 @@ def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
         )
 
 
-def compose_config(overrides: list[str], config_dir: Path | None, *, hydra: bool = False) -> DictConfig:
-    """Compose train.yaml with its groups and `overrides`; `hydra` adds Hydra's own settings. Raises Hydra's errors."""
+def compose_config(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool = False) -> DictConfig:
+    """Compose train.yaml with its groups and `overrides`; `hydra` adds Hydra's own settings.
+
+    Raises ConfigError with similar keys, or with Hydra's reason.
+    """
+    try:
+        return _compose(overrides, config_dir, hydra=hydra)
+    except COMPOSITION_ERRORS as error:
+        problem = Problem("command line", error_reason(error), help="--help lists keys and groups")
+        raise ConfigError(_unknown_keys(overrides, config_dir) or problem) from None
+
+
+def _compose(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool) -> DictConfig:
     folder = str(config_dir.resolve()).replace("'", r"\'") if config_dir else ""
     search = [f"hydra.searchpath=['file://{folder}']"] if folder else []
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
-        return compose("train", overrides + search, return_hydra_config=hydra)
+        return compose("train", [*overrides, *search], return_hydra_config=hydra)
 
 
 def print_hydras(arguments: Sequence[str]) -> None:
@@ -259,31 +274,19 @@ def _model_of(files: Sequence[Path]) -> str:
     return ""
 
 
-def _composes(overrides: Sequence[Override], choices: Mapping[str, str], config_dir: Path | None) -> None:
-    """Check that Hydra accepts the overrides. Raises ConfigError with similar keys, or with Hydra's reason."""
-    groups = [f"{group}={choice}" for group, choice in choices.items()]
-    rest = [add_plus(first_of_sweep(override)) for override in overrides if override.key_or_group not in choices]
+def _unknown_keys(texts: Sequence[str], config_dir: Path | None) -> list[Problem]:
+    folders = config_folders(config_dir)
+    overrides = parse_overrides(texts)
+    values = [override for override in overrides if not list_options(override.key_or_group, folders)]
+    groups = [override.input_line or "" for override in overrides if override not in values]
     try:
-        compose_config([*groups, *rest], config_dir)
-    except (
-        HydraException,
-        OmegaConfBaseException,
-        yaml.YAMLError,
-        ValueError,
-    ) as error:  # ValueError: an integer with too many digits
-        problem = Problem("command line", error_reason(error), help="--help lists keys and groups")
-        raise ConfigError(_unknown_keys(overrides, groups, config_dir) or problem) from None
-
-
-def _unknown_keys(overrides: Sequence[Override], groups: list[str], config_dir: Path | None) -> list[Problem]:
-    try:
-        config = compose_config(groups, config_dir)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError):
+        config = _compose(groups, config_dir, hydra=False)
+    except COMPOSITION_ERRORS:
         return []  # the groups alone do not compose, so no key causes the error
     return [
         problem
-        for override in overrides
-        if override.key_or_group.split(".")[0] not in ("model", "hydra") and f"{override.key_or_group}=" not in groups
+        for override in values
+        if override.key_or_group.split(".")[0] not in ("model", "hydra")
         for problem in _unknown(override.key_or_group, config, override.input_line or "")
     ]
 

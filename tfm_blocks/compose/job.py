@@ -48,7 +48,7 @@ class JobComposer:
 
     def _composition(self, selection: tuple[str, ...]) -> Composition:
         if selection not in self.compositions:
-            config = compose_config(list(selection), self.config_dir, hydra=True)
+            config = compose_config(selection, self.config_dir, hydra=True)
             self.compositions[selection] = Composition(config, read_files(config))
         return self.compositions[selection]
 

@@ -45,9 +45,12 @@ _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
 
 def compose_arguments(prepared: Sequence[str]) -> DictConfig:
-    """Compose the arguments that `prepare_arguments` returned; Hydra's own settings are below `hydra`."""
+    """Compose the arguments that `prepare_arguments` returned; Hydra's own settings are below `hydra`.
+
+    Raises ConfigError.
+    """
     line = split_arguments(prepared)
-    return compose_config(list(line.texts), line.config_dir, hydra=True)
+    return compose_config(line.texts, line.config_dir, hydra=True)
 
 
 def compose_request(overrides: Sequence[str], config_dir: Path | None) -> tuple[DictConfig, list[str]]:
