@@ -39,6 +39,7 @@ def test_a_file_with_an_underscore_is_inherited_but_cannot_be_chosen():
         ("# @package _global_\nhydra: {run: {dir: x}}\n", "write hydra.… on the command line"),
         ("# @package _global_\nheads: [4\n", "is not YAML"),
         ("# @package _global_\ndefaults: 3\n", "must be a list"),
+        (f"# @package _global_\ntrainer: {'[' * 60_000}{']' * 60_000}\n", "nests deeper than 32"),
         ("# @package _global_\ntrainer: [1]\n", "a list and a mapping cannot be merged"),
         (f"# @package _global_\ntrainer: {{steps: {'9' * 5000}}}\n", "has a value that cannot be read"),
         ("# @package _global_\ntrainer: {steps: ${seed}}\n", 'quote it: "${seed}"'),

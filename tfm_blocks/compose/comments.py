@@ -12,7 +12,7 @@ import yaml
 
 from tfm_blocks.compose.folders import config_folders, list_options, root_keys
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.files import LOADER, display_path, read_model_file
+from tfm_blocks.language.files import SAFE_LOADER, display_path, read_model_file
 from tfm_blocks.language.spec import Path as KeyPath
 
 _BESIDE = re.compile(r":?\s*#\s*(.*)")
@@ -31,7 +31,7 @@ class Comment:
 def read_comments(text: str, prefix: KeyPath = ()) -> dict[KeyPath, Comment]:
     """Return the comments of a file whose keys are below `prefix`; the header of the file describes `prefix` itself."""
     lines = text.splitlines()
-    root = yaml.compose(text, Loader=LOADER)
+    root = yaml.compose(text, Loader=SAFE_LOADER)
     comments = dict(_walk(root, prefix, lines)) if isinstance(root, yaml.MappingNode) else {}
     header = list(takewhile(lambda line: line.startswith("#"), lines))
     about_file = Comment(tuple(match[1] for line in header if (match := _ABOVE.fullmatch(line))))

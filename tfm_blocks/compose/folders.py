@@ -10,7 +10,15 @@ import yaml
 
 from tfm_blocks.errors import ConfigError, Place, Problem
 from tfm_blocks.language.chain import read_model_chain
-from tfm_blocks.language.files import HEADER, LOADER, ModelFile, display_path, suggest_yaml_fix
+from tfm_blocks.language.files import (
+    DEEPEST,
+    HEADER,
+    SAFE_LOADER,
+    ModelFile,
+    display_path,
+    nested_events,
+    suggest_yaml_fix,
+)
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
 OF_A_SWEEP = frozenset({"sweep", "launcher", "match"})  # keys that define which jobs run, how and where
@@ -95,7 +103,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     text = ""
     try:
         text = path.read_text("utf-8")
-        mapping = yaml.load(text, LOADER) or {}  # a safe one
+        if any(depth > DEEPEST for _, depth in nested_events(text)):
+            raise _refuse(path, f"nests deeper than {DEEPEST}", "check the brackets, or write fewer levels")
+        mapping = yaml.load(text, SAFE_LOADER) or {}
     except UnicodeDecodeError:
         raise _refuse(path, "is not UTF-8 text", "save it as UTF-8") from None
     except ValueError as error:  # an integer with too many digits, or an invalid date

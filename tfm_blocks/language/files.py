@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import yaml
 from tfm_blocks.errors import ConfigError, Place, Problem, cut, shown, suggest
 
 HEADER = "# @package _global_"
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # eight times as fast, if PyYAML was built with libyaml
+# libyaml's loader is eight times as fast, but recurses without a limit: check `nested_events` before building objects
+SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LARGEST = 64 * 1024
 DEEPEST = 32
 LONGEST_INTEGER = 100
@@ -45,7 +46,7 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
     try:
         text = raw.decode("utf-8")
         _inspect(text, file)
-        mapping = yaml.load(text, LOADER)  # a safe one
+        mapping = yaml.load(text, SAFE_LOADER)
     except UnicodeDecodeError as error:
         raise _refuse(file, "is not UTF-8 text", raw[: error.start].count(b"\n") + 1, "save it as UTF-8") from None
     except yaml.MarkedYAMLError as error:
@@ -82,10 +83,17 @@ def display_path(path: Path) -> str:
         return str(path)
 
 
+def nested_events(text: str) -> Iterator[tuple[Any, int]]:
+    """Yield the events of the YAML parser, which build no objects, each with its depth of nesting."""
+    depth = 0
+    for event in yaml.parse(text, Loader=SAFE_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        yield event, depth
+
+
 def _inspect(text: str, file: str) -> None:
     """Check the parser's events without building objects, so that alias bombs and deep nesting cost nothing."""
-    depth = 0
-    for event in yaml.parse(text, Loader=LOADER):
+    for event, depth in nested_events(text):
         line = event.start_mark.line + 1 if event.start_mark else None
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise _refuse(file, "uses a YAML alias or anchor", line, "write the value out, or make it a knob: ${knob}")
@@ -95,10 +103,9 @@ def _inspect(text: str, file: str) -> None:
         if isinstance(event, yaml.ScalarEvent) and "${" in _KNOB.sub("", event.value, count=1):
             rule = f"has {shown(event.value)}, which is more than one ${{knob}}: a resolver or an expression"
             raise _refuse(file, rule, line, "a value holds one ${knob} at most; put arithmetic in model.args")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise _refuse(file, f"nests deeper than {DEEPEST}", line, "write inner layers as sibling nodes")
-    _plain(yaml.compose(text, Loader=LOADER), file)
+    _plain(yaml.compose(text, Loader=SAFE_LOADER), file)
 
 
 def _plain(node: yaml.Node | None, file: str) -> None:

@@ -10,7 +10,7 @@ from itertools import takewhile
 import yaml
 
 from tfm_blocks.errors import Place, Problem
-from tfm_blocks.language.files import LOADER
+from tfm_blocks.language.files import SAFE_LOADER
 from tfm_blocks.language.spec import Path
 from tfm_blocks.registry.blocks import Registry
 
@@ -39,7 +39,7 @@ class Sources:
 
     def add_file(self, file: str, text: str, prefix: Path = (), *, chosen: bool = False) -> None:
         """Record every key of a YAML file, below `prefix`; the last file with a key wins."""
-        root = yaml.compose(text, Loader=LOADER)
+        root = yaml.compose(text, Loader=SAFE_LOADER)
         self.files[file] = text
         if isinstance(root, yaml.MappingNode):
             self._walk(root, prefix, file, text.splitlines())

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tfm_blocks.errors import RunError
-from tfm_blocks.language.files import LOADER
+from tfm_blocks.language.files import SAFE_LOADER
 from tfm_blocks.runs.files import DEEPEST, damaged, read_text
 from tfm_blocks.runs.folder import CONFIG
 
@@ -52,7 +52,7 @@ def parse_mapping(text: str) -> dict[str, Any]:
     """Return the mapping in a YAML text. Raises ValueError."""
     try:
         _check_events(text)
-        value = yaml.load(text, LOADER)  # a safe one
+        value = yaml.load(text, SAFE_LOADER)
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"it is not YAML{line}: {error.problem}") from None
@@ -66,7 +66,7 @@ def parse_mapping(text: str) -> dict[str, Any]:
 def _check_events(text: str) -> None:
     """Raise ValueError for deep nesting, tags, and an alias within an anchored value, which grow without bound."""
     depth, anchored = 0, 0  # `anchored`: the depth of the outermost value with an anchor that is open
-    for event in yaml.parse(text, LOADER):
+    for event in yaml.parse(text, SAFE_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             anchored = anchored or (depth if event.anchor else 0)
