@@ -1,4 +1,4 @@
-"""SentencePiece models of published folders: ids and texts equal those of their own libraries."""
+"""SentencePiece models of published folders: ids and texts equal the output of their own libraries."""
 
 import io
 import json

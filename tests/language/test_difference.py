@@ -181,7 +181,10 @@ def spec_of(mapping):
 def mirror(changes):
     """Return the same changes from B to A."""
     kinds = {"removed": "added", "added": "removed"}
-    return {Change(kinds.get(c.kind, c.kind), c.key, c.after, c.before, c.new, c.old) for c in changes}
+    return {
+        Change(kinds.get(change.kind, change.kind), change.key, change.after, change.before, change.new, change.old)
+        for change in changes
+    }
 
 
 def keys(changes):

@@ -1,4 +1,4 @@
-"""`tfm solve`: its values equal those of an exhaustive search, and its command line has the stated cost."""
+"""`tfm solve`: its values equal the result of an exhaustive search, and its command line has the stated cost."""
 
 import json
 import shlex

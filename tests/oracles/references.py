@@ -208,7 +208,7 @@ def put(network: Network, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def rows_of(name: str) -> Sequence[Row]:
-    """Return the table of this name: that of a published family, or the file next to this one."""
+    """Return the table of a published family, or the file of this name next to this one."""
     path = HERE / "weights" / f"{name}.yaml"
     family = {"t5": "t5_v1"}.get(name, name)
     return read_weight_table(yaml.safe_load(path.read_text("utf-8"))) if path.is_file() else families()[family].weights

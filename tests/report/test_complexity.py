@@ -42,7 +42,7 @@ def formula(name, which, n, d=4, **changed):
 
 
 def counted(name, n, d, **changed):
-    """Return the multiply-adds of the block without position-wise maps such as those of q, k and v."""
+    """Return the multiply-adds of the block without position-wise maps such as the projections to q, k and v."""
     network = network_without_values(spec(name, d, **changed))
     maps = [one for one in network.modules() if isinstance(one, Linear)]
     outside = 0 if name in MAPS_MIX else sum(one.weight.numel() for one in maps)

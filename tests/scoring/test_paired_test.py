@@ -97,7 +97,7 @@ def test_sacrebleus_p_is_too_small_for_equal_systems(pool):
 
 
 def test_19_of_20_intervals_contain_the_difference(pool):
-    """All lines have good outputs before and bad ones after; the true difference is that of the whole pool."""
+    """All lines have good outputs before and bad ones after; the true difference is the difference over the whole pool."""
     random = np.random.default_rng(1)
     before, after = ([quality[0]] for quality in pool)
     for name in ("exact match", "BLEU", "chrF"):

@@ -115,7 +115,7 @@ def test_panels_can_show_exactly_the_settings_that_runs_log() -> None:
 
 
 def logged_by(*overrides: str) -> set[str]:
-    """Return the addresses in the config of a run, except those of its graph."""
+    """Return the addresses in the config of a run, except addresses in its graph."""
     config = logged_config(compose_job(overrides, None).mapping, "tiny")
     names = set()
     for key, value in config.items():

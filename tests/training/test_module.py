@@ -190,7 +190,7 @@ def poison(*steps: int) -> str:
 def test_steps_with_gradients_that_are_not_finite_are_skipped_and_their_lines_recorded(
     small: Callable[..., Composed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights and Adam's step count equal those of a run with only the other steps."""
+    """The weights and Adam's step count equal the weights and the count of a run with only the other steps."""
     monkeypatch.chdir(os.environ["TFM_BLOCKS_CACHE"].rpartition("/")[0])
     module, data = harmed(small, monkeypatch, "trainer.patience_nan=3", poison(2, 3, 5))
     run = trainer(6)

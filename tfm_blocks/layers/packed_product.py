@@ -34,12 +34,12 @@ def int8_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
     levels = activation_levels()
     scale_O = weight_OI.abs().amax(1).clamp_(min=SMALLEST_ACTIVATION) / 127
     linear = _int8_linear((weight_OI / scale_O[:, None]).round_().to(torch.int8), scale_O / levels, levels)
-    top = torch.tensor(float(levels))  # torch would convert a Python number at each call
+    largest_level = torch.tensor(float(levels))  # torch would convert a Python number at each call
 
     def product(x_NI: Tensor) -> Tensor:
         magnitude_NI = x_NI.abs()
         largest_N1 = magnitude_NI.amax(-1, keepdim=True).clamp_(min=SMALLEST_ACTIVATION)
-        scaled_NI = torch.mul(x_NI, top / largest_N1, out=magnitude_NI)
+        scaled_NI = torch.mul(x_NI, largest_level / largest_N1, out=magnitude_NI)
         y_NO = linear(scaled_NI.round_().to(torch.int8)).mul_(largest_N1)
         return y_NO if bias_O is None else y_NO.add_(bias_O)
 
