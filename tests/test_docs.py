@@ -244,7 +244,7 @@ def test_an_ellipsis_stands_for_lines_or_for_a_part_of_a_line(tmp_path):
 def test_a_fence_has_smaller_defaults_unless_it_runs_whole_and_the_next_fence_has_those_of_conf(tmp_path):
     page = tmp_path / "page.md"
     fence = "```bash\ngrep -h ^steps conf/trainer/default.yaml\n```\n```text\nsteps: {} …\n```\n"
-    page.write_text("<!-- smaller: trainer.steps=2 -->\n" + fence.format("2") + fence.format("850"))
+    page.write_text("<!-- smaller: trainer.steps=2 -->\n" + fence.format("2") + fence.format("450"))
     run_page(page, tmp_path / "short")
-    with pytest.raises(AssertionError, match=r"page\.md:5: the output was:\s+steps: 850"):
+    with pytest.raises(AssertionError, match=r"page\.md:5: the output was:\s+steps: 450"):
         run_page(page, tmp_path / "whole", short=False)

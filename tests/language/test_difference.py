@@ -225,7 +225,7 @@ def test_texts_name_both_sides_as_a_file_would():
         ("replaced", "", "encoder.*.attn"): ("attention", "restricted_attention(r=3)"),
         ("argument", "bias", "encoder.*.ffn"): ("true", "false"),
         ("argument", "activation", "encoder.*.ffn"): ("relu", "gelu"),
-        ("add & norm", "", "decoder.*.cross"): ("… → dropout 0.1 → add → layernorm", "layernorm → … → dropout 0.1 → add"),
+        ("add & norm", "", "decoder.*.cross"): ("… → dropout 0 → add → layernorm", "layernorm → … → dropout 0 → add"),
         ("wiring", "kv", "decoder.*.cross"): ("encoder", "weighted_sum of encoder.*"),
     }  # fmt: skip
 

@@ -83,7 +83,7 @@ def test_values_that_meet_the_budget_already_stay():
             30_000,
             r"d_f: must be a knob of the model that is a whole number above 0\n  help: did you mean d_ff",
         ),
-        (["dropout"], 30_000, r"dropout: must be a knob .* above 0, but is 0\.1"),
+        (["dropout"], 30_000, r"dropout: must be a knob .* above 0, but is 0\.0"),
     ],
 )
 def test_a_budget_that_no_value_meets_is_refused_with_the_nearest_values(knobs, requested, message):
