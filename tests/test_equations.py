@@ -150,9 +150,8 @@ def test_scores_become_probabilities_of_the_keys(attention, keys_first):
     w_naz = w_nza.transpose(1, 2)
     close(w_naz, P_naz(attention, e_Da, keys_first=keys_first))
     close(w_naz.sum(1), torch.ones(HEADS, LENGTH))
-    assert (
-        w_naz.sum(2) - 1
-    ).abs().max() > 0.1  # the other index does not give probabilities: "important" below BK (16)
+    # sums over the other index are not 1: "important" below BK (16)
+    assert (w_naz.sum(2) - 1).abs().max() > 0.1
 
 
 def head_outputs(attention, e_Da):

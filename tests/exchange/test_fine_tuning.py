@@ -42,7 +42,7 @@ def fine_tune(name, folder, *overrides, **config):
     theirs = publish(name, folder / "theirs", **config)
     command = str(import_folder(folder / "theirs", folder / "imported")).partition("train.py ")[2]
     model, *knobs = command.removesuffix(" data=…").split()
-    knobs = [knob for knob in knobs if not knob.startswith("dropout=")]
+    knobs = [knob for knob in knobs if not knob.startswith("dropout=")]  # SHORT sets it
     settings = [f"data.dir={folder}", f"data.cache={folder / 'cache'}", *SHORT, *overrides, *knobs]
     return theirs, tfm.train(model.removeprefix("model="), overrides=settings, name="tuned").folder
 
