@@ -12,7 +12,7 @@ Product = Callable[[Tensor], Tensor]
 """x_NI -> x W^T + b: y_NO, where N stands for any leading axes."""
 
 INT8_OPERATORS = ("qlinear_prepack", "qlinear_pointwise")  # of torch.ops.onednn
-SMALLEST_ACTIVATION = 1e-30  # a row of smaller values becomes 0, and nothing is divided by 0
+ROUNDING = 1.5 * 2**23  # the sum with a small float32 is rounded to an integer, which is in the lowest byte
 
 
 def float32_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
@@ -32,18 +32,27 @@ def int8_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
     The product quantises each row of x with its own scale, so no output depends on the other rows.
     """
     levels = activation_levels()
-    scale_O = weight_OI.abs().amax(1).clamp_(min=SMALLEST_ACTIVATION) / 127
-    linear = _int8_linear((weight_OI / scale_O[:, None]).round_().to(torch.int8), scale_O / levels, levels)
-    largest_level = torch.tensor(float(levels))  # torch would convert a Python number at each call
+    zero = levels + 1  # oneDNN has fast kernels only for unsigned activations
+    whole_OI, largest_O1 = _quantise(weight_OI, 127, weight_OI.new_full(weight_OI.shape[1:], ROUNDING))
+    linear = _int8_linear(whole_OI.to(torch.int8), largest_O1[:, 0] / (127 * levels), zero)
+    zero_I = weight_OI.new_full(weight_OI.shape[1:], ROUNDING + zero)
 
     def product(x_NI: Tensor) -> Tensor:
-        magnitude_NI = x_NI.abs()
-        largest_N1 = magnitude_NI.amax(-1, keepdim=True).clamp_(min=SMALLEST_ACTIVATION)
-        scaled_NI = torch.mul(x_NI, largest_level / largest_N1, out=magnitude_NI)
-        y_NO = linear(scaled_NI.round_().to(torch.int8)).mul_(largest_N1)
-        return y_NO if bias_O is None else y_NO.add_(bias_O)
+        whole_NI, largest_N1 = _quantise(x_NI, levels, zero_I)
+        y_NO = linear(whole_NI.to(torch.uint8))
+        return y_NO.mul_(largest_N1) if bias_O is None else torch.addcmul(bias_O, y_NO, largest_N1, out=y_NO)
 
     return product
+
+
+def _quantise(x_NI: Tensor, levels: int, zero_I: Tensor) -> tuple[Tensor, Tensor]:
+    """Return integers whose lowest bytes are the quantised x, and the largest magnitude of each row.
+
+    That magnitude becomes `levels`, and 0 becomes `zero_I` - ROUNDING. A row of zeros gets arbitrary integers.
+    """
+    magnitude_NI = x_NI.abs()
+    largest_N1 = magnitude_NI.amax(-1, keepdim=True)
+    return torch.addcdiv(zero_I, x_NI, largest_N1, value=levels, out=magnitude_NI).view(torch.int32), largest_N1
 
 
 @cache
@@ -53,22 +62,19 @@ def activation_levels() -> int:
     There, oneDNN adds pairs of products in 16 bits, and sums of larger activations saturate.
     """
     size = 64
-    linear = _int8_linear(torch.full((size, size), 127, dtype=torch.int8), torch.ones(size), 127)
-    sum_1O = linear(torch.full((1, size), 127, dtype=torch.int8))
-    return 127 if bool((sum_1O == 127 * 127 * size).all()) else 63
+    linear = _int8_linear(torch.full((size, size), 127, dtype=torch.int8), torch.ones(size), 0)
+    sum_1O = linear(torch.full((1, size), 255, dtype=torch.uint8))
+    return 127 if bool((sum_1O == 255 * 127 * size).all()) else 63
 
 
-def _int8_linear(weight_OI: Tensor, step_O: Tensor, levels: int) -> Product:
-    """Pack an int8 weight; the product overwrites x, whose elements are at most `levels`, and scales by `step_O`."""
+def _int8_linear(weight_OI: Tensor, step_O: Tensor, zero: int) -> Product:
+    """Pack an int8 weight; the product subtracts `zero` from x, which is uint8, and scales by `step_O`."""
     packed = torch.ops.onednn.qlinear_prepack(weight_OI, None)
-    zero = levels + 1
-    shift = torch.tensor(zero, dtype=torch.uint8)
     zero_O = torch.zeros(len(step_O), dtype=torch.int64)
 
-    def product(signed_NI: Tensor) -> Tensor:
-        unsigned_NI = signed_NI.view(torch.uint8).add_(shift)  # oneDNN has fast kernels only for unsigned activations
+    def product(x_NI: Tensor) -> Tensor:
         y_NO: Tensor = torch.ops.onednn.qlinear_pointwise(
-            unsigned_NI, 1.0, zero, packed, step_O, zero_O, None, 1.0, 0, torch.float32, "none", [], ""
+            x_NI, 1.0, zero, packed, step_O, zero_O, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return y_NO
 
