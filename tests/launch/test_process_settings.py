@@ -10,6 +10,7 @@ import torch
 
 import tfm_blocks as tfm
 from tfm_blocks.launch.process_settings import (
+    collect_no_garbage_yet,
     freeze_loaded_objects,
     keep_freed_memory,
     return_freed_memory,
@@ -122,6 +123,14 @@ def test_openmp_reads_the_number_of_turns_of_a_waiting_loop() -> None:
     environment["OMP_DISPLAY_ENV"] = "verbose"  # GNU OpenMP prints its settings when torch is imported
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
     assert "GOMP_SPINCOUNT = '30000'" in done.stderr
+
+
+def test_garbage_is_collected_again_once_the_loaded_objects_are_frozen() -> None:
+    collect_no_garbage_yet()
+    assert not gc.isenabled()
+    with freeze_loaded_objects():
+        assert gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_loaded_objects_are_frozen_for_garbage_collection_until_the_end() -> None:

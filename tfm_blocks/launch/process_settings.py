@@ -76,14 +76,20 @@ def collect_garbage_rarely() -> None:
     atexit.register(gc.freeze)
 
 
+def collect_no_garbage_yet() -> None:
+    """Let a run collect no garbage until `freeze_loaded_objects`, which follows its imports."""
+    gc.disable()
+
+
 @contextmanager
 def freeze_loaded_objects() -> Iterator[None]:
-    """Exclude the existing objects from garbage collection inside the block.
+    """Collect garbage from now on, but exclude the existing objects inside the block.
 
     Libraries hold hundreds of thousands of permanent objects. A collection that scans them can take as long as a
     training step of a small model.
     """
     gc.freeze()
+    gc.enable()
     try:
         yield
     finally:
