@@ -99,9 +99,10 @@ def test_an_int8_product_rounds_each_row_and_each_channel_by_its_own_scale(rows)
 def test_an_int8_product_keeps_zeros_and_values_that_are_not_finite():
     x_NI = torch.zeros(4, 64)
     x_NI[1, 3], x_NI[2, 5], x_NI[3] = torch.nan, torch.inf, 1e-38
-    weight_OI = torch.tensor([0.0, 1.0])[:, None].expand(-1, 64)
-    y_NO = int8_product(weight_OI, torch.arange(2.0))(x_NI)
-    assert y_NO[[0, 3]].tolist() == [[0, 1], [0, 1]]
+    weight_OI = torch.tensor([0.0, 1.0, 1.0])[:, None].expand(-1, 64)
+    y_NO = int8_product(weight_OI, torch.tensor([0.0, 1.0, 0.0]))(x_NI)
+    assert y_NO[0].tolist() == [0, 1, 0]
+    assert y_NO[3].tolist() == [0, 1, pytest.approx(64e-38, rel=0.01, abs=0)]
     assert not y_NO[1:3].isfinite().any()
 
 
