@@ -37,6 +37,13 @@ def test_text_is_restored_and_has_no_groups(text, sentences):
     assert data.val.groups == ()
 
 
+def test_add_prefix_space_is_a_setting_of_text_and_has_a_tokenizer_of_its_own_in_the_cache(text, sentences):
+    without, with_space = (prepared(text(add_prefix_space=add))[0] for add in (False, True))
+    assert without.tokenizer.decode(without.tokenizer.encode(" a")[:1]) == " "
+    assert with_space.tokenizer.encode("a a") == with_space.tokenizer.encode("a") * 2
+    assert list(with_space.val.text["src"]) == list(without.val.text["src"]) == sentences["src"]
+
+
 def test_a_split_that_is_not_there_is_neither_read_nor_reported(text, tmp_path):
     settings = text(test=None)
     (tmp_path / "test.src").unlink()

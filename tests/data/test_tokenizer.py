@@ -27,9 +27,9 @@ ODD = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return Tokenizer.train(LINES, 300)
+@pytest.fixture(scope="module", params=[False, True], ids=["", "add_prefix_space"])
+def tokenizer(request):
+    return Tokenizer.train(LINES, 300, add_prefix_space=request.param)
 
 
 @pytest.mark.parametrize("text", ODD)
@@ -69,6 +69,15 @@ def test_pieces_are_learned_from_the_text(tokenizer):
     assert len(tokenizer.encode("Dienstag")) < len("Dienstag")
 
 
+def test_with_a_prefix_space_the_first_word_has_the_subwords_that_it_has_elsewhere():
+    with_space, without = (Tokenizer.train(LINES, 300, add_prefix_space=add) for add in (True, False))
+    for tokenizer, equal in ((with_space, True), (without, False)):
+        first, twice = tokenizer.encode("dogs"), tokenizer.encode("dogs dogs")
+        assert (twice == first * 2) == equal
+    assert [with_space.piece(id) for id in with_space.encode("two in")][0].startswith("▁")
+    assert with_space.encode("two") != with_space.encode(" two")
+
+
 def test_the_cost_of_a_word_grows_with_its_letters_and_not_with_their_square():
     """Ten times the letters take at most 30 times the CPU time; quadratic cost would be 100 times."""
 
@@ -92,7 +101,8 @@ def test_the_bound_on_words_is_not_in_the_file(tokenizer):
 
 
 def test_the_same_lines_give_the_same_tokenizer_in_another_process(tokenizer):
-    code = f"from tfm_blocks.data.tokenizer import Tokenizer; print(Tokenizer.train({LINES!r}, 300).text)"
+    options = {"add_prefix_space": json.loads(tokenizer.text)["normalizer"] is not None}
+    code = f"from tfm_blocks.data.tokenizer import Tokenizer; print(Tokenizer.train({LINES!r}, 300, **{options}).text)"
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=True)
     assert again.stdout.strip() == tokenizer.text
 

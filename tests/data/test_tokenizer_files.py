@@ -6,12 +6,14 @@ import pickle
 
 import pytest
 import sentencepiece
-from tokenizers import ByteLevelBPETokenizer, models
+from tokenizers import ByteLevelBPETokenizer, decoders, models
 from tokenizers import Tokenizer as Pieces
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.errors import ConfigError, RunError
 
@@ -108,6 +110,17 @@ def test_the_tokenizer_of_a_run_is_read_from_its_folder_and_its_file(tmp_path):
     learned.save(tmp_path / "tokenizer.json")
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         assert read_tokenizer(str(path)).text == learned.text
+
+
+def test_a_file_whose_decoder_keeps_the_added_space_stores_the_original_text(text, sentences, tmp_path):
+    """decode(encode(text)) begins with a space, so that scores need the original text."""
+    pieces = Pieces(models.BPE())
+    pieces.pre_tokenizer, pieces.decoder = ByteLevel(add_prefix_space=True), decoders.ByteLevel()
+    pieces.train_from_iterator(LINES, BpeTrainer(special_tokens=list(SPECIAL), initial_alphabet=ByteLevel.alphabet()))
+    pieces.save(str(tmp_path / "t.json"))
+    data = prepare(text(tokenizer=str(tmp_path / "t.json")), 999, lambda line: None)
+    assert data.tokenizer.decode(data.val.ids("tgt", 0).tolist()) == " " + sentences["tgt"][0]
+    assert data.val.rows(slice(0, 1))[0]["tgt"] == sentences["tgt"][0]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -56,7 +56,7 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
         splits = {name: split.first(settings.first) for name, split in splits.items()}
     cache = cache_folder(settings.cache)
     kept = settings.tokenizer
-    tokenizer = read_tokenizer(kept) if kept else _tokenizer(cache / "tokenizers", splits, vocab)
+    tokenizer = read_tokenizer(kept) if kept else _tokenizer(cache / "tokenizers", splits, settings, vocab)
     corpora: dict[str, Corpus] = {
         name: _corpus(cache / "corpora", splits[name], tokenizer, settings, training=name == "train")
         for name in ("val", "test", "train")  # small splits first, so that their errors appear early
@@ -82,19 +82,21 @@ def _splits(settings: LinesSettings) -> dict[str, Split]:
     return find_document_splits(settings) if isinstance(settings, LmSettings) else find_splits(settings)
 
 
-def _tokenizer(cache: Path, splits: Mapping[str, Split], vocab: int) -> Tokenizer:
+def _tokenizer(cache: Path, splits: Mapping[str, Split], settings: LinesSettings, vocab: int) -> Tokenizer:
     """Train the tokenizer on the training text of all columns, or on every Nth row if the text is larger than a sample.
 
     A sample has SAMPLE rows, and at most about SAMPLE_CHARACTERS if the rows can be long.
     """
+    add_prefix_space = isinstance(settings, TextSettings) and settings.add_prefix_space
 
     def build(folder: Path) -> None:
         # read all text once to detect its errors before the slow work
         samples = {name: _samples(split) for name, split in splits.items()}
         rows = islice(splits["train"].rows(), 0, None, samples["train"])
-        Tokenizer.train(chain.from_iterable(rows), vocab).save(folder / "tokenizer.json")
+        tokenizer = Tokenizer.train(chain.from_iterable(rows), vocab, add_prefix_space=add_prefix_space)
+        tokenizer.save(folder / "tokenizer.json")
 
-    key = cache_key(FORMAT, version("tokenizers"), SAMPLE, vocab, splits["train"].fingerprint)
+    key = cache_key(FORMAT, version("tokenizers"), SAMPLE, vocab, add_prefix_space, splits["train"].fingerprint)
     return Tokenizer.load(find_or_build(cache / key, build) / "tokenizer.json")
 
 

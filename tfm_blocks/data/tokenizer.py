@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Pieces
 
 from tfm_blocks.errors import ConfigError, Problem, RunError
@@ -19,7 +19,11 @@ SMALLEST = len(SPECIAL) + 256  # one subword for each byte
 LONGEST = 1024  # maximum bytes of a word in training; longer words are split
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-KNOWN_PARTS = {"BPE": [None, "ByteLevel", None, "ByteLevel"], "WordLevel": [None, "WhitespaceSplit", None, None]}
+KNOWN_PARTS = {
+    "BPE": ([None, "ByteLevel", None, "ByteLevel"], ["Prepend", "ByteLevel", None, ["ByteLevel", "Strip"]]),
+    "WordLevel": ([None, "WhitespaceSplit", None, None],),
+}
+PREPEND_SPACE = {"type": "Prepend", "prepend": " "}
 UNSET = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
 
 
@@ -40,8 +44,11 @@ class Tokenizer:
         self._pieces = pieces
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab: int) -> Tokenizer:
+    def train(cls, lines: Iterable[str], vocab: int, *, add_prefix_space: bool = False) -> Tokenizer:
         """Learn at most `vocab` subwords, special tokens included; each must occur at least twice.
+
+        With `add_prefix_space`, `encode` reads a space before the text and `decode` removes it, so that the first word
+        of a text has the same subwords as elsewhere.
 
         Training is deterministic. The cost of learning a merge grows with the length of the words, so words are split
         at LONGEST bytes; `encode` is linear and splits nothing. Raises ConfigError if `vocab` has no room for the
@@ -51,10 +58,13 @@ class Tokenizer:
             rule = f"must have room for {len(SPECIAL)} special tokens and 256 bytes, but is {vocab}"
             raise ConfigError(Problem("vocab", rule, help=f"write vocab={SMALLEST} or more"))
         pieces = Pieces(models.BPE())
+        pieces.decoder = decoders.ByteLevel()
+        if add_prefix_space:
+            pieces.normalizer = normalizers.Prepend(" ")
+            pieces.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         bounded = pre_tokenizers.Split(Regex(f".{{{LONGEST}}}"), "isolated")
         pieces.pre_tokenizer = pre_tokenizers.Sequence([words, bounded])
-        pieces.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab,
             min_frequency=2,
@@ -110,8 +120,9 @@ class Tokenizer:
 
     def piece(self, id: int) -> str:
         """Return a readable form of an id: ▁ is a space; an incomplete character keeps its stored form."""
-        text = self._pieces.decode([id], skip_special_tokens=False)
-        return str(self._pieces.id_to_token(id)) if "\ufffd" in text else text.replace(" ", "▁").replace("\n", "⏎")
+        token = str(self._pieces.id_to_token(id))
+        text = decoders.ByteLevel().decode([token])
+        return token if "\ufffd" in text else text.replace(" ", "▁").replace("\n", "⏎")
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
@@ -140,6 +151,8 @@ def is_learned(record: object) -> bool:
     """Return True if the JSON of a tokenizer has the settings and the first ids of `Tokenizer.train` or `of_words`."""
     if not isinstance(record, dict) or not _has_known_settings(record):
         return False
+    if record["pre_tokenizer"].get("add_prefix_space") or record["normalizer"] not in (None, PREPEND_SPACE):
+        return False  # decode(encode(text)) could begin with another character than `text`
     vocabulary = record["model"].get("vocab")
     return isinstance(vocabulary, dict) and [vocabulary.get(name) for name in SPECIAL] == [0, 1, 2, 3]
 
@@ -173,10 +186,18 @@ def _has_known_settings(record: object) -> bool:
     """Return True for the settings that `save` writes; others can make the Rust library panic or hang."""
     if not isinstance(record, dict) or not isinstance(model := record.get("model"), dict):
         return False
-    kinds = [part.get("type") if isinstance(part, dict) else part for part in map(record.get, PARTS)]
+    kinds = [_kind(record.get(name)) for name in PARTS]
     unknown = SPECIAL[Tokenizer.UNK] if model.get("type") == "WordLevel" else None
     unset = all(model.get(name) in (None, False) for name in UNSET)
-    return kinds == KNOWN_PARTS.get(str(model.get("type"))) and unset and model.get("unk_token") == unknown
+    return kinds in KNOWN_PARTS.get(str(model.get("type")), ()) and unset and model.get("unk_token") == unknown
+
+
+def _kind(part: object) -> object:
+    """Return the type of a part of a tokenizer; for a sequence, the types of its decoders."""
+    if not isinstance(part, dict):
+        return part
+    decoders = part.get("decoders")
+    return [_kind(decoder) for decoder in decoders] if isinstance(decoders, list) else part.get("type")
 
 
 def _return_freed_memory() -> None:
