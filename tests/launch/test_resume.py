@@ -28,6 +28,7 @@ from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed
+from tfm_blocks.data import prepare
 from tfm_blocks.distributed.signals import STOPS, exit_on_signals
 from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.launch.check import check_run
@@ -320,6 +321,17 @@ def test_a_run_of_another_host_is_resumed_only_when_its_heartbeat_is_old(
 
     go_on(run, "trainer.steps=10", callbacks=[Touched()])
     assert state(run) == "done" and not [*run.rglob(LOCK)]
+
+
+def test_a_resumed_run_reads_its_own_tokenizer_and_learns_none(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version could learn other subwords from the same text."""
+    composed = small(*TRAINED)
+    begin(composed, tmp_path)
+    monkeypatch.setattr(prepare, "_tokenizer", lambda *_: pytest.fail("a tokenizer was learned"))
+    go_on(tmp_path / "run", "trainer.steps=10")
+    assert state(tmp_path / "run") == "done"
 
 
 def test_a_folder_that_cannot_be_resumed_gives_the_reason(small: Small, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def find_document_splits(settings: LmSettings) -> dict[str, Split]:
             files = [file for pattern in patterns for file in _matches(folder, pattern)]
             problems += _file_problems(address, folder, patterns, files)
             rows = partial(_rows, files, address, kind, key)
-            splits[name] = Split(address, (TARGET,), rows, partial(_digest, files, kind, key), long=kind != LINES)
+            splits[name] = Split(address, (TARGET,), rows, partial(_digest, files, kind, key))
     if problems:
         raise ConfigError(problems)
     return splits

@@ -22,7 +22,7 @@ from tfm_blocks.errors import DataError, Problem
 
 FORMAT = 3  # version of the cache format
 SAMPLE = 1_000_000  # maximum rows for training the tokenizer: more cost memory and change little
-SAMPLE_CHARACTERS = 100 * SAMPLE  # of long rows, such as documents
+SAMPLE_CHARACTERS = 100 * SAMPLE  # approximate maximum, for long rows
 LinesSettings = DatesSettings | TextSettings | LmSettings
 
 
@@ -70,8 +70,8 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
 
 
 def with_saved_tokenizer(settings: DataSettings, run: Path) -> DataSettings:
-    """Return the settings with the tokenizer that a run saved, in place of the file that it was read from."""
-    if isinstance(settings, ProbeSettings) or settings.tokenizer is None:
+    """Return the settings with the tokenizer that a run saved, so that it is neither read elsewhere nor learned again."""
+    if isinstance(settings, ProbeSettings):
         return settings
     return settings.model_copy(update={"tokenizer": str(run)})
 
@@ -85,7 +85,7 @@ def _splits(settings: LinesSettings) -> dict[str, Split]:
 def _tokenizer(cache: Path, splits: Mapping[str, Split], settings: LinesSettings, vocab: int) -> Tokenizer:
     """Train the tokenizer on the training text of all columns, or on every Nth row if the text is larger than a sample.
 
-    A sample has SAMPLE rows, and at most about SAMPLE_CHARACTERS if the rows can be long.
+    A sample has at most SAMPLE rows and about SAMPLE_CHARACTERS.
     """
     add_prefix_space = isinstance(settings, TextSettings) and settings.add_prefix_space
 
@@ -96,7 +96,8 @@ def _tokenizer(cache: Path, splits: Mapping[str, Split], settings: LinesSettings
         tokenizer = Tokenizer.train(chain.from_iterable(rows), vocab, add_prefix_space=add_prefix_space)
         tokenizer.save(folder / "tokenizer.json")
 
-    key = cache_key(FORMAT, version("tokenizers"), SAMPLE, vocab, add_prefix_space, splits["train"].fingerprint)
+    sample = SAMPLE, SAMPLE_CHARACTERS
+    key = cache_key(FORMAT, version("tokenizers"), sample, vocab, add_prefix_space, splits["train"].fingerprint)
     return Tokenizer.load(find_or_build(cache / key, build) / "tokenizer.json")
 
 
@@ -105,7 +106,7 @@ def _samples(split: Split) -> int:
     rows = characters = 0
     for texts in split.rows():
         rows += 1
-        characters += sum(map(len, texts)) if split.long else 0
+        characters += sum(map(len, texts))
     return max(1, -(-rows // SAMPLE), -(-characters // SAMPLE_CHARACTERS))
 
 

@@ -25,8 +25,7 @@ UTF8_MARK = b"\xef\xbb\xbf"
 class Split:
     """Rows of text that can be read repeatedly, one text per column; `address` is the split's key in the config.
 
-    `groups` names a group for each row, or is empty. `digest` returns a hash of the text. A text of a `long` split can
-    have many lines.
+    `groups` names a group for each row, or is empty. `digest` returns a hash of the text.
     """
 
     address: str
@@ -34,7 +33,6 @@ class Split:
     rows: Callable[[], Iterator[tuple[str, ...]]]
     digest: Callable[[], str]
     groups: Sequence[str] = ()
-    long: bool = False
 
     @cached_property
     def fingerprint(self) -> str:
