@@ -74,7 +74,7 @@ def test_with_a_prefix_space_the_first_word_has_the_subwords_that_it_has_elsewhe
     for tokenizer, equal in ((with_space, True), (without, False)):
         first, twice = tokenizer.encode("dogs"), tokenizer.encode("dogs dogs")
         assert (twice == first * 2) == equal
-    assert [with_space.piece(id) for id in with_space.encode("two in")][0].startswith("▁")
+    assert with_space.piece(with_space.encode("two in")[0]).startswith("▁")
     assert with_space.encode("two") != with_space.encode(" two")
 
 

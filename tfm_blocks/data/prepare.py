@@ -70,7 +70,7 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
 
 
 def with_saved_tokenizer(settings: DataSettings, run: Path) -> DataSettings:
-    """Return the settings with the tokenizer that a run saved, so that it is neither read elsewhere nor learned again."""
+    """Return the settings with the tokenizer that a run saved, so that none is learned or read elsewhere."""
     if isinstance(settings, ProbeSettings):
         return settings
     return settings.model_copy(update={"tokenizer": str(run)})

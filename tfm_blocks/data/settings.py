@@ -161,8 +161,9 @@ Files = Annotated[dict[str, str], AfterValidator(_has_a_target)]
 class TextSettings(PairSettings):
     """Settings of line-aligned text files, plain or .gz, in the folder `dir`: one per column, such as src and tgt.
 
-    test may be null. All splits have the columns of train. add_prefix_space: learn a tokenizer that reads a space before
-    each text, so that the first word has the same subwords as elsewhere; false in configs of earlier versions.
+    test may be null. All splits have the columns of train.
+    add_prefix_space: learn a tokenizer that reads a space before each text, so that the first word has the same
+    subwords as elsewhere; configs of earlier versions have none.
     """
 
     kind: Literal["text"]
