@@ -39,7 +39,7 @@ def test_text_is_restored_and_has_no_groups(text, sentences):
 
 def test_add_prefix_space_is_a_setting_of_text_and_has_a_tokenizer_of_its_own_in_the_cache(text, sentences):
     without, with_space = (prepared(text(add_prefix_space=add))[0] for add in (False, True))
-    assert without.tokenizer.decode(without.tokenizer.encode(" a")[:1]) == " "
+    assert without.tokenizer.encode("a a") != without.tokenizer.encode("a") * 2
     assert with_space.tokenizer.encode("a a") == with_space.tokenizer.encode("a") * 2
     assert list(with_space.val.text["src"]) == list(without.val.text["src"]) == sentences["src"]
 
