@@ -10,9 +10,9 @@ import torch
 
 import tfm_blocks as tfm
 from tfm_blocks.launch.process_settings import (
-    collect_no_garbage_yet,
     freeze_loaded_objects,
     keep_freed_memory,
+    pause_garbage_collection,
     return_freed_memory,
     set_library_defaults,
 )
@@ -126,7 +126,7 @@ def test_openmp_reads_the_number_of_turns_of_a_waiting_loop() -> None:
 
 
 def test_garbage_is_collected_again_once_the_loaded_objects_are_frozen() -> None:
-    collect_no_garbage_yet()
+    pause_garbage_collection()
     assert not gc.isenabled()
     with freeze_loaded_objects():
         assert gc.isenabled()

@@ -89,9 +89,9 @@ def _train_new(run: CheckedRun, typed: Sequence[str]) -> int:
 
 def _train_here(prepared: Sequence[str], typed: Sequence[str]) -> int:
     """Train a new run or resume a run. Slow imports follow the check of the config."""
-    from tfm_blocks.launch.process_settings import collect_no_garbage_yet
+    from tfm_blocks.launch.process_settings import pause_garbage_collection
 
-    collect_no_garbage_yet()
+    pause_garbage_collection()
     from tfm_blocks.compose.run import (
         compose_arguments,
         compose_resumed,

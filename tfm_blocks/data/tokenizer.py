@@ -196,8 +196,8 @@ def _kind(part: object) -> object:
     """Return the type of a part of a tokenizer; for a sequence, the types of its decoders."""
     if not isinstance(part, dict):
         return part
-    decoders = part.get("decoders")
-    return [_kind(decoder) for decoder in decoders] if isinstance(decoders, list) else part.get("type")
+    members = part.get("decoders")
+    return [_kind(member) for member in members] if isinstance(members, list) else part.get("type")
 
 
 def _return_freed_memory() -> None:

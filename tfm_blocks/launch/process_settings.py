@@ -76,8 +76,8 @@ def collect_garbage_rarely() -> None:
     atexit.register(gc.freeze)
 
 
-def collect_no_garbage_yet() -> None:
-    """Let a run collect no garbage until `freeze_loaded_objects`, which follows its imports."""
+def pause_garbage_collection() -> None:
+    """Collect no garbage until `freeze_loaded_objects`, because the objects that imports create are permanent."""
     gc.disable()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -57,9 +58,9 @@ class Launcher(AbstractContextManager[object]):
 
     queue = ""
 
+    @abstractmethod
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """Run the command and append its output to the log. Raises RefusedError."""
-        raise NotImplementedError
 
     def find(self, sweep: Path) -> dict[str, Worker]:
         """Return the workers that an earlier command started in this folder and that may still run, by job name.
@@ -78,12 +79,12 @@ class LauncherSettings(Settings):
 
     on_cluster: ClassVar[bool] = True
 
+    @abstractmethod
     def open(self, parallel: int, timeout: float | None) -> Launcher:
         """Return the launcher of at most `parallel` concurrent jobs. Raises ConfigError if its cluster does not exist.
 
         `timeout` is the number of seconds after which a running job is stopped.
         """
-        raise NotImplementedError
 
     def check(self, composed: Composed) -> CheckedRun:
         """Return the settings of a job on one machine. Raises ConfigError if the launcher cannot train it."""
