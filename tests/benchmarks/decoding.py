@@ -30,10 +30,10 @@ SIZES = {
 }
 
 
-def sources(generator: torch.Generator) -> Tensor:
+def sources(generator: torch.Generator, sentences: int = SENTENCES) -> Tensor:
     """Return src_BS: padded sentences of 12 to 24 tokens."""
-    src_BS = torch.randint(4, VOCAB, (SENTENCES, 24), generator=generator)
-    lengths_B = torch.randint(12, 25, (SENTENCES,), generator=generator)
+    src_BS = torch.randint(4, VOCAB, (sentences, 24), generator=generator)
+    lengths_B = torch.randint(12, 25, (sentences,), generator=generator)
     return src_BS.masked_fill(torch.arange(24) >= lengths_B[:, None], PAD)
 
 

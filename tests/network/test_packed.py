@@ -7,6 +7,8 @@ import sys
 
 import pytest
 import torch
+from torch.nn.functional import linear
+from torch.profiler import ProfilerActivity, profile
 
 import tfm_blocks as tfm
 from tests.conftest import sentences
@@ -14,7 +16,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.layers import packed_product
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.packed_product import int8_product
+from tfm_blocks.layers.packed_product import float32_product, int8_product
 from tfm_blocks.network.packed import packed, quantized
 from tfm_blocks.translation.translator import Translator
 
@@ -37,12 +39,12 @@ def maps(network, *, packed):
 
 
 @on_x86
-def test_larger_maps_are_packed_and_only_within(network):
+def test_maps_are_packed_only_within(network):
     with pytest.raises(ZeroDivisionError), packed(network):
-        assert maps(network, packed=False) == {"logits.block"}
+        assert maps(network, packed=False) == set()
         with packed(network):
             pass
-        assert maps(network, packed=False) == {"logits.block"}
+        assert maps(network, packed=False) == set()
         raise ZeroDivisionError
     assert maps(network, packed=True) == set()
 
@@ -55,6 +57,19 @@ def test_packed_products_equal_plain_ones(network):
         logits = network(src=SRC, tgt=TGT)
     assert not torch.equal(logits, plain)  # the kernels differ, so a few bits do
     torch.testing.assert_close(logits, plain, rtol=1e-5, atol=1e-5)
+
+
+@on_x86
+@torch.inference_mode()
+@pytest.mark.parametrize(("rows", "kernel"), [(1, "aten"), (31, "aten"), (32, "mkldnn"), (500, "mkldnn")])
+def test_a_product_of_few_rows_by_a_small_weight_uses_the_plain_kernel(rows, kernel):
+    generator = torch.Generator().manual_seed(rows)
+    x_NI, weight_OI, bias_O = (torch.randn(shape, generator=generator) for shape in ((rows, 128), (128, 128), 128))
+    product = float32_product(weight_OI, bias_O)
+    with profile(activities=[ProfilerActivity.CPU]) as operators:
+        y_NO = product(x_NI)
+    assert ("mkldnn::_linear_pointwise" in {event.name for event in operators.events()}) == (kernel == "mkldnn")
+    torch.testing.assert_close(y_NO, linear(x_NI, weight_OI, bias_O), rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_is_packed_in_lower_precision(network):
@@ -119,7 +134,7 @@ def test_sums_do_not_saturate_without_vnni():
 @torch.inference_mode()
 def test_a_quantised_network_is_close_to_the_float_one(network):
     plain = network(src=SRC, tgt=TGT)
-    with quantized(network), packed(network):
+    with quantized(network):
         assert maps(network, packed=False) == {"logits.block"}
         rounded = network(src=SRC, tgt=TGT)
     assert maps(network, packed=True) == set()

@@ -7,19 +7,24 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Product = Callable[[Tensor], Tensor]
 """x_NI -> x W^T + b: y_NO, where N stands for any leading axes."""
 
 INT8_OPERATORS = ("qlinear_prepack", "qlinear_pointwise")  # of torch.ops.onednn
+FEW = 1 << 19  # multiply-adds; below, a oneDNN call costs more than it saves: docs/decisions/07
 ROUNDING = 1.5 * 2**23  # the sum with a small float32 is rounded to an integer, which is in the lowest byte
 
 
 def float32_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
-    """Pack a weight for oneDNN."""
+    """Pack a weight for oneDNN. Products of few rows by a small weight use torch's own kernel."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
+    outputs = weight_OI.shape[0]
 
     def product(x_NI: Tensor) -> Tensor:
+        if x_NI.numel() * outputs < FEW:
+            return F.linear(x_NI, weight_OI, bias_O)
         y_NO: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, packed, bias_O, "none", [], "")
         return y_NO
 

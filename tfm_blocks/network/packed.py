@@ -14,7 +14,7 @@ from tfm_blocks.layers.linear import Linear
 from tfm_blocks.layers.packed_product import INT8_OPERATORS, Product, float32_product, int8_product
 from tfm_blocks.network.graph import Network
 
-SMALLEST = 1 << 16  # elements of a weight; below, a oneDNN call costs more than it saves (128 × 128: 25 µs against 20)
+SMALLEST = 1 << 16  # elements of a weight; below, an int8 product costs more than it saves
 
 
 def packed(network: Network) -> AbstractContextManager[None]:
@@ -24,16 +24,16 @@ def packed(network: Network) -> AbstractContextManager[None]:
     float32 weights, on an x86 CPU, outside autocast. They are freed on exit, so weights may change between two searches
     but not within one. A nested context does nothing.
     """
-    return _with_products(_larger_maps(network) if _can_pack(next(network.parameters())) else [], float32_product)
+    return _with_products(_unpacked_maps(network) if _can_pack(next(network.parameters())) else [], float32_product)
 
 
 def quantized(network: Network) -> AbstractContextManager[None]:
-    """Return a context in which the linear maps, logits included, multiply in int8; `packed` within does nothing.
+    """Return a context in which the linear maps, logits included, multiply in int8. `packed` within packs the others.
 
     Embeddings, experts, attention and maps of fewer than SMALLEST weights stay in float32. Raises ConfigError if the
     device has no such product, or if the model has no map of that size.
     """
-    linears = _larger_maps(network)
+    linears = [linear for linear in _unpacked_maps(network) if linear.weight.numel() >= SMALLEST]
     _expect_int8(next(network.parameters()).device, linears)
     return _with_products(linears, int8_product)
 
@@ -49,10 +49,8 @@ def _with_products(linears: list[Linear], make: Callable[[Tensor, Tensor | None]
             linear.packed = None
 
 
-def _larger_maps(network: Network) -> list[Linear]:
-    """Return the linear maps that are large enough to pack and are not packed."""
-    maps = (module for module in network.modules() if isinstance(module, Linear) and module.packed is None)
-    return [linear for linear in maps if linear.weight.numel() >= SMALLEST]
+def _unpacked_maps(network: Network) -> list[Linear]:
+    return [module for module in network.modules() if isinstance(module, Linear) and module.packed is None]
 
 
 def _can_pack(weight: Tensor) -> bool:
