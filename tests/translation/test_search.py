@@ -13,7 +13,18 @@ import tfm_blocks as tfm
 from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.translation.beam import beam_search, gnmt, plain
-from tfm_blocks.translation.search import BOS, CHUNK, EOS, PAD, Bounds, NotFiniteError, chooser, largest, one_by_one
+from tfm_blocks.translation.search import (
+    BOS,
+    CHUNK,
+    EOS,
+    PAD,
+    Bounds,
+    NotFiniteError,
+    chooser,
+    largest,
+    likeliest,
+    one_by_one,
+)
 from tfm_blocks.translation.settings import Sampling
 
 
@@ -220,7 +231,17 @@ def test_draws_are_as_frequent_as_their_probabilities():
     torch.testing.assert_close(torch.bincount(ids_B, minlength=6) / count, expected_V, rtol=0, atol=0.012)
 
 
-@pytest.mark.parametrize("columns", [1, CHUNK - 1, CHUNK, 3 * CHUNK, 20 * CHUNK, 20 * CHUNK + 1, 21 * CHUNK - 1])
+COLUMNS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 20 * CHUNK, 20 * CHUNK + 1, 21 * CHUNK - 1]
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("levels", [2, 10**6])  # with two levels, most rows have several maxima
+def test_the_likeliest_token_is_the_first_maximum(columns, levels):
+    x_BV = torch.randint(levels, (50, columns), generator=torch.Generator().manual_seed(columns)).float()
+    assert likeliest(x_BV, 0, torch.arange(50)).equal(x_BV.argmax(1))
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize(("hypotheses", "count"), [(1, 1), (1, 2), (1, 8), (4, 8), (2 * CHUNK, 8)])
 def test_the_largest_values_and_their_places_match_topk(columns, hypotheses, count):
     generator = torch.Generator().manual_seed(columns)

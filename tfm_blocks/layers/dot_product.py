@@ -207,13 +207,14 @@ def few_queries(q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | N
     for two matrix products. Without a mask, as in greedy search, torch is not slower.
     """
     B, H, M, K = q_BHMK.shape
-    G = k_BGSK.shape[1]
+    G, S = k_BGSK.shape[1:3]
     q_BGQK = q_BHMK.reshape(B, G, H // G * M, K)
     if mask is not None and mask.shape[2] > 1:
         mask = mask.repeat(1, 1, H // G, 1)  # its head axis has size 1
     if q_BHMK.device.type != "cpu" or q_BHMK.dtype != torch.float32 or mask is None:
         y_BGQK = F.scaled_dot_product_attention(q_BGQK, k_BGSK, v_BGSK, mask, scale=beta)
-    else:
-        scores_BGQS = torch.matmul(q_BGQK, k_BGSK.transpose(2, 3)).mul_(beta)
-        y_BGQK = torch.matmul(torch.softmax(scores_BGQS.masked_fill_(~mask, -torch.inf), 3), v_BGSK)
-    return y_BGQK.reshape(B, H, M, -1)
+        return y_BGQK.reshape(B, H, M, -1)
+    q_XQK, k_XSK, v_XSK = q_BGQK.flatten(0, 1), k_BGSK.flatten(0, 1), v_BGSK.flatten(0, 1)
+    bias_XQS = torch.where(mask, 0.0, -torch.inf).expand(B, G, q_XQK.shape[1], S).flatten(0, 1)
+    scores_XQS = torch.baddbmm(bias_XQS, q_XQK, k_XSK.mT, alpha=beta)
+    return torch.bmm(torch.softmax(scores_XQS, 2), v_XSK).view(B, H, M, -1)
