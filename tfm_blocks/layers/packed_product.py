@@ -13,17 +13,19 @@ Product = Callable[[Tensor], Tensor]
 """x_NI -> x W^T + b: y_NO, where N stands for any leading axes."""
 
 INT8_OPERATORS = ("qlinear_prepack", "qlinear_pointwise")  # of torch.ops.onednn
-FEW = 1 << 19  # multiply-adds; below, a oneDNN call costs more than it saves: docs/decisions/07
+SMALL = 1 << 16  # elements of a weight; below, torch's own product is faster for few rows: docs/decisions/07
+FEW = 1 << 19  # multiply-adds of a product by a small weight; from here on, the packed product is faster
 ROUNDING = 1.5 * 2**23  # the sum with a small float32 is rounded to an integer, which is in the lowest byte
 
 
 def float32_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
     """Pack a weight for oneDNN. Products of few rows by a small weight use torch's own kernel."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
-    outputs = weight_OI.shape[0]
+    outputs, inputs = weight_OI.shape
+    few = FEW if outputs * inputs < SMALL else 0
 
     def product(x_NI: Tensor) -> Tensor:
-        if x_NI.numel() * outputs < FEW:
+        if x_NI.numel() * outputs < few:
             return F.linear(x_NI, weight_OI, bias_O)
         y_NO: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, packed, bias_O, "none", [], "")
         return y_NO

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.packed_product import INT8_OPERATORS, Product, float32_product, int8_product
+from tfm_blocks.layers.packed_product import INT8_OPERATORS, SMALL, Product, float32_product, int8_product
 from tfm_blocks.network.graph import Network
-
-SMALLEST = 1 << 16  # elements of a weight; below, an int8 product costs more than it saves
 
 
 def packed(network: Network) -> AbstractContextManager[None]:
@@ -30,10 +28,10 @@ def packed(network: Network) -> AbstractContextManager[None]:
 def quantized(network: Network) -> AbstractContextManager[None]:
     """Return a context in which the linear maps, logits included, multiply in int8. `packed` within packs the others.
 
-    Embeddings, experts, attention and maps of fewer than SMALLEST weights stay in float32. Raises ConfigError if the
+    Embeddings, experts, attention and maps of fewer than SMALL weights stay in float32. Raises ConfigError if the
     device has no such product, or if the model has no map of that size.
     """
-    linears = [linear for linear in _unpacked_maps(network) if linear.weight.numel() >= SMALLEST]
+    linears = [linear for linear in _unpacked_maps(network) if linear.weight.numel() >= SMALL]
     _expect_int8(next(network.parameters()).device, linears)
     return _with_products(linears, int8_product)
 
@@ -77,7 +75,7 @@ def _expect_int8(device: torch.device, linears: list[Linear]) -> None:
     elif not _has_onednn(device) or not all(hasattr(torch.ops.onednn, name) for name in INT8_OPERATORS):
         rule, help = "int8 needs an x86 CPU and a torch with oneDNN", "leave it out"
     elif not linears:
-        rule = f"int8 needs a linear map of at least {SMALLEST:,} weights, but the model has none"
+        rule = f"int8 needs a linear map of at least {SMALL:,} weights, but the model has none"
         help = "leave it out"
     else:
         return
