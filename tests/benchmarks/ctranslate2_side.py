@@ -1,7 +1,7 @@
-"""The CTranslate2 side of decoding_ctranslate2.py: translate lines of standard input, in a process without torch.
+"""The CTranslate2 side of decoding_ctranslate2.py: translate batches, one JSON line each, in a process without torch.
 
-In one process, both libraries would share an OpenMP runtime. With more threads than cores, its threads sleep between two
-operations, and both sides become slower.
+In one process, both libraries would share an OpenMP runtime. With more threads than cores, the runtime's threads sleep
+between two operations, and both sides become slower: docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 import time
 
 import ctranslate2
+
+assert "torch" not in sys.modules, "this process measures CTranslate2 alone"
 
 
 def translate_lines(folder: str, precision: str, beam: int, length: int, threads: int) -> None:

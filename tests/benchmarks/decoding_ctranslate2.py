@@ -1,4 +1,4 @@
-"""Compare greedy and beam search with CTranslate2 on the same weights, alternating, each side in its own process.
+"""Compare greedy and beam search with CTranslate2 on the same weights, alternating, with CTranslate2 in a separate process.
 
     pip install -c constraints.txt -e '.[ctranslate2]'
     python tests/benchmarks/decoding_ctranslate2.py --size tiny --beam 4
@@ -83,10 +83,14 @@ def theirs(model: Network, precision: str, beam: int, clock: str) -> Translate:
             texts = [[TOKENS[token_id] for token_id in row if token_id not in (PAD, EOS)] for row in src_BS.tolist()]
             assert side.stdin and side.stdout
             print(json.dumps(texts), file=side.stdin, flush=True)
-            reply = json.loads(side.stdout.readline())
+            line = side.stdout.readline()
+            assert line, f"{SIDE.name} ended with status {side.wait()}"
+            reply = json.loads(line)
             return reply[clock], [[IDS[token] for token in text] for text in reply["texts"]]
 
-        translate(with_eos(sources(torch.Generator(), 1)))  # it has read the folder
+        translate(
+            with_eos(sources(torch.Generator(), 1))
+        )  # CTranslate2 has now loaded the model, so the folder may be deleted
     return translate
 
 

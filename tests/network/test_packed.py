@@ -61,7 +61,7 @@ def test_packed_products_equal_plain_ones(network):
 
 @on_x86
 @torch.inference_mode()
-@pytest.mark.parametrize(("rows", "kernel"), [(1, "aten"), (31, "aten"), (32, "mkldnn"), (500, "mkldnn")])
+@pytest.mark.parametrize(("rows", "kernel"), [(1, "aten"), (63, "aten"), (64, "mkldnn"), (500, "mkldnn")])
 def test_a_product_of_few_rows_by_a_small_weight_uses_the_plain_kernel(rows, kernel):
     generator = torch.Generator().manual_seed(rows)
     x_NI, weight_OI, bias_O = (torch.randn(shape, generator=generator) for shape in ((rows, 128), (128, 128), 128))

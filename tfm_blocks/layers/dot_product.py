@@ -202,9 +202,9 @@ def dot_product_weights(q_BHTK: Tensor, k_BHSK: Tensor, masks: AttentionMask, sc
 def few_queries(q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, beta: float) -> Tensor:
     """Compute `dot_product_attention` for a decoding step, without gradients; G divides H.
 
-    The query heads of a key-value head become its queries, so keys and values are not repeated. torch's fused kernel is
-    slow for few queries: 64 sentences of one query, 24 keys and 8 heads of 64 take 270 µs on the CPU, against 180 µs
-    for two matrix products. Without a mask, as in greedy search, torch is not slower.
+    Each query may attend to at least one key. The query heads of a key-value head become its queries, so keys and
+    values are not repeated. On the CPU, torch's fused kernel is slow for few queries with a mask, so two matrix
+    products replace it: docs/experiments.md#small-products-and-masks-as-biases.
     """
     B, H, M, K = q_BHMK.shape
     G, S = k_BGSK.shape[1:3]

@@ -1,4 +1,4 @@
-"""Products by a packed copy of a weight, which `Linear` uses for decoding on the CPU. They have no gradients."""
+"""Products that `Linear` uses for decoding on the CPU. They have no gradients."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Product = Callable[[Tensor], Tensor]
 """x_NI -> x W^T + b: y_NO, where N stands for any leading axes."""
 
 INT8_OPERATORS = ("qlinear_prepack", "qlinear_pointwise")  # of torch.ops.onednn
-SMALL = 1 << 16  # elements of a weight; below, torch's own product is faster for few rows: docs/decisions/07
-FEW = 1 << 19  # multiply-adds of a product by a small weight; from here on, the packed product is faster
+SMALL = 1 << 16  # elements of a weight; below, MKL is faster for few rows: docs/decisions/07
+FEW = 1 << 20  # multiply-adds of a product by a small weight; below, MKL is faster
 ROUNDING = 1.5 * 2**23  # the sum with a small float32 is rounded to an integer, which is in the lowest byte
 
 
 def float32_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
-    """Pack a weight for oneDNN. Products of few rows by a small weight use torch's own kernel."""
+    """Pack a weight for oneDNN. Products of few rows by a small weight use `F.linear`, which calls MKL."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
     outputs, inputs = weight_OI.shape
     few = FEW if outputs * inputs < SMALL else 0
