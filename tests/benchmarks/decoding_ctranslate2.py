@@ -1,4 +1,4 @@
-"""Compare greedy and beam search with CTranslate2 on the same weights, alternating, with CTranslate2 in a separate process.
+"""Compare greedy and beam search with CTranslate2 on the same weights, alternating with a process of CTranslate2.
 
     pip install -c constraints.txt -e '.[ctranslate2]'
     python tests/benchmarks/decoding_ctranslate2.py --size tiny --beam 4
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from decoding import LENGTH, SIZES, VOCAB, sources
+from decoding import LENGTH, SENTENCES, SIZES, VOCAB, sources
 from torch import Tensor
 
 import tfm_blocks as tfm
@@ -88,9 +88,7 @@ def theirs(model: Network, precision: str, beam: int, clock: str) -> Translate:
             reply = json.loads(line)
             return reply[clock], [[IDS[token] for token in text] for text in reply["texts"]]
 
-        translate(
-            with_eos(sources(torch.Generator(), 1))
-        )  # CTranslate2 has now loaded the model, so the folder may be deleted
+        translate(with_eos(sources(torch.Generator(), 1)))  # the model is loaded before the folder is deleted
     return translate
 
 
@@ -124,7 +122,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--beam", type=int, default=1)
-    parser.add_argument("--sentences", type=int, default=64, help="sentences of a batch")
+    parser.add_argument("--sentences", type=int, default=SENTENCES, help="sentences of a batch")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--int8", action="store_true")
     parser.add_argument("--cpu-time", action="store_true")

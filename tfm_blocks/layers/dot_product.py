@@ -202,8 +202,8 @@ def dot_product_weights(q_BHTK: Tensor, k_BHSK: Tensor, masks: AttentionMask, sc
 def few_queries(q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, beta: float) -> Tensor:
     """Compute `dot_product_attention` for a decoding step, without gradients; G divides H.
 
-    Each query may attend to at least one key. The query heads of a key-value head become its queries, so keys and
-    values are not repeated. On the CPU, torch's fused kernel is slow for few queries with a mask, so two matrix
+    The mask must allow at least one key for each query. The query heads of a key-value head become its queries, so keys
+    and values are not repeated. On the CPU, torch's fused kernel is slow for few queries with a mask, so two matrix
     products replace it: docs/experiments.md#small-products-and-masks-as-biases.
     """
     B, H, M, K = q_BHMK.shape

@@ -79,12 +79,12 @@ def likeliest(log_p_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
 
     On the CPU, find the chunk with the largest maximum first, because amax is vectorised, and argmax is not.
     """
-    vocab, device = log_p_BV.shape[1], log_p_BV.device
-    if vocab <= CHUNK or device.type != "cpu":
+    vocab = log_p_BV.shape[1]
+    if vocab <= CHUNK or log_p_BV.device.type != "cpu":
         return log_p_BV.argmax(1)
     maxima_BN = torch.cat((log_p_BV.unfold(1, CHUNK, CHUNK).amax(2), log_p_BV[:, -CHUNK:].amax(1, keepdim=True)), 1)
     first_B1 = (maxima_BN.argmax(1, keepdim=True) * CHUNK).clamp_(max=vocab - CHUNK)  # the last chunk may overlap
-    chunk_BW = log_p_BV.gather(1, first_B1 + torch.arange(CHUNK, device=device))
+    chunk_BW = log_p_BV.gather(1, first_B1 + torch.arange(CHUNK))
     return (first_B1 + chunk_BW.argmax(1, keepdim=True))[:, 0]
 
 
