@@ -23,6 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.distributed.signals import block_signals, defer_signals, exit_on_signals, pending_signal
+from tfm_blocks.distributed.threads import set_threads
 from tfm_blocks.distributed.workers import end_with_parent
 from tfm_blocks.errors import Problem, TfmError
 from tfm_blocks.terminal import escape_unknown_letters
@@ -158,7 +159,7 @@ def _work(work: RankFunction, messages: Any, arguments: tuple[Any, ...]) -> None
     end_with_parent()
     escape_unknown_letters()
     messages.put((ranks.rank, os.getpid()))
-    torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
+    set_threads(max(1, torch.get_num_threads() // ranks.world))
     try:
         work(ranks, *arguments)
         messages.put((ranks.rank, None))

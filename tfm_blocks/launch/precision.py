@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.plan import Ranks
+from tfm_blocks.distributed.threads import set_threads
 from tfm_blocks.layers.dot_product import dot_product_attention
 from tfm_blocks.network.build import choose_device
 from tfm_blocks.network.graph import Network
@@ -142,11 +143,11 @@ def _call(product: Product, bf16: bool) -> Callable[[], float]:
 @contextmanager
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    set_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)
 
 
 BF16_PROCESSORS = ("avx512_bf16", "amx_bf16", "avx10_2", "bf16", "sve_bf16")  # names of torch.cpu.get_capabilities

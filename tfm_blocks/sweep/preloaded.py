@@ -12,9 +12,8 @@ from multiprocessing import forkserver, get_context, parent_process, resource_tr
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import torch
-
 from tfm_blocks.distributed.signals import block_signals
+from tfm_blocks.distributed.threads import set_threads
 from tfm_blocks.distributed.workers import LoaderContext
 from tfm_blocks.sweep.supervisor import SIGNALS, die_with_supervisor, record_signals, supervise
 
@@ -74,7 +73,7 @@ def _run_job(arguments: list[str]) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     if "OMP_NUM_THREADS" in os.environ:
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        set_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         run_python(arguments)
     finally:
