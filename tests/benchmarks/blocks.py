@@ -22,6 +22,7 @@ from typing import TypeVar
 import torch
 from block_pairs import LINEAR, PAIRS, Layer, ours
 
+from tfm_blocks.distributed.threads import set_threads
 from tfm_blocks.launch.process_settings import keep_freed_memory
 
 Key = TypeVar("Key")
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[*PAIRS, *LINEAR])
     options = parser.parse_args()
     keep_freed_memory()
-    torch.set_num_threads(options.threads)
+    set_threads(options.threads)
     print(f"width {options.width}, {options.heads} heads, {options.threads} threads, torch {torch.__version__}")
     print(f"forward + backward of one sequence in float32, medians of {options.rounds}\n")
     (growth if options.growth else compare)(options)

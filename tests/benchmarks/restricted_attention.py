@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from tfm_blocks.blocks.attention import Attention
 from tfm_blocks.blocks.restricted import RestrictedAttention
+from tfm_blocks.distributed.threads import set_threads
 from tfm_blocks.layers.banded import banded_attention
 
 LENGTHS = (2048, 4096, 8192, 16384)
@@ -88,7 +89,7 @@ def measure_peak(kind: str, n: int, options: argparse.Namespace) -> float:
 
     A short step runs first: it triggers all one-time loading.
     """
-    torch.set_num_threads(options.threads)
+    set_threads(options.threads)
     block_step(kind, 256, options)()
     step = block_step(kind, n, options)
     before = resident_peak()
@@ -144,7 +145,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bf16", action="store_true", help="measure under bf16 autocast")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    set_threads(options.threads)
     precision = "bf16 autocast" if options.bf16 else "fp32"
     print(f"r = {options.r}, {options.heads} heads, width {options.width}, {precision}, {options.threads} threads")
     print(f"torch {torch.__version__}; medians of {options.rounds}, forward + backward; block and attention in ms\n")

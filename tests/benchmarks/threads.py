@@ -1,14 +1,17 @@
-"""Compare attention after `torch.set_num_threads` and after this package's `set_threads`.
+"""Compare attention in processes that call `torch.set_num_threads` and in processes that call `set_threads`, alternating.
 
     python tests/benchmarks/threads.py --threads 2
 
-Alternate in one process, forward and backward in float32. Print the median milliseconds of both, and their ratio.
+Attention runs forward and backward in float32. Print the medians over all processes, in milliseconds, and their ratio.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
+import sys
 import time
 
 import torch
@@ -19,33 +22,39 @@ from tfm_blocks.launch.process_settings import keep_freed_memory
 
 SHAPES = [(100, 8, 6, 64), (100, 8, 10, 64), (128, 4, 32, 32), (32, 8, 32, 64), (16, 8, 128, 64)]
 SIDES = {"torch.set_num_threads": torch.set_num_threads, "set_threads": set_threads}
+CALLS = 40
 
 
-def seconds(qkv_BHTK: list[torch.Tensor]) -> float:
-    start = time.perf_counter()
-    F.scaled_dot_product_attention(*qkv_BHTK).sum().backward()
-    return time.perf_counter() - start
-
-
-def measure(shape: tuple[int, ...], threads: int, rounds: int) -> dict[str, float]:
-    """Return the median milliseconds of each side; a call before each measured one is not counted."""
-    qkv_BHTK = [torch.randn(shape, requires_grad=True) for _ in range(3)]
-    times: dict[str, list[float]] = {name: [] for name in SIDES}
-    for _ in range(rounds):
-        for name, set_number in SIDES.items():
-            set_number(threads)
-            seconds(qkv_BHTK)
-            times[name].append(1e3 * seconds(qkv_BHTK))
-    return {name: statistics.median(values) for name, values in times.items()}
+def measure() -> list[float]:
+    """Return the median milliseconds for each shape."""
+    medians = []
+    for shape in SHAPES:
+        qkv_BHTK = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+        times = []
+        for _ in range(CALLS):
+            start = time.perf_counter()
+            F.scaled_dot_product_attention(*qkv_BHTK).sum().backward()
+            times.append(1e3 * (time.perf_counter() - start))
+        medians.append(statistics.median(times))
+    return medians
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=4, help="run this many processes of each side")
+    parser.add_argument("--side", choices=SIDES, help="measure only this side, in this process")
     arguments = parser.parse_args()
-    keep_freed_memory()
+    if arguments.side:
+        keep_freed_memory()
+        SIDES[arguments.side](arguments.threads)
+        print(json.dumps(measure()))
+        sys.exit()
+    results: dict[str, list[list[float]]] = {side: [] for side in SIDES}
+    for side in list(SIDES) * arguments.rounds:
+        command = [sys.executable, *sys.argv, "--side", side]
+        results[side].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     print("B, H, T, K          " + "  ".join(SIDES) + "  ratio")
-    for shape in SHAPES:
-        medians = list(measure(shape, arguments.threads, arguments.rounds).values())
-        print(f"{', '.join(map(str, shape)):18} {medians[0]:22.2f} {medians[1]:12.2f} {medians[0] / medians[1]:6.2f}")
+    for shape, *processes in zip(SHAPES, *(zip(*results[side], strict=True) for side in SIDES), strict=True):
+        theirs, ours = map(statistics.median, processes)
+        print(f"{', '.join(map(str, shape)):18} {theirs:22.2f} {ours:12.2f} {theirs / ours:6.2f}")
