@@ -9,11 +9,11 @@ import torch
 
 
 def set_threads(count: int) -> None:
-    """Set the number of threads that compute an operation which the calling thread starts.
+    """Set the number of threads that compute the operations of the calling thread.
 
-    `torch.set_num_threads` also tells MKL to start as many threads in each of its calls. Attention calls MKL from
-    several threads, and takes up to twice as long afterwards. Therefore OpenMP, from which torch and MKL read the
-    number, is called directly, where it is part of the process.
+    This sets the number in OpenMP, from which torch and MKL read it. `torch.set_num_threads` also makes MKL start as
+    many threads in each of its calls. Attention calls MKL from several threads, and is then slower:
+    docs/experiments.md#the-number-of-threads. It is used only if the process has no OpenMP.
     """
     torch.get_num_threads()  # torch's first reading of the number sets it too
     process = ctypes.CDLL(None) if os.name == "posix" else None
