@@ -1,4 +1,5 @@
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,10 @@ print(torch.get_num_threads(), mkl.MKL_Get_Max_Threads(), bool(mkl.mkl_serv_get_
 
 
 def numbers_after(call: str) -> str:
-    """Return the threads of torch and of MKL after a call, and if MKL uses fewer in parallel regions."""
+    """Return the threads of torch and of MKL after a call, and whether MKL uses fewer in parallel regions."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MKL_")}
     code = [sys.executable, "-c", CODE.format(call=call, library=str(LIBRARY))]
-    return subprocess.run(code, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(code, check=True, capture_output=True, text=True, env=environment).stdout.strip()
 
 
 @pytest.mark.skipif(
