@@ -2,7 +2,7 @@
 
     python tests/benchmarks/run_costs.py [--before CHECKOUT] [--rounds 3] [KEY=VALUE …]
 
-In each round, run train.py once in each checkout, with the overrides KEY=VALUE. A round before the measured rounds
+In each round, run train.py once in each checkout, with the overrides KEY=VALUE and `logger=csv`. A round before the measured rounds
 fills the data caches. The runs of a round take turns, because the speed of a machine changes within seconds: a run
 waits while the other run does a step. The start lasts from the first import to the beginning of the first step. The
 first step is slower than later steps if no trial preceded it. A row has the median over the rounds and the ratio to the
@@ -69,8 +69,10 @@ def probe(overrides: list[str]) -> None:
     sys.argv = ["train.py", *overrides]
     try:
         runpy.run_path("train.py", run_name="__main__")
-    finally:
-        Path(os.environ["SECONDS_FILE"]).write_text(json.dumps(seconds))
+    except SystemExit as ended:
+        if ended.code:  # the error was printed
+            raise
+    Path(os.environ["SECONDS_FILE"]).write_text(json.dumps(seconds))
 
 
 def measure(checkouts: Mapping[str, Path], overrides: list[str]) -> dict[str, dict[str, float]]:

@@ -14,7 +14,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import Batch, Sides
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.distributed.workers import worker_options
+from tfm_blocks.distributed.workers import fork_server_restored, worker_options
 from tfm_blocks.training.data import EvalStream, PlannedCorpus, StepBatches, TrainStream
 from tfm_blocks.training.data_module import TimedLoader
 from tfm_blocks.training.settings import read_run
@@ -84,15 +84,16 @@ def test_a_resumed_run_plans_no_past_epoch(
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_give_the_steps_in_their_order(read: tuple[PlannedCorpus, PlannedCorpus], workers: int) -> None:
     alone = stream(read, 2, Ranks(), 7)
-    options = worker_options(workers)
-    loader = TimedLoader(TrainStream(read[0], seed=5, start=2, ranks=Ranks()), batch_size=None, **options)
-    steps = list(islice(loader, 7))
+    held_out = EvalStream(read[1], Ranks())
+    with fork_server_restored():
+        options = worker_options(workers)
+        loader = TimedLoader(TrainStream(read[0], seed=5, start=2, ranks=Ranks()), batch_size=None, **options)
+        steps = list(islice(loader, 7))
+        labels = [batch.labels_BT.tolist() for batch in DataLoader(held_out, batch_size=None, **options)]
     assert [step.rows for step in steps] == [step.rows for step in alone]
     assert [step.cursor for step in steps] == [step.cursor for step in alone]
     assert all(step.waited > 0 for step in steps)
-    held_out = DataLoader(EvalStream(read[1], Ranks()), batch_size=None, **options)
-    expected = [batch.labels_BT.tolist() for batch in EvalStream(read[1], Ranks())]
-    assert [batch.labels_BT.tolist() for batch in held_out] == expected
+    assert labels == [batch.labels_BT.tolist() for batch in held_out]
 
 
 def test_workers_make_each_batch_of_an_evaluation_once(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.distributed.workers import fork_server_restored
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.training import heartbeat as silence
@@ -63,7 +64,8 @@ def test_no_part_of_a_run_is_silent_and_its_lines_stay_whole_and_in_order(
     """This includes the time in which loader workers are forked."""
     monkeypatch.setattr(silence, "LONGEST", 0.002)
     composed = small("trainer.steps=2", "trainer.validate_every=1", "trainer.log_every=1", "trainer.workers=2")
-    train(check_run(composed), tmp_path)
+    with fork_server_restored():
+        train(check_run(composed), tmp_path)
     lines = capfd.readouterr().out.splitlines()
     activities = [line.rpartition(", for ")[0] for line in lines if re.fullmatch(r"[\w/ ]+, for \d+ s", line)]
     order = list(dict.fromkeys(activities))
