@@ -257,7 +257,7 @@ def test_an_own_model_and_block_build_train_save_and_load(folder: Path) -> None:
     done = script(
         "import tfm_blocks as tfm\n"
         "mine = 'conf/model/mine.yaml'\n"
-        "network = tfm.build(mine, layers=1, vocab=300, plugins=['my_blocks'])\n"
+        "network = tfm.build('mine', config_dir='conf', layers=1, vocab=300, plugins=['my_blocks'])\n"
         f"run = tfm.train(mine, plugins=['my_blocks'], name='mine', overrides={RUN})\n"
         "translator = run.load(plugins=['my_blocks'])\n"
         "print(sum(p.numel() for p in network.parameters()), len(translator.translate(['3 March 1987'])))\n"

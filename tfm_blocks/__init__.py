@@ -25,13 +25,21 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def build(model: str, *, seed: int = 1, plugins: Sequence[str] = (), **knobs: Any) -> Network:
+def build(
+    model: str,
+    *,
+    seed: int = 1,
+    plugins: Sequence[str] = (),
+    config_dir: str | Path | None = None,
+    **knobs: Any,
+) -> Network:
     """Build the network of a model with its initial weights.
 
     Args:
         model: A name under conf/model/, or a path to a YAML file.
         seed: The same seed gives the same weights.
         plugins: Names of Python modules that register blocks of your own.
+        config_dir: A folder with your own config files, like `--config-dir`.
         knobs: Values of root keys of the model, such as `heads=8` or `vocab=37000`.
 
     Returns:
@@ -44,7 +52,7 @@ def build(model: str, *, seed: int = 1, plugins: Sequence[str] = (), **knobs: An
     from tfm_blocks.network.build import build_network, check_model
     from tfm_blocks.registry.plugins import load_plugins
 
-    composed = compose_model(model, _overrides(knobs))
+    composed = compose_model(model, _overrides(knobs), None if config_dir is None else Path(config_dir))
     load_plugins(plugins)
     return build_network(check_model(composed.model, composed.sources), seed=seed)
 

@@ -89,8 +89,6 @@ def test_a_hypothesis_continues_its_parent(case):
 
 @each
 def test_padding_does_not_change_other_positions(case):
-    if case.joins_sequences:
-        pytest.skip("padding stands in the middle: see tests/network/test_grammar.py")
     rules.ignores_padding_that_comes_last(case)
     rules.ignores_padding_that_comes_first(case)
     rules.ignores_padding_in_a_decoder(case)

@@ -146,6 +146,22 @@ def test_all_other_shipped_models_have_equal_logits_gradients_and_steps(tmp_path
     agree([name for name in entries() if name not in DEFAULT], tmp_path, nearly_equal)
 
 
+def test_concatenated_sources_have_equal_logits_gradients_and_steps():
+    graph = {
+        "one": {"block": "embedding", "in": "src"},
+        "two": {"block": "embedding", "in": "doc"},
+        "both": {"block": "concat_sequence", "in": ["one", "two"]},
+        "mixed": {"block": "attention", "position": "rotary"},
+        "emb": {"block": "embedding", "in": "tgt"},
+        "self": {"block": "attention", "mask": "causal"},
+        "cross": {"block": "attention", "kv": "mixed"},
+        "logits": {"block": "unembed"},
+    }
+    args = {"d_model": 8, "heads": 2, "vocab": 11}
+    inputs = {"src": "B S", "doc": "B P", "tgt": "B T"}
+    agree_in_process(check_model({"inputs": inputs, "args": args, "add_norm": "post", "graph": graph}))
+
+
 @pytest.mark.slow
 def test_random_models_have_equal_logits_gradients_and_steps():
     REGISTRY.blocks.update(PLUGGED)

@@ -51,3 +51,7 @@ def test_nothing_is_dropped_in_evaluation_or_at_rate_0():
 def test_an_invalid_rate_is_refused(rate):
     with pytest.raises(ConfigError, match="dropout must be from 0 to below 1"):
         tfm.build("tiny", layers=1, vocab=9, dropout=rate)
+
+
+def test_the_largest_rate_below_1_keeps_the_output_finite():
+    assert Dropout(1 - 1e-7)(torch.ones(1000)).isfinite().all()

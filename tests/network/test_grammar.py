@@ -1,5 +1,7 @@
 """Models of the grammar run: losses, concatenated sequences, masks of the caller, heads, several inputs on one axis."""
 
+import re
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -41,19 +43,29 @@ def test_losses_are_given_by_address_and_the_network_still_decodes():
         torch.testing.assert_close(x_BD, x_BTD[:, position], **CLOSE)
 
 
-@pytest.mark.parametrize("mask", ["causal", None])
-@pytest.mark.parametrize("block", ["attention", "restricted_attention"])
+@pytest.mark.parametrize(
+    "reader",
+    [
+        {"block": "attention", "mask": "causal"},
+        {"block": "attention", "position": "rotary"},
+        {"block": "attention", "position": "relative_bias"},
+        {"block": "restricted_attention", "r": 3},
+        {"block": "restricted_attention", "r": 3, "mask": "causal"},
+        {"block": "dilated_attention", "r": 2, "dilation": 2},
+        {"block": "depthwise_conv", "kernel_size": 3},
+        {"block": "sinusoidal"},
+        {"block": "lstm"},
+    ],
+    ids=str,
+)
 @torch.no_grad()
-def test_padding_within_sequences_laid_end_to_end_is_not_looked_at(block, mask):
-    """A short first sequence leaves padding in the middle of the joined one; the second gives the output that it gives alone."""
-    attend = (
-        {"block": block, "mask": mask, "r": 40} if block == "restricted_attention" else {"block": block, "mask": mask}
-    )
+def test_concatenated_sequences_have_their_padding_last(reader):
+    """Blocks that read positions give the output that they give without padding."""
     graph = {
         "one": {**EMBED, "in": "src"},
         "two": {**EMBED, "in": "doc"},
         "both": {"block": "concat_sequence", "in": ["one", "two"]},
-        "attn": attend,
+        "reader": reader,
         "out": {"block": "unembed"},
     }
     net = network({"src": "B S", "doc": "B P"}, graph)
@@ -61,7 +73,23 @@ def test_padding_within_sequences_laid_end_to_end_is_not_looked_at(block, mask):
     src_BS, doc_BP = ids(2, 4), ids(2, 3, 1)
     alone = net(src=src_BS, doc=doc_BP)
     padded = net(src=F.pad(src_BS, (0, 5)), doc=F.pad(doc_BP, (0, 2)))
-    torch.testing.assert_close(torch.cat([padded[:, :4], padded[:, 9:12]], 1), alone, **CLOSE)
+    torch.testing.assert_close(padded[:, :7], alone, **CLOSE)
+
+
+@torch.no_grad()
+def test_a_sequence_is_concatenated_with_concatenated_sequences():
+    graph = {
+        "one": {**EMBED, "in": "src"},
+        "two": {**EMBED, "in": "doc"},
+        "both": {"block": "concat_sequence", "in": ["one", "two"]},
+        "twice": {"block": "concat_sequence", "in": ["both", "one"]},
+        "attn": {"block": "attention", "position": "rotary"},
+        "out": {"block": "unembed"},
+    }
+    net = network({"src": "B S", "doc": "B P"}, graph)
+    src_BS, doc_BP = ids(2, 4), ids(2, 3, 1)
+    padded = net(src=F.pad(src_BS, (0, 5)), doc=F.pad(doc_BP, (0, 2)))
+    torch.testing.assert_close(padded[:, :11], net(src=src_BS, doc=doc_BP), **CLOSE)
 
 
 @torch.no_grad()
@@ -106,6 +134,28 @@ def test_keep_masks_of_the_caller_replace_id_0_as_padding():
     for position in range(5):
         x_BD, decoding = incremental.step(net, tgt_BT[:, position], decoding)
         torch.testing.assert_close(net.head(x_BD), whole_BTV[:, position], **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        ({"src": torch.ones(3, 7)}, "keep['src'] must be torch.bool with the shape [3, 7], but is torch.float32"),
+        ({"src": torch.ones(3, 5, dtype=torch.bool)}, "but is torch.bool with the shape [3, 5]"),
+        ({"seg": torch.ones(3, 7, dtype=torch.bool)}, "src sets the padding of S: pass keep={'src': …}"),
+        ({"doc": torch.ones(3, 7, dtype=torch.bool)}, "the inputs are src, seg"),
+    ],
+)
+def test_a_wrong_mask_of_the_caller_is_refused(keep, message):
+    graph = {
+        "emb": {**EMBED, "in": "src"},
+        "seg_emb": {**EMBED, "in": "seg"},
+        "both": {"block": "sum", "in": ["emb", "seg_emb"]},
+        "attn": {"block": "attention"},
+        "out": {"block": "unembed"},
+    }
+    net, src_BS = network({"src": "B S", "seg": "B S"}, graph), ids(3, 7)
+    with pytest.raises(TypeError, match=re.escape(message)):
+        net(src=src_BS, seg=src_BS, keep=keep)
 
 
 @torch.no_grad()

@@ -99,3 +99,8 @@ def test_the_graph_compiles_without_a_break_and_exports(model):
 def test_missing_and_unknown_inputs_are_errors():
     with pytest.raises(TypeError, match="reads src, tgt, but received source, tgt"):
         small()(source=torch.ones(1, 1).long(), tgt=torch.ones(1, 1).long())
+
+
+def test_no_node_can_have_the_name_of_an_attribute_of_the_network():
+    attributes = vars(small()).keys() - vars(nn.ModuleDict()).keys()
+    assert attributes <= REGISTRY.reserved

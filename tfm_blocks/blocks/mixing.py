@@ -51,7 +51,7 @@ class Concat(nn.Module):
 
 @block("concat_sequence", "xs[]: B N+ D -> B N+ D", source="Raffel et al. 2020, section 3.2.1, sequences end to end")
 class ConcatSequence(nn.Module):
-    """The positions of x1, then of x2, …: several x_BND -> x_BND on a new axis with the joined masks.
+    """The positions of x1, then of x2, …, then all padding: several x_BND -> x_BND on a new axis.
 
     Also known as: concatenation of sequences.
     Use: several sources in one cross-attention.

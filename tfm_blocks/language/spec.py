@@ -28,7 +28,7 @@ class Axis:
 
     @property
     def joined(self) -> bool:
-        """Return True for concatenated sequences, which may have padding between real positions."""
+        """Return True for concatenated sequences."""
         return len(self.inputs) > 1
 
 

@@ -85,7 +85,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.rate)
-        dropped = round(self.rate * LEVELS)
+        dropped = min(round(self.rate * LEVELS), LEVELS - 1)
         levels = levels_like(x) if torch.compiler.is_compiling() else random_levels(x.numel()).view(x.shape)
         kept = (levels >= dropped - LEVELS // 2).view(torch.uint8)  # uint8 converts faster than bool
         return x * kept.to(x.dtype).mul_(LEVELS / (LEVELS - dropped))

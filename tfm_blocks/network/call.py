@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.language.spec import Node, Spec, Step
+from tfm_blocks.language.spec import Node, Shape, Spec, Step
 from tfm_blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
 from tfm_blocks.layers.linear import Dropout
+from tfm_blocks.layers.recurrence import apply_order, reading_order
 from tfm_blocks.layers.state import Stepping
-from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.registry.class_parameters import KEEP, RIGHT_PADDED
 from tfm_blocks.registry.values import Part
 
@@ -50,10 +51,13 @@ class Operand(NamedTuple):
 class Call:
     """A node together with the module that it calls; nodes that share weights share a module. It holds no state.
 
-    `moving` are the addresses of values that depend on the target.
+    `moving` are the addresses of values that depend on the target. `shapes` are the shapes of the values that the node
+    reads; without them, concatenated sequences have no padding.
     """
 
-    def __init__(self, node: Node, module: nn.Module, moving: Collection[str] = ()) -> None:
+    def __init__(
+        self, node: Node, module: nn.Module, moving: Collection[str] = (), shapes: Mapping[str, Shape] | None = None
+    ) -> None:
         self.node = node
         self.address = node.address
         self.module = module
@@ -70,6 +74,7 @@ class Call:
         self.right_padded_axes = {
             f"{RIGHT_PADDED}{letter}": str(node.axes.get(letter)) for letter in (info.right_padded if info else ())
         }
+        self.concatenated = _concatenated(info, node, shapes or {})
         single = len(node.read) == 1 and len(node.shape) == 3 and not any(port.many for port in self.ports)
         self.skips_padding = bool(info and info.branch and info.alone and single)
         self.stepping = (
@@ -93,6 +98,8 @@ class Call:
             y, loss = y
             if losses is not None:
                 losses[self.address] = loss
+        if self.concatenated:
+            y = pad_last(y, [keeps.masks[axis] for axis in self.concatenated])
         return self.after(y, values)
 
     def after(self, y: Tensor, values: Values) -> Tensor:
@@ -134,6 +141,31 @@ def _on_tokens(block: nn.Module, x_BND: Tensor, keep_BN: Tensor) -> Tensor:
     y_RE: Tensor = block(x_BND.flatten(0, 1).index_select(0, rows_R)[None])[0]
     y_QE = y_RE.new_zeros(keep_BN.numel(), y_RE.shape[1]).index_copy_(0, rows_R, y_RE)
     return y_QE.view(*keep_BN.shape, -1)
+
+
+def _concatenated(info: BlockInfo | None, node: Node, shapes: Mapping[str, Shape]) -> list[str]:
+    """Return the axes of the sequences that the node concatenates."""
+    if info is None:
+        return []
+    sequences = info.signature.sequences
+    return [
+        str(shapes[address][place])
+        for port in info.signature.ports
+        for place, letter in enumerate(port.axes)
+        if letter in port.sums & sequences
+        for address in node.reads.get(port.name, ())
+        if address in shapes
+    ]
+
+
+def pad_last(x_BND: Tensor, keeps: list[Tensor]) -> Tensor:
+    """Move the padding of concatenated sequences, which have these masks, behind all other positions."""
+    return apply_order(x_BND, reading_order(torch.cat(keeps, 1)))
+
+
+def padded_last(keep_BN: Tensor) -> Tensor:
+    """Return the mask of the same positions after their padding moved behind the others."""
+    return torch.arange(keep_BN.shape[1], device=keep_BN.device) < keep_BN.sum(1, keepdim=True)
 
 
 def losses_of(spec: Spec) -> list[str]:

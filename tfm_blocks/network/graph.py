@@ -15,7 +15,7 @@ from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.language.spec import TARGET, Axis, Input, Node, Spec, names
 from tfm_blocks.layers.add_norm import Branch
 from tfm_blocks.layers.state import Bounded
-from tfm_blocks.network.call import Call, Keeps, Values
+from tfm_blocks.network.call import Call, Keeps, Values, padded_last
 from tfm_blocks.network.recompute import Container, LayerCalls, calls_by_layer
 from tfm_blocks.registry.blocks import REGISTRY
 
@@ -45,12 +45,14 @@ class Network(nn.ModuleDict):
         self.spec = spec
         self.recomputes = self.by_layer = False
         moving = {TARGET, *(node.address for node in spec.nodes if node.sees != "nothing")}
-        calls = [Call(node, modules[node.owner], moving) for node in spec.nodes]
+        shapes = {tensor.name: tensor.shape for tensor in spec.inputs} | {
+            node.address: node.shape for node in spec.nodes
+        }
+        calls = [Call(node, modules[node.owner], moving, shapes) for node in spec.nodes]
         self.calls = calls[: len(calls) - spec.head]
         self.head_calls = calls[len(calls) - spec.head :]
         self.bounded = [(call.node, call.block.max_length) for call in calls if isinstance(call.block, Bounded)]
-        shapes = [input.shape for input in spec.inputs] + [node.shape for node in spec.nodes]
-        self.joined = {axis for shape in shapes for axis in shape if isinstance(axis, Axis) and axis.joined}
+        self.joined = {axis for shape in shapes.values() for axis in shape if isinstance(axis, Axis) and axis.joined}
 
     def forward(self, *, keep: Mapping[str, Tensor] | None = None, **inputs: Tensor) -> Tensor:
         return self.head(self.trunk(keep=keep, **inputs))
@@ -87,9 +89,6 @@ class Network(nn.ModuleDict):
     def begin(self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None) -> tuple[Values, Keeps]:
         """Return the values and keep masks before the first call. Raises TypeError on wrong inputs."""
         self.expect(inputs, names(self.spec.inputs))
-        for name in keep or ():
-            if name not in inputs:
-                raise TypeError(f"keep has a mask for {name}, but the inputs are {', '.join(inputs)}")
         return dict(inputs), self.keep_masks(inputs, keep)
 
     def head(self, x_ND: Tensor) -> Tensor:
@@ -111,7 +110,12 @@ class Network(nn.ModuleDict):
         return list(by_id.values())
 
     def keep_masks(self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None) -> Keeps:
-        """Return keep_BN of every sequence axis of the inputs: from `keep`, else ids that are not 0, else all true."""
+        """Return keep_BN of every sequence axis of the inputs: from `keep`, else ids that are not 0, else all true.
+
+        Raises TypeError on a wrong mask in `keep`.
+        """
+        for name, mask in (keep or {}).items():
+            self._expect_mask(name, mask, inputs)
         masks: Values = {}
         explicit = set()
         for input in self.spec.inputs:
@@ -119,12 +123,25 @@ class Network(nn.ModuleDict):
                 if position and isinstance(axis, Axis) and input.name in inputs and axis.inputs == (input.name,):
                     masks[axis.name] = (keep or {}).get(input.name, _default_mask(input, inputs[input.name], position))
                     explicit |= {axis.name} if input.name in (keep or {}) else set()
-        right_padded = frozenset(masks) - explicit
         for axis in self.joined:
             parts = axis.name.split("+")
             if masks.keys() >= set(parts):
-                masks[axis.name] = torch.cat([masks[part] for part in parts], 1)
-        return Keeps(masks, right_padded)
+                masks[axis.name] = padded_last(torch.cat([masks[part] for part in parts], 1))
+        return Keeps(masks, frozenset(masks) - explicit)
+
+    def _expect_mask(self, name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> None:
+        if name not in inputs:
+            raise TypeError(f"keep has a mask for {name}, but the inputs are {', '.join(inputs)}")
+        axis = self.spec.input(name).shape[1]
+        if isinstance(axis, Axis) and axis.inputs != (name,):
+            first = axis.inputs[0]
+            raise TypeError(
+                f"keep has a mask for {name}, but {first} sets the padding of {axis}: pass keep={{{first!r}: …}}"
+            )
+        shape = list(inputs[name].shape[:2])
+        if mask.dtype != torch.bool or list(mask.shape) != shape:
+            actual = f"{mask.dtype} with the shape {list(mask.shape)}"
+            raise TypeError(f"keep[{name!r}] must be torch.bool with the shape {shape}, but is {actual}")
 
     def longest(self, name: str) -> Longest:
         """Return the maximum length of the input `name`, the least `max_length` of the blocks that read it."""
@@ -171,6 +188,5 @@ def _place(root: nn.Module, address: list[str], module: nn.Module) -> None:
 
 REGISTRY.reserve(dir(Network))
 REGISTRY.reserve(dir(Branch))
-REGISTRY.reserve(
-    ["spec", "recomputes", "by_layer", "calls", "head_calls", "joined", "training", "pre", "block", "post", "last"]
-)
+REGISTRY.reserve(["spec", "recomputes", "by_layer", "calls", "head_calls", "bounded", "joined", "training"])
+REGISTRY.reserve(["pre", "block", "post", "last"])

@@ -17,7 +17,7 @@ from tfm_blocks.exchange.eject.values import Code, Ref, name, parse, to_expr, un
 from tfm_blocks.language.spec import TARGET, format_shape
 from tfm_blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
 from tfm_blocks.layers.linear import Dropout
-from tfm_blocks.network.call import Call
+from tfm_blocks.network.call import Call, pad_last
 
 Mode = Literal["forward", "start", "step"]
 Source = tuple[str, Any]  # the origin of a parameter: ("value", address), ("mask", axis) or ("size", name)
@@ -117,7 +117,7 @@ class CallWriter:
             assert isinstance(module, Steps)
             result = self._steps(module, self.path, self.method.read(self.node.entry))
         else:
-            result = self._steps(module.post, f"{self.path}.post", self._block())
+            result = self._steps(module.post, f"{self.path}.post", self._padded_last(self._block()))
         self.method.store(self.call.address, result)
 
     def _first(self) -> Code:
@@ -168,6 +168,14 @@ class CallWriter:
                 known["position"] = self.method.size("position")
         function = ref.expr if kind == "forward" else ast.Attribute(ref.expr, "step", ast.Load())
         return self.evaluator.residual(function, [known[key] for key in parameters], {}, runs)
+
+    def _padded_last(self, y: Code) -> Code:
+        """Move the padding of concatenated sequences behind all other positions."""
+        if not self.call.concatenated:
+            return y
+        masks = [self.method.mask(axis) for axis in self.call.concatenated]
+        moved: Code = self.evaluator.call(pad_last, [y, masks], {})
+        return moved
 
     def _state(self) -> Code:
         return value(f"state[{self.method.scope.relative(self.call.address)!r}]", None)

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode, class_body
 from tfm_blocks.exchange.eject.constructors import init_lines, scope_tree
 from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, EjectContext, value
@@ -15,6 +17,7 @@ from tfm_blocks.exchange.eject.scopes import CallScope, reads, scope_of
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.values import Code, parse
 from tfm_blocks.language.spec import TARGET, Input
+from tfm_blocks.network.call import padded_last
 
 ABOUT = "Ids are int64; id 0 is padding and comes last in a sequence. The logits at padding have no meaning."
 
@@ -90,11 +93,14 @@ class ModelWriter:
         for axis in self.context.network.joined:
             parts = axis.name.split("+")
             if all(f"{KEEP}{part}" in method.values for part in parts):
-                masks = ", ".join(ast.unparse(method.values[f"{KEEP}{part}"].expr) for part in parts)
-                self._add_mask(method, axis.name, f"torch.cat([{masks}], 1)")
+                masks = [method.values[f"{KEEP}{part}"] for part in parts]
+                joined = method.evaluator.call(torch.cat, [masks, 1], {})
+                self._bind_mask(method, axis.name, method.evaluator.call(padded_last, [joined], {}))
 
     def _add_mask(self, method: ScopeMethod, axis: str, text: str) -> None:
-        code = value(text, self.context.mask_runs(axis, step=method.steps))
+        self._bind_mask(method, axis, value(text, self.context.mask_runs(axis, step=method.steps)))
+
+    def _bind_mask(self, method: ScopeMethod, axis: str, code: Code) -> None:
         method.values[f"{KEEP}{axis}"] = method.evaluator.bind(f"keep_B{axis.replace('+', '')}", code)
 
     def _encode(self, method: ScopeMethod) -> None:

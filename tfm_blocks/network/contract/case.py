@@ -145,10 +145,10 @@ class Case:
         """Return True for a norm or an activation, which must treat each position separately."""
         return self.info.category in ("norm", "activation")
 
-    @property
-    def joins_sequences(self) -> bool:
-        """Return True if the output concatenates sequences, so that padding lies in its middle."""
-        return any(size.joined for size in self.spec.sink.shape if isinstance(size, Axis))
+    def masks(self, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the masks of the inputs that set the padding of their axes."""
+        first = {name for input in self.spec.inputs for axis in input.sequences for name in axis.inputs}
+        return {name: mask for name, mask in keep.items() if name in first}
 
     def sizes(self, longer: int = 0) -> dict[str, int]:
         """Return the batch size and the length of each sequence by axis, within the block's `max_length`."""

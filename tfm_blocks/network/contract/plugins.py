@@ -9,7 +9,7 @@ from tfm_blocks.errors import Problem
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec
 from tfm_blocks.network.contract.case import Case
-from tfm_blocks.network.contract.rules import BEFORE_A_RUN, Rule, first_breach, ignores_padding_that_comes_first
+from tfm_blocks.network.contract.rules import BEFORE_A_RUN, first_breach
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.registry.signature import is_letter
 from tfm_blocks.registry.values import Part, block_names
@@ -21,18 +21,11 @@ def plugin_problems(spec: Spec, sources: Sources) -> list[Problem]:
     for node in spec.nodes:
         for case, plugged in _cases(node, spec):
             kinds.setdefault(str((case.info.name, case.arguments, case.ports)), (node, case, plugged))
-    rules = _rules(spec)
-    return [problem for kind in kinds.values() for problem in _problems(*kind, rules, sources)]
+    return [problem for kind in kinds.values() for problem in _problems(*kind, sources)]
 
 
-def _rules(spec: Spec) -> Sequence[Rule]:
-    """Return the rules to check; left padding occurs only in models that concatenate sequences."""
-    sizes = [size for node in spec.nodes for size in node.shape if isinstance(size, Axis)]
-    return (*BEFORE_A_RUN, ignores_padding_that_comes_first) if any(size.joined for size in sizes) else BEFORE_A_RUN
-
-
-def _problems(node: Node, case: Case, plugged: str, rules: Sequence[Rule], sources: Sources) -> Iterator[Problem]:
-    breach = first_breach([case], rules)
+def _problems(node: Node, case: Case, plugged: str, sources: Sources) -> Iterator[Problem]:
+    breach = first_breach([case], BEFORE_A_RUN)
     if breach:
         module = REGISTRY.blocks[plugged].cls.__module__
         name = f"{case.info.name} with the {case.part} {plugged}" if case.part else plugged

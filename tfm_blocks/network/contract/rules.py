@@ -41,15 +41,13 @@ META = "use every parameter in forward, without detach or .data, and let nothing
 @torch.no_grad()
 def ignores_padding_that_comes_last(case: Case) -> None:
     """Check that garbage after the sequences does not change the output at kept positions."""
-    if case.joins_sequences:
-        return  # padding lies in the middle
     inputs, longer = case.tensors(), case.tensors(seed=5, longer=PADDING)
     alone = case.network(**inputs)
     padded = {name: _garbage(value) for name, value in longer.items()}
     for name, value in inputs.items():
         padded[name][:, : value.shape[1]] = value
     keep = {name: _first(padded[name], inputs[name].shape[1]) for name in inputs}
-    output = case.network(keep=keep, **padded)
+    output = case.network(keep=case.masks(keep), **padded)
     require_finite(output, "with padding after the sequences", FINITE)
     expect_close(output[:, : alone.shape[1]], alone, "the content of padding changes kept positions", case.fix(MASK))
 
@@ -57,8 +55,6 @@ def ignores_padding_that_comes_last(case: Case) -> None:
 @torch.no_grad()
 def ignores_padding_that_comes_first(case: Case) -> None:
     """Check that garbage before the sequences does not change the output at kept positions."""
-    if case.joins_sequences:
-        return
     inputs = case.tensors(longer=PADDING)
     lengths = {name: value.shape[1] for name, value in case.tensors().items()}
     keep = {name: _first(value, lengths[name]).flip(1) for name, value in inputs.items()}
@@ -66,10 +62,10 @@ def ignores_padding_that_comes_first(case: Case) -> None:
     for seed in (5, 6):
         garbage = {name: _garbage(value) for name, value in case.tensors(seed, PADDING).items()}
         mixed = {name: torch.where(_over(keep[name], value), value, garbage[name]) for name, value in inputs.items()}
-        outputs.append(case.network(keep=keep, **mixed))
+        outputs.append(case.network(keep=case.masks(keep), **mixed))
         require_finite(outputs[-1], "with padding before the sequences", FINITE)
     axis = case.spec.sink.shape[1]
-    kept = keep[axis.inputs[0]] if isinstance(axis, Axis) else slice(None)
+    kept = case.network.keep_masks(inputs, case.masks(keep)).masks[axis.name] if isinstance(axis, Axis) else slice(None)
     first, second = (output[kept] for output in outputs)
     expect_close(second, first, "the content of padding before the sequences changes kept positions", case.fix(MASK))
 
