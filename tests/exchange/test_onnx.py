@@ -178,6 +178,24 @@ def test_batch_and_lengths_are_free(tmp_path):
         np.testing.assert_allclose(logits, network(**inputs).detach().numpy(), atol=1e-4)
 
 
+@pytest.mark.grid
+def test_concatenated_sources_of_any_lengths_have_equal_logits(tmp_path):
+    embed = {"block": "embedding", "vocab": 30, "d_model": 8}
+    graph = {
+        "one": {**embed, "in": "src"},
+        "two": {**embed, "in": "doc"},
+        "both": {"block": "concat_sequence", "in": ["one", "two"]},
+        "attn": {"block": "attention", "heads": 2, "position": "rotary"},
+        "out": {"block": "unembed", "vocab": 30},
+    }
+    network = build_network(check_model({"inputs": {"src": "B S", "doc": "B P"}, "graph": graph}), seed=1).eval()
+    engine = Engine(exported(network, tmp_path / "new"), onnxruntime)
+    inputs = {"src": torch.randint(4, 30, (5, 9)), "doc": torch.randint(4, 30, (5, 4))}
+    inputs["src"][1, 3:] = inputs["doc"][2, 1:] = 0
+    logits = engine.run("model", {name: ids.numpy() for name, ids in inputs.items()})
+    np.testing.assert_allclose(logits, network(**inputs).detach().numpy(), atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_model_is_exported_or_refused(path, tmp_path):

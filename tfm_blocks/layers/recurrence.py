@@ -55,7 +55,7 @@ def reading_order(keep_BT: Tensor, *, backward: bool = False) -> Tensor:
 
 def apply_order(x_BTD: Tensor, order_BT: Tensor) -> Tensor:
     """Return x_BTD with its positions in that order."""
-    return x_BTD.take_along_dim(order_BT[:, :, None], 1)
+    return x_BTD.gather(1, order_BT[:, :, None].expand_as(x_BTD))
 
 
 def restore_order(y_BTD: Tensor, order_BT: Tensor) -> Tensor:
