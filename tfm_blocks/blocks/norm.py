@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tfm_blocks.registry.blocks import block
 
-SQUARES = {"eps >= 0": "a mean of squares is not below 0"}
+SQUARES = {"eps > 0": "a mean of squares may be 0"}
 LENGTH = {"eps > 0": "a vector of zeros is divided by eps"}
 
 
@@ -18,7 +18,7 @@ LENGTH = {"eps > 0": "a vector of zeros is divided by eps"}
     "layernorm",
     "x: B T D -> B T D",
     category="norm",
-    where={"eps >= 0": "the variance is not below 0"},
+    where={"eps > 0": "a variance may be 0"},
     source="Ba et al. 2016, equation 4",
 )
 class LayerNorm(nn.LayerNorm):
@@ -42,7 +42,7 @@ class LayerNorm(nn.LayerNorm):
     "plain_layernorm",
     "x: B T D -> B T D",
     category="norm",
-    where={"eps >= 0": "the variance is not below 0"},
+    where={"eps > 0": "a variance may be 0"},
     source="Groeneveld et al. 2024 (OLMo), section 2.1, non-parametric layer norm",
 )
 class PlainLayerNorm(nn.Module):
