@@ -24,6 +24,7 @@ from tfm_blocks.sweep.job import (
     WORTH_A_RETRY,
     JobResult,
     SweepJob,
+    status_time,
 )
 from tfm_blocks.sweep.launcher import Launcher, RefusedError, Worker
 from tfm_blocks.sweep.progress import Progress
@@ -201,6 +202,7 @@ class Sweep:
             self._write()
 
     def _start(self, job: SweepJob) -> None:
+        before = status_time(self.folder.run(job))
         try:
             worker = self._launch(job)
         except RefusedError as error:
@@ -209,11 +211,11 @@ class Sweep:
         if worker is None:
             self._end_without_attempt(job)
         else:
-            self._add_attempt(job, worker)
+            self._add_attempt(job, worker, before)
 
-    def _add_attempt(self, job: SweepJob, worker: Worker) -> None:
+    def _add_attempt(self, job: SweepJob, worker: Worker, before: int = 0) -> None:
         run = self.folder.run(job)
-        attempt = Attempt(job, run, run.with_name(job.log), worker, self._progress(job), self.settings.timeout)
+        attempt = Attempt(job, run, run.with_name(job.log), worker, self._progress(job), self.settings.timeout, before)
         self.running.append(attempt)
         job.state, job.reason = WAITING, f"in {self.launcher.queue}"
         if (place := attempt.begin()) is not None:
