@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.errors import ConfigError
+from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.sweep.job import DONE, SweepJob
 from tfm_blocks.sweep.record import (
     JOURNAL,
@@ -101,6 +101,19 @@ def test_a_job_with_a_changed_config_is_refused(small: Small, tmp_path: Path) ->
 def test_the_state_of_a_job_is_read_from_its_folder(small: Small, tmp_path: Path, state: str) -> None:
     folder, job = job_in_state(small, tmp_path, state)
     assert state_before(folder, job) == state
+
+
+def test_a_damaged_status_or_sweep_file_is_reported_and_nothing_changes(small: Small, tmp_path: Path) -> None:
+    folder, job = job_in_state(small, tmp_path, DONE)
+    (folder.run(job) / "status.json").write_text('{"state": "do')
+    with pytest.raises(RunError, match=r"status\.json: is damaged"):
+        state_before(folder, job)
+    (folder.path / "sweep.json").write_text('{"form')
+    with pytest.raises(RunError, match=r"sweep\.json: is damaged"):
+        claim_sweep(tmp_path, "x", [], "")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    (folder.run(job) / "status.json").unlink()
+    assert state_before(folder, job) == "", "a run that was killed before its first step"
 
 
 def test_diverged_runs_are_kept_under_another_name_and_unstarted_runs_removed(small: Small, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from tfm_blocks.distributed.signals import defer_signals, pending_signal
+from tfm_blocks.errors import RunError
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.runs.lock import holder_of
@@ -208,6 +209,9 @@ class Sweep:
         except RefusedError as error:
             self._refused(job, error)
             return
+        except RunError as error:  # its status.json was damaged during the sweep, whose other jobs continue
+            job.state, job.reason = ERROR, f"{error.problems[0].address}: {error.problems[0].rule}"
+            worker = None
         if worker is None:
             self._end_without_attempt(job)
         else:
@@ -241,7 +245,7 @@ class Sweep:
         self.source.ended(job, progress)
 
     def _launch(self, job: SweepJob) -> Worker | None:
-        """Start the job and return its worker; None if another process has finished it."""
+        """Start the job and return its worker; None if another process has finished it. Raises RunError."""
         before = state_before(self.folder, job)
         if before == DONE:  # the other process finished it
             job.state, job.reason = DONE, ""
