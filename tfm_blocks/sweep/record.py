@@ -88,13 +88,21 @@ def claim_sweep(
 
 
 def adopt_names(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
-    """Rename each job that the folder already contains to its name in the folder."""
+    """Rename each job that the folder already contains to its name in the folder, and new jobs whose name is taken.
+
+    A job with the name and the overrides of an earlier job keeps the name, so that `expect_unchanged` compares them.
+    """
     names: defaultdict[str, list[str]] = defaultdict(list)
     for name, entry in folder.known.items():
         names[entry.config].append(name)
+    taken = {*folder.known, *(job.name for job in jobs)}
     for job in jobs:
+        before = folder.known.get(job.name)
         if known := names[job.config]:
             job.name = known.pop(0)
+        elif before and set(before.overrides) != set(job.overrides):
+            job.name = next(name for name in numbered_names(job.name) if name not in taken)
+            taken.add(job.name)
 
 
 def expect_unchanged(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
