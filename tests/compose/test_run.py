@@ -3,8 +3,17 @@
 import pytest
 
 from tfm_blocks.compose.command_line import prepare_arguments
-from tfm_blocks.compose.run import compose_arguments, compose_resumed, read_resume_folder, run_name, should_verify
+from tfm_blocks.compose.run import (
+    compose_arguments,
+    compose_resumed,
+    compose_run,
+    read_resume_folder,
+    run_name,
+    should_verify,
+)
+from tfm_blocks.compose.sweep import read_sweep
 from tfm_blocks.errors import ConfigError
+from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
 
 
 @pytest.mark.parametrize(
@@ -18,6 +27,20 @@ from tfm_blocks.errors import ConfigError
 )
 def test_a_run_is_named_after_what_the_command_line_changes(overrides, name):
     assert run_name({"model": "base", "data": "dates", "optimizer": "adamw"}, overrides) == name
+
+
+@pytest.mark.parametrize("name", ["2024_01_15", "1e3", "007", "true", "inf", "'2024'", "plain"])
+def test_a_name_that_looks_like_a_number_is_kept_as_typed(name):
+    typed = prepare_arguments([f"name={name}", f"sweep.name={name}"])
+    mapping = compose_run(compose_arguments(typed)).mapping
+    assert [mapping["name"], mapping["sweep_name"]] == [name.strip("'")] * 2
+    request = read_sweep(prepare_arguments(["-m", f"sweep.name={name}"]))
+    assert read_sweep_settings(with_parallel(request.settings, on_cluster=False)).name == name.strip("'")
+
+
+def test_other_keys_and_a_missing_name_keep_their_types():
+    config = compose_arguments(prepare_arguments(["name=null", "seed=1_000"]))
+    assert compose_run(config).mapping["name"] == "tiny-dates-seed1_000" and config.seed == 1000
 
 
 def test_long_names_are_cut_and_stay_different():

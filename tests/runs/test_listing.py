@@ -1,7 +1,11 @@
 """Listing, finding and deleting runs."""
 
 import json
+import os
+import tempfile
+from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +81,39 @@ def test_a_damaged_file_of_one_run_does_not_hide_the_others(tmp_path, capsys):
     main(["runs", "--in", str(tmp_path)])
     shown = capsys.readouterr().out
     assert "test/exact_match 0.5" in shown and str(tmp_path / "b") in shown
+
+
+@contextmanager
+def without_privileges():
+    """Act as another user if the user is root, who can read every folder."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+def test_an_unreadable_folder_is_skipped_with_a_warning_but_not_deleted_in_part(capsys):
+    with tempfile.TemporaryDirectory() as name:  # other users cannot enter tmp_path
+        root = Path(name)
+        root.chmod(0o755)
+        sweep = leave_sweep(root / "sweep")
+        whole = listing(capsys, "--in", root)
+        (sweep / "zz").mkdir(mode=0)
+        with without_privileges():
+            main(["runs", "--in", name, "--json"])
+            output = capsys.readouterr()
+            assert json.loads(output.out) == whole
+            assert output.err == f"warning: {sweep / 'zz'}: is skipped, because it cannot be read: Permission denied\n"
+            main(["compare", name])
+            assert "two" in capsys.readouterr().out
+            with pytest.raises(SystemExit):
+                main(["runs", "--delete", str(sweep), "--yes"])
+        assert "zz: cannot be read: Permission denied" in capsys.readouterr().err
+        assert sorted(path.name for path in sweep.iterdir()) == ["one", "sweep.json", "two", "zz"]
 
 
 def test_a_run_is_deleted_only_with_yes_and_never_while_it_trains(tmp_path, capsys):

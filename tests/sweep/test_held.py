@@ -24,7 +24,7 @@ from tfm_blocks.runs.files import write_json
 from tfm_blocks.runs.folder import RUN, STATUS
 from tfm_blocks.runs.lock import holder_of
 from tfm_blocks.sweep.engine import JobSource, Sweep
-from tfm_blocks.sweep.job import NOT_STARTED, SweepJob
+from tfm_blocks.sweep.job import ERROR, NOT_STARTED, SweepJob
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.sweep.record import claim_sweep
 from tfm_blocks.sweep.settings import read_sweep_settings
@@ -109,6 +109,17 @@ def test_the_sweep_waits_for_a_job_of_another_host_until_its_heartbeat_is_old(
     sweep.run()
     assert time.time() - now > 1, "the job was started before the heartbeat was old"
     assert "seed-1: waiting, another process (4711 on node7) trains it" in capsys.readouterr().out
+
+
+def test_a_job_whose_status_is_damaged_during_the_sweep_does_not_end_the_sweep(small: Small, tmp_path: Path) -> None:
+    sweep, run = sweep_of(small, tmp_path, None), tmp_path / "x" / "seed-1"
+    run.mkdir()
+    write_json(run / RUN, {})
+    (run / STATUS).write_text("{")
+    assert sweep.run() == 0
+    (job,) = sweep.source.jobs
+    assert job.state == ERROR and job.reason.startswith(f"{run / STATUS}: is damaged: ")
+    assert not (tmp_path / "x" / "seed-1.log").exists(), "nothing was started"
 
 
 def test_a_running_run_names_its_process(small: Small, tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 """Failures are classified."""
 
 import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.sweep.test_held import sweep_of
+from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.sweep.job import result_of
 
 CASES = [
@@ -34,3 +39,30 @@ def test_a_failure_has_its_state_and_its_reason(tmp_path, status, state, said, k
     result = result_of(status, run, log, len(before))
     assert result.state == kind and result.reason.startswith(reason)
     assert "of an attempt before" not in result.reason
+
+
+@pytest.mark.parametrize(
+    ("ends", "state", "reason"),
+    [
+        ("print('error: no checkpoint can be read'); sys.exit(1)", "error", "no checkpoint can be read"),
+        ("sys.exit(1)", "error", ""),
+        (
+            "open('x/seed-1/status.json', 'w').write(old.replace('SIGKILL', 'SIGSEGV')); sys.exit(1)",
+            "killed",
+            "SIGSEGV",
+        ),
+    ],
+)
+def test_the_reason_of_an_earlier_start_is_not_reported_again(
+    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, state: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = sweep_of(small, Path(), None)
+    old = json.dumps({"state": "failed", "reason": "process 1 of 2 ended with SIGKILL"})
+    Path("x/seed-1").mkdir()
+    Path("x/seed-1/run.json").write_text("{}")
+    Path("x/seed-1/status.json").write_text(old)
+    sweep.command = [sys.executable, "-c", f"import sys; old = {old!r}; {ends}"]
+    sweep.run()
+    (job,) = sweep.source.jobs
+    assert job.state == state and job.reason.startswith(reason) and "SIGKILL" not in job.reason

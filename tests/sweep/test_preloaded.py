@@ -71,6 +71,20 @@ def test_a_job_has_its_environment_arguments_threads_and_folder_and_imports_no_l
     assert (status, log) == (0, f"['a=1', 'b'] value False 3 {tmp_path}  __main__\n")
 
 
+def threads_with(folder: Path, variable: str) -> int:
+    """Return the number of threads of a job with this OMP_NUM_THREADS."""
+    folder.mkdir()
+    status, log = run(folder, "-c", "import torch; print(torch.get_num_threads())", OMP_NUM_THREADS=variable)
+    assert status == 0, log
+    return int(log)
+
+
+def test_a_job_uses_the_first_number_of_omp_num_threads_and_ignores_other_texts(tmp_path):
+    assert [threads_with(tmp_path / name, name) for name in ("3,1", " 3")] == [3, 3]
+    default = threads_with(tmp_path / "empty", "")
+    assert [threads_with(tmp_path / name, name) for name in ("0", "x", "9" * 30)] == [default] * 3
+
+
 def test_output_is_appended_line_by_line_with_the_traceback_of_an_error(tmp_path):
     (tmp_path / "job.log").write_text("before\n")
     code = "import os, sys; print('out'); print('error', file=sys.stderr); os.system('echo child'); 1 / 0"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.errors import ConfigError
+from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.sweep.job import DONE, SweepJob
 from tfm_blocks.sweep.record import (
     JOURNAL,
@@ -25,8 +25,8 @@ from tfm_blocks.training.settings import read_run
 Small = Callable[..., Composed]
 
 
-def job_of(composed: Composed, name: str = "heads-2") -> SweepJob:
-    return SweepJob(name, ["heads=2"], composed, read_run(composed.mapping))
+def job_of(composed: Composed, name: str = "heads-2", overrides: Sequence[str] = ("heads=2",)) -> SweepJob:
+    return SweepJob(name, overrides, composed, read_run(composed.mapping))
 
 
 def test_the_same_overrides_have_the_same_folder_and_others_a_new_one(tmp_path: Path) -> None:
@@ -67,6 +67,28 @@ def test_new_jobs_of_an_existing_folder_get_new_names(small: Small, tmp_path: Pa
     assert claim_sweep(tmp_path, "x", [], "", configs={job_of(small("heads=8")).config}).path == tmp_path / "x-2"
 
 
+def test_a_new_job_whose_name_is_taken_gets_a_number(small: Small, tmp_path: Path) -> None:
+    """seed=0 is the config of the earlier job a, and seed=9 of no earlier job."""
+    before = [job_of(small(f"seed={seed}"), name, [name]) for seed, name in enumerate(("a", "b", "b-2"))]
+    claim_sweep(tmp_path, "x", [], "").write(before)
+    for _ in ("extended", "repeated"):
+        jobs = [job_of(small(f"seed={seed}"), name, [name, "d_ff=24"]) for seed, name in ((0, "a"), (9, "b"))]
+        folder = claim_sweep(tmp_path, "x", ["d_ff=24"], "", configs={job.config for job in jobs})
+        adopt_names(folder, jobs)
+        expect_unchanged(folder, jobs)
+        assert [job.name for job in jobs] == ["a", "b-3"]
+        folder.write(jobs)
+    assert list(claim_sweep(tmp_path, "x", ["d_ff=24"], "").known) == ["a", "b", "b-2", "b-3"]
+
+
+def test_a_job_with_the_overrides_of_an_earlier_job_keeps_its_name(small: Small, tmp_path: Path) -> None:
+    claim_sweep(tmp_path, "x", [], "").write([job_of(small(), "a", ["heads=2", "seed=1"])])
+    folder, job = claim_sweep(tmp_path, "x", [], ""), job_of(small("dropout=0.2"), "a", ["seed=1", "heads=2"])
+    adopt_names(folder, [job])
+    with pytest.raises(ConfigError, match="a: its config has changed"):
+        expect_unchanged(folder, [job])
+
+
 def test_a_search_adopts_no_jobs_of_other_sweeps(small: Small, tmp_path: Path) -> None:
     folder, job = claim_sweep(tmp_path, "x", ["sweep=optuna"], ""), job_of(small())
     folder.write([job])
@@ -101,6 +123,19 @@ def test_a_job_with_a_changed_config_is_refused(small: Small, tmp_path: Path) ->
 def test_the_state_of_a_job_is_read_from_its_folder(small: Small, tmp_path: Path, state: str) -> None:
     folder, job = job_in_state(small, tmp_path, state)
     assert state_before(folder, job) == state
+
+
+def test_a_damaged_status_or_sweep_file_is_reported_and_nothing_changes(small: Small, tmp_path: Path) -> None:
+    folder, job = job_in_state(small, tmp_path, DONE)
+    (folder.run(job) / "status.json").write_text('{"state": "do')
+    with pytest.raises(RunError, match=r"status\.json: is damaged"):
+        state_before(folder, job)
+    (folder.path / "sweep.json").write_text('{"form')
+    with pytest.raises(RunError, match=r"sweep\.json: is damaged"):
+        claim_sweep(tmp_path, "x", [], "")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    (folder.run(job) / "status.json").unlink()
+    assert state_before(folder, job) == "", "a run that was killed before its first step"
 
 
 def test_diverged_runs_are_kept_under_another_name_and_unstarted_runs_removed(small: Small, tmp_path: Path) -> None:

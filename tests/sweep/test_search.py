@@ -11,7 +11,7 @@ import pytest
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import parse_parts
-from tfm_blocks.errors import ConfigError
+from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED, STOPPED, WRONG, SweepJob
 from tfm_blocks.sweep.launchers.local import LocalLauncher
@@ -96,6 +96,18 @@ def test_a_resumed_search_requests_the_trials_of_an_uninterrupted_search(start: 
         file.write('{"op_code": 5, "half a li')  # as a killed process leaves it
     journal.with_name(journal.name + ".lock").symlink_to(journal)
     assert parts + work(start("parts"), 12) == whole
+
+
+@pytest.mark.parametrize("line", ['{"op_code": 3, "bad', '{"op_code": 3}', "[]", '{"op_code": 99, "worker_id": "x"}'])
+def test_a_damaged_journal_is_reported_and_stays_as_it_is(start: Start, line: str) -> None:
+    work(start("one"), 3)
+    journal = start("one").folder.path / JOURNAL
+    with journal.open("a") as file:
+        file.write(f"{line}\n{{half a li")
+    before = journal.read_bytes()
+    with pytest.raises(RunError, match=r"optuna\.journal: is damaged: "):
+        start("one")
+    assert journal.read_bytes() == before
 
 
 def test_the_search_finds_better_values(start: Start) -> None:

@@ -15,6 +15,7 @@ from tfm_blocks.errors import ConfigError, Problem, cut
 from tfm_blocks.language.files import LONGEST_INTEGER
 
 LONGEST_KEY = 200
+NAMES = frozenset({"name", "sweep.name"})  # folders: 2024_01_15 is not the number 20240115
 ENDLESS = re.compile(rf"\d{{{LONGEST_INTEGER + 1}}}")  # an integer that is too long for messages and files
 
 
@@ -26,7 +27,7 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     overrides: dict[str, Override] = {}
     problems = []
     for text in texts:
-        override = _parse(text) or _parse(_quoted(text))
+        override = _parse_text(text)
         key = override.get_key_element().lstrip("+~") if override else text.partition("=")[0]
         if override is None:
             help = "write key=value, or key=a,b with -m"
@@ -54,6 +55,13 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
 def written(override: Override) -> str:
     """Return the text of an override for messages."""
     return cut(override.input_line or "")
+
+
+def _parse_text(text: str) -> Override | None:
+    """Parse an override; its value is text if it is outside the grammar, or a number for a key in NAMES."""
+    override = _parse(text)
+    is_number = override and override.key_or_group in NAMES and isinstance(override.value(), (int, float))
+    return _parse(_quoted(text)) if override is None or is_number else override
 
 
 def _parse(text: str) -> Override | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -54,6 +55,11 @@ class JsonFile:
         with suppress(RunError):
             return cls.read(folder)
         return cls()
+
+    @classmethod
+    def read_if_exists(cls, folder: Path) -> Self:
+        """Return the defaults if there is no such file. Raises RunError if the file is damaged."""
+        return cls.read(folder) if os.path.lexists(folder / cls.FILE) else cls()
 
     def write(self, folder: Path) -> None:
         """Write the file atomically. Raises OSError."""

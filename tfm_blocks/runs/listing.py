@@ -6,10 +6,11 @@ import csv
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.errors import Problem, RunError, print_warnings
 from tfm_blocks.metric_schema import TEST_KEYS, VAL_KEYS
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, STATUS, SWEEP
 from tfm_blocks.runs.lock import LOCK, expect_free, hold, holder_of
@@ -84,10 +85,13 @@ class Member:
 
 
 def find_members(root: Path, depth: int = DEEPEST) -> Iterator[Member]:
-    """Yield the runs below `root` by name. The jobs of a sweep come first, in their order."""
+    """Yield the runs below `root` by name. The jobs of a sweep come first, in their order.
+
+    Print a warning for each folder that cannot be read.
+    """
     jobs = {root / name: job for name, job in SweepFile.read_or_empty(root).by_name.items()}
     yield from (Member(folder, job, is_run(folder)) for folder, job in jobs.items())
-    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
+    for entry in _entries_of(root):
         folder = Path(entry.path)
         if folder in jobs or not entry.is_dir(follow_symlinks=False):
             continue
@@ -97,19 +101,35 @@ def find_members(root: Path, depth: int = DEEPEST) -> Iterator[Member]:
             yield from find_members(folder, depth - 1)
 
 
+def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        return sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        rule = f"is skipped, because it cannot be read: {error.strerror}"
+        print_warnings([Problem(str(folder), rule, severity="warning")])
+        return []
+
+
 def read_entry(folder: Path) -> RunEntry:
     """Read the entry of a run folder."""
     return _entry(Member(folder, None, True))
 
 
 def expect_deletable(folder: Path) -> None:
-    """Raise RunError if the folder is not of a run or a sweep, or if a live process holds it."""
+    """Raise RunError if the folder is not of a run or a sweep, cannot be read, or is held by a live process."""
     if folder.is_symlink() or not (is_run(folder) or is_sweep(folder)):
         rule = "is not a run folder, so it is not deleted"
         raise RunError(Problem(str(folder), rule, help="tfm runs lists all runs"))
+    for _ in os.walk(folder, onerror=_refuse_unreadable):
+        pass
     inner = [] if is_run(folder) else [member.folder for member in find_members(folder) if member.begun]
     for path in (folder, *inner):
         expect_free(path)
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    rule, help = f"cannot be read: {error.strerror}", "change its permissions; nothing was deleted"
+    raise RunError(Problem(str(error.filename), rule, help=help))
 
 
 def delete_run(folder: Path) -> None:
@@ -131,7 +151,9 @@ def size_of(folder: Path) -> int:
 
 def is_run(folder: Path) -> bool:
     """Return True if the folder has a status or a model."""
-    return (folder / STATUS).is_file() or (folder / MODEL).is_file()
+    with suppress(PermissionError):
+        return (folder / STATUS).is_file() or (folder / MODEL).is_file()
+    return False
 
 
 def _entry(member: Member) -> RunEntry:

@@ -15,8 +15,8 @@ from tfm_blocks.sweep.progress import Progress
 class Attempt:
     """One start of a job, which writes to `run` and `log`. `started` is True once the job has left the queue.
 
-    At `deadline` the job is stopped for exceeding its timeout; at `kill_at` it is killed. `stop_reason` is set when the
-    job is stopped.
+    `before` is the `status_time` before the start, or 0 if an earlier command started the job. At `deadline` the job is
+    stopped for exceeding its timeout; at `kill_at` it is killed. `stop_reason` is set when the job is stopped.
     """
 
     job: SweepJob
@@ -25,6 +25,7 @@ class Attempt:
     worker: Worker
     progress: Progress
     timeout: float | None
+    before: int = 0
     started: bool = False
     deadline: float = float("inf")
     kill_at: float = float("inf")
@@ -54,5 +55,6 @@ class Attempt:
         ended = self.worker.ended()
         if ended is None:
             return None
-        result = ended if isinstance(ended, JobResult) else result_of(ended, self.run, self.log, self.worker.begin)
-        return self.stop_reason if self.stop_reason and result.state != DONE else result
+        if isinstance(ended, int):
+            ended = result_of(ended, self.run, self.log, self.worker.begin, self.before)
+        return self.stop_reason if self.stop_reason and ended.state != DONE else ended

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from tfm_blocks.distributed.signals import defer_signals, pending_signal
+from tfm_blocks.errors import RunError
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.runs.lock import holder_of
@@ -24,6 +25,7 @@ from tfm_blocks.sweep.job import (
     WORTH_A_RETRY,
     JobResult,
     SweepJob,
+    status_time,
 )
 from tfm_blocks.sweep.launcher import Launcher, RefusedError, Worker
 from tfm_blocks.sweep.progress import Progress
@@ -201,19 +203,23 @@ class Sweep:
             self._write()
 
     def _start(self, job: SweepJob) -> None:
+        before = status_time(self.folder.run(job))
         try:
             worker = self._launch(job)
         except RefusedError as error:
             self._refused(job, error)
             return
+        except RunError as error:  # its status.json was damaged during the sweep, whose other jobs continue
+            job.state, job.reason = ERROR, f"{error.problems[0].address}: {error.problems[0].rule}"
+            worker = None
         if worker is None:
             self._end_without_attempt(job)
         else:
-            self._add_attempt(job, worker)
+            self._add_attempt(job, worker, before)
 
-    def _add_attempt(self, job: SweepJob, worker: Worker) -> None:
+    def _add_attempt(self, job: SweepJob, worker: Worker, before: int = 0) -> None:
         run = self.folder.run(job)
-        attempt = Attempt(job, run, run.with_name(job.log), worker, self._progress(job), self.settings.timeout)
+        attempt = Attempt(job, run, run.with_name(job.log), worker, self._progress(job), self.settings.timeout, before)
         self.running.append(attempt)
         job.state, job.reason = WAITING, f"in {self.launcher.queue}"
         if (place := attempt.begin()) is not None:
@@ -239,7 +245,7 @@ class Sweep:
         self.source.ended(job, progress)
 
     def _launch(self, job: SweepJob) -> Worker | None:
-        """Start the job and return its worker; None if another process has finished it."""
+        """Start the job and return its worker; None if another process has finished it. Raises RunError."""
         before = state_before(self.folder, job)
         if before == DONE:  # the other process finished it
             job.state, job.reason = DONE, ""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.runs.folder import STATUS
 from tfm_blocks.runs.status import Status
 from tfm_blocks.runs.sweep import WAITING, JobEntry
 from tfm_blocks.training.settings import RunSettings
@@ -77,9 +78,12 @@ class JobResult:
     reason: str = ""
 
 
-def result_of(status: int, run: Path, log: Path, begin: int) -> JobResult:
-    """Return the result of a job with this exit status; its output begins at byte `begin` of its log."""
-    reason = _find_reason(run, log, begin)
+def result_of(status: int, run: Path, log: Path, begin: int, before: int = 0) -> JobResult:
+    """Return the result of a start with this exit status; its output begins at byte `begin` of its log.
+
+    `before` is the `status_time` before the start.
+    """
+    reason = _find_reason(run, log, begin, before)
     if status in BY_STATUS:
         return JobResult(BY_STATUS[status], reason if status else "")
     if status > 128:
@@ -94,10 +98,18 @@ def _signal_name(number: int) -> str:
     return f"{name}, which often means too little memory" if number == signal.SIGKILL else name
 
 
-def _find_reason(run: Path, log: Path, begin: int) -> str:
-    """Return the reason in status.json, else the last error in the log, else the last line of the log."""
+def status_time(run: Path) -> int:
+    """Return the time of the last change of status.json in nanoseconds; 0 if the file does not exist."""
+    try:
+        return (run / STATUS).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _find_reason(run: Path, log: Path, begin: int, before: int) -> str:
+    """Return the reason in status.json, unless it is from an earlier start; else the last error or line of the log."""
     status = Status.read_or_empty(run)
-    if status.state not in ("running", "done") and status.reason:
+    if status.state not in ("running", "done") and status.reason and status_time(run) != before:
         return status.reason
     lines = [line for line in _end_of(log, begin).splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import runpy
 import signal
 import sys
@@ -24,6 +25,7 @@ MODULES = [
     "torch._dynamo",
     "torch.fx.experimental.symbolic_shapes",
 ]
+FIRST_NUMBER = re.compile(r"\s*([1-9]\d{0,3})\b")  # of a list such as 4,2, which has a number for each nesting level
 
 
 def start_fork_server() -> None:
@@ -72,8 +74,8 @@ def _run_job(arguments: list[str]) -> None:
     die_with_supervisor()
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    if "OMP_NUM_THREADS" in os.environ:
-        set_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if threads := FIRST_NUMBER.match(os.environ.get("OMP_NUM_THREADS", "")):
+        set_threads(int(threads[1]))
     try:
         run_python(arguments)
     finally:

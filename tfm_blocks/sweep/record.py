@@ -69,14 +69,15 @@ def claim_sweep(
     """Return the folder of a sweep: `NAME`, or the first of `NAME-2`, … that belongs to it or is free.
 
     A folder belongs to the sweep if its overrides are the same. It also does if the config hash of one of its jobs is
-    in `configs`, the hashes of this command's jobs; this does not hold for the folder of an optuna search.
+    in `configs`, the hashes of this command's jobs; this does not hold for the folder of an optuna search. Raises
+    RunError for a folder with a damaged sweep.json, which may belong to it.
     """
     root.mkdir(parents=True, exist_ok=True)
     for path in (root / numbered for numbered in numbered_names(name)):
         try:
             path.mkdir()
         except FileExistsError:
-            before = SweepFile.read_or_empty(path)
+            before = SweepFile.read_if_exists(path)
             known, same = before.by_name, before.asked == tuple(asked)
             shared = any(job.config in configs for job in known.values()) and not (path / JOURNAL).exists()
             if same or shared or not any(path.iterdir()):
@@ -87,13 +88,21 @@ def claim_sweep(
 
 
 def adopt_names(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
-    """Rename each job that the folder already contains to its name in the folder."""
+    """Rename each job that the folder already contains to its name in the folder, and new jobs whose name is taken.
+
+    A job with the name and the overrides of an earlier job keeps the name, so that `expect_unchanged` compares them.
+    """
     names: defaultdict[str, list[str]] = defaultdict(list)
     for name, entry in folder.known.items():
         names[entry.config].append(name)
+    taken = {*folder.known, *(job.name for job in jobs)}
     for job in jobs:
+        before = folder.known.get(job.name)
         if known := names[job.config]:
             job.name = known.pop(0)
+        elif before and set(before.overrides) != set(job.overrides):
+            job.name = next(name for name in numbered_names(job.name) if name not in taken)
+            taken.add(job.name)
 
 
 def expect_unchanged(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
@@ -119,9 +128,9 @@ def _changed(folder: SweepFolder, job: SweepJob) -> Problem:
 
 
 def state_before(folder: SweepFolder, job: SweepJob) -> str:
-    """Return the state in which the job's run last ended; empty if it has not started."""
+    """Return the state in which the job's run last ended; empty if it has not started. Raises RunError."""
     run = folder.run(job)
-    return Status.read_or_empty(run).state if (run / RUN).is_file() else ""
+    return Status.read_if_exists(run).state if (run / RUN).is_file() else ""
 
 
 def archive_previous(folder: SweepFolder, job: SweepJob) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tfm_blocks.compose.sweep import Choices, OpenKey
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.metric_schema import find_key
+from tfm_blocks.runs.files import damaged, read_bytes
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.runs.sweep import WAITING, JobEntry
 from tfm_blocks.sweep.engine import JobSource
@@ -152,11 +156,7 @@ class Study(JobSource):
 
 
 def _open(folder: SweepFolder, settings: OptunaSettings) -> Any:
-    path = folder.path / JOURNAL
-    if path.is_file():
-        text = path.read_bytes()
-        path.write_bytes(text[: text.rfind(b"\n") + 1])  # drops an incomplete line of a killed process
-    path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # this process has locked the folder
+    """Return the study of the folder. Raises RunError if its journal is damaged."""
     pruner = (
         optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=settings.halving)
         if settings.halving
@@ -164,10 +164,31 @@ def _open(folder: SweepFolder, settings: OptunaSettings) -> Any:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+        storage = _storage(folder.path / JOURNAL)
         return optuna.create_study(
             study_name="sweep", storage=storage, direction=settings.direction, pruner=pruner, load_if_exists=True
         )
+
+
+def _storage(path: Path) -> Any:
+    """Return the storage of the journal, after dropping an incomplete line of a killed process.
+
+    Raises RunError for a damaged journal, which stays as it is.
+    """
+    text = read_bytes(path) if path.exists() else b""
+    lines = text[: text.rfind(b"\n") + 1]
+    for number, line in enumerate(lines.splitlines(), 1):
+        try:
+            json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise damaged(path, f"line {number} is not JSON: {error}") from None
+    try:
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise damaged(path, f"optuna cannot read it: {error!r}") from None
+    os.truncate(path, len(lines))
+    path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # this process has locked the folder
+    return storage
 
 
 def _text(part: OpenKey, params: Mapping[str, Any]) -> str:
