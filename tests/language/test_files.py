@@ -37,6 +37,8 @@ def refused(tmp_path, text, header=HEADER):
         ("plugins: evil\n", "cannot set 'plugins'", 2),
         ("seed: 4\n", "cannot set 'seed'", 2),
         ("heads: 4\nheads: 8\n", "'heads' twice", 3),
+        ("model:\n  graph: {encoder: {at: {0: {ffn: null}, 0x0: {attn: null}}}}\n", "has the key '0x0'", 3),
+        ("model: {graph: {encoder: {at: {'0': {ffn: null}}}}}\n", "a decimal number without quotes", 2),
         ("on: 4\n", "does not read as a name", 2),
         ("defaults: [{override /data: x}]\n", "lists names of models", None),
         ("defaults: [../../etc/passwd]\n", "lists names of models", None),

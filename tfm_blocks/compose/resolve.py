@@ -12,6 +12,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 from tfm_blocks.compose.overrides import error_reason
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.files import ModelFile
+from tfm_blocks.language.read import merge
 from tfm_blocks.language.sources import Sources, find_knobs
 
 
@@ -73,6 +74,11 @@ def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) ->
     """Resolve every `${…}`. Raises ConfigError for an unknown key in `${…}`, and for knobs without effect."""
     raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     _unread_knobs(raw, sources, chain)
+    model = _merge_layers(raw.get("model"))
+    if model != raw.get("model"):
+        config = config.copy()
+        with open_dict(config):
+            config["model"] = model
     try:
         mapping = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except InterpolationKeyError as error:
@@ -85,6 +91,18 @@ def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) ->
         help = "write a value, or the name of a knob in ${…}"
         raise ConfigError(sources.problem(path, error_reason(error), help=help)) from None
     return Composed(cast(dict[str, Any], mapping), sources, config, tuple(chain))
+
+
+def _merge_layers(value: Any) -> Any:
+    """Merge the changes of each layer in `at`; its index is an integer in files and text in overrides such as `at.0`."""
+    if not isinstance(value, Mapping):
+        return value
+    merged: dict[Any, Any] = {}
+    for key, item in value.items():
+        name = str(key) if str(key) in value else key
+        before = merged.get(name)
+        merged[name] = merge(before, item) if isinstance(before, Mapping) and isinstance(item, Mapping) else item
+    return {name: _merge_layers(item) for name, item in merged.items()}
 
 
 def _leads_nowhere(error: InterpolationKeyError, raw: dict[str, Any], sources: Sources) -> ConfigError:

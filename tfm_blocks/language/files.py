@@ -18,6 +18,7 @@ SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LARGEST = 64 * 1024
 DEEPEST = 32
 LONGEST_INTEGER = 100
+INDEX = re.compile(r"0|-?[1-9][0-9]*")  # of a layer; OmegaConf does not merge 0x0 and "0" into 0
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 _KNOB = re.compile(r"\$\{[A-Za-z_]\w*\}")
 _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
@@ -124,6 +125,9 @@ def _plain(node: yaml.Node | None, file: str) -> None:
             rule = f"has a key that YAML does not read as a name: {shown(key.value)}"
             raise _refuse(file, rule, line, "put it in quotes")
         _plain_scalar(key, file)
+        if key.tag.endswith(":int") != bool(INDEX.fullmatch(key.value)):
+            rule = f"has the key {shown(key.value)}, but the index of a layer is a decimal number without quotes"
+            raise _refuse(file, rule, line, "write 0 for the first layer, -1 for the last")
         if key.value in seen:
             raise _refuse(file, f"has the key {shown(key.value)} twice", line, "remove one of them")
         seen.add(key.value)
