@@ -76,6 +76,9 @@ CHANGES = {
     "an argument of a node": (encoder(attn={"bias": "out"}), {("argument", "bias", "encoder.*.attn")}, {}),
     "a mask": (encoder(attn={"mask": "causal"}), {("argument", "mask", "encoder.*.attn")}, {}),
     "a part": (encoder(attn={"position": "rotary"}), {("argument", "position", "encoder.*.attn")}, {}),
+    "an argument of a default part": (
+        encoder(attn={"scores": {"block": "softmax", "beta": 0.3}}), {("argument", "scores.beta", "encoder.*.attn")}, {},
+    ),
     "an argument of one layer": (
         graph(encoder={"at": {1: {"attn": {"heads": 2}}}}), {("argument", "heads", "encoder.1.attn")}, {}
     ),
@@ -161,6 +164,7 @@ CHANGES = {
 }  # fmt: skip
 NOTHING = {
     "a default": encoder(ffn={"bias": True}),
+    "a default part": encoder(attn={"scores": {"block": "softmax", "beta": None}}, ffn={"activation": "relu"}),
     "arithmetic": args(d_ff="d_model*4//2*2"),
     "a number of layers": graph(encoder={"repeat": "3*2"}),
     "an input by name": encoder(ffn={"in": "attn"}),

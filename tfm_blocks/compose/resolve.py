@@ -94,7 +94,7 @@ def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) ->
 
 
 def _merge_layers(value: Any) -> Any:
-    """Merge the changes of each layer in `at`; its index is an integer in files and text in overrides such as `at.0`."""
+    """Merge the changes of each layer in `at`; its index is an integer in files and text in an override `at.0`."""
     if not isinstance(value, Mapping):
         return value
     merged: dict[Any, Any] = {}

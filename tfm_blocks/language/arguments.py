@@ -85,10 +85,10 @@ class Args:
             try:
                 if raw is not None:
                     values[name] = self.convert(raw, argument.kind)
-                    if values[name] != argument.default:
+                    if values[name] != self.registry.complete(argument.default):
                         self.changed.setdefault(raw.path, {}).setdefault(info.name, path)
                 elif not argument.required:
-                    values[name] = argument.default
+                    values[name] = self.registry.complete(argument.default)
                 else:
                     rule = f"{info.name} needs the argument {name} ({argument.kind})"
                     problems.append(ArgumentError(path, rule, f"write {name} on the node or in model.args"))

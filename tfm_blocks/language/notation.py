@@ -28,7 +28,7 @@ def write_part(part: Part, registry: Registry, hidden: Collection[str] = ()) -> 
     changed = [
         f"{name}={write_value(value, registry)}"
         for name, value in part.arguments.items()
-        if name not in hidden and value != defaults[name].default
+        if name not in hidden and value != registry.complete(defaults[name].default)
     ]
     return f"{part.block}({', '.join(changed)})" if changed else part.block
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from tfm_blocks.language.spec import Node, Spec, Step
 from tfm_blocks.registry.blocks import Registry
@@ -113,9 +114,7 @@ class Outline:
         info = self.registry.blocks[call.block or ""]
         if not info.alias_of:
             return Part(info.name, call.arguments)
-        block = self.registry.blocks[info.alias_of]
-        defaults = {name: argument.default for name, argument in block.arguments.items()}
-        return Part(block.name, {**defaults, **info.translate(call.arguments)})
+        return cast(Part, self.registry.complete(Part(info.alias_of, info.translate(call.arguments))))
 
     def _reads(self, call: Node) -> dict[str, tuple[str, ...]]:
         if self.joins_branches(call.address):
