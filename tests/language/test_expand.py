@@ -49,6 +49,16 @@ def test_i_counts_in_shared_layers_only_for_blocks_without_weights():
     assert "needs the unknown arg 'i'" in problem.rule
 
 
+def test_an_inline_block_in_a_block_without_weights_shares_its_weights_in_shared_layers():
+    shared = "model.graph.encoder.repeat={times: 3, share: true}"
+    time = (
+        "model.graph.encoder.layer.time={{block: timestep, step: i+1, before: attn, in: {{block: linear, d_out: {}}}}}"
+    )
+    nodes = {node.address: node for node in spec_of([shared, time.format("d_model")]).nodes}
+    assert {nodes[f"encoder.{i}.time.in_x"].owner for i in range(3)} == {"encoder.0.time.in_x"}
+    assert "needs the unknown arg 'i'" in only([shared, time.format("d_model+i-i")]).rule
+
+
 def test_a_layers_own_args_hide_the_outer_ones():
     spec = spec_of(["layers=1", "model.graph.encoder.args.heads=2"])
     heads = {node.address: node.arguments["heads"] for node in spec.nodes if node.block == "attention"}

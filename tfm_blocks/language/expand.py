@@ -159,10 +159,10 @@ class Expander(Pass):
 
     def _block(self, tree: BlockTree, context: Context) -> Node:
         info = tree.info
-        if info.weightless:  # its arguments may use `i` even in shared layers
-            context = replace(context, owner=context.address, args=replace(context.args, index=context.index or {}))
         context = replace(context, args=context.args.inner(tree.args, tree.path))
         reads = self.resolve_ports(tree, info, context)
+        if info.weightless:  # its own arguments may use `i` even in shared layers
+            context = replace(context, owner=context.address, args=replace(context.args, index=context.index or {}))
         add_norm = self.resolve_add_norm(tree.add_norm, tree.path, context.add_norm if info.branch else AddNorm())
         return Node(
             context.address,
