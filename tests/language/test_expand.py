@@ -85,8 +85,17 @@ def test_a_wrong_value_is_reported_with_its_rule(override, rule):
     assert rule in problems([override])[0].rule
 
 
-def test_an_arg_from_the_command_line_that_nothing_takes_is_an_error():
-    assert "no block takes 'r' from here" in only(["model.args.r=3"]).rule
+@pytest.mark.parametrize(
+    "override", ["model.args.r=3", "model.args={r: 3}", "model={args: {r: 3}}", "model.graph.encoder.args={r: 3}"]
+)
+def test_an_arg_from_the_command_line_that_nothing_takes_is_an_error(override):
+    problem = only([override])
+    assert "no block takes 'r' from here" in problem.rule
+    assert problem.origin == f"r comes from the command line: {override}"
+
+
+def test_an_arg_in_a_mapping_of_the_command_line_is_named_as_the_origin_of_its_error():
+    assert problems(["model.args={heads: 5}"])[0].origin == "heads comes from the command line: model.args={heads: 5}"
 
 
 def test_an_inherited_arg_that_nothing_takes_is_not():

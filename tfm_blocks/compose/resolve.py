@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from tfm_blocks.compose.overrides import error_reason
+from tfm_blocks.compose.overrides import error_reason, parse_overrides
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.files import ModelFile
 from tfm_blocks.language.read import merge
@@ -65,9 +65,24 @@ def chain_sources(chain: Sequence[ModelFile], overrides: Iterable[str]) -> Sourc
 
 
 def overrides_by_path(overrides: Iterable[str]) -> dict[tuple[str, ...], str]:
-    """Return the overrides by the path that they set, without the `++` that `prepare_arguments` adds."""
-    keyed = {text.partition("=")[0].lstrip("+~"): text.removeprefix("++") for text in overrides}
-    return {tuple(key.split(".")): text for key, text in keyed.items()}
+    """Return the overrides by each path that they set, without the `++` that `prepare_arguments` adds."""
+    return {path: text.removeprefix("++") for text in overrides for path in _paths(text)}
+
+
+def _paths(text: str) -> Iterator[tuple[str, ...]]:
+    """Yield the path of an override's key, and the paths inside of a mapping such as `model.args={heads: 8}`."""
+    key, _, value = text.partition("=")
+    path = tuple(key.lstrip("+~").split("."))
+    yield path
+    if value.lstrip().startswith("{"):
+        (override,) = parse_overrides([text])
+        yield from _inner_paths(override.value(), path)
+
+
+def _inner_paths(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key, inner in value.items() if isinstance(value, Mapping) else ():
+        yield (*path, str(key))
+        yield from _inner_paths(inner, (*path, str(key)))
 
 
 def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) -> Composed:
