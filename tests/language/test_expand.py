@@ -118,6 +118,25 @@ def test_an_expansion_of_more_than_10000_nodes_is_stopped():
     )
 
 
+def test_more_than_30000_references_are_stopped():
+    layers = ", ".join(["encoder.*"] * 200)
+    reads = f"model.graph.decoder.layer.mix={{block: sum, in: [entry, {layers}], before: self}}"
+    assert "more than 30000 references" in problems(["layers=100", reads])[0].rule
+
+
+def test_an_arg_is_evaluated_once_for_each_value_that_needs_it():
+    args = [f"model.args.a{i}=a{i + 1}-a{i + 1}" for i in range(31)]  # 2^31 paths lead to a31
+    node = next(
+        node for node in spec_of([*args, "model.args.a31=1", "model.args.d_ff=a0+4"]).nodes if node.block == "ffn"
+    )
+    assert node.arguments["d_ff"] == 4
+
+
+def test_args_that_refer_to_each_other_without_end_are_refused():
+    args = [f"model.args.a{i}=a{i + 1}" for i in range(400)]
+    assert "more than 32 args in a row: a0 → a1 → a2 → …" in problems([*args, "model.args.d_ff=a0"])[0].rule
+
+
 def test_tying_to_what_has_no_tieable_parameter_is_refused():
     assert "has no parameter that can be tied" in only(["model.graph.logits.tie=src_pos"]).rule
 

@@ -20,6 +20,7 @@ from tfm_blocks.registry.signature import Port
 
 T = TypeVar("T")
 MAX_NODES = 10_000
+MAX_READS = 30_000  # references of all nodes; `encoder.*` counts each layer
 MISSING_INPUT = "?"  # placeholder for a missing input, so that the problem is reported only once
 
 
@@ -47,7 +48,7 @@ class Context:
 
 
 class TooLargeError(Exception):
-    """Raised when the expansion exceeds `MAX_NODES`."""
+    """Raised with the limit that the expansion exceeds."""
 
 
 class Expander(Pass):
@@ -59,6 +60,7 @@ class Expander(Pass):
     def __init__(self, registry: Registry, sources: Sources) -> None:
         super().__init__(registry, sources)
         self.nodes: dict[str, Node] = {}
+        self.reads = 0
         self.layers: list[ExpandedLayer] = []
         self.stacks: dict[str, int] = {}
         self.warnings: list[Problem] = []
@@ -70,8 +72,8 @@ class Expander(Pass):
         outer = Context(scope, args, self.resolve_add_norm(tree.add_norm, MODEL, AddNorm()))
         try:
             sink = self.expand_graph(tree.graph, outer)
-        except TooLargeError:
-            self.report((*MODEL, "graph"), f"expands to more than {MAX_NODES} nodes", "repeat fewer layers")
+        except TooLargeError as error:
+            self.report((*MODEL, "graph"), f"expands to more than {error}", "repeat fewer layers")
             return
         if not self.problems:
             self.problems += find_unread(tree, self.nodes, sink, self.sources)
@@ -92,7 +94,7 @@ class Expander(Pass):
     def expand_node(self, tree: Tree, outer: Context) -> NamedOutput:
         """Expand a node at its address within `outer`."""
         if len(self.nodes) > MAX_NODES:
-            raise TooLargeError
+            raise TooLargeError(f"{MAX_NODES} nodes")
         context = outer.within(tree.name)
         match tree:
             case BlockTree():
@@ -135,13 +137,15 @@ class Expander(Pass):
             return [self.expand_node(item, context).output]
         try:
             output = context.scope.find(item.name)
-            if not item.layer:
-                return [output.output]
             indices = replace(context.args, index=context.index or {})
-            return [self._layer_output(output, layer) for layer in referenced_layers(item, output, indices.evaluate)]
+            layers = referenced_layers(item, output, indices.evaluate) if item.layer else []
+            self.reads += len(layers) or 1
+            if self.reads > MAX_READS:
+                raise TooLargeError(f"{MAX_READS} references")
+            return [self._layer_output(output, layer) for layer in layers] or [output.output]
         except ValueError as error:
-            layers = "encoder.0 is the first layer, encoder.-1 the last"
-            help = error.help if isinstance(error, RuleError) else layers
+            example = "encoder.0 is the first layer, encoder.-1 the last"
+            help = error.help if isinstance(error, RuleError) else example
             self.report(path, str(error), help)
             return []
 
