@@ -54,7 +54,7 @@ class TooLargeError(Exception):
 class Expander(Pass):
     """Expand a tree into `nodes` in execution order, and collect `problems` and `warnings`.
 
-    `stacks` maps the address of each outermost stack to its number of layers.
+    `stacks` maps the address of each outermost stack to its number of layers; of nested stacks, the innermost count.
     """
 
     def __init__(self, registry: Registry, sources: Sources) -> None:
