@@ -137,6 +137,29 @@ def test_args_that_refer_to_each_other_without_end_are_refused():
     assert "more than 32 args in a row: a0 → a1 → a2 → …" in problems([*args, "model.args.d_ff=a0"])[0].rule
 
 
+@pytest.mark.parametrize(
+    ("override", "address"),
+    [
+        ("layer.attn.add_norm={last: [norm]}", "layer.attn.add_norm.last"),
+        ("layer.inner={repeat: 2, add_norm: {last: []}, layer: {f: {block: ffn}}}", "layer.inner.add_norm.last"),
+        ("layer.p={join: sum, add_norm: {last: [{scale: x}]}, parallel: {f: {block: ffn}}}", "layer.p.add_norm.last"),
+    ],
+)
+def test_last_is_refused_where_no_outermost_stack_ends(override, address):
+    problem = only([f"model.graph.encoder.{override}"])
+    assert problem.address == f"model.graph.encoder.{address}"
+    assert "last acts at the end of an outermost stack" in problem.rule
+
+
+def test_a_node_may_be_read_only_as_the_residual_of_a_parallel():
+    branch = "{block: linear, d_out: d_model, in: src_emb}"
+    both = f"model.graph.both={{join: sum, in: skip, add_norm: %s, parallel: {{a: {branch}}}, before: src_pos}}"
+    skip = "model.graph.skip={block: embedding, in: src, before: src_pos}"
+    node = next(node for node in spec_of([skip, both % "{post: [add]}"]).nodes if node.address == "both")
+    assert (node.residual, node.reads) == ("skip", {"xs": ("both.a",)})
+    assert only([skip, both % "none"]).rule == "nothing reads the output of skip"
+
+
 def test_tying_to_what_has_no_tieable_parameter_is_refused():
     assert "has no parameter that can be tied" in only(["model.graph.logits.tie=src_pos"]).rule
 

@@ -69,7 +69,7 @@ class Expander(Pass):
         """Expand the whole model. The output of its last node is the output of the model."""
         args = Args(self.registry).inner(tree.args, MODEL)
         scope = Scope({tensor.name: NamedOutput(tensor.name) for tensor in tree.inputs})
-        outer = Context(scope, args, self.resolve_add_norm(tree.add_norm, MODEL, AddNorm()))
+        outer = Context(scope, args, self.resolve_add_norm(tree.add_norm, MODEL, AddNorm(), ends=True))
         try:
             sink = self.expand_graph(tree.graph, outer)
         except TooLargeError as error:
@@ -240,8 +240,14 @@ class Expander(Pass):
             self.report(error.path, str(error), error.help)
         return resolved
 
-    def resolve_add_norm(self, value: Any, path: Path, inherited: AddNorm) -> AddNorm:
-        """Return the inherited add & norm, changed by the value of the key `add_norm`."""
+    def resolve_add_norm(self, value: Any, path: Path, inherited: AddNorm, *, ends: bool = False) -> AddNorm:
+        """Return the inherited add & norm, changed by the value of the key `add_norm`.
+
+        `ends` is True for the model and for outermost stacks, which have operations at their end.
+        """
+        if not ends and isinstance(value, Mapping) and value.get("last") is not None:
+            rule = f"last acts at the end of an outermost stack, but {path[-1]} is not one"
+            self.report((*path, "add_norm", "last"), rule, "write it on the outermost stack, or write a block norm")
         try:
             return inherited if value is None else read_add_norm(value, inherited, (*path, "add_norm"))
         except ValueError as error:

@@ -155,15 +155,20 @@ def _root(mapping: dict[str, Any], file: str, text: str, root_keys: Collection[s
         if key in root_keys or not str(key).isidentifier() or str(key).startswith("_"):
             help = "give the knob another name"
             raise _refuse(file, f"cannot set {shown(key)}: a model file sets only its own knobs", line, help)
-    return _parents(mapping.get("defaults") or [], file)
+    return _parents(mapping.get("defaults", []), file)
 
 
-def _parents(defaults: Any, file: str) -> tuple[str, ...]:
-    names = defaults if isinstance(defaults, list) else [defaults]
+def _parents(names: Any, file: str) -> tuple[str, ...]:
+    if not isinstance(names, list):
+        raise _refuse(
+            file, f"defaults must be a list of models, but is {shown(names)}", help="defaults: [base, _self_]"
+        )
     for name in names:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             rule = f"defaults lists names of models, but has {shown(name)}"
             raise _refuse(file, rule, help="defaults: [base, _self_]")
+    if names.count("_self_") > 1:
+        raise _refuse(file, "has _self_ twice in its defaults", help="write it once, as the last entry")
     if "_self_" in names and names[-1] != "_self_":
         raise _refuse(file, "has _self_ before a parent: a model must come after its parents", help="put _self_ last")
     return tuple(name for name in names if name != "_self_")

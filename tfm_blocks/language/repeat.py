@@ -50,7 +50,7 @@ def expand_layers(expander: Expander, tree: LayerTree, context: Context) -> Name
 
 
 def _stack(expander: Expander, tree: LayerTree, context: Context, count: int) -> NamedOutput:
-    add_norm = expander.resolve_add_norm(tree.add_norm, tree.path, context.add_norm)
+    add_norm = expander.resolve_add_norm(tree.add_norm, tree.path, context.add_norm, ends=not context.stack)
     entry = expander.resolve_entry(tree, context)
     expander.stacks.setdefault(context.stack or context.address, 0)
     exits = []
