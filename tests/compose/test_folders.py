@@ -39,6 +39,11 @@ def test_a_file_with_an_underscore_is_inherited_but_cannot_be_chosen():
         ("# @package _global_\nhydra: {run: {dir: x}}\n", "write hydra.… on the command line"),
         ("# @package _global_\nheads: [4\n", "is not YAML"),
         ("# @package _global_\ndefaults: 3\n", "must be a list"),
+        ("# @package _global_\ndefaults: [{'': base}]\n", "must be a list of entries NAME or GROUP: NAME"),
+        ("# @package _global_\ndefaults: [{/: base}]\n", "must be a list of entries NAME or GROUP: NAME"),
+        ("# @package _global_\ndefaults: [{'model/ ': base}]\n", "must be a list of entries NAME or GROUP: NAME"),
+        ("# @package _global_\ndefaults: [mine]\n", "take mine out of the defaults of"),
+        ("# @package _global_\ndefaults: [{/experiment: mine}]\n", "inherits itself through entries GROUP: NAME"),
         (f"# @package _global_\ntrainer: {'[' * 60_000}{']' * 60_000}\n", "nests deeper than 32"),
         ("# @package _global_\ntrainer: [1]\n", "a list and a mapping cannot be merged"),
         (f"# @package _global_\ntrainer: {{steps: {'9' * 5000}}}\n", "has a value that cannot be read"),
@@ -53,3 +58,11 @@ def test_an_experiment_whose_settings_would_have_no_effect_is_refused(text, mess
     with pytest.raises(ConfigError) as caught:
         compose_arguments(prepare_arguments(["--config-dir", str(tmp_path), "experiment=mine"]))
     assert message in str(caught.value)
+
+
+def test_data_that_inherit_themselves_through_another_file_are_refused(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "one.yaml").write_text("defaults: [two]\n")
+    (tmp_path / "data" / "two.yaml").write_text("defaults: [/data/one, _self_]\n")
+    with pytest.raises(ConfigError, match=r"one inherits itself\n  --> .*two\.yaml"):
+        prepare_arguments(["--config-dir", str(tmp_path), "data=one"])

@@ -3,7 +3,14 @@
 import pytest
 
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.compose.run import compose_arguments, compose_run, prepare_arguments
 from tfm_blocks.errors import ConfigError
+
+WINDOW = """# @package _global_
+defaults: [tiny, _self_]
+layers: 1
+model: {graph: {encoder: {at: {0: {attn: {block: restricted_attention, r: 8}}}}}}
+"""
 
 
 def test_a_knob_that_nothing_reads_is_an_error(tmp_path):
@@ -21,3 +28,22 @@ def test_an_interpolation_of_a_missing_key_is_an_error_with_its_line(tmp_path):
     (problem,) = caught.value.problems
     assert (problem.address, problem.place.line) == ("model.args.d_ff", 3)
     assert "did you mean d_ff?" in problem.help
+
+
+@pytest.mark.parametrize(
+    ("override", "layer"),
+    [
+        ("at.0.attn.r=4", {"attn": {"block": "restricted_attention", "r": 4}}),
+        ("at.0.ffn.d_ff=64", {"attn": {"block": "restricted_attention", "r": 8}, "ffn": {"d_ff": 64}}),
+        ("at={0: {attn: {r: 4}}}", {"attn": {"block": "restricted_attention", "r": 4}}),
+    ],
+)
+def test_an_override_of_at_is_merged_into_the_change_of_the_file_in_tfm_and_in_a_run(tmp_path, override, layer):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "window.yaml").write_text(WINDOW)
+    override = f"model.graph.encoder.{override}"
+    run = compose_run(compose_arguments(prepare_arguments(["--config-dir", str(tmp_path), "model=window", override])))
+    for composed in (compose_model("window", [override], tmp_path), run):
+        assert list(composed.model["graph"]["encoder"]["at"].values()) == [layer]
+        (raw,) = composed.raw.model.graph.encoder.at.values()
+        assert raw == layer  # a sweep writes it for its jobs

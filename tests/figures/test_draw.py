@@ -181,6 +181,20 @@ def test_copies_of_a_layer_are_drawn_once_and_branches_side_by_side():
     assert columns == [0, 1, 2]
 
 
+FEED = {"a": {"block": "ffn"}, "b": {"block": "ffn"}}
+
+
+@pytest.mark.parametrize(
+    "form", [{"layer": FEED}, {"layer": FEED, "repeat": 2, "join": "sum"}, {"parallel": FEED, "join": "gate"}]
+)
+def test_an_inline_node_is_drawn_before_the_stack_copies_or_branches_that_read_it(form):
+    more = {"in": {"block": "linear", "d_out": "d_model"}, **form}
+    spec = spec_of({**EMB, "more": more, **LOGITS}, inputs={"tgt": "B T"})
+    drawing = drawing_of(spec)
+    assert titles(boxes(drawing.root)).count("Feed Forward") == 2
+    assert read_by(drawing, box_at(drawing, "more.in_x")) == {("emb", "main")}
+
+
 def test_shapes_and_costs_are_shown_on_request_only():
     spec = shipped_spec("base")
     plain = drawing_of(spec)

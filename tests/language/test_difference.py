@@ -76,6 +76,9 @@ CHANGES = {
     "an argument of a node": (encoder(attn={"bias": "out"}), {("argument", "bias", "encoder.*.attn")}, {}),
     "a mask": (encoder(attn={"mask": "causal"}), {("argument", "mask", "encoder.*.attn")}, {}),
     "a part": (encoder(attn={"position": "rotary"}), {("argument", "position", "encoder.*.attn")}, {}),
+    "an argument of a default part": (
+        encoder(attn={"scores": {"block": "softmax", "beta": 0.3}}), {("argument", "scores.beta", "encoder.*.attn")}, {},
+    ),
     "an argument of one layer": (
         graph(encoder={"at": {1: {"attn": {"heads": 2}}}}), {("argument", "heads", "encoder.1.attn")}, {}
     ),
@@ -100,6 +103,13 @@ CHANGES = {
     ),
     "a node at the end": (encoder(smooth={"block": "depthwise_conv", "kernel_size": 3}), {("added", "", "encoder.*.smooth")}, {}),
     "a node between stacks": (graph(bridge={"block": "linear", "d_out": "d_model", "after": "src_pos"}), {("added", "", "bridge")}, {}),
+    "an inline node before a stack": (
+        graph(encoder={"in": {"block": "linear", "d_out": "d_model"}}), {("wiring", "in", "encoder")}, {},
+    ),
+    "an inline node before branches": (
+        encoder(both={"join": "sum", "in": {"block": "linear", "d_out": "d_model"}, "parallel": {"a": {"block": "ffn"}, "b": {"block": "ffn"}}}),
+        {("added", "", "encoder.*.both")}, {},
+    ),
     "a node of one layer": (
         graph(encoder={"at": {0: {"more": {"block": "ffn"}}}}), {("added", "", "encoder.0.more")}, {}
     ),
@@ -161,6 +171,7 @@ CHANGES = {
 }  # fmt: skip
 NOTHING = {
     "a default": encoder(ffn={"bias": True}),
+    "a default part": encoder(attn={"scores": {"block": "softmax", "beta": None}}, ffn={"activation": "relu"}),
     "arithmetic": args(d_ff="d_model*4//2*2"),
     "a number of layers": graph(encoder={"repeat": "3*2"}),
     "an input by name": encoder(ffn={"in": "attn"}),
@@ -228,6 +239,23 @@ def test_texts_name_both_sides_as_a_file_would():
         ("add & norm", "", "decoder.*.cross"): ("… → dropout 0 → add → layernorm", "layernorm → … → dropout 0 → add"),
         ("wiring", "kv", "decoder.*.cross"): ("encoder", "weighted_sum of encoder.*"),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("join", ["sum", "gate", None])
+@pytest.mark.parametrize("repeat", [None, 2])
+def test_an_inline_node_before_a_stack_copies_or_branches_is_no_branch(repeat, join):
+    nodes = {"a": {"block": "ffn"}, "b": {"block": "ffn"}}
+    form = {"repeat": repeat, "layer": nodes} if repeat or not join else {"parallel": nodes}
+
+    def spec(bias):
+        linear = {"block": "linear", "d_out": "d_model", "bias": bias}
+        return spec_of(merge(mapping_of("tiny"), encoder(more={"join": join, "in": linear, **form})))
+
+    (added,) = find_changes(spec_of(mapping_of("tiny")), spec(bias=True), REGISTRY)
+    assert (added.where, added.after.split(" of ")[1].removeprefix("2 × ")) == ("encoder.*.more", "a, b")
+    assert keys(find_changes(spec(bias=True), spec(bias=False), REGISTRY)) == {
+        ("argument", "bias", "encoder.*.more.in_x")
+    }
 
 
 def computes(spec):

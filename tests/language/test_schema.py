@@ -64,8 +64,7 @@ GRAPH = "model: {graph: {encoder: {layer: {%s}}}}"
         "model: {graph: {encoder: {repeat: {times: 6, share: true}, at: {0: {ffn: null}, -1: null}, layer: {a: {same: b}}}}}",
         "model: {add_norm: {pre: [norm], post: [{gain: 1e-4, per: channel}, {droppath: 0.1}, dropout, add], last: null}}",
         "model: {args: {norm: {block: rmsnorm, eps: 1e-6}, window: 4*heads}, inputs: {img: B P 768, src: null}}",
-        "defaults: base\nheads: null\nname_of_mine: 0.5\n",
-        "defaults: null\n",
+        "defaults: [base]\nheads: null\nname_of_mine: 0.5\n",
     ],
 )
 def test_every_construct_of_the_language_is_valid(text):

@@ -12,6 +12,7 @@ STEPS = [
     {"post": ["norm", {"add": 2}]},
     {"last": []},
 ]
+STEPS_OF_NODES = [{when: steps for when, steps in one.items() if when != "last"} for one in STEPS]
 NORMS = ["layernorm", "rmsnorm", {"block": "rmsnorm", "eps": 1e-4}]
 ATTENTION = ["attention", "restricted_attention"]
 MIXED = ["sum", "mean", "weighted_sum"]
@@ -118,7 +119,7 @@ class Writer:
         kind = self.one(kinds)
         node = getattr(self, f"_{kind}")(graph, decodes, memories, depth)
         if "block" in node and node["block"] in ("ffn", *ATTENTION) and self.often(6):
-            node["add_norm"] = self.one([*PRESETS, *STEPS])
+            node["add_norm"] = self.one([*PRESETS, *STEPS_OF_NODES])
         return node
 
     def _attend(self, graph, decodes, memories, depth):

@@ -144,6 +144,20 @@ def test_deepnorm_counts_the_layers_of_both_sides_and_scales_the_residual():
     assert net["decoder"]["0"]["cross"].post["add"].factor == pytest.approx(6**0.25)
 
 
+GROUP = {"attn": {"layer": {"attn": {"block": "attention"}}}, "ffn": {"layer": {"ffn": FFN}}}
+NESTED = {"repeat": 2, "layer": {"attn": {"block": "attention"}, "ffn": FFN}}
+
+
+@pytest.mark.parametrize(("layer", "count"), [(GROUP, 3), ({"inner": NESTED}, 6), ({"first": FFN, "inner": NESTED}, 6)])
+def test_deepnorm_counts_the_innermost_layers_of_nested_stacks(layer, count):
+    net = deep(layer)
+    assert net["decoder"]["0"]["cross"].post["add"].factor == pytest.approx(6**0.25)
+    post = next(
+        module for name, module in net.named_modules() if name.startswith("encoder.0.") and name.endswith(".post")
+    )
+    assert post["add"].factor == pytest.approx(0.81 * (count**4 * 2) ** (1 / 16))
+
+
 def test_deepnorm_shrinks_the_weights_that_the_residual_passes_through():
     """These are the value and output maps of attention and the feed-forward network: section 4 of Wang et al. 2022."""
     one, plain = (dict(deep(add_norm=add_norm).named_parameters()) for add_norm in ("deepnorm", "post"))

@@ -185,8 +185,12 @@ def compose_config(overrides: Sequence[str], config_dir: Path | None, *, hydra: 
 def _compose(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool) -> DictConfig:
     folder = str(config_dir.resolve()).replace("'", r"\'") if config_dir else ""
     search = [f"hydra.searchpath=['file://{folder}']"] if folder else []
-    with initialize_config_dir(str(CONF.resolve()), version_base=None):
-        return compose("train", [*overrides, *search], return_hydra_config=hydra)
+    try:
+        with initialize_config_dir(str(CONF.resolve()), version_base=None):
+            return compose("train", [*overrides, *search], return_hydra_config=hydra)
+    except RecursionError:
+        rule = "a file of a chosen group inherits itself through entries GROUP: NAME"
+        raise ConfigError(Problem("defaults", rule, help="take one of these entries out of the defaults")) from None
 
 
 def print_hydras(arguments: Sequence[str]) -> None:
@@ -237,6 +241,7 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
         for name in singles if group != "model" else ():
             if name != "null":
                 (read_experiment if group in GLOBAL_GROUPS else read_yaml)(known[name])
+                group_files(group, name, folders)
     return {group: names for group, names in chosen.items() if names}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ from tfm_blocks.language.files import (
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
 OF_A_SWEEP = frozenset({"sweep", "launcher", "match"})  # keys that define which jobs run, how and where
+_DEFAULT = re.compile(r"(override |optional )*/?[^/\s@]+(/[^/\s@]+)*(@\S*)?")
 PACKAGE = Path(__file__).parent.parent
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
@@ -83,19 +85,23 @@ def split_choice(choice: str) -> list[str]:
     return [part.strip(" \"'") for part in choice.removeprefix("[").removesuffix("]").split(",")]
 
 
-def group_files(group: str, choice: str | None, folders: list[Path]) -> list[Path]:
-    """Return the files of the options, each after its parents; [] for Hydra's own groups."""
+def group_files(group: str, choice: str | None, folders: list[Path], children: tuple[Path, ...] = ()) -> list[Path]:
+    """Return the files of the options, each after its parents; [] for Hydra's own groups.
+
+    `children` are the files that inherit the options. Raises ConfigError for an option that inherits itself.
+    """
     known = _all_files(group, folders)
     names = split_choice(choice) if choice else []
-    return [file for name in names if name in known for file in _inherited(group, known[name], folders)]
+    return [file for name in names if name in known for file in _inherited(group, known[name], folders, children)]
 
 
-def _inherited(group: str, path: Path, folders: list[Path]) -> list[Path]:
+def _inherited(group: str, path: Path, folders: list[Path], children: tuple[Path, ...]) -> list[Path]:
+    if path in children:
+        help = f"take {path.stem} out of the defaults of {display_path(children[-1])}"
+        raise ConfigError(_problem(children[-1], "defaults", f"{path.stem} inherits itself", help))
     parents = [entry for entry in read_yaml(path).get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    return [
-        *(file for parent in parents for file in group_files(group, parent.removeprefix(f"/{group}/"), folders)),
-        path,
-    ]
+    names = [parent.removeprefix(f"/{group}/") for parent in parents]
+    return [*(file for name in names for file in group_files(group, name, folders, (*children, path))), path]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -118,10 +124,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(mapping, dict):
         raise _refuse(path, "must be a mapping of settings", "write key: value")
     defaults = mapping.get("defaults", [])
-    if not isinstance(defaults, list) or not all(isinstance(entry, (str, dict)) for entry in defaults):
+    if not isinstance(defaults, list) or not all(map(_is_default, defaults)):
         rule = "must be a list of entries NAME or GROUP: NAME"
         raise ConfigError(_problem(path, "defaults", rule, "defaults: [{override /model: base}]"))
     return cast(dict[str, Any], mapping)
+
+
+def _is_default(entry: object) -> bool:
+    """Return True for `NAME`, and for `GROUP: NAME` with its keywords, such as `override /model: base`."""
+    keys = entry if isinstance(entry, dict) else [entry]
+    return isinstance(entry, (str, dict)) and all(_DEFAULT.fullmatch(str(key)) for key in keys)
 
 
 def read_experiment(path: Path) -> dict[str, Any]:

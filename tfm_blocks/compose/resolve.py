@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from tfm_blocks.compose.overrides import error_reason
+from tfm_blocks.compose.overrides import error_reason, parse_overrides
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.files import ModelFile
+from tfm_blocks.language.read import merge
 from tfm_blocks.language.sources import Sources, find_knobs
 
 
@@ -64,15 +65,35 @@ def chain_sources(chain: Sequence[ModelFile], overrides: Iterable[str]) -> Sourc
 
 
 def overrides_by_path(overrides: Iterable[str]) -> dict[tuple[str, ...], str]:
-    """Return the overrides by the path that they set, without the `++` that `prepare_arguments` adds."""
-    keyed = {text.partition("=")[0].lstrip("+~"): text.removeprefix("++") for text in overrides}
-    return {tuple(key.split(".")): text for key, text in keyed.items()}
+    """Return the overrides by each path that they set, without the `++` that `prepare_arguments` adds."""
+    return {path: text.removeprefix("++") for text in overrides for path in _paths(text)}
+
+
+def _paths(text: str) -> Iterator[tuple[str, ...]]:
+    """Yield the path of an override's key, and the paths inside of a mapping such as `model.args={heads: 8}`."""
+    key, _, value = text.partition("=")
+    path = tuple(key.lstrip("+~").split("."))
+    yield path
+    if value.lstrip().startswith("{"):
+        (override,) = parse_overrides([text])
+        yield from _inner_paths(override.value(), path)
+
+
+def _inner_paths(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key, inner in value.items() if isinstance(value, Mapping) else ():
+        yield (*path, str(key))
+        yield from _inner_paths(inner, (*path, str(key)))
 
 
 def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) -> Composed:
     """Resolve every `${…}`. Raises ConfigError for an unknown key in `${…}`, and for knobs without effect."""
     raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     _unread_knobs(raw, sources, chain)
+    model = _merge_layers(raw.get("model"))
+    if model != raw.get("model"):
+        config = config.copy()
+        with open_dict(config):
+            config["model"] = model
     try:
         mapping = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except InterpolationKeyError as error:
@@ -85,6 +106,18 @@ def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) ->
         help = "write a value, or the name of a knob in ${…}"
         raise ConfigError(sources.problem(path, error_reason(error), help=help)) from None
     return Composed(cast(dict[str, Any], mapping), sources, config, tuple(chain))
+
+
+def _merge_layers(value: Any) -> Any:
+    """Merge the changes of each layer in `at`; its index is an integer in files and text in an override `at.0`."""
+    if not isinstance(value, Mapping):
+        return value
+    merged: dict[Any, Any] = {}
+    for key, item in value.items():
+        name = str(key) if str(key) in value else key
+        before = merged.get(name)
+        merged[name] = merge(before, item) if isinstance(before, Mapping) and isinstance(item, Mapping) else item
+    return {name: _merge_layers(item) for name, item in merged.items()}
 
 
 def _leads_nowhere(error: InterpolationKeyError, raw: dict[str, Any], sources: Sources) -> ConfigError:

@@ -180,7 +180,7 @@ class _Drawer:
         return [layer if layer and not reader.startswith(f"{layer.stack}.") else None for layer in known]
 
     def _argument_notes(self, node: Node, info: BlockInfo | None) -> tuple[str, ...]:
-        return labels.argument_notes(node, info, self.varied.get(node.address, ())) if info else ()
+        return labels.argument_notes(node, self.registry, self.varied.get(node.address, ())) if info else ()
 
     def _notes(self, alike: Sequence[Node]) -> list[str]:
         """Return notes on the layers that a node reads, on weights of other nodes, and on its cost."""

@@ -9,7 +9,7 @@ from typing import Any
 from tfm_blocks.figures.drawing import Kind
 from tfm_blocks.figures.text import wrap
 from tfm_blocks.language.spec import TARGET, Input, Node, Step
-from tfm_blocks.registry.blocks import BlockInfo
+from tfm_blocks.registry.blocks import BlockInfo, Registry
 
 LETTERS = 14  # of a line of a title, if its words are shorter
 NOTE_LETTERS = 24
@@ -110,20 +110,20 @@ def step_label(steps: Sequence[Step]) -> tuple[str, str]:
     return " & ".join(words), ", ".join(notes)
 
 
-def argument_notes(node: Node, info: BlockInfo, varied: Collection[str]) -> tuple[str, ...]:
+def argument_notes(node: Node, registry: Registry, varied: Collection[str]) -> tuple[str, ...]:
     """Return lines with the arguments that differ from their defaults, or that are `varied` from layer to layer.
 
     Other arguments that most blocks have are left out.
     """
-    notes = list(_arguments(node, info, COMMON.difference(varied)))
+    notes = list(_arguments(node, registry, COMMON.difference(varied)))
     lines = wrap(notes, NOTE_LETTERS, ", ")
     return (*lines[:3], "…") if len(lines) > 4 else lines
 
 
-def _arguments(node: Node, info: BlockInfo, hidden: Collection[str]) -> Iterator[str]:
-    for name, argument in info.arguments.items():
+def _arguments(node: Node, registry: Registry, hidden: Collection[str]) -> Iterator[str]:
+    for name, argument in registry.blocks[node.block or ""].arguments.items():
         value = node.arguments.get(name)
-        if name in hidden or value == argument.default or value is None:
+        if name in hidden or value == registry.complete(argument.default) or value is None:
             continue
         yield f"{name} {_text(value)}" if argument.kind.category == "" else _text(value)
 

@@ -56,13 +56,13 @@ def read_parts(outline: Outline, address: str) -> Graph:
     nodes = outline.graphs.get(address, {})
     inline = [part for node in nodes if outline.is_inline(node) for part in read_parts(outline, node)]
     if address not in outline.calls:
-        return (_stack(outline, address),)
+        return (*inline, _stack(outline, address))
     join = outline.calls[address]
     return (*inline, _parallel(outline, address, join) if outline.joins_branches(address) else Leaf(join))
 
 
 def _stack(outline: Outline, address: str) -> Stack:
-    layers = outline.inner(address).values()
+    layers = outline.layer_graphs(address)
     copies = {
         index: outline.calls[f"{layer}.last"]
         for index, layer in enumerate(layers)
@@ -75,7 +75,7 @@ def _stack(outline: Outline, address: str) -> Stack:
 def _parallel(outline: Outline, address: str, join: Node) -> Parallel:
     before = outline.calls[f"{address}.pre"] if outline.is_helper(f"{address}.pre") else None
     if address in outline.layers:
-        branches = [read_graph(outline, layer) for layer in outline.inner(address).values()]
+        branches = [read_graph(outline, layer) for layer in outline.layer_graphs(address)]
     else:
         nodes = outline.graphs[address]
         branches = [read_parts(outline, node) for node in nodes if not outline.is_inline(node)]

@@ -12,6 +12,8 @@ from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.expression import Number, evaluate
 from tfm_blocks.registry.values import Kind, Part, convert, example_value
 
+MOST_IN_A_ROW = 32  # args whose arithmetic names the next one
+
 
 class ArgumentError(RuleError):
     """An error in the value at `path`, with a fix in `help`."""
@@ -85,10 +87,10 @@ class Args:
             try:
                 if raw is not None:
                     values[name] = self.convert(raw, argument.kind)
-                    if values[name] != argument.default:
+                    if values[name] != self.registry.complete(argument.default):
                         self.changed.setdefault(raw.path, {}).setdefault(info.name, path)
                 elif not argument.required:
-                    values[name] = argument.default
+                    values[name] = self.registry.complete(argument.default)
                 else:
                     rule = f"{info.name} needs the argument {name} ({argument.kind})"
                     problems.append(ArgumentError(path, rule, f"write {name} on the node or in model.args"))
@@ -135,20 +137,25 @@ class Args:
 
     def evaluate(self, value: str | int) -> Number:
         """Evaluate arithmetic. Raises ValueError with a sentence that continues the argument's name."""
-        return self._evaluate(value, ())
+        return self._evaluate(value, (), dict(self.index))
 
-    def _evaluate(self, value: str | int | float, open_names: tuple[str, ...]) -> Number:
+    def _evaluate(self, value: str | int | float, open_names: tuple[str, ...], known: dict[str, Number]) -> Number:
+        """Evaluate arithmetic in the arg `open_names[-1]`. `known` collects the values of names."""
+
         def lookup(name: str) -> Number:
-            if name in self.index:
-                return self.index[name]
+            if name in known:
+                return known[name]
             if name in open_names:
                 raise ValueError(f"refers to itself: {' → '.join((*open_names, name))}")
+            if len(open_names) == MOST_IN_A_ROW:
+                raise ValueError(f"refers to more than {MOST_IN_A_ROW} args in a row: {' → '.join(open_names[:3])} → …")
             raw = self.find(name)
             if raw is None:
                 raise ValueError(f"needs the unknown arg {name!r}{self._unknown(name)}")
             if isinstance(raw.value, bool) or not isinstance(raw.value, (int, float, str)):
                 raise ValueError(f"uses {name}, which is {shown(raw.value)} and not a number")
-            return self._evaluate(raw.value, (*open_names, name))
+            known[name] = self._evaluate(raw.value, (*open_names, name), known)
+            return known[name]
 
         return evaluate(value, lookup)
 

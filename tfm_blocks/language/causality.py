@@ -30,10 +30,14 @@ class Visibility(Pass):
         return checked
 
     def count_head(self, nodes: Sequence[Node]) -> int:
-        """Count the nodes at the end that treat each position separately and read only the node before."""
+        """Count the nodes at the end that treat each position separately and read only the node before.
+
+        Stochastic depth drops a branch for a whole sequence, which the head does not know.
+        """
         count = 0
         for node in reversed(nodes):
-            separable = self._positionwise(node) and node.residual == node.entry
+            steps = {step.kind for step in (*node.pre, *node.post)}
+            separable = self._positionwise(node) and node.residual == node.entry and "droppath" not in steps
             if not separable or (count and nodes[-count].read != (node.address,)):
                 break
             count += 1

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import ConfigError, Place, Problem, shown, suggest
 from tfm_blocks.language.files import NAME, ModelFile, read_model_file
 from tfm_blocks.language.sources import Sources
+
+MISSING = "???"  # a key that must be set; OmegaConf does not merge it into a value
 
 
 def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[str] = ()) -> list[ModelFile]:
@@ -73,30 +75,30 @@ class _Chain:
 def merge_chain(chain: Sequence[ModelFile]) -> dict[str, Any]:
     """Merge the mappings of all files, including nulls; later files override earlier ones.
 
-    Raises ConfigError if a key holds a list in one file and a mapping in another, since these cannot be merged.
+    Raises ConfigError if a key holds a list in one file and a mapping in another, or a value and then `???`.
     """
     whole: dict[str, Any] = {}
     for file in chain:
-        path = _merge(whole, file.mapping)
-        if path:
+        for path, rule, help in _merge(whole, file.mapping, ()):
             sources = Sources()
             sources.add_file(file.shown, file.text)
-            rule = "is a list in one file and a mapping in another that inherits it, which cannot be merged"
-            help = "use the same type as the inherited file, or another key"
             raise ConfigError(sources.problem(path, rule, help=help))
     return whole
 
 
-def _merge(whole: dict[str, Any], mapping: Mapping[str, Any]) -> tuple[str, ...]:
-    """Merge `mapping` into `whole` and return the path of the first key that cannot be merged, or ()."""
+def _merge(
+    whole: dict[str, Any], mapping: Mapping[str, Any], path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Merge `mapping` into `whole`. Yield the path of each key that cannot be merged, the rule, and a fix."""
     for key, value in mapping.items():
-        before = whole.get(key)
+        before = whole.get(key, MISSING)
         if {type(before), type(value)} == {dict, list}:
-            return (str(key),)
-        if isinstance(before, dict) and isinstance(value, dict):
-            below = _merge(before, value)
-            if below:
-                return (str(key), *below)
+            rule = "is a list in one file and a mapping in another that inherits it, which cannot be merged"
+            yield (*path, str(key)), rule, "use the same type as the inherited file, or another key"
+        elif value == MISSING != before:
+            rule = f"is {MISSING}, which does not replace the value of an inherited file"
+            yield (*path, str(key)), rule, "leave it out, or write a value"
+        elif isinstance(before, dict) and isinstance(value, dict):
+            yield from _merge(before, value, (*path, str(key)))
         else:
             whole[key] = copy.deepcopy(value)
-    return ()

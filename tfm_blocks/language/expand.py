@@ -20,6 +20,7 @@ from tfm_blocks.registry.signature import Port
 
 T = TypeVar("T")
 MAX_NODES = 10_000
+MAX_READS = 30_000  # references of all nodes; `encoder.*` counts each layer
 MISSING_INPUT = "?"  # placeholder for a missing input, so that the problem is reported only once
 
 
@@ -47,18 +48,19 @@ class Context:
 
 
 class TooLargeError(Exception):
-    """Raised when the expansion exceeds `MAX_NODES`."""
+    """Raised with the limit that the expansion exceeds."""
 
 
 class Expander(Pass):
     """Expand a tree into `nodes` in execution order, and collect `problems` and `warnings`.
 
-    `stacks` maps the address of each outermost stack to its number of layers.
+    `stacks` maps the address of each outermost stack to its number of layers; of nested stacks, the innermost count.
     """
 
     def __init__(self, registry: Registry, sources: Sources) -> None:
         super().__init__(registry, sources)
         self.nodes: dict[str, Node] = {}
+        self.reads = 0
         self.layers: list[ExpandedLayer] = []
         self.stacks: dict[str, int] = {}
         self.warnings: list[Problem] = []
@@ -67,11 +69,11 @@ class Expander(Pass):
         """Expand the whole model. The output of its last node is the output of the model."""
         args = Args(self.registry).inner(tree.args, MODEL)
         scope = Scope({tensor.name: NamedOutput(tensor.name) for tensor in tree.inputs})
-        outer = Context(scope, args, self.resolve_add_norm(tree.add_norm, MODEL, AddNorm()))
+        outer = Context(scope, args, self.resolve_add_norm(tree.add_norm, MODEL, AddNorm(), ends=True))
         try:
             sink = self.expand_graph(tree.graph, outer)
-        except TooLargeError:
-            self.report((*MODEL, "graph"), f"expands to more than {MAX_NODES} nodes", "repeat fewer layers")
+        except TooLargeError as error:
+            self.report((*MODEL, "graph"), f"expands to more than {error}", "repeat fewer layers")
             return
         if not self.problems:
             self.problems += find_unread(tree, self.nodes, sink, self.sources)
@@ -92,7 +94,7 @@ class Expander(Pass):
     def expand_node(self, tree: Tree, outer: Context) -> NamedOutput:
         """Expand a node at its address within `outer`."""
         if len(self.nodes) > MAX_NODES:
-            raise TooLargeError
+            raise TooLargeError(f"{MAX_NODES} nodes")
         context = outer.within(tree.name)
         match tree:
             case BlockTree():
@@ -135,13 +137,15 @@ class Expander(Pass):
             return [self.expand_node(item, context).output]
         try:
             output = context.scope.find(item.name)
-            if not item.layer:
-                return [output.output]
             indices = replace(context.args, index=context.index or {})
-            return [self._layer_output(output, layer) for layer in referenced_layers(item, output, indices.evaluate)]
+            layers = referenced_layers(item, output, indices.evaluate) if item.layer else []
+            self.reads += len(layers) or 1
+            if self.reads > MAX_READS:
+                raise TooLargeError(f"{MAX_READS} references")
+            return [self._layer_output(output, layer) for layer in layers] or [output.output]
         except ValueError as error:
-            layers = "encoder.0 is the first layer, encoder.-1 the last"
-            help = error.help if isinstance(error, RuleError) else layers
+            example = "encoder.0 is the first layer, encoder.-1 the last"
+            help = error.help if isinstance(error, RuleError) else example
             self.report(path, str(error), help)
             return []
 
@@ -159,11 +163,14 @@ class Expander(Pass):
 
     def _block(self, tree: BlockTree, context: Context) -> Node:
         info = tree.info
-        if info.weightless:  # its arguments may use `i` even in shared layers
-            context = replace(context, owner=context.address, args=replace(context.args, index=context.index or {}))
         context = replace(context, args=context.args.inner(tree.args, tree.path))
         reads = self.resolve_ports(tree, info, context)
+        if info.weightless:  # its own arguments may use `i` even in shared layers
+            context = replace(context, owner=context.address, args=replace(context.args, index=context.index or {}))
         add_norm = self.resolve_add_norm(tree.add_norm, tree.path, context.add_norm if info.branch else AddNorm())
+        if add_norm.pre and info.signature.ports[0].many:
+            rule = f"has add & norm operations before {info.name}, whose first port takes several tensors"
+            self.report((*tree.path, "add_norm"), rule, "write them on the nodes that it reads")
         return Node(
             context.address,
             tree.path,
@@ -236,8 +243,14 @@ class Expander(Pass):
             self.report(error.path, str(error), error.help)
         return resolved
 
-    def resolve_add_norm(self, value: Any, path: Path, inherited: AddNorm) -> AddNorm:
-        """Return the inherited add & norm, changed by the value of the key `add_norm`."""
+    def resolve_add_norm(self, value: Any, path: Path, inherited: AddNorm, *, ends: bool = False) -> AddNorm:
+        """Return the inherited add & norm, changed by the value of the key `add_norm`.
+
+        `ends` is True for the model and for outermost stacks, which have operations at their end.
+        """
+        if not ends and isinstance(value, Mapping) and value.get("last") is not None:
+            rule = f"last acts at the end of an outermost stack, but {path[-1]} is not one"
+            self.report((*path, "add_norm", "last"), rule, "write it on the outermost stack, or write a block norm")
         try:
             return inherited if value is None else read_add_norm(value, inherited, (*path, "add_norm"))
         except ValueError as error:

@@ -18,6 +18,7 @@ SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LARGEST = 64 * 1024
 DEEPEST = 32
 LONGEST_INTEGER = 100
+INDEX = re.compile(r"0|-?[1-9][0-9]*")  # of a layer; OmegaConf does not merge 0x0 and "0" into 0
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 _KNOB = re.compile(r"\$\{[A-Za-z_]\w*\}")
 _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
@@ -124,6 +125,9 @@ def _plain(node: yaml.Node | None, file: str) -> None:
             rule = f"has a key that YAML does not read as a name: {shown(key.value)}"
             raise _refuse(file, rule, line, "put it in quotes")
         _plain_scalar(key, file)
+        if key.tag.endswith(":int") != bool(INDEX.fullmatch(key.value)):
+            rule = f"has the key {shown(key.value)}, but the index of a layer is a decimal number without quotes"
+            raise _refuse(file, rule, line, "write 0 for the first layer, -1 for the last")
         if key.value in seen:
             raise _refuse(file, f"has the key {shown(key.value)} twice", line, "remove one of them")
         seen.add(key.value)
@@ -151,15 +155,20 @@ def _root(mapping: dict[str, Any], file: str, text: str, root_keys: Collection[s
         if key in root_keys or not str(key).isidentifier() or str(key).startswith("_"):
             help = "give the knob another name"
             raise _refuse(file, f"cannot set {shown(key)}: a model file sets only its own knobs", line, help)
-    return _parents(mapping.get("defaults") or [], file)
+    return _parents(mapping.get("defaults", []), file)
 
 
-def _parents(defaults: Any, file: str) -> tuple[str, ...]:
-    names = defaults if isinstance(defaults, list) else [defaults]
+def _parents(names: Any, file: str) -> tuple[str, ...]:
+    if not isinstance(names, list):
+        raise _refuse(
+            file, f"defaults must be a list of models, but is {shown(names)}", help="defaults: [base, _self_]"
+        )
     for name in names:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             rule = f"defaults lists names of models, but has {shown(name)}"
             raise _refuse(file, rule, help="defaults: [base, _self_]")
+    if names.count("_self_") > 1:
+        raise _refuse(file, "has _self_ twice in its defaults", help="write it once, as the last entry")
     if "_self_" in names and names[-1] != "_self_":
         raise _refuse(file, "has _self_ before a parent: a model must come after its parents", help="put _self_ last")
     return tuple(name for name in names if name != "_self_")

@@ -28,15 +28,16 @@ def write_part(part: Part, registry: Registry, hidden: Collection[str] = ()) -> 
     changed = [
         f"{name}={write_value(value, registry)}"
         for name, value in part.arguments.items()
-        if name not in hidden and value != defaults[name].default
+        if name not in hidden and value != registry.complete(defaults[name].default)
     ]
     return f"{part.block}({', '.join(changed)})" if changed else part.block
 
 
 def write_node(node: GraphNode, outline: Outline, hidden: Collection[str] = ()) -> str:
     """Write a node, such as `attention(heads=8)`, `6 layers of attn, ffn` or `sum of attn, ffn`."""
-    graphs = list(outline.inner(node.address).values())
-    inner = ", ".join(local_name(address) for address in outline.graphs[graphs[0]]) if graphs else ""
+    graph = next(iter(outline.inner(node.address).values()), "")
+    nodes = outline.graphs[graph] if graph else ()
+    inner = ", ".join(local_name(address) for address in nodes if not outline.is_inline(address))
     if node.part is None:
         return f"{node.layers} layer{'s' * (node.layers > 1)} of {inner}"
     copies = f"{node.layers} × " if node.layers else ""
@@ -68,7 +69,7 @@ def write_step(step: Step, registry: Registry) -> str:
 def write_references(references: Sequence[str], reader: str, outline: Outline) -> str:
     """Write what a port of the node `reader` reads; all layers of a stack are `encoder.*`."""
     stack = references[-1] if references else ""
-    layers = [*outline.inner(stack).values()][:-1] if stack in outline.layers else []
+    layers = outline.layer_graphs(stack)[:-1]
     if layers and list(references) == [*layers, stack]:
         return f"{stack}.*"
     return ", ".join(write_reference(reference, reader, outline) for reference in references) or "–"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from tfm_blocks.language.spec import Node, Spec, Step
 from tfm_blocks.registry.blocks import Registry
@@ -61,11 +62,14 @@ class Outline:
         self.exits = dict(self._find_exits())
         self.nodes = {address: self._node(address) for graph in self.graphs.values() for address in graph}
 
+    def layer_graphs(self, address: str) -> list[str]:
+        """Return the graphs of the layers of a repeated node."""
+        return [f"{address}.{index}" for index in range(self.layers.get(address, 0))]
+
     def inner(self, address: str) -> dict[str, str]:
-        """Return the graphs directly inside a node: one for each layer, or one under the key ""."""
-        if address in self.layers:
-            return {str(index): f"{address}.{index}" for index in range(self.layers[address])}
-        return {"": address} if address in self.graphs else {}
+        """Return the graphs directly inside a node: those of layers, and under "" its branches and inline nodes."""
+        layers = {str(index): graph for index, graph in enumerate(self.layer_graphs(address))}
+        return {**layers, "": address} if address in self.graphs else layers
 
     def is_parallel(self, graph: str) -> bool:
         """Return True if the nodes of the graph are branches, which do not read each other by default."""
@@ -113,9 +117,7 @@ class Outline:
         info = self.registry.blocks[call.block or ""]
         if not info.alias_of:
             return Part(info.name, call.arguments)
-        block = self.registry.blocks[info.alias_of]
-        defaults = {name: argument.default for name, argument in block.arguments.items()}
-        return Part(block.name, {**defaults, **info.translate(call.arguments)})
+        return cast(Part, self.registry.complete(Part(info.alias_of, info.translate(call.arguments))))
 
     def _reads(self, call: Node) -> dict[str, tuple[str, ...]]:
         if self.joins_branches(call.address):
@@ -131,9 +133,7 @@ class Outline:
 
     def is_inline(self, address: str) -> bool:
         """Return True for a block that is written inside of a port, such as `cross.in_kv`."""
-        host, _, name = address.rpartition(".")
-        ports = self.calls[host].reads if host in self.calls else ()
-        return any(name == f"in_{port}" or name.startswith(f"in_{port}_") for port in ports)
+        return local_name(address).startswith("in_")  # no other node may have such a name
 
     def _input(self, address: str) -> str:
         """Return the reference that a stack or a parallel reads."""
@@ -146,8 +146,10 @@ class Outline:
         """Return the reference that the first port of a node reads by default: the previous node's output."""
         graph = address.rpartition(".")[0]
         host, _, index = graph.rpartition(".")
+        if self.is_inline(address):
+            return self._default(graph)
         if self.is_parallel(graph):
-            return self._default(graph) if self.is_inline(address) else self._input(graph)
+            return self._input(graph)
         place = self.graphs[graph][address]
         if place:
             return list(self.graphs[graph])[place - 1]

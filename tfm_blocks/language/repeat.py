@@ -50,15 +50,18 @@ def expand_layers(expander: Expander, tree: LayerTree, context: Context) -> Name
 
 
 def _stack(expander: Expander, tree: LayerTree, context: Context, count: int) -> NamedOutput:
-    add_norm = expander.resolve_add_norm(tree.add_norm, tree.path, context.add_norm)
+    add_norm = expander.resolve_add_norm(tree.add_norm, tree.path, context.add_norm, ends=not context.stack)
     entry = expander.resolve_entry(tree, context)
-    if not context.stack:
-        expander.stacks[context.address] = count
+    expander.stacks.setdefault(context.stack or context.address, 0)
     exits = []
     for index in range(count):
         scope = Scope({ENTRY: NamedOutput(entry)}, context.scope, tree.name)
         inside = replace(_layer(tree, context, index, count), scope=scope, add_norm=add_norm, entry=entry)
+        counted = expander.stacks[inside.stack]
         exit = expander.expand_graph(_graph(expander, tree, index, count), inside)
+        is_innermost = expander.stacks[inside.stack] == counted
+        if is_innermost and (count > 1 or not context.stack):  # an inner `layer` without repeat only groups nodes
+            expander.stacks[inside.stack] += 1
         expander.layers.append(ExpandedLayer(tree.path, entry, exit, count))
         exits.append(exit)
         entry = exit

@@ -39,7 +39,7 @@ def build_schema(registry: Registry) -> Schema:
         "title": "A model file of tfm-blocks",
         "type": "object",
         "properties": {
-            "defaults": {"anyOf": [name, {"type": "array", "items": name}, NULL]},
+            "defaults": {"type": "array", "items": name},
             "model": {"$ref": "#/$defs/model"},
         },
         "propertyNames": {"pattern": r"^[^\W\d]\w*$"},

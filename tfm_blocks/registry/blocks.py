@@ -148,6 +148,16 @@ class Registry:
         failed = [f"it may be a block of the plug-in {plugin}, which failed to load" for plugin in sorted(self.broken)]
         return "; ".join([suggest(str(name), known), *failed])
 
+    def complete(self, value: Any) -> Any:
+        """Add the defaults of the arguments that a part does not set, so that equal parts have equal values."""
+        if not isinstance(value, Part):
+            return value
+        declared = self.blocks[value.block].arguments.values()
+        defaults = {argument.name: argument.default for argument in declared if not argument.required}
+        return Part(
+            value.block, {name: self.complete(inner) for name, inner in {**defaults, **value.arguments}.items()}
+        )
+
     def make(self, part: Part, *sizes: int) -> Any:
         """Construct the module of a part, with the first of `sizes` that its constructor takes."""
         info = self.blocks[part.block]
