@@ -14,7 +14,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
-from tfm_blocks.scoring.perplexity import perplexity
+from tfm_blocks.scoring.perplexity import Perplexity, perplexity
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Sampling, Search
 from tfm_blocks.translation.stream import Generating, Translating
@@ -183,3 +183,8 @@ def test_perplexity_matches_every_token_after_those_before_it_in_its_row(one_seq
     assert result.bytes == sum(len(line) + 1 for line in lines if line)
     assert result.per_token == pytest.approx(math.exp(nll / len(ids)), rel=1e-4)
     assert result.bits_per_byte == pytest.approx(nll / math.log(2) / result.bytes, rel=1e-4)
+
+
+def test_a_perplexity_that_overflows_is_infinite():
+    result = Perplexity(nll=2000.0, tokens=2, words=2, bytes=300)
+    assert (result.per_token, result.per_word) == (math.inf, math.inf) and result.bits_per_byte < 10
