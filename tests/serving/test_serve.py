@@ -290,6 +290,15 @@ def test_two_hundred_clients_have_three_times_the_throughput_of_one(translator):
     assert together > 3 * alone
 
 
+def test_an_address_in_use_is_one_error_with_status_2(translator, tmp_path):
+    save(translator, tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        command = [sys.executable, "-m", "tfm_blocks", "serve", tmp_path / "run", "--port", port, "--device", "cpu"]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and f"127.0.0.1, port {port}" in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.grid
 def test_sigterm_finishes_what_runs_and_no_new_request_is_accepted(translator, tmp_path):
     save(translator, tmp_path / "run")
