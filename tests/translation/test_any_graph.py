@@ -167,6 +167,26 @@ def test_commands_that_translate_refuse_a_run_of_plain_text(command, tmp_path, m
     )
 
 
+@pytest.fixture
+def run_of_64_positions(tmp_path):
+    """Write a run of plain text whose model has 64 positions."""
+    network = tfm.build("gpt2", vocab=tokenizer.size, max_length=64, **SIZES)
+    tfm.save(network, tmp_path / "run", tokenizer=tokenizer)
+    return tmp_path / "run"
+
+
+def test_the_context_of_a_perplexity_is_at_most_the_positions(run_of_64_positions, tmp_path, capsys):
+    (tmp_path / "text").write_text("zwei Kinder spielen am Fluss\n" * 20)
+    command = ["evaluate", str(run_of_64_positions), "--text", str(tmp_path / "text")]
+    main(command)
+    default = capsys.readouterr().out
+    main([*command, "--context", "64"])
+    assert capsys.readouterr().out == default
+    with pytest.raises(SystemExit) as left:
+        main([*command, "--context", "65"])
+    assert left.value.code == 2 and "--context: must be at most 64" in capsys.readouterr().err
+
+
 @torch.no_grad()
 def test_perplexity_matches_every_token_after_those_before_it_in_its_row(one_sequence):
     lines = ["zwei Kinder spielen", "", "am Fluss steht ein Haus"]

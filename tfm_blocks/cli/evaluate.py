@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.saved_scores import evaluate_and_save
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.translation.settings import BleuTokenizer, Search
+
+if TYPE_CHECKING:
+    from tfm_blocks.translation.translator import Translator
 
 
 def add_commands(commands: options.Commands) -> None:
@@ -31,7 +34,7 @@ def add_commands(commands: options.Commands) -> None:
         metavar="FILE",
         help="text whose perplexity is computed, in the format of the training text",
     )
-    what = "with --text: context length in tokens (as in training, else 512)"
+    what = "with --text: context length in tokens (as in training, else 512 or the model's positions)"
     command.add_argument("--context", type=options.count, metavar="N", help=what)
     command.add_argument("--against", type=Path, metavar="RUN2", help="another run, to test the differences")
     command.add_argument("--tokenised", action="store_true", help="also compute BLEU of lower-cased, tokenised text")
@@ -61,15 +64,28 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 def _evaluate_text(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.documents import read_documents
     from tfm_blocks.report.scores import show_perplexity
-    from tfm_blocks.runs.config import trained_context, trained_documents
-    from tfm_blocks.scoring.perplexity import DEFAULT_CONTEXT, perplexity
+    from tfm_blocks.runs.config import trained_documents
+    from tfm_blocks.scoring.perplexity import perplexity
 
     translator = options.translator_of(arguments)
-    context = arguments.context or trained_context(arguments.folder) or DEFAULT_CONTEXT
+    context = _context(arguments, translator)
     documents = read_documents(arguments.text, "--text", *trained_documents(arguments.folder))
     with options.precision_of(arguments, translator.network):
         result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
     show_perplexity(result, str(arguments.folder), as_json=arguments.json)
+
+
+def _context(arguments: argparse.Namespace, translator: Translator) -> int:
+    """Return the context length, at most the model's positions. Raises ConfigError for a longer --context."""
+    from tfm_blocks.language.spec import TARGET
+    from tfm_blocks.runs.config import trained_context
+    from tfm_blocks.scoring.perplexity import DEFAULT_CONTEXT
+
+    longest = translator.network.longest(TARGET).tokens
+    if arguments.context and arguments.context > longest:
+        rule = f"must be at most {longest}, the model's positions, but is {arguments.context}"
+        raise ConfigError(Problem("--context", rule, help=f"--context {longest}"))
+    return arguments.context or int(min(trained_context(arguments.folder) or DEFAULT_CONTEXT, longest))
 
 
 def _evaluate_translations(arguments: argparse.Namespace) -> None:
