@@ -15,6 +15,16 @@ from tfm_blocks.translation.settings import BleuTokenizer, Search
 if TYPE_CHECKING:
     from tfm_blocks.translation.translator import Translator
 
+SEARCH = ("beam", "patient", "alpha", "penalty", "coverage", "max_tokens", "strict")
+UNUSED = {  # options without effect in each mode, and the reason
+    "test": (
+        "--test scores the final weights on one test set",
+        ("src", "ref", "text", "against", "checkpoint", "context"),
+    ),
+    "text": ("--text computes a perplexity without a search", ("src", "ref", "against", "bleu", "tokenised", *SEARCH)),
+    "src": ("--src and --ref score translations", ("context",)),
+}
+
 
 def add_commands(commands: options.Commands) -> None:
     """Add the parser of `tfm evaluate`."""
@@ -41,16 +51,18 @@ def add_commands(commands: options.Commands) -> None:
     command.add_argument("--bleu", choices=get_args(BleuTokenizer), default="13a", help="sacreBLEU's tokenizer (13a)")
     options.add_json(command)
     options.add_search(command)
+    command.set_defaults(default_of=command.get_default)
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     from tfm_blocks.launch.process_settings import keep_freed_memory
 
     keep_freed_memory()
+    _refuse_other_modes(arguments)
     if arguments.test is not None:
         evaluate_and_save(arguments)
         return
-    if (arguments.text is None) == (arguments.src is None and arguments.ref is None):
+    if arguments.text is None and arguments.src is None and arguments.ref is None:
         rule = "needs --src and --ref, or --text or --test alone"
         raise ConfigError(Problem("evaluate", rule, help="--src FILE --ref FILE scores translations"))
     if arguments.text:
@@ -59,6 +71,16 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         raise ConfigError(Problem("evaluate", "needs both --src and --ref", help="--src FILE --ref FILE"))
     else:
         _evaluate_translations(arguments)
+
+
+def _refuse_other_modes(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for options without effect in the mode, the first of --test, --text and --src."""
+    mode = next((mode for mode in UNUSED if getattr(arguments, mode) is not None), "src")
+    reason, names = UNUSED[mode]
+    for name in names:
+        if getattr(arguments, name) != arguments.default_of(name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(Problem(option, f"{reason}, so it cannot be combined with {option}", help="leave it out"))
 
 
 def _evaluate_text(arguments: argparse.Namespace) -> None:
