@@ -129,6 +129,19 @@ def test_a_wrong_request_is_refused_with_address_and_rule(server, path, body, st
     assert reply["error"]["help"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "status", "rule"),
+    [
+        ("/generate", {"prompts": ["am", "Haus " * 1100]}, 413, "the maximum is 1024"),
+        ("/generate", {"prompts": ["am"], "beam": 2, "coverage": 0.2}, 422, "needs cross-attention"),
+        ("/translate", {"texts": ["am"], "beam": 2, "coverage": 0.2}, 422, "needs cross-attention"),
+    ],
+)
+def test_a_request_beyond_a_model_without_sources_is_refused(continuing, path, body, status, rule):
+    response = post(continuing[0], path, body)
+    assert response.status_code == status and rule in response.json()["error"]["rule"]
+
+
 def test_json_without_its_header_is_refused_with_the_header(server):
     response = httpx.post(f"http://127.0.0.1:{server[0]}/translate", content='{"texts": ["Haus"]}')
     assert response.status_code == 422

@@ -1,6 +1,7 @@
 """Translating with several sources and without any, continuing prompts, and perplexity, against naive loops."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,8 +128,35 @@ def test_a_prompt_is_continued_as_by_one_forward_a_token(one_sequence):
     outputs = one_sequence.generate(prompts, 7, Search())
     for prompt, (best,) in zip(prompts, outputs, strict=True):
         assert list(best.ids) == naive_greedy(one_sequence.network, [BOS, *tokenizer.encode(prompt)], 7)
-    lines = Generating(one_sequence, Search(), 500, False, tokens=7)
-    assert lines.written(prompts[0], outputs[0][0]) == prompts[0] + outputs[0][0].text
+    lines = Generating(one_sequence, Search(), 500, False, tokens=7).outputs(prompts, [], 1)
+    assert [output.text for (output,) in lines] == [
+        prompt + output.text for prompt, (output,) in zip(prompts, outputs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("search", [Search(), Search(max_tokens=9)], ids=["positions", "--max-tokens"])
+def test_a_long_prompt_is_cut_with_a_warning_or_refused(search, run_of_64_positions, capsys):
+    translator, long = tfm.load(run_of_64_positions), "zwei Kinder " * 50
+    work = Generating(translator, search, 500, False, tokens=3)
+    (short,), (output,) = work.outputs(["am Fluss", long], [], 1)
+    assert short.text.startswith("am Fluss")
+    most = min(search.max_tokens, 63)
+    assert f"warning: stdin:2: the line has 101 tokens, but the maximum is {most}" in capsys.readouterr().err
+    prompt = output.text.removesuffix(tokenizer.decode(output.ids))
+    assert len(tokenizer.encode(prompt)) in (most - 1, most) and long.startswith(prompt)
+    with pytest.raises(DataError, match=f"the maximum is {most}"):
+        replace(work, strict=True).outputs(["am Fluss", long], [], 1)
+
+
+def test_a_number_of_tokens_that_no_memory_could_hold_is_refused(run_of_64_positions, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["generate", str(run_of_64_positions), "--tokens", "999999999999"])
+    assert left.value.code == 2 and "--tokens: must be at most 1,000,000" in capsys.readouterr().err
+
+
+def test_the_limit_of_a_long_line_is_max_tokens_for_a_model_without_positions(one_sequence, capsys):
+    Translating(one_sequence, Search(max_tokens=5), 500, False).outputs(["zwei Kinder " * 9], [], 1)
+    assert "the maximum is 5, by --max-tokens" in capsys.readouterr().err
 
 
 def test_generated_text_ends_at_the_most_tokens_and_draws_alike_in_any_batch(one_sequence):
