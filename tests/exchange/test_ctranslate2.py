@@ -1,6 +1,7 @@
 """CTranslate2 gives the outputs of the run, and graphs that the export does not cover are refused by node."""
 
 import json
+import os
 import re
 import sys
 
@@ -13,7 +14,7 @@ from tests.exchange.published import VOCAB, publish
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
-from tfm_blocks.errors import RunError
+from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.exchange.ctranslate2.comparison import compare_log_p
 from tfm_blocks.exchange.ctranslate2.export import export_to_ctranslate2, write_network
 from tfm_blocks.exchange.ctranslate2.rules import read_engine_graph, table
@@ -175,6 +176,8 @@ def test_the_command_writes_a_folder_with_a_certificate(run, tmp_path, capsys):
     [
         (["--to", "huggingface", "--quantization", "int8"], "--quantization: is an option of --to ctranslate2"),
         (["--to", "ctranslate2", "--ref", "FILE"], "--ref: needs as many lines as --src, but they have 1 and 0"),
+        (["--to", "ctranslate2", "--src", "FILE", "--ref", os.devnull], "but they have 0 and 1"),
+        (["--to", "ctranslate2", "--src", os.devnull], "--src: has no line"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message, run, tmp_path, capsys):
@@ -190,6 +193,28 @@ def test_a_missing_library_is_reported_before_anything_is_written(run, tmp_path,
     with pytest.raises(RunError, match="the library is not installed"):
         export_to_ctranslate2(run, tmp_path / "new", "float32")
     assert not (tmp_path / "new").exists()
+
+
+def test_an_empty_translation_is_compared_too(run, tmp_path):
+    tokenizer = tfm.load(run).tokenizer
+    network = tfm.build("marian", **{**SIZES, "vocab": tokenizer.size, "first_id": 1})
+    with torch.no_grad():
+        network.get_parameter("logits.block.bias")[Tokenizer.EOS - 1] += 20  # rows begin with id 1
+    tfm.save(network, tmp_path / "silent", tokenizer=tokenizer)
+    certificate = export_to_ctranslate2(tmp_path / "silent", tmp_path / "new", "float32", ["a house", "a boat"])
+    assert tfm.load(tmp_path / "silent").translate(["a house"], beam=4) == [""]
+    assert certificate.translations.equal == 2
+
+
+def test_a_failed_export_leaves_no_folder(run, tmp_path):
+    pytest.importorskip("ctranslate2")
+    tokenizer = tfm.load(run).tokenizer
+    network = tfm.build("bart", **{**SIZES, "vocab": tokenizer.size, "max_length": 30})
+    tfm.save(network, tmp_path / "short", tokenizer=tokenizer)
+    with pytest.raises(DataError, match="sentence 1: has"):
+        export_to_ctranslate2(tmp_path / "short", tmp_path / "new", "float32", ["a house " * 40])
+    assert not (tmp_path / "new").exists()
+    export_to_ctranslate2(tmp_path / "short", tmp_path / "new", "float32", ["a house"])
 
 
 @pytest.mark.grid

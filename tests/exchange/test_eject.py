@@ -271,6 +271,13 @@ def test_the_command_writes_the_file_and_the_weights(tmp_path, capsys):
     names["Model"]().load_state_dict(torch.load(tmp_path / "model.pt"), strict=True)
 
 
+def test_the_model_and_the_weights_need_two_files(tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["eject", "tiny", "-o", str(tmp_path / "model"), "--weights", str(tmp_path / "." / "model")])
+    assert left.value.code == 2 and "--weights: must be another file than that of -o" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_block_whose_source_is_not_covered_is_refused_by_node():
     name = tests.exchange.wrong_sources.NAME
     inputs, args = {"src": "B S"}, {"d_model": 8, "vocab": 11}

@@ -1,5 +1,7 @@
 """Folders of published models become runs: equal logits, equal output, and back to the same bytes."""
 
+import shlex
+
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -121,6 +123,13 @@ def test_the_output_matrix_may_be_tied_or_not(name, tie, tmp_path):
     assert far_apart(*logits_of_both(theirs, translator)) < 1e-5
     export_run(tmp_path / "run", tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(tmp_path / "theirs")
+
+
+def test_the_printed_command_quotes_its_paths(tmp_path, capsys):
+    publish("gpt2", tmp_path / "theirs")
+    main(["import", str(tmp_path / "theirs"), "-o", str(tmp_path / "a b")])
+    command = shlex.split(capsys.readouterr().out.splitlines()[1])
+    assert command[-3:-1] == [f"init_from={tmp_path / 'a b'}", f"data.tokenizer={tmp_path / 'a b'}"]
 
 
 def test_the_commands_import_and_export(tmp_path, capsys):

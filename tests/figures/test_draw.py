@@ -9,6 +9,7 @@ from tfm_blocks.errors import ConfigError
 from tfm_blocks.figures.content import Content, Cost
 from tfm_blocks.figures.draw import draw_model
 from tfm_blocks.figures.drawing import boxes
+from tfm_blocks.figures.labels import cost_notes
 from tfm_blocks.registry.blocks import REGISTRY
 
 PAPER = {  # figure 1 of Vaswani et al. 2017, from bottom to top
@@ -202,6 +203,14 @@ def test_shapes_and_costs_are_shown_on_request_only():
     full = drawing_of(spec, shapes=True, costs={"encoder.0.ffn": Cost(2_099_712, 67_108_864)})
     assert box_at(full, "src").output == "B S" and box_at(full, "logits").output == "B T 37000"
     assert box_at(full, "encoder.0.ffn").notes == ("2.1M parameters", "67.1M multiply-adds")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "999"), (1000, "1k"), (999_499, "999k"), (999_500, "1M"), (999_500_000, "1G"), (1_000_000_000_000, "1T")],
+)
+def test_a_count_is_rounded_to_three_digits_of_its_unit(count, text):
+    assert cost_notes(count, 0) == (f"{text} parameters",)
 
 
 def test_the_figure_of_a_layer_has_what_it_reads_as_inputs():

@@ -488,7 +488,7 @@ WRONG = {
     "an eps below 0": (
         "{args: {norm: {block: layernorm, eps: -1}}}",
         "model.graph.encoder.layer.attn",
-        "the variance is not below 0 (eps >= 0), but eps = -1.0",
+        "a variance may be 0 (eps > 0), but eps = -1.0",
     ),
     "a category that is a list": (
         "{args: {norm: [layernorm]}}",
@@ -589,6 +589,11 @@ WRONG = {
         "{graph: {both: {block: sum, in: [encoder, tgt_emb], before: tgt_pos}}}",
         "model.graph.both",
         "N is S in encoder.3.ffn, but T in tgt_emb (B T 128)",
+    ),
+    "operations before several tensors": (
+        "{graph: {both: {block: sum, in: [encoder, encoder], add_norm: {pre: [{scale: 0.5}]}, before: tgt_emb}}}",
+        "model.graph.both.add_norm",
+        "has add & norm operations before sum, whose first port takes several tensors",
     ),
     "the target end to end with a source": (
         "{graph: {both: {block: concat_sequence, in: [encoder, tgt_emb], before: tgt_pos}}}",

@@ -168,6 +168,16 @@ def test_padding_that_the_caller_names_may_come_first():
     torch.testing.assert_close(net(tgt=left_BT, keep={"tgt": keep_BT})[:, 3:], net(tgt=tgt_BT), **CLOSE)
 
 
+def test_stochastic_depth_is_not_part_of_the_head():
+    """It drops a branch for a whole sequence, and the head has no sequences."""
+    graph = {
+        "emb": {**EMBED, "in": "tgt"},
+        "gelu": {"block": "gelu", "add_norm": {"post": [{"droppath": 0.5}]}},
+        "logits": {"block": "unembed"},
+    }
+    assert [call.address for call in network({"tgt": "B T"}, graph).head_calls] == ["logits"]
+
+
 @torch.no_grad()
 def test_the_head_is_every_position_wise_node_at_the_end():
     graph = {

@@ -11,10 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+import tfm_blocks as tfm
 from tests.browser import browser, contrast
 from tfm_blocks.errors import ConfigError, DataError
 from tfm_blocks.report.attention_page import GAP, check_path, draw, render_attention, save_attention
 from tfm_blocks.translation.sentence_attention import attention_of
+from tfm_blocks.translation.translator import Translator
 
 TEXT = "zwei Kinder spielen"
 
@@ -30,6 +32,18 @@ def test_a_target_is_the_greedy_translation_or_the_one_given(translator, attenti
     assert forced.target == "am Fluss"
     assert "".join(forced.tokens["tgt"]) == "<bos>am▁Fluss"
     assert "".join(forced.tokens["src"]) == "zwei▁Kinder▁spielen<eos>"
+
+
+def test_a_target_beyond_the_positions_is_refused_and_an_output_that_fills_them_is_drawn(translator):
+    knobs = {"layers": 1, "d_model": 16, "d_ff": 16, "heads": 2, "vocab": translator.tokenizer.size}
+    short = Translator(tfm.build("bart", max_length=12, seed=4, **knobs).eval(), translator.tokenizer)
+    assert len(attention_of(short, "am Fluss").tokens["tgt"]) == 12
+    with pytest.raises(
+        DataError, match=r"--target: has \d+ tokens, bos or eos included, but the model has 12 positions"
+    ):
+        attention_of(short, "am Fluss", "zwei " * 20)
+    with pytest.raises(DataError, match="src: has"):
+        attention_of(short, "zwei " * 20, "am Fluss")
 
 
 def test_every_head_of_every_layer_is_in_the_pictures(attention):

@@ -97,12 +97,17 @@ def test_scores_of_earlier_weights_do_not_count(sweep, capsys):
     ("arguments", "status", "message"),
     [
         (["--test", "--src", "x"], 2, "error: --src: --test scores the final weights on one test set"),
+        (["--test", "--context", "4"], 2, "error: --context: --test scores the final weights on one test set"),
+        (["--text", "x", "--bleu", "none"], 2, "error: --bleu: --text computes a perplexity without a search"),
+        (["--text", "x", "--max-tokens", "3"], 2, "error: --max-tokens: --text computes a perplexity"),
+        (["--text", "x", "--against", "x"], 2, "error: --against: --text computes a perplexity"),
+        (["--src", "x", "--ref", "x", "--context", "3"], 2, "error: --context: --src and --ref score translations"),
         (["--test", "missing.tsv"], 1, "missing.tsv"),
         (["--test", "one.tsv"], 1, "each line needs 2 tab-separated texts (src, the reference), but line 1 has 1"),
         (["--test", "empty.tsv"], 1, "but there is no line"),
     ],
 )
-def test_a_test_set_that_does_not_fit_is_refused(arguments, status, message, sweep, monkeypatch, capsys):
+def test_a_test_set_or_an_option_that_does_not_fit_is_refused(arguments, status, message, sweep, monkeypatch, capsys):
     monkeypatch.chdir(sweep.parent)
     (sweep.parent / "one.tsv").write_text("no tab\n")
     (sweep.parent / "empty.tsv").write_text("")
@@ -110,6 +115,29 @@ def test_a_test_set_that_does_not_fit_is_refused(arguments, status, message, swe
         main(["evaluate", str(sweep), *arguments])
     assert left.value.code == status and message in capsys.readouterr().err
     assert not list(sweep.glob("*/scores"))
+
+
+def test_two_files_never_share_a_name_of_scores(sweep, tmp_path, capsys):
+    run, saved = sweep / "seed-1", []
+    for name in ("test.de.tsv", "test.fr.tsv", "тест.tsv", "测试.tsv"):
+        (tmp_path / name).write_text(f"{name}\t{SOURCES[0]}\n")
+        main(["evaluate", str(run), "--test", str(tmp_path / name)])
+        saved.append(SavedScores.read(scores_folder(run, f"greedy-{name.removesuffix('.tsv')}")).test)
+    assert saved == ["test.de.tsv", "test.fr.tsv", "тест.tsv", "测试.tsv"]
+    (tmp_path / "test.de.tsv").write_text("another\ttest set\n")
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(run), "--test", str(tmp_path / "test.de.tsv")])
+    assert "greedy-test.de: has the scores of another test set" in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_be_scored_is_named_after_the_scores_of_the_others(sweep, tmp_path, translator, capsys):
+    write_model(sweep / "seed-1", translator.network.spec.mapping, [], ["src", "other", "tgt"])
+    (sweep / "seed-1" / "tokenizer.json").write_text("{}")
+    with pytest.raises(SystemExit) as left:
+        main(["evaluate", str(sweep), "--test"])
+    shown = capsys.readouterr()
+    assert left.value.code == 1 and "saved as scores/greedy in 1 run;" in shown.out and "seed-1" in shown.err
+    assert scores_folder(sweep / "seed-2", "greedy").is_dir() and not scores_folder(sweep / "seed-1", "greedy").exists()
 
 
 def test_unknown_scores_are_refused_with_the_known_ones(sweep, capsys):

@@ -129,6 +129,19 @@ def test_a_wrong_request_is_refused_with_address_and_rule(server, path, body, st
     assert reply["error"]["help"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "status", "rule"),
+    [
+        ("/generate", {"prompts": ["am", "Haus " * 1100]}, 413, "the maximum is 1024"),
+        ("/generate", {"prompts": ["am"], "beam": 2, "coverage": 0.2}, 422, "needs cross-attention"),
+        ("/translate", {"texts": ["am"], "beam": 2, "coverage": 0.2}, 422, "needs cross-attention"),
+    ],
+)
+def test_a_request_beyond_a_model_without_sources_is_refused(continuing, path, body, status, rule):
+    response = post(continuing[0], path, body)
+    assert response.status_code == status and rule in response.json()["error"]["rule"]
+
+
 def test_json_without_its_header_is_refused_with_the_header(server):
     response = httpx.post(f"http://127.0.0.1:{server[0]}/translate", content='{"texts": ["Haus"]}')
     assert response.status_code == 422
@@ -288,6 +301,15 @@ def test_two_hundred_clients_have_three_times_the_throughput_of_one(translator):
         together = asyncio.run(closed_loop(port, texts, expected, 200, 60)) / 60
     print(f"{alone:.0f} requests/s by one client, {together:.0f} by 200")
     assert together > 3 * alone
+
+
+def test_an_address_in_use_is_one_error_with_status_2(translator, tmp_path):
+    save(translator, tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        command = [sys.executable, "-m", "tfm_blocks", "serve", tmp_path / "run", "--port", port, "--device", "cpu"]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and f"127.0.0.1, port {port}" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.grid

@@ -1,6 +1,7 @@
 """Translating with several sources and without any, continuing prompts, and perplexity, against naive loops."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import weights_of, write_model, write_weights
-from tfm_blocks.scoring.perplexity import perplexity
+from tfm_blocks.scoring.perplexity import Perplexity, perplexity
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Sampling, Search
 from tfm_blocks.translation.stream import Generating, Translating
@@ -127,8 +128,35 @@ def test_a_prompt_is_continued_as_by_one_forward_a_token(one_sequence):
     outputs = one_sequence.generate(prompts, 7, Search())
     for prompt, (best,) in zip(prompts, outputs, strict=True):
         assert list(best.ids) == naive_greedy(one_sequence.network, [BOS, *tokenizer.encode(prompt)], 7)
-    lines = Generating(one_sequence, Search(), 500, False, tokens=7)
-    assert lines.written(prompts[0], outputs[0][0]) == prompts[0] + outputs[0][0].text
+    lines = Generating(one_sequence, Search(), 500, False, tokens=7).outputs(prompts, [], 1)
+    assert [output.text for (output,) in lines] == [
+        prompt + output.text for prompt, (output,) in zip(prompts, outputs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("search", [Search(), Search(max_tokens=9)], ids=["positions", "--max-tokens"])
+def test_a_long_prompt_is_cut_with_a_warning_or_refused(search, run_of_64_positions, capsys):
+    translator, long = tfm.load(run_of_64_positions), "zwei Kinder " * 50
+    work = Generating(translator, search, 500, False, tokens=3)
+    (short,), (output,) = work.outputs(["am Fluss", long], [], 1)
+    assert short.text.startswith("am Fluss")
+    most = min(search.max_tokens, 63)
+    assert f"warning: stdin:2: the line has 101 tokens, but the maximum is {most}" in capsys.readouterr().err
+    prompt = output.text.removesuffix(tokenizer.decode(output.ids))
+    assert len(tokenizer.encode(prompt)) in (most - 1, most) and long.startswith(prompt)
+    with pytest.raises(DataError, match=f"the maximum is {most}"):
+        replace(work, strict=True).outputs(["am Fluss", long], [], 1)
+
+
+def test_a_number_of_tokens_that_no_memory_could_hold_is_refused(run_of_64_positions, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["generate", str(run_of_64_positions), "--tokens", "999999999999"])
+    assert left.value.code == 2 and "--tokens: must be at most 1,000,000" in capsys.readouterr().err
+
+
+def test_the_limit_of_a_long_line_is_max_tokens_for_a_model_without_positions(one_sequence, capsys):
+    Translating(one_sequence, Search(max_tokens=5), 500, False).outputs(["zwei Kinder " * 9], [], 1)
+    assert "the maximum is 5, by --max-tokens" in capsys.readouterr().err
 
 
 def test_generated_text_ends_at_the_most_tokens_and_draws_alike_in_any_batch(one_sequence):
@@ -167,6 +195,26 @@ def test_commands_that_translate_refuse_a_run_of_plain_text(command, tmp_path, m
     )
 
 
+@pytest.fixture
+def run_of_64_positions(tmp_path):
+    """Write a run of plain text whose model has 64 positions."""
+    network = tfm.build("gpt2", vocab=tokenizer.size, max_length=64, **SIZES)
+    tfm.save(network, tmp_path / "run", tokenizer=tokenizer)
+    return tmp_path / "run"
+
+
+def test_the_context_of_a_perplexity_is_at_most_the_positions(run_of_64_positions, tmp_path, capsys):
+    (tmp_path / "text").write_text("zwei Kinder spielen am Fluss\n" * 20)
+    command = ["evaluate", str(run_of_64_positions), "--text", str(tmp_path / "text")]
+    main(command)
+    default = capsys.readouterr().out
+    main([*command, "--context", "64"])
+    assert capsys.readouterr().out == default
+    with pytest.raises(SystemExit) as left:
+        main([*command, "--context", "65"])
+    assert left.value.code == 2 and "--context: must be at most 64" in capsys.readouterr().err
+
+
 @torch.no_grad()
 def test_perplexity_matches_every_token_after_those_before_it_in_its_row(one_sequence):
     lines = ["zwei Kinder spielen", "", "am Fluss steht ein Haus"]
@@ -183,3 +231,8 @@ def test_perplexity_matches_every_token_after_those_before_it_in_its_row(one_seq
     assert result.bytes == sum(len(line) + 1 for line in lines if line)
     assert result.per_token == pytest.approx(math.exp(nll / len(ids)), rel=1e-4)
     assert result.bits_per_byte == pytest.approx(nll / math.log(2) / result.bytes, rel=1e-4)
+
+
+def test_a_perplexity_that_overflows_is_infinite():
+    result = Perplexity(nll=2000.0, tokens=2, words=2, bytes=300)
+    assert (result.per_token, result.per_word) == (math.inf, math.inf) and result.bits_per_byte < 10

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_model, read_model_or_run
-from tfm_blocks.errors import Problem, RunError, printable
+from tfm_blocks.errors import ConfigError, Problem, RunError, printable
 
 if TYPE_CHECKING:
     from tfm_blocks.language.spec import Spec
@@ -28,6 +28,9 @@ def add_commands(commands: options.Commands) -> None:
 def _eject(arguments: argparse.Namespace) -> None:
     from tfm_blocks.exchange.eject.file import eject
 
+    if arguments.weights and arguments.weights.resolve() == arguments.path.resolve():
+        rule = f"must be another file than that of -o, but both are {arguments.path}"
+        raise ConfigError(Problem("--weights", rule, help="--weights model.pt"))
     spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
     title = printable(" ".join([Path(arguments.model).name, *arguments.overrides]))
     text = eject(spec, sources, title)

@@ -5,12 +5,25 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.saved_scores import evaluate_and_save
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.translation.settings import BleuTokenizer, Search
+
+if TYPE_CHECKING:
+    from tfm_blocks.translation.translator import Translator
+
+SEARCH = ("beam", "patient", "alpha", "penalty", "coverage", "max_tokens", "strict")
+UNUSED = {  # options without effect in each mode, and the reason
+    "test": (
+        "--test scores the final weights on one test set",
+        ("src", "ref", "text", "against", "checkpoint", "context"),
+    ),
+    "text": ("--text computes a perplexity without a search", ("src", "ref", "against", "bleu", "tokenised", *SEARCH)),
+    "src": ("--src and --ref score translations", ("context",)),
+}
 
 
 def add_commands(commands: options.Commands) -> None:
@@ -31,23 +44,25 @@ def add_commands(commands: options.Commands) -> None:
         metavar="FILE",
         help="text whose perplexity is computed, in the format of the training text",
     )
-    what = "with --text: context length in tokens (as in training, else 512)"
+    what = "with --text: context length in tokens (as in training, else 512 or the model's positions)"
     command.add_argument("--context", type=options.count, metavar="N", help=what)
     command.add_argument("--against", type=Path, metavar="RUN2", help="another run, to test the differences")
     command.add_argument("--tokenised", action="store_true", help="also compute BLEU of lower-cased, tokenised text")
     command.add_argument("--bleu", choices=get_args(BleuTokenizer), default="13a", help="sacreBLEU's tokenizer (13a)")
     options.add_json(command)
     options.add_search(command)
+    command.set_defaults(default_of=command.get_default)
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     from tfm_blocks.launch.process_settings import keep_freed_memory
 
     keep_freed_memory()
+    _refuse_other_modes(arguments)
     if arguments.test is not None:
         evaluate_and_save(arguments)
         return
-    if (arguments.text is None) == (arguments.src is None and arguments.ref is None):
+    if arguments.text is None and arguments.src is None and arguments.ref is None:
         rule = "needs --src and --ref, or --text or --test alone"
         raise ConfigError(Problem("evaluate", rule, help="--src FILE --ref FILE scores translations"))
     if arguments.text:
@@ -58,18 +73,41 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         _evaluate_translations(arguments)
 
 
+def _refuse_other_modes(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for options without effect in the mode, the first of --test, --text and --src."""
+    mode = next((mode for mode in UNUSED if getattr(arguments, mode) is not None), "src")
+    reason, names = UNUSED[mode]
+    for name in names:
+        if getattr(arguments, name) != arguments.default_of(name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(Problem(option, f"{reason}, so it cannot be combined with {option}", help="leave it out"))
+
+
 def _evaluate_text(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.documents import read_documents
     from tfm_blocks.report.scores import show_perplexity
-    from tfm_blocks.runs.config import trained_context, trained_documents
-    from tfm_blocks.scoring.perplexity import DEFAULT_CONTEXT, perplexity
+    from tfm_blocks.runs.config import trained_documents
+    from tfm_blocks.scoring.perplexity import perplexity
 
     translator = options.translator_of(arguments)
-    context = arguments.context or trained_context(arguments.folder) or DEFAULT_CONTEXT
+    context = _context(arguments, translator)
     documents = read_documents(arguments.text, "--text", *trained_documents(arguments.folder))
     with options.precision_of(arguments, translator.network):
         result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
     show_perplexity(result, str(arguments.folder), as_json=arguments.json)
+
+
+def _context(arguments: argparse.Namespace, translator: Translator) -> int:
+    """Return the context length, at most the model's positions. Raises ConfigError for a longer --context."""
+    from tfm_blocks.language.spec import TARGET
+    from tfm_blocks.runs.config import trained_context
+    from tfm_blocks.scoring.perplexity import DEFAULT_CONTEXT
+
+    longest = translator.network.longest(TARGET).tokens
+    if arguments.context and arguments.context > longest:
+        rule = f"must be at most {longest}, the model's positions, but is {arguments.context}"
+        raise ConfigError(Problem("--context", rule, help=f"--context {longest}"))
+    return arguments.context or int(min(trained_context(arguments.folder) or DEFAULT_CONTEXT, longest))
 
 
 def _evaluate_translations(arguments: argparse.Namespace) -> None:

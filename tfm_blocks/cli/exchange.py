@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, DataError, Problem, printable
+from tfm_blocks.errors import ConfigError, DataError, Place, Problem, printable
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8")
 
@@ -70,7 +70,9 @@ def _export_ctranslate2(arguments: argparse.Namespace) -> None:
 
     sources = list(read_lines(arguments.src, "--src")) if arguments.src else []
     references = list(read_lines(arguments.ref, "--ref")) if arguments.ref else []
-    if references and len(references) != len(sources):
+    if arguments.src and not sources:
+        raise DataError(Problem("--src", "has no line", Place(str(arguments.src)), help="leave --src and --ref out"))
+    if arguments.ref and len(references) != len(sources):
         rule = f"needs as many lines as --src, but they have {len(references)} and {len(sources)}"
         raise DataError(Problem("--ref", rule, help="line N of --ref translates line N of --src"))
     quantization = arguments.quantization or QUANTIZATIONS[0]

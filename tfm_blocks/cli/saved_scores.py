@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli.options import precision_of, search_of, translator_of
-from tfm_blocks.errors import ConfigError, DataError, Place, Problem, RunError, printable
+from tfm_blocks.errors import DataError, Place, Problem, RunError, TfmError, printable
 from tfm_blocks.translation.settings import Search
 
 if TYPE_CHECKING:
@@ -21,11 +21,12 @@ Row = tuple[str, ...]  # the source texts, then the reference
 
 
 def evaluate_and_save(arguments: argparse.Namespace) -> None:
-    """Score every finished run below the folder, write the scores into the runs, and print them."""
-    from tfm_blocks.report.scores import print_scores_json, show_scores
+    """Score every finished run below the folder, write the scores into the runs, and print them.
+
+    Raises RunError for the runs that cannot be scored, after the others.
+    """
     from tfm_blocks.runs.record import find_runs
 
-    _refuse_other_modes(arguments)
     search = search_of(arguments)
     name = scores_name(arguments, search)
     members = find_runs([arguments.folder])
@@ -33,23 +34,34 @@ def evaluate_and_save(arguments: argparse.Namespace) -> None:
     if not done:
         rule = "contains no finished run, and only finished runs keep scores"
         raise RunError(Problem(str(arguments.folder), rule, help="tfm runs lists the states"))
-    counts, systems = [], {}
+    scored, problems = {}, []
     for folder in done:
-        systems[str(folder)], count = _evaluate_run(arguments, folder, name, search)
-        counts.append(count)
-    (print_scores_json if arguments.json else show_scores)(systems, max(counts))
+        try:
+            scored[str(folder)] = _evaluate_run(arguments, folder, name, search)
+        except TfmError as error:
+            problems += [_of_run(problem, str(folder)) for problem in error.problems]
+    if scored:
+        _show(arguments, name, scored, len(members) - len(done))
+    if problems:
+        raise RunError(problems)
+
+
+def _of_run(problem: Problem, run: str) -> Problem:
+    """Return the problem with an address that begins with its run."""
+    address = problem.address if problem.address.startswith(run) else f"{run}: {problem.address}".removesuffix(": ")
+    return replace(problem, address=address)
+
+
+def _show(arguments: argparse.Namespace, name: str, scored: Mapping[str, tuple[list[Score], int]], rest: int) -> None:
+    """Print the scores of each run and their name; `rest` runs are not done."""
+    from tfm_blocks.report.scores import print_scores_json, show_scores
+
+    systems = {run: scores for run, (scores, _) in scored.items()}
+    (print_scores_json if arguments.json else show_scores)(systems, max(count for _, count in scored.values()))
     if not arguments.json:
-        unfinished = f"; {len(members) - len(done)} are not done" if len(members) > len(done) else ""
-        print(printable(f"saved as scores/{name} in {len(done)} run{'s' * (len(done) > 1)}{unfinished}"))
+        unfinished = f"; {rest} are not done" if rest else ""
+        print(printable(f"saved as scores/{name} in {len(scored)} run{'s' * (len(scored) > 1)}{unfinished}"))
         print(printable(f"tfm compare {arguments.folder} --scores {name}"))
-
-
-def _refuse_other_modes(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for options that --test replaces."""
-    for option in ("src", "ref", "text", "against", "checkpoint"):
-        if getattr(arguments, option) is not None:
-            rule = f"--test scores the final weights on one test set, so it cannot be combined with --{option}"
-            raise ConfigError(Problem(f"--{option}", rule, help="leave one of them out"))
 
 
 def scores_name(arguments: argparse.Namespace, search: Search) -> str:
@@ -60,8 +72,8 @@ def scores_name(arguments: argparse.Namespace, search: Search) -> str:
         if (value := getattr(search, key)) != getattr(default, key):
             parts.append(key if value is True else f"{key}{value:g}" if isinstance(value, float) else f"{key}{value}")
     parts += [value for value, usual in ((arguments.precision, "fp32"), (arguments.bleu, "13a")) if value != usual]
-    parts += [arguments.test.name.removesuffix(".gz").partition(".")[0]] if arguments.test.name else []
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", "-".join(parts))[:80]
+    parts += [Path(arguments.test.name.removesuffix(".gz")).stem] if arguments.test.name else []
+    return re.sub(r"[^\w.-]+", "_", "-".join(parts))[:60]  # a character has up to 4 bytes, a folder name up to 255
 
 
 def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search: Search) -> tuple[list[Score], int]:
@@ -74,12 +86,14 @@ def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search
     translator = translator_of(arguments, folder)
     translator.expect_sources()
     rows = _read_rows(arguments.test, translator) if arguments.test.name else _own_rows(folder, translator)
+    test_set = _describe_rows(rows)
+    _expect_same_set(folder, name, test_set)
     outputs = _translate(arguments, translator, rows, search, arguments.test if arguments.test.name else folder)
     scores = score(outputs, [row[-1] for row in rows], metrics(arguments.bleu, tokenised=arguments.tokenised))
     pairs = list(zip(rows, outputs, strict=True))
     saved = SavedScores(
         arguments.test.name,
-        _describe_rows(rows),
+        test_set,
         _settings(arguments, search),
         Status.read(folder).steps,
         sum(output == row[-1] for row, output in pairs) / len(rows),
@@ -87,6 +101,16 @@ def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search
     )
     write_saved_scores(folder, name, saved, [TranslatedLine(" | ".join(row[:-1]), out, row[-1]) for row, out in pairs])
     return scores, len(rows)
+
+
+def _expect_same_set(run: Path, name: str, test_set: ScoredSet) -> None:
+    """Raise RunError if the scores with this name are of another test set, which would be overwritten."""
+    from tfm_blocks.runs.saved_scores import SavedScores, scores_folder
+
+    folder = scores_folder(run, name)
+    if SavedScores.read_or_empty(folder).test_set.sha256 not in ("", test_set.sha256):
+        rule = "has the scores of another test set, and they are not overwritten"
+        raise RunError(Problem(str(folder), rule, help="rename the file of --test, or delete this folder"))
 
 
 def _translate(

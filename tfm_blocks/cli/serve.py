@@ -38,16 +38,16 @@ def _serve(arguments: argparse.Namespace) -> None:
     try:
         from tfm_blocks.serving.batcher import Batcher
         from tfm_blocks.serving.metrics import Metrics
-        from tfm_blocks.serving.server import run_server
+        from tfm_blocks.serving.server import listen, run_server
     except ModuleNotFoundError as error:
         help = "pip install -c constraints.txt -e '.[serve]'"
         raise ConfigError(Problem("tfm serve", f"needs {error.name}, which is not installed", help=help)) from None
 
     keep_freed_memory()
     translator = options.translator_of(arguments)
-    precision = options.precision_of(arguments, translator.network)
-    batcher = Batcher(translator, limits_of(arguments), Metrics(), lambda: precision)
-    run_server(batcher, arguments.host, arguments.port)
+    precision, limits = options.precision_of(arguments, translator.network), limits_of(arguments)
+    with listen(arguments.host, arguments.port) as server_socket:  # raises before the batcher has started its thread
+        run_server(Batcher(translator, limits, Metrics(), lambda: precision), server_socket)
 
 
 def limits_of(arguments: argparse.Namespace) -> Limits:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import DataError, Problem
+from tfm_blocks.errors import ConfigError, DataError, Problem
+from tfm_blocks.translation.settings import MOST_TOKENS
 
 if TYPE_CHECKING:
     from tfm_blocks.translation.stream import Translating
@@ -52,6 +53,9 @@ def _generate(arguments: argparse.Namespace) -> None:
     from tfm_blocks.translation.stream import Generating
 
     _expect_streams("tfm generate RUN")
+    if arguments.tokens > MOST_TOKENS:
+        rule = f"must be at most {MOST_TOKENS:,}, but is {arguments.tokens:,}"
+        raise ConfigError(Problem("--tokens", rule, help="--tokens 64"))
     search = options.search_of(arguments, nbest=arguments.nbest, sampling=options.sampling_of(arguments))
     translator = options.translator_of(arguments)
     _write(arguments, Generating(translator, search, arguments.batch_tokens, arguments.strict, tokens=arguments.tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +38,8 @@ class ImportReport:
 
     def __str__(self) -> str:
         head = f"{self.run}: {self.family}, {self.parameters:,} parameters"
-        command = f"python train.py {' '.join(self.overrides)} init_from={self.run} data.tokenizer={self.run}"
-        return f"{head}\ntrain it on: {command} data=…"
+        overrides = [*self.overrides, f"init_from={self.run}", f"data.tokenizer={self.run}"]
+        return f"{head}\ntrain it on: python train.py {shlex.join(overrides)} data=…"
 
 
 def import_folder(folder: Path, run: Path) -> ImportReport:

@@ -163,7 +163,7 @@ def cost_notes(parameters: int, multiply_adds: int) -> tuple[str, ...]:
 
 
 def _rounded(number: int) -> str:
-    for power, letter in ((9, "G"), (6, "M"), (3, "k")):
-        if number >= 10**power:
+    for power, letter in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if number >= 0.9995 * 10**power:  # 999.5 of the next smaller unit would be rounded to 1e+03
             return f"{number / 10**power:.3g}{letter}"
     return str(number)

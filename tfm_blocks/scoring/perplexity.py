@@ -35,17 +35,25 @@ class Perplexity:
     @property
     def per_token(self) -> float:
         """Return e^(nll / tokens)."""
-        return math.exp(self.nll / self.tokens)
+        return _exp(self.nll / self.tokens)
 
     @property
     def per_word(self) -> float:
         """Return e^(nll / words), which does not depend on the tokenizer."""
-        return math.exp(self.nll / self.words)
+        return _exp(self.nll / self.words)
 
     @property
     def bits_per_byte(self) -> float:
         """Return nll / (bytes · ln 2), which does not depend on the tokenizer."""
         return self.nll / self.bytes / math.log(2)
+
+
+def _exp(x: float) -> float:
+    """Return e^x, or infinity if it overflows."""
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf
 
 
 @torch.inference_mode()

@@ -12,8 +12,8 @@ from tfm_blocks.serving.batcher import Batcher, Job, Progress, ignore
 from tfm_blocks.serving.errors import RequestRefusedError
 from tfm_blocks.serving.settings import Limits
 from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
-from tfm_blocks.translation.stream import fitting
-from tfm_blocks.translation.tasks import texts_of
+from tfm_blocks.translation.stream import fitting, fitting_prompts
+from tfm_blocks.translation.tasks import plain_texts, texts_of
 from tfm_blocks.translation.translator import Translator, continuing
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -84,8 +84,10 @@ class GenerateBody(SearchBody):
         expect_at_most("tokens", self.tokens, limits.tokens)
         if self.stream and (len(self.prompts) > 1 or self.beam > 1):
             raise ValueError("stream needs one prompt and beam 1: remove the other prompts, or leave stream out")
-        search = continuing(self.search(self.tokens, limits), self.tokens)
-        return Job(translator.generation_tasks(self.prompts, search), len(self.prompts), search)
+        search = self.search(limits.tokens, limits)
+        prompts = fitting_prompts(plain_texts(self.prompts, "prompts"), translator, search, "prompts", strict=True)
+        search = continuing(search, self.tokens)
+        return Job(translator.generation_tasks(prompts, search), len(prompts), search)
 
 
 def expect_at_most(name: str, value: int, limit: int) -> None:

@@ -15,13 +15,12 @@ from tfm_blocks.serving.settings import FINISH_SECONDS
 LOCAL = ["127.0.0.1", "localhost", "[::1]"]
 
 
-def run_server(batcher: Batcher, host: str, port: int) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish the running requests. Raises ConfigError for an unusable address."""
-    with listen(host, port) as server_socket:
-        address, port = server_socket.getsockname()[:2]
-        host_part = f"[{address}]" if ":" in address else address
-        print(f"serving at http://{host_part}:{port}: stop with Ctrl-C or SIGTERM", flush=True)
-        create_server(batcher, address).run(sockets=[server_socket])
+def run_server(batcher: Batcher, server_socket: socket.socket) -> None:
+    """Serve until SIGTERM or Ctrl-C, then finish the running requests."""
+    address, port = server_socket.getsockname()[:2]
+    host_part = f"[{address}]" if ":" in address else address
+    print(f"serving at http://{host_part}:{port}: stop with Ctrl-C or SIGTERM", flush=True)
+    create_server(batcher, address).run(sockets=[server_socket])
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tfm_blocks.data.layout import prompt
-from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.attention_maps import AttentionMap, attention_nodes, attention_weights
-from tfm_blocks.network.graph import evaluating
+from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.tasks import Text, texts_of
@@ -35,22 +36,25 @@ class SentenceAttention:
 def attention_of(translator: Translator, sentence: Text, target: str | None = None) -> SentenceAttention:
     """Return the attention for `sentence` and `target`, by default its greedy translation.
 
-    Raises RunError for a model without attention.
+    Raises RunError for a model without attention, and DataError for texts longer than the model's positions.
     """
     network, tokenizer = translator.network, translator.tokenizer
     looks = attention_nodes(network)
     if not looks:
         rule = "none of its nodes has attention weights"
         raise RunError(Problem("model.graph", rule, help="give your attention blocks a method weights"))
-    if target is None:
-        ((best,),) = translator.search([sentence], Search())
-        target, target_ids = best.text, list(best.ids)
-    else:
-        target_ids = tokenizer.of(TARGET).encode(target)
     (texts,) = texts_of([sentence], translator.sources)
     sources = [tokenizer.encode(text) for text in texts]
     ids = {name: [*source, EOS] for name, source in zip(translator.inputs, sources, strict=False)}
-    ids[TARGET] = [BOS, *target_ids] if translator.inputs else [*prompt(sources).tolist(), *target_ids]
+    before = [BOS] if translator.inputs else prompt(sources).tolist()
+    if target is None:
+        ((best,),) = translator.search([sentence], Search())
+        target, ids[TARGET] = best.text, [*before, *best.ids]
+        longest = min(len(ids[TARGET]), network.longest(TARGET).tokens)
+        del ids[TARGET][int(longest) :]  # the last token of an output that fills the positions is not an input
+    else:
+        ids[TARGET] = [*before, *tokenizer.of(TARGET).encode(target)]
+    _expect_fits(network, ids)
     device = next(network.parameters()).device
     with evaluating(network):
         weights = attention_weights(
@@ -60,3 +64,12 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
     return SentenceAttention(
         " | ".join(texts), target, tokens, looks, {name: w_BHTS[0].float().cpu() for name, w_BHTS in weights.items()}
     )
+
+
+def _expect_fits(network: Network, ids: Mapping[str, Sequence[int]]) -> None:
+    """Raise DataError if an input has more tokens than the model has positions."""
+    for name, row in ids.items():
+        longest = network.longest(name).tokens
+        if len(row) > longest:
+            rule = f"has {len(row)} tokens, bos or eos included, but the model has {longest} positions"
+            raise DataError(Problem("--target" if name == TARGET else name, rule, help="shorten it"))

@@ -12,6 +12,7 @@ BleuTokenizer = Literal["13a", "none", "char", "intl", "zh"]
 LengthPenalty = Literal["gnmt", "plain"]
 
 LARGEST_BEAM = 256
+MOST_TOKENS = 1_000_000  # of a continuation, whose state is allocated before it begins
 
 
 @dataclass(frozen=True, kw_only=True)

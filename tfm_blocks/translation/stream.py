@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -62,12 +62,23 @@ def fitting(
     ]
 
 
+def fitting_prompts(
+    prompts: Sequence[str], translator: Translator, search: Search, name: str, *, strict: bool, first_line: int = 1
+) -> list[str]:
+    """Truncate prompts as `fitting` truncates texts; at least one token can follow."""
+    longest = translator.network.longest(TARGET).tokens - 1  # bos
+    return [
+        _fit(prompt, longest, translator.tokenizer, search, Place(name, number), strict=strict)
+        for number, prompt in enumerate(prompts, first_line)
+    ]
+
+
 def _longest_texts(translator: Translator) -> list[float]:
     """Return the maximum number of tokens of the text of each source, without eos."""
     if translator.inputs:
         return [translator.network.longest(name).tokens - 1 for name in translator.inputs]
     count = len(translator.sources)
-    return [(translator.network.longest(TARGET).tokens - 1) // count - 1] * count  # bos, and an eos after each
+    return [(translator.network.longest(TARGET).tokens - 1) / count - 1] * count  # bos, and an eos after each
 
 
 def _fit(text: str, longest: float, tokenizer: Tokenizer, search: Search, place: Place, *, strict: bool) -> str:
@@ -114,24 +125,22 @@ class Translating:
             rows, self.search, prefixes=prefixes, batch_tokens=self.batch_tokens, first_line=first
         )
 
-    def written(self, line: str, output: Translation) -> str:
-        """Return the text to print for an output of a line."""
-        return output.text
-
 
 @dataclass(frozen=True)
 class Generating(Translating):
-    """Continues each line, a prompt, by at most `tokens` tokens; prints the prompt and the continuation."""
+    """Continues each line, a prompt, by at most `tokens` tokens; outputs the prompt and the continuation."""
 
     tokens: int
 
     def outputs(self, lines: Sequence[str], prefixes: Sequence[str], first: int) -> list[list[Translation]]:
-        return self.translator.generate(
-            lines, self.tokens, self.search, batch_tokens=self.batch_tokens, first_line=first
+        prompts = fitting_prompts(lines, self.translator, self.search, "stdin", strict=self.strict, first_line=first)
+        continuations = self.translator.generate(
+            prompts, self.tokens, self.search, batch_tokens=self.batch_tokens, first_line=first
         )
-
-    def written(self, line: str, output: Translation) -> str:
-        return line + output.text
+        return [
+            [replace(output, text=prompt + output.text) for output in nbest]
+            for prompt, nbest in zip(prompts, continuations, strict=True)
+        ]
 
 
 def stream(
@@ -149,9 +158,9 @@ def stream(
     with packed(work.translator.network):
         for chunk in source:
             begins = _next_prefixes(prefixes, len(chunk), first, str(prefix)) if prefixes else []
-            for number, (line, nbest) in enumerate(zip(chunk, work.outputs(chunk, begins, first), strict=True), first):
+            for number, nbest in enumerate(work.outputs(chunk, begins, first), first):
                 for output in nbest:
-                    text = BREAKING.sub(" ", work.written(line, output))
+                    text = BREAKING.sub(" ", output.text)
                     target.write(_line(number, output, text, several=work.search.nbest > 1, scores=scores))
             target.flush()
             first += len(chunk)

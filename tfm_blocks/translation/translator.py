@@ -21,7 +21,7 @@ from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import read_network
 from tfm_blocks.runs.model_file import SavedModel
-from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, plain, with_coverage
+from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, last_cross_attention, plain, with_coverage
 from tfm_blocks.translation.search import (
     BOS,
     EOS,
@@ -175,8 +175,7 @@ class Translator:
                 before = [BOS] if self.inputs else prompt(ids).tolist()
                 sources = [[*source, EOS] for source in ids] if self.inputs else []
                 tasks.append(Task(index, first_line + index, sources, before, start, sum(map(len, ids)) + len(ids)))
-        for task in tasks:
-            self._expect_fits(task, search)
+        self._expect_possible(tasks, search)
         return tasks
 
     def generation_tasks(self, prompts: Sequence[str], search: Search, *, first_line: int = 1) -> list[Task]:
@@ -186,8 +185,7 @@ class Translator:
         tasks = [
             Task(index, first_line + index, [], [BOS, *start], [], len(start) + 1) for index, start in enumerate(ids)
         ]
-        for task in tasks:
-            self._expect_fits(task, search)
+        self._expect_possible(tasks, search)
         return tasks
 
     def run(
@@ -227,6 +225,13 @@ class Translator:
     def _longest_output(self, task: Task) -> float:
         """Return the maximum number of output tokens: the prompt takes positions, the last output token does not."""
         return self.network.longest(TARGET).tokens - len(task.before) + 1
+
+    def _expect_possible(self, tasks: Sequence[Task], search: Search) -> None:
+        """Raise RunError for a coverage penalty without cross-attention, and DataError for a task that is too long."""
+        if search.coverage:
+            last_cross_attention(self.network)
+        for task in tasks:
+            self._expect_fits(task, search)
 
     def _expect_fits(self, task: Task, search: Search) -> None:
         number = task.number

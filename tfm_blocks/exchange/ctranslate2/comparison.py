@@ -46,12 +46,13 @@ def compare_translations(
 def _translations_of_engine(
     engine: Any, translator: Translator, subwords: Sequence[str], sources: Sequence[str]
 ) -> list[str]:
-    """Translate with the settings of SEARCH. Blank lines stay blank, as in this project."""
+    """Translate with the settings of SEARCH, which allow empty outputs. Blank lines stay blank, as in this project."""
     ids = {text: id for id, text in enumerate(subwords)}
     results = engine.translate_batch(
         [_texts(row, subwords) for row in translator.tokenizer.encode_batch(list(sources))],
         beam_size=SEARCH.beam,
         length_penalty=SEARCH.alpha,
+        min_decoding_length=0,
         max_decoding_length=int(min(SEARCH.longest[1], translator.network.longest(TARGET).tokens)),
         max_batch_size=BATCH,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,19 +38,23 @@ def export_to_ctranslate2(
         raise ConfigError(Problem("--src", rule, help="leave --src and --ref out"))
     library = _library()
     make_folder(folder)
-    write_network(translator.network, subwords, folder, quantization, str(run))
-    for name, content in tokenizer_files(translator.tokenizer).items():
-        (folder / name).write_bytes(content)
-    engine = (library.Translator if translator.inputs else library.Generator)(str(folder), device="cpu")
-    certificate = Certificate(
-        run.name,
-        "ctranslate2",
-        quantization,
-        {"tfm-blocks": __version__, "ctranslate2": library.__version__, "torch": torch.__version__},
-        compare_log_p(engine, translator.network, subwords),
-        compare_translations(engine, translator, subwords, sources, references) if sources else None,
-    )
-    certificate.write(folder)
+    try:
+        write_network(translator.network, subwords, folder, quantization, str(run))
+        for name, content in tokenizer_files(translator.tokenizer).items():
+            (folder / name).write_bytes(content)
+        engine = (library.Translator if translator.inputs else library.Generator)(str(folder), device="cpu")
+        certificate = Certificate(
+            run.name,
+            "ctranslate2",
+            quantization,
+            {"tfm-blocks": __version__, "ctranslate2": library.__version__, "torch": torch.__version__},
+            compare_log_p(engine, translator.network, subwords),
+            compare_translations(engine, translator, subwords, sources, references) if sources else None,
+        )
+        certificate.write(folder)
+    except BaseException:  # a folder without a certificate would block the next export
+        shutil.rmtree(folder)
+        raise
     return certificate
 
 
