@@ -12,14 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -268,6 +268,72 @@ def test_a_run_that_is_done_can_train_for_longer(small: Small, tmp_path: Path) -
     assert json.loads((tmp_path / "run-2" / "status.json").read_text())["steps"] == STEPS
     commands = json.loads((tmp_path / "run-2" / "run.json").read_text())["commands"]
     assert len(commands) == 2
+
+
+VALIDATED = [
+    "trainer.steps=12", "trainer.validate_every=3", "trainer.checkpoint_every=3", "trainer.log_every=1",
+    "trainer.validate_sentences=0", "data.test=2",
+]  # fmt: skip
+
+
+class Losses(Callback):
+    """Replace the validation losses that decide which weights are the best: 9, except after some steps."""
+
+    def __init__(self, losses: Mapping[int, float]) -> None:
+        self.losses = losses
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        pl_module.latest["val/loss"] = self.losses.get(trainer.global_step, 9.0)
+
+
+class FailsAfter(Callback):
+    """Fail between two steps without a new checkpoint, as if the process were killed."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
+        if trainer.global_step == self.step:
+            raise ValueError("killed")
+
+
+def test_a_prolonged_run_forgets_the_validation_after_its_last_step(small: Small, tmp_path: Path) -> None:
+    """That validation has the lowest loss, and an uninterrupted run does not have it."""
+    losses = Losses({3: 2.0, 5: 1.0})
+    whole = begin(small(*VALIDATED), tmp_path, [losses])
+    part = begin(small(*VALIDATED, "trainer.steps=5"), tmp_path, [losses])
+    go_on(part, "trainer.steps=12", callbacks=[losses])
+    expect_same(whole, part)
+
+
+def test_a_prolonged_run_averages_the_validations_of_an_uninterrupted_run(small: Small, tmp_path: Path) -> None:
+    averaged = [*VALIDATED, "trainer.average=3", "trainer.keep_last=3"]
+    whole = begin(small(*averaged), tmp_path)
+    part = begin(small(*averaged, "trainer.steps=7"), tmp_path)
+    go_on(part, "trainer.steps=12")
+    expect_same(whole, part)
+
+
+@pytest.mark.parametrize("average", [0, 2])
+@pytest.mark.parametrize("last", [0, pytest.param(6, marks=pytest.mark.grid)])
+def test_a_killed_run_that_resumes_with_fewer_steps_forgets_later_validations(
+    small: Small, tmp_path: Path, last: int, average: int
+) -> None:
+    """Validations after the `last` checkpoint replaced the best weights, and those that are averaged."""
+    losses = Losses({3: 4.0, 6: 3.0, 9: 2.0, 12: 1.0})
+    common = [
+        *VALIDATED,
+        f"trainer.checkpoint_every={last or 1000}",
+        "trainer.keep_last=2",
+        f"trainer.average={average}",
+    ]
+    whole = begin(small(*common, "trainer.steps=7"), tmp_path, [losses])
+    with pytest.raises(ValueError, match="killed"):
+        begin(small(*common, "trainer.steps=2000"), tmp_path, [losses, FailsAfter(11 if last else 13)])
+    part = tmp_path / "run-2"
+    assert list_checkpoints(part / "checkpoints")[0].step == last
+    go_on(part, "trainer.steps=7", callbacks=[losses])
+    expect_same(whole, part)
 
 
 REFUSED = [

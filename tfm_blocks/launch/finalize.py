@@ -14,7 +14,7 @@ from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.runs.average import mean_weights
-from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_files
+from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_file
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
@@ -26,10 +26,10 @@ from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import TrainerSettings
 
 
-def final_weights(settings: TrainerSettings, checkpoints: Path) -> Mapping[str, Tensor]:
-    """Return the mean of the last `trainer.average` validations' weights, or the best weights."""
+def final_weights(settings: TrainerSettings, checkpoints: Path, step: int) -> Mapping[str, Tensor]:
+    """Return the mean of the last `trainer.average` validations of a run of `step` steps, or the best weights."""
     if settings.average:
-        return mean_weights(step_files(checkpoints)[-settings.average :])
+        return mean_weights([step_file(checkpoints, step) for step in settings.averaged_steps(step)])
     return read_tensors(checkpoints / BEST)
 
 

@@ -55,7 +55,7 @@ def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: in
     kept.insert(0, Checkpoint(name, step, size, digest))
     _Latest(tuple(kept)).write(folder)
     names = {checkpoint.file for checkpoint in kept}
-    for path in (*folder.glob("step-*.ckpt"), *folder.glob(f"step-*{PART}")):
+    for path in (*folder.glob("step-*.ckpt"), *folder.glob(f"*{PART}")):
         if path.name not in names:
             path.unlink()
 
