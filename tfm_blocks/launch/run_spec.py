@@ -181,8 +181,8 @@ def _read_trained_config(run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def expect_same_text(saved: SavedRun, current: Fingerprint) -> None:
-    """Raise RunError if the vocabulary or the training text changed since the run began."""
-    for name in ("vocabulary", "training text"):
-        if saved.start.text.get(name) != current[name]:
+    """Raise RunError if the vocabulary or the text changed since the run began. Older runs recorded fewer hashes."""
+    for name, value in saved.start.text.items():
+        if value != current.get(name):
             rule = f"the {name} changed since the run began: {shown(saved.config.get('data', {}).get('dir'))}"
             raise RunError(Problem("data", rule, help="restore the text, or start a new run"))
