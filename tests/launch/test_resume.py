@@ -336,6 +336,74 @@ def test_a_killed_run_that_resumes_with_fewer_steps_forgets_later_validations(
     expect_same(whole, part)
 
 
+@pytest.mark.parametrize(
+    ("average", "missing"), [(0, "best.safetensors"), (2, "step-00000003.safetensors, step-00000006.safetensors")]
+)
+def test_weights_of_validations_that_a_resume_needs_and_lacks_are_an_error_before_training(
+    small: Small, tmp_path: Path, average: int, missing: str
+) -> None:
+    run = begin(small(*VALIDATED, "trainer.steps=6", "trainer.keep_last=2", f"trainer.average={average}"), tmp_path)
+    for name in missing.split(", "):
+        (run / "checkpoints" / name).unlink()
+    status = (run / "status.json").read_text()
+    with pytest.raises(RunError) as caught:
+        go_on(run, "trainer.steps=8")
+    (problem,) = caught.value.problems
+    assert problem.address == str(run / "checkpoints" / missing.split(", ")[-1]) and "is missing" in problem.rule
+    assert problem.help.endswith(f"init_from={run}") and (run / "status.json").read_text() == status
+    if average:
+        go_on(run, "trainer.steps=10")  # the mean is over 9 and 10
+        assert state(run) == "done"
+
+
+@pytest.mark.parametrize("deleted", ["", "*.ckpt latest.json"])
+def test_a_finished_run_without_checkpoints_keeps_its_results(small: Small, tmp_path: Path, deleted: str) -> None:
+    run = begin(small(*VALIDATED, "trainer.steps=3"), tmp_path)
+    for pattern in deleted.split():
+        for path in (run / "checkpoints").glob(pattern):
+            path.unlink()
+    if not deleted:
+        shutil.rmtree(run / "checkpoints")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="has no checkpoint, but results") as caught:
+        go_on(run, "trainer.steps=9")
+    assert caught.value.problems[0].help.endswith(f"init_from={run}")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_run_killed_before_its_first_checkpoint_restarts(small: Small, tmp_path: Path, folder: bool) -> None:
+    early = [*VALIDATED, "trainer.checkpoint_every=null", "trainer.steps=5"]
+    whole = begin(small(*early), tmp_path)
+    with pytest.raises(ValueError, match="killed"):
+        begin(small(*early), tmp_path, [FailsAfter(4)])
+    part = tmp_path / "run-2"
+    assert rows(part) and not list_checkpoints(part / "checkpoints")
+    if not folder:
+        shutil.rmtree(part / "checkpoints")
+    go_on(part)
+    expect_same(whole, part)
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_text_that_changed_in_place_is_refused(small: Small, tmp_path: Path, split: str) -> None:
+    """The numbers of lines and tokens are the same; runs of older versions did not record a hash of the ids."""
+    for name in ("train", "val", "test"):
+        (tmp_path / f"{name}.src").write_text("a 1\nbb 2\n" * 4)
+        (tmp_path / f"{name}.tgt").write_text("1 a\n2 bb\n" * 4)
+    files = [f"data.{name}={{src: {name}.src, tgt: {name}.tgt}}" for name in ("train", "val", "test")]
+    data = ["data=text", f"data.dir={tmp_path}", "vocab=260"]
+    run = begin(small(*VALIDATED, *data, *files, "trainer.steps=3"), tmp_path)
+    (tmp_path / f"{split}.tgt").write_text("3 a\n4 bb\n" * 4)
+    with pytest.raises(RunError, match=f"the text of {split} changed since the run began"):
+        go_on(run, "trainer.steps=6")
+    record = json.loads((run / "run.json").read_text())
+    record["text"] = {name: record["text"][name] for name in ("vocabulary", "training text")}
+    (run / "run.json").write_text(json.dumps(record))
+    go_on(run, "trainer.steps=6")
+    assert state(run) == "done"
+
+
 REFUSED = [
     (["heads=4"], "heads", "keeps its original value: heads=4"),
     (["model=base"], "model", "keeps its original value: model=base"),
