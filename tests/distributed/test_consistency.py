@@ -57,11 +57,12 @@ def test_the_fingerprint_names_what_differs(
         return {**config_fingerprint(config), **fingerprint(settings.seed, prepared, feed)}
 
     first, versions = made(), {"version of tfm-blocks", "version of torch"}
+    held_out = {"text of val", "text of test"}
     assert first == made()
     for overrides, same in (
-        (["data.batch_tokens=150"], {"vocabulary", "training text"}),
-        (["seed=2"], {"vocabulary"}),
-        (["data.max_length=20"], {"vocabulary"}),
+        (["data.batch_tokens=150"], {"vocabulary", "training text", "text of train", *held_out}),
+        (["seed=2"], {"vocabulary", "text of train", *held_out}),
+        (["data.max_length=20"], {"vocabulary", *held_out}),
         (["vocab=290"], set()),
     ):
         other = made(*overrides)

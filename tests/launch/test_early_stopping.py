@@ -98,6 +98,16 @@ def test_a_run_that_stopped_early_trains_further_only_with_more_patience(small: 
     assert (status["steps"], "reason" in status) == (14, False) and validated(run) == [3, 6, 9, 12, 14]
 
 
+def test_a_resume_with_another_metric_does_not_compare_with_the_best_of_the_old_one(
+    small: Small, tmp_path: Path
+) -> None:
+    monitor = "callbacks.early_stopping.monitor"
+    common = [*SHORT, "trainer.steps=6", "callbacks.early_stopping.patience=2", f"{monitor}=val/token_accuracy"]
+    run = begin(small(*common), tmp_path)
+    go_on(run, "trainer.steps=15", f"{monitor}=val/loss")
+    assert validated(run) == [3, 6, 9, 12, 15] and "reason" not in read_json(run / "status.json")
+
+
 class Breaks(Callback):
     """Fail in the first step."""
 

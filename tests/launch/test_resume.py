@@ -12,14 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -268,6 +268,140 @@ def test_a_run_that_is_done_can_train_for_longer(small: Small, tmp_path: Path) -
     assert json.loads((tmp_path / "run-2" / "status.json").read_text())["steps"] == STEPS
     commands = json.loads((tmp_path / "run-2" / "run.json").read_text())["commands"]
     assert len(commands) == 2
+
+
+VALIDATED = [
+    "trainer.steps=12", "trainer.validate_every=3", "trainer.checkpoint_every=3", "trainer.log_every=1",
+    "trainer.validate_sentences=0", "data.test=2",
+]  # fmt: skip
+
+
+class Losses(Callback):
+    """Replace the validation losses that decide which weights are the best: 9, except after some steps."""
+
+    def __init__(self, losses: Mapping[int, float]) -> None:
+        self.losses = losses
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        pl_module.latest["val/loss"] = self.losses.get(trainer.global_step, 9.0)
+
+
+class FailsAfter(Callback):
+    """Fail between two steps without a new checkpoint, as if the process were killed."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
+        if trainer.global_step == self.step:
+            raise ValueError("killed")
+
+
+def test_a_prolonged_run_forgets_the_validation_after_its_last_step(small: Small, tmp_path: Path) -> None:
+    """That validation has the lowest loss, and an uninterrupted run does not have it."""
+    losses = Losses({3: 2.0, 5: 1.0})
+    whole = begin(small(*VALIDATED), tmp_path, [losses])
+    part = begin(small(*VALIDATED, "trainer.steps=5"), tmp_path, [losses])
+    go_on(part, "trainer.steps=12", callbacks=[losses])
+    expect_same(whole, part)
+
+
+def test_a_prolonged_run_averages_the_validations_of_an_uninterrupted_run(small: Small, tmp_path: Path) -> None:
+    averaged = [*VALIDATED, "trainer.average=3", "trainer.keep_last=3"]
+    whole = begin(small(*averaged), tmp_path)
+    part = begin(small(*averaged, "trainer.steps=7"), tmp_path)
+    go_on(part, "trainer.steps=12")
+    expect_same(whole, part)
+
+
+@pytest.mark.parametrize("average", [0, 2])
+@pytest.mark.parametrize("last", [0, pytest.param(6, marks=pytest.mark.grid)])
+def test_a_killed_run_that_resumes_with_fewer_steps_forgets_later_validations(
+    small: Small, tmp_path: Path, last: int, average: int
+) -> None:
+    """Validations after the `last` checkpoint replaced the best weights, and those that are averaged."""
+    losses = Losses({3: 4.0, 6: 3.0, 9: 2.0, 12: 1.0})
+    common = [
+        *VALIDATED,
+        f"trainer.checkpoint_every={last or 1000}",
+        "trainer.keep_last=2",
+        f"trainer.average={average}",
+    ]
+    whole = begin(small(*common, "trainer.steps=7"), tmp_path, [losses])
+    with pytest.raises(ValueError, match="killed"):
+        begin(small(*common, "trainer.steps=2000"), tmp_path, [losses, FailsAfter(11 if last else 13)])
+    part = tmp_path / "run-2"
+    assert list_checkpoints(part / "checkpoints")[0].step == last
+    go_on(part, "trainer.steps=7", callbacks=[losses])
+    expect_same(whole, part)
+
+
+@pytest.mark.parametrize(
+    ("average", "missing"), [(0, "best.safetensors"), (2, "step-00000003.safetensors, step-00000006.safetensors")]
+)
+def test_weights_of_validations_that_a_resume_needs_and_lacks_are_an_error_before_training(
+    small: Small, tmp_path: Path, average: int, missing: str
+) -> None:
+    run = begin(small(*VALIDATED, "trainer.steps=6", "trainer.keep_last=2", f"trainer.average={average}"), tmp_path)
+    for name in missing.split(", "):
+        (run / "checkpoints" / name).unlink()
+    status = (run / "status.json").read_text()
+    with pytest.raises(RunError) as caught:
+        go_on(run, "trainer.steps=8")
+    (problem,) = caught.value.problems
+    assert problem.address == str(run / "checkpoints" / missing.split(", ")[-1]) and "is missing" in problem.rule
+    assert problem.help.endswith(f"init_from={run}") and (run / "status.json").read_text() == status
+    if average:
+        go_on(run, "trainer.steps=10")  # the mean is over 9 and 10
+        assert state(run) == "done"
+
+
+@pytest.mark.parametrize("deleted", ["", "*.ckpt latest.json"])
+def test_a_finished_run_without_checkpoints_keeps_its_results(small: Small, tmp_path: Path, deleted: str) -> None:
+    run = begin(small(*VALIDATED, "trainer.steps=3"), tmp_path)
+    for pattern in deleted.split():
+        for path in (run / "checkpoints").glob(pattern):
+            path.unlink()
+    if not deleted:
+        shutil.rmtree(run / "checkpoints")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="has no checkpoint, but results") as caught:
+        go_on(run, "trainer.steps=9")
+    assert caught.value.problems[0].help.endswith(f"init_from={run}")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_run_killed_before_its_first_checkpoint_restarts(small: Small, tmp_path: Path, folder: bool) -> None:
+    early = [*VALIDATED, "trainer.checkpoint_every=null", "trainer.steps=5"]
+    whole = begin(small(*early), tmp_path)
+    with pytest.raises(ValueError, match="killed"):
+        begin(small(*early), tmp_path, [FailsAfter(4)])
+    part = tmp_path / "run-2"
+    assert rows(part) and not list_checkpoints(part / "checkpoints")
+    if not folder:
+        shutil.rmtree(part / "checkpoints")
+    go_on(part)
+    expect_same(whole, part)
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_text_that_changed_in_place_is_refused(small: Small, tmp_path: Path, split: str) -> None:
+    """The numbers of lines and tokens are the same; runs of older versions did not record a hash of the ids."""
+    for name in ("train", "val", "test"):
+        (tmp_path / f"{name}.src").write_text("a 1\nbb 2\n" * 4)
+        (tmp_path / f"{name}.tgt").write_text("1 a\n2 bb\n" * 4)
+    files = [f"data.{name}={{src: {name}.src, tgt: {name}.tgt}}" for name in ("train", "val", "test")]
+    data = ["data=text", f"data.dir={tmp_path}", "vocab=260"]
+    run = begin(small(*VALIDATED, *data, *files, "trainer.steps=3"), tmp_path)
+    (tmp_path / f"{split}.tgt").write_text("3 a\n4 bb\n" * 4)
+    with pytest.raises(RunError, match=f"the text of {split} changed since the run began"):
+        go_on(run, "trainer.steps=6")
+    record = json.loads((run / "run.json").read_text())
+    record["text"] = {name: record["text"][name] for name in ("vocabulary", "training text")}
+    (run / "run.json").write_text(json.dumps(record))
+    go_on(run, "trainer.steps=6")
+    assert state(run) == "done"
 
 
 REFUSED = [

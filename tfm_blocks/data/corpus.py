@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -11,6 +12,7 @@ from typing import TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from tfm_blocks.data.cache import SUMS
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.probes.example import Example
@@ -55,6 +57,12 @@ class Corpus:
 
     def __len__(self) -> int:
         return len(self.lengths_NC)
+
+    @property
+    def sha256(self) -> str:
+        """Return a hash of the ids of all rows, made from the checksums of the cache."""
+        sums = json.loads((self._opened_with[0] / SUMS).read_text())
+        return hashlib.sha256(f"{sums['ids.bin']} {sums['lengths.bin']}".encode()).hexdigest()
 
     def lengths_N(self, column: str) -> npt.NDArray[np.int32]:
         """Return the number of tokens of every row."""

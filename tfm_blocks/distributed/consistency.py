@@ -1,4 +1,4 @@
-"""Check that all ranks of a run, and a resumed run, have the same config, versions, vocabulary and training text."""
+"""Check that all ranks of a run, and a resumed run, have the same config, versions, vocabulary and text."""
 
 from __future__ import annotations
 
@@ -29,12 +29,18 @@ def config_fingerprint(config: Mapping[str, Any]) -> Fingerprint:
 
 
 def fingerprint(seed: int, prepared: Prepared, planned_corpus: PlannedCorpus) -> Fingerprint:
-    """Return hashes of the vocabulary, and of the training text in the order of the first epoch."""
+    """Return hashes of the vocabulary, the plan of the first epoch, and the text of each split.
+
+    The plan is called the training text, as in the folders of older runs, which have no hashes of splits.
+    """
     plan = planned_corpus.plan(seed=seed, epoch=0)
     arrays = (plan.rows_N, plan.bounds_K1, plan.order_K, plan.widths_NC, plan.labels_N)
     return {
         "vocabulary": _hash(prepared.tokenizer.text.encode()),
         "training text": _hash(b"".join(array.tobytes() for array in arrays)),
+        "text of train": prepared.train.sha256,
+        "text of val": prepared.val.sha256,
+        "text of test": prepared.test.sha256 if prepared.test is not None else "",
     }
 
 

@@ -8,29 +8,44 @@ from typing import Any
 
 from torch import Tensor
 
-from tfm_blocks.errors import printable
+from tfm_blocks.errors import Problem, RunError, printable
 from tfm_blocks.language.spec import TARGET, Spec
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.runs.average import mean_weights
-from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_files
+from tfm_blocks.runs.checkpoints import read_checkpoint
+from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_file
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
 from tfm_blocks.runs.status import Score, ScoredSet, Status
+from tfm_blocks.runs.validation_weights import NEVER
 from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
-from tfm_blocks.training.callbacks import score_news
+from tfm_blocks.training.callbacks import score_news, validated_steps
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import TrainerSettings
 
 
-def final_weights(settings: TrainerSettings, checkpoints: Path) -> Mapping[str, Tensor]:
-    """Return the mean of the last `trainer.average` validations' weights, or the best weights."""
+def final_weights(settings: TrainerSettings, checkpoints: Path, step: int) -> Mapping[str, Tensor]:
+    """Return the mean of the last `trainer.average` validations of a run of `step` steps, or the best weights."""
     if settings.average:
-        return mean_weights(step_files(checkpoints)[-settings.average :])
+        return mean_weights([step_file(checkpoints, step) for step in settings.averaged_steps(step)])
     return read_tensors(checkpoints / BEST)
+
+
+def expect_kept_weights(settings: TrainerSettings, checkpoint: Path) -> None:
+    """Raise RunError if weights that `final_weights` of a run resumed from `checkpoint` needs are missing."""
+    folder = checkpoint.parent
+    validated, best = validated_steps(read_checkpoint(checkpoint, mmap=True))
+    needed = [step_file(folder, step) for step in settings.averaged_steps(settings.steps) if step <= validated]
+    if not settings.average and best != NEVER and not step_file(folder, best, "best").is_file():
+        needed = [folder / BEST]
+    rule = "is missing, but the final weights of the resumed run may need it"
+    help = f"restore it, or start a new run: init_from={folder.parent}"
+    if missing := [path for path in needed if not path.is_file()]:
+        raise RunError([Problem(str(path), rule, help=help) for path in missing])
 
 
 def finish(

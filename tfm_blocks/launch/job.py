@@ -28,6 +28,7 @@ from tfm_blocks.launch.check import (
     warn_about_warmup,
     with_locations,
 )
+from tfm_blocks.launch.finalize import expect_kept_weights
 from tfm_blocks.launch.init_from import find_weights
 from tfm_blocks.launch.loggers import reason_of
 from tfm_blocks.launch.precision import measure_precision
@@ -41,6 +42,7 @@ from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.runs.status import Status
+from tfm_blocks.runs.validation_weights import NEVER, restore_weights
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import plan_corpus
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError
@@ -161,8 +163,12 @@ class _Start:
             def build_spec() -> Json:
                 newest = newest_intact(saved.folder / CHECKPOINTS)
                 step = newest.step if newest else 0
-                saved.expect_resumable(settings, step)
                 path = saved.folder / CHECKPOINTS / newest.file if newest else None
+                saved.expect_resumable(settings, step)
+                if path:
+                    expect_kept_weights(settings.trainer, path)
+                else:
+                    saved.expect_untrained()
                 command = resume_command(self.typed, saved.folder, settings)
                 fields = saved.start.vocab, command, saved.start.wandb_id, path, self.until, saved.asked_parameters
                 network = network_without_values(run.spec)
@@ -265,7 +271,7 @@ def write_config(job: RunSpec) -> None:
 
 
 def _update_folder(job: RunSpec, saved: SavedRun, typed: Sequence[str]) -> None:
-    """Update the folder of a resumed run, and delete its logs if it has no checkpoint and restarts from step 0."""
+    """Update the folder of a resumed run. If it restarts from step 0, delete its logs and weights."""
     write_config(job)
     prolonged = step_of(job.checkpoint) if job.prolonged and job.checkpoint else saved.start.prolonged
     commands = (*saved.start.commands, shlex.join(typed))
@@ -273,4 +279,6 @@ def _update_folder(job: RunSpec, saved: SavedRun, typed: Sequence[str]) -> None:
     if job.checkpoint is None:
         for log in (METRICS, SKIPPED):
             (job.folder / log).unlink(missing_ok=True)
+        (job.folder / CHECKPOINTS).mkdir(exist_ok=True)
+        restore_weights(job.folder / CHECKPOINTS, NEVER, NEVER)
     Status("running", resume=job.command).write(job.folder)

@@ -140,7 +140,7 @@ class _Rank:
         trainer = self.build_trainer(precision, loggers, [checkpoints, same_run, early, *callbacks])
         _fit(trainer, module, data, checkpoints, self.job)
         trainer.strategy.barrier()  # so that all ranks see the files of rank 0
-        fill_shares(self.network, final_weights(settings.trainer, folder / CHECKPOINTS))
+        fill_shares(self.network, final_weights(settings.trainer, folder / CHECKPOINTS, trainer.global_step))
         trainer.test(module, datamodule=data, verbose=False)
         weights = full_tensors(weights_of(self.network))
         self.heartbeat.doing("scoring the translations")
@@ -181,7 +181,7 @@ class _Rank:
                 RestoreSignalHandlers(),
                 *callbacks,
                 *([LogAttention(image_loggers)] if image_loggers else []),
-                BestWeights(self.job.folder / CHECKPOINTS, settings.keep_last),
+                BestWeights(self.job.folder / CHECKPOINTS, settings.keep_last, settings.average),
                 WholeWhileScored(),
                 *([ShowProgress(Console(), self.heartbeat)] if self.leads else []),
                 *([MovingAverage(settings.ema)] if settings.ema else []),

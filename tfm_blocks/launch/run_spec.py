@@ -15,9 +15,9 @@ from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.precision import PRECISIONS
 from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.files import damaged
-from tfm_blocks.runs.folder import CONFIG, METRICS, MODEL, RUN, expect_folder, expect_utf8
+from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, RUN, WEIGHTS, expect_folder, expect_utf8
 from tfm_blocks.runs.formats import upgrade_model
-from tfm_blocks.runs.metrics import read_metric_names
+from tfm_blocks.runs.metrics import read_metric_names, read_rows
 from tfm_blocks.runs.model_file import SavedModel
 from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.runs.status import Status
@@ -127,6 +127,17 @@ class SavedRun(JsonFields):
             rule = f"is {steps}, but the learning rate of this run is 0 after step {schedule.steps}"
             raise ConfigError(Problem("trainer.steps", rule, help="start a new run with a longer schedule"))
 
+    def expect_untrained(self) -> None:
+        """Raise RunError if the run, which has no checkpoint, trained before: a restart would replace its results.
+
+        A run killed before its first checkpoint may restart. With `checkpoint_every`, that checkpoint is at step 0.
+        """
+        logged = self.config["trainer"].get("checkpoint_every") and read_rows(self.folder / METRICS)
+        if self.state == "done" or logged or (self.folder / WEIGHTS).is_file():
+            rule = "has no checkpoint, but results of an earlier training, which a restart from step 0 would replace"
+            help = f"restore {CHECKPOINTS}/, or start a new run with its weights: init_from={self.folder}"
+            raise RunError(Problem(str(self.folder), rule, help=help))
+
 
 def read_saved_run(run: Path) -> SavedRun:
     """Read the folder of a run. Raises RunError if it is damaged or not the folder of a training run."""
@@ -181,8 +192,8 @@ def _read_trained_config(run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def expect_same_text(saved: SavedRun, current: Fingerprint) -> None:
-    """Raise RunError if the vocabulary or the training text changed since the run began."""
-    for name in ("vocabulary", "training text"):
-        if saved.start.text.get(name) != current[name]:
+    """Raise RunError if the vocabulary or the text changed since the run began. Older runs recorded fewer hashes."""
+    for name, value in saved.start.text.items():
+        if value != current.get(name):
             rule = f"the {name} changed since the run began: {shown(saved.config.get('data', {}).get('dir'))}"
             raise RunError(Problem("data", rule, help="restore the text, or start a new run"))

@@ -55,7 +55,7 @@ def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: in
     kept.insert(0, Checkpoint(name, step, size, digest))
     _Latest(tuple(kept)).write(folder)
     names = {checkpoint.file for checkpoint in kept}
-    for path in (*folder.glob("step-*.ckpt"), *folder.glob(f"step-*{PART}")):
+    for path in (*folder.glob("step-*.ckpt"), *folder.glob(f"*{PART}")):
         if path.name not in names:
             path.unlink()
 
@@ -93,10 +93,13 @@ def newest_intact(folder: Path) -> Checkpoint | None:
     return None
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Load the state in a checkpoint on the CPU; loading never runs code. Raises RunError."""
+def read_checkpoint(path: Path, *, mmap: bool = False) -> dict[str, Any]:
+    """Load the state in a checkpoint on the CPU; loading never runs code. Raises RunError.
+
+    With `mmap`, tensors are read only on access.
+    """
     try:
-        return cast(dict[str, Any], torch.load(path, map_location="cpu", weights_only=True))
+        return cast(dict[str, Any], torch.load(path, map_location="cpu", weights_only=True, mmap=mmap))
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).strip().splitlines()[:1]
         raise RunError(Problem(str(path), f"is damaged: {''.join(reason)}", help="restore it")) from None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 from tfm_blocks.errors import Problem, RunError, cut, is_utf8
 
@@ -22,7 +23,7 @@ LOSSES = "losses.csv"
 SWEEP = "sweep.json"  # in the folder of a sweep: its jobs
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"  # of the checkpoints: the weights of the lowest validation loss
-STEP_FILE = re.compile(r"step-[0-9]{1,18}\.safetensors")
+STEP_FILE = re.compile(r"(step|best)-[0-9]{1,18}\.safetensors")
 
 
 def expect_folder(run: Path) -> None:
@@ -51,14 +52,14 @@ def make_folder(folder: Path) -> None:
         raise RunError(Problem(str(folder), rule, help=help)) from None
 
 
-def step_file(checkpoints: Path, step: int) -> Path:
-    """Return the path of the weights after `step`."""
-    return checkpoints / f"step-{step:08d}.safetensors"
+def step_file(checkpoints: Path, step: int, kind: Literal["step", "best"] = "step") -> Path:
+    """Return the path of the weights after `step`; `best`: of the best weights that later ones replaced."""
+    return checkpoints / f"{kind}-{step:08d}.safetensors"
 
 
-def step_files(checkpoints: Path) -> list[Path]:
+def step_files(checkpoints: Path, kind: Literal["step", "best"] = "step") -> list[Path]:
     """Return the files of kept weights, by step."""
-    return sorted(path for path in checkpoints.glob("step-*.safetensors") if STEP_FILE.fullmatch(path.name))
+    return sorted(path for path in checkpoints.glob(f"{kind}-*.safetensors") if STEP_FILE.fullmatch(path.name))
 
 
 def kept_weights(run: Path, which: str) -> Path:

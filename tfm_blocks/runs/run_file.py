@@ -16,7 +16,7 @@ class RunFile(JsonFile):
 
     vocab: the requested size of the vocabulary. commands: the command lines that began and resumed the run. launch: the
     launcher's ID of the first start. choices: the option of each config group. text: hashes of the vocabulary and the
-    training text. facts: of the first start that wrote facts. changes: the facts that each later start changed.
+    text. facts: of the first start that wrote facts. changes: the facts that each later start changed.
     prolonged: the step after which a resume continued a run that was done. match: the budget that a sweep matched, with
     the requested and the reached size.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from tfm_blocks.language.spec import TARGET
 from tfm_blocks.metric_schema import METRIC_KEYS, OBJECTIVE, SKIPPED
 from tfm_blocks.network.attention_maps import attention_nodes
 from tfm_blocks.report.attention_page import png
-from tfm_blocks.runs.folder import BEST, step_file, step_files
+from tfm_blocks.runs.folder import step_file
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
+from tfm_blocks.runs.validation_weights import NEVER, delete_old_weights, replace_best, restore_weights
 from tfm_blocks.tracking.logger import RunLogger
 from tfm_blocks.training.fsdp2 import full_tensors
 from tfm_blocks.training.heartbeat import Heartbeat
@@ -34,36 +35,51 @@ class BestWeights(Callback):
     """Write `best.safetensors` after each validation with the lowest loss so far.
 
     The criterion is the loss and not BLEU, because BLEU covers only a few sentences of the validation set. The weights
-    of the last `keep_last` validations are kept for averaging.
+    of the last `keep_last` validations are kept, and those that a resume needs for the mean of `average`.
     """
 
-    def __init__(self, folder: Path, keep_last: int) -> None:
-        self.folder = folder
-        self.keep_last = keep_last
-        self.best_loss = math.inf
+    def __init__(self, folder: Path, keep_last: int, average: int = 0) -> None:
+        self.folder, self.keep_last, self.average = folder, keep_last, average
+        self.best_loss, self.best_step = math.inf, NEVER
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
         if pl_module.abandoned:
             return
-        loss = pl_module.latest[OBJECTIVE]
-        best = loss < self.best_loss
-        self.best_loss = min(loss, self.best_loss)
+        loss, step = pl_module.latest[OBJECTIVE], trainer.global_step
         weights = full_tensors(weights_of(pl_module.network))
-        if not trainer.is_global_zero:
-            return
+        if trainer.is_global_zero:
+            self._write(weights, step, best=loss < self.best_loss)
+        if loss < self.best_loss:
+            self.best_loss, self.best_step = loss, step
+
+    def _write(self, weights: Mapping[str, Tensor], step: int, *, best: bool) -> None:
         if best:
-            write_tensors(self.folder / BEST, weights)
+            replace_best(self.folder, weights, step, self.best_step)
         if self.keep_last:
-            write_tensors(step_file(self.folder, trainer.global_step), weights)
-            for path in step_files(self.folder)[: -self.keep_last]:
-                path.unlink()
+            write_tensors(step_file(self.folder, step), weights)
+            delete_old_weights(self.folder, self.keep_last, self.average)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_loss": self.best_loss}
+        return {"best_loss": self.best_loss, "best_step": self.best_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_loss = state_dict["best_loss"]
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Restore the files of the checkpoint, which later validations may have replaced."""
+        validated, self.best_step = validated_steps(checkpoint)
+        if trainer.is_global_zero:
+            restore_weights(self.folder, validated, self.best_step)
+
+
+def validated_steps(checkpoint: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the steps of the newest and of the best validation that a checkpoint knows.
+
+    Checkpoints of older versions may lack both. Then they are the last steps that are possible.
+    """
+    validated = checkpoint.get("validated", checkpoint["global_step"])
+    return validated, checkpoint["callbacks"].get(BestWeights.__name__, {}).get("best_step", validated)
 
 
 class LogAttention(Callback):

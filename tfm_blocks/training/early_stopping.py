@@ -21,7 +21,7 @@ class EarlyStopping(Callback):
     """Stop training after `patience` validations in a row that did not improve `monitor` by more than `min_delta`.
 
     Whether lower or higher is better follows from the metric. All ranks stop after the same validation. A resumed run
-    continues the count.
+    continues the count, unless it monitors another metric.
     """
 
     def __init__(self, monitor: str, patience: int, min_delta: float) -> None:
@@ -58,10 +58,11 @@ class EarlyStopping(Callback):
         return f"{self.monitor} did not improve in {self.waited} validations; its best was {best}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_step": self.best_step, "waited": self.waited}
+        return {"monitor": self.monitor, "best": self.best, "best_step": self.best_step, "waited": self.waited}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.best_step, self.waited = (state_dict[name] for name in ("best", "best_step", "waited"))
+        if state_dict.get("monitor", self.monitor) == self.monitor:  # checkpoints of older versions do not have it
+            self.best, self.best_step, self.waited = (state_dict[name] for name in ("best", "best_step", "waited"))
 
 
 class StoppedEarly(Callback):

@@ -198,6 +198,11 @@ class TrainerSettings(DeviceSettings):
             raise RuleError("needs beam search, but trainer.test_beam is 1", "raise trainer.test_beam, or write false")
         return patient
 
+    def averaged_steps(self, last: int) -> list[int]:
+        """Return the steps of the validations that `average` takes the mean of, if the run ends after step `last`."""
+        validated = [*range(self.validate_every, last, self.validate_every), last]
+        return validated[-self.average :] if self.average else []
+
     @property
     def test_search(self) -> Search:
         return Search(beam=self.test_beam, patient=self.test_patient, alpha=self.test_alpha)
