@@ -357,6 +357,17 @@ def test_runs_that_cannot_be_compared_have_a_note(tmp_path):
     assert any("so they are not tested" in note for note in report["notes"])
 
 
+def test_runs_with_the_same_data_settings_and_another_training_text_have_a_note(tmp_path):
+    for number, (text, rows) in enumerate((("old", 100), ("new", 100), ("new", 100), ("half", 50))):
+        run = leave_run(tmp_path / str(number), REFERENCES, REFERENCES, seed=number, changed={"data.first": rows})
+        start = json.loads((run / "run.json").read_text())
+        start["text"]["text of train"] = text
+        (run / "run.json").write_text(json.dumps(start))
+    assert [note for note in comparison(tmp_path)["notes"] if "training text" in note] == [
+        "not comparable: 0 used another training text than 1, 2; it changed between the trainings"
+    ]
+
+
 def test_several_versions_of_torch_are_noted_with_changes_by_a_resume(tmp_path):
     facts = [{"versions": {"torch": version}} for version in ("2.13.0", "2.14.0")]
     leave_run(tmp_path / "unknown", REFERENCES, REFERENCES, seed=3)

@@ -142,6 +142,8 @@ def unlike(runs: Sequence[RunRecord]) -> Iterator[str]:
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity per token cannot be compared")
     for name in (score.name for score in FINAL_SCORES if score.kind == "corpus"):
         yield from _unlike(runs, f"way to compute {name}", _signature_of(name), f"{name} cannot be compared")
+    for those in _by(runs, _data_settings).values():
+        yield from _unlike(those, "training text", lambda run: run.train_text, "it changed between the trainings")
     yield from _unlike_tokens(runs)
 
 
@@ -158,6 +160,10 @@ def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
     if old:
         what = "parameters, multiply-adds, tokens seen, test set and translations are not known"
         yield f"written by an older version: {_names(old)}: {what}"
+
+
+def _data_settings(run: RunRecord) -> str:
+    return str([(key, value) for key, value in sorted(run.settings.items()) if key.startswith("data.")])
 
 
 def _signature_of(name: str) -> Callable[[RunRecord], str]:

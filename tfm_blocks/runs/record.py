@@ -75,6 +75,11 @@ class RunRecord:
         return self.start.text.get("vocabulary", "")
 
     @property
+    def train_text(self) -> str:
+        """Return the hash of the ids of the training text; empty for runs of older versions."""
+        return self.start.text.get("text of train", "")
+
+    @property
     def torch(self) -> str:
         """Return the version of torch: `2.13.0`, or `2.13.0, then 2.14.0`; empty if it is unknown."""
         return ", then ".join(self.start.versions_of("torch"))
