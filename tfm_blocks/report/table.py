@@ -15,7 +15,7 @@ COUNT = "{:,.0f}"  # the form of a large number
 LATEX = str.maketrans(
     {letter: f"\\{letter}" for letter in "&%$#_{}"}
     | {letter: f"${letter}$" for letter in "<>|"}
-    | {letter: f"{{{letter}}}" for letter in "[*"}  # \\ reads these of the next row
+    | {"[": "{[}"}  # in the next row, \\ reads [ as its argument
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "²": "$^2$", "→": r"$\to$", "–": "--", "…": r"\dots{}"}
 )
