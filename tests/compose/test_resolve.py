@@ -47,3 +47,10 @@ def test_an_override_of_at_is_merged_into_the_change_of_the_file_in_tfm_and_in_a
         assert list(composed.model["graph"]["encoder"]["at"].values()) == [layer]
         (raw,) = composed.raw.model.graph.encoder.at.values()
         assert raw == layer  # a sweep writes it for its jobs
+
+
+def test_indices_of_layers_are_integers_in_files_and_overrides(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "window.yaml").write_text(WINDOW)
+    composed = compose_model("window", ["model.graph.encoder.at.1.attn.heads=2"], tmp_path)
+    assert list(composed.model["graph"]["encoder"]["at"]) == [0, 1]

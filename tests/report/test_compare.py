@@ -358,8 +358,12 @@ def test_runs_that_cannot_be_compared_have_a_note(tmp_path):
 
 
 def test_runs_with_the_same_data_settings_and_another_training_text_have_a_note(tmp_path):
-    for number, (text, rows) in enumerate((("old", 100), ("new", 100), ("new", 100), ("half", 50))):
-        run = leave_run(tmp_path / str(number), REFERENCES, REFERENCES, seed=number, changed={"data.first": rows})
+    texts = ("old", 100, "a"), ("new", 100, "a"), ("new", 100, "a"), ("half", 50, "a"), ("ids of b", 100, "b")
+    for number, (text, rows, tokenizer) in enumerate(texts):
+        changed = {"data.first": rows}
+        run = leave_run(
+            tmp_path / str(number), REFERENCES, REFERENCES, seed=number, tokenizer=tokenizer, changed=changed
+        )
         start = json.loads((run / "run.json").read_text())
         start["text"]["text of train"] = text
         (run / "run.json").write_text(json.dumps(start))

@@ -11,7 +11,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 
 from tfm_blocks.compose.overrides import error_reason, parse_overrides
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
-from tfm_blocks.language.files import ModelFile
+from tfm_blocks.language.files import INDEX, ModelFile
 from tfm_blocks.language.read import merge
 from tfm_blocks.language.sources import Sources, find_knobs
 
@@ -114,7 +114,7 @@ def _merge_layers(value: Any) -> Any:
         return value
     merged: dict[Any, Any] = {}
     for key, item in value.items():
-        name = str(key) if str(key) in value else key
+        name = int(key) if isinstance(key, str) and INDEX.fullmatch(key) else key
         before = merged.get(name)
         merged[name] = merge(before, item) if isinstance(before, Mapping) and isinstance(item, Mapping) else item
     return {name: _merge_layers(item) for name, item in merged.items()}

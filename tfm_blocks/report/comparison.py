@@ -142,7 +142,7 @@ def unlike(runs: Sequence[RunRecord]) -> Iterator[str]:
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity per token cannot be compared")
     for name in (score.name for score in FINAL_SCORES if score.kind == "corpus"):
         yield from _unlike(runs, f"way to compute {name}", _signature_of(name), f"{name} cannot be compared")
-    for those in _by(runs, _data_settings).values():
+    for those in _by(runs, lambda run: f"{run.tokenizer} {_data_settings(run)}").values():
         yield from _unlike(those, "training text", lambda run: run.train_text, "it changed between the trainings")
     yield from _unlike_tokens(runs)
 

@@ -120,7 +120,7 @@ class TrainerSettings(DeviceSettings):
     ema: decay of a moving average of the weights, which replaces them in validation and in the final model; null: none.
     activation_checkpointing: recompute each layer in the backward pass, which takes less memory and more time.
     compile: compile the trunk with torch.compile.
-    keep_last: number of validations whose weights are kept, for `tfm average` and `average`.
+    keep_last: number of validations whose weights are kept, besides those that a resume needs for `average`.
     average: number of these whose mean is the final model; 0: the weights of the lowest validation loss.
     test_beam: beam size on the test set. test_patient: continue while an unfinished hypothesis can still win.
     test_alpha: exponent of the length penalty.
