@@ -32,7 +32,7 @@ from tfm_blocks.tracking.wandb_agents import sweep_file
 from tfm_blocks.training.checkpoints import PreemptedError
 
 ROOT = Path(__file__).parents[2]
-TIMES = ("train/tokens_per_second", "train/waiting")  # measured by a clock, so a resume repeats them with other values
+TIMES = ("train/seconds", "train/tokens_per_second", "train/waiting")  # a clock measures them, so a resume changes them
 Values = dict[tuple[int, str], float]
 Small = Callable[..., Composed]
 
