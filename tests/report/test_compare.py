@@ -357,6 +357,13 @@ def test_runs_that_cannot_be_compared_have_a_note(tmp_path):
     assert any("so they are not tested" in note for note in report["notes"])
 
 
+def test_an_integer_and_an_equal_float_are_the_same_setting(tmp_path):
+    for seed, dropout in enumerate((0, 0.0)):
+        leave_run(tmp_path / str(seed), REFERENCES, REFERENCES, seed=seed, changed={"dropout": dropout})
+    (group,) = comparison(tmp_path)["groups"]
+    assert len(group["runs"]) == 2
+
+
 def test_runs_with_the_same_data_settings_and_another_training_text_have_a_note(tmp_path):
     texts = ("old", 100, "a"), ("new", 100, "a"), ("new", 100, "a"), ("half", 50, "a"), ("ids of b", 100, "b")
     for number, (text, rows, tokenizer) in enumerate(texts):

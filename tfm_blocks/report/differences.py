@@ -97,7 +97,7 @@ def settings_of(run: RunRecord) -> dict[str, Setting]:
 
 
 def without_seed(run: RunRecord) -> dict[str, Hashable]:
-    """Return the settings that make another experiment, as keys that distinguish 1, 1.0 and true."""
+    """Return the settings that make another experiment, as keys that distinguish 1 and true."""
     return {key: _hashable(value) for key, value in settings_of(run).items() if _makes_another(key)}
 
 
@@ -128,8 +128,8 @@ def _label(group: Sequence[RunRecord], factors: Sequence[Factor]) -> str:
 
 
 def _hashable(value: Setting) -> Hashable:
-    """Return a key that distinguishes 1, 1.0 and true."""
-    return type(value).__name__, value
+    """Return a key that distinguishes 1 and true, but not 1 and 1.0."""
+    return isinstance(value, bool), value
 
 
 def _parts(values: Sequence[Hashable]) -> tuple[int, ...]:
