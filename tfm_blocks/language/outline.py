@@ -67,7 +67,7 @@ class Outline:
         return [f"{address}.{index}" for index in range(self.layers.get(address, 0))]
 
     def inner(self, address: str) -> dict[str, str]:
-        """Return the graphs directly inside a node: those of layers, and under "" its branches and inline nodes."""
+        """Return the graphs directly inside a node: one for each layer, and under "" its branches and inline nodes."""
         layers = {str(index): graph for index, graph in enumerate(self.layer_graphs(address))}
         return {**layers, "": address} if address in self.graphs else layers
 

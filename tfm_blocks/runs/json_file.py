@@ -58,7 +58,7 @@ class JsonFile:
 
     @classmethod
     def read_if_exists(cls, folder: Path) -> Self:
-        """Return the defaults if there is no such file. Raises RunError if the file is damaged."""
+        """Read the file, or return the defaults if it does not exist. Raises RunError if it is damaged."""
         return cls.read(folder) if os.path.lexists(folder / cls.FILE) else cls()
 
     def write(self, folder: Path) -> None:

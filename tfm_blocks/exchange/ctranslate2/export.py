@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,7 @@ def export_to_ctranslate2(
         rule = "compares translations, but the model reads no source"
         raise ConfigError(Problem("--src", rule, help="leave --src and --ref out"))
     library = _library()
-    make_folder(folder)
-    try:
+    with _new_folder(folder):
         write_network(translator.network, subwords, folder, quantization, str(run))
         for name, content in tokenizer_files(translator.tokenizer).items():
             (folder / name).write_bytes(content)
@@ -52,10 +52,18 @@ def export_to_ctranslate2(
             compare_translations(engine, translator, subwords, sources, references) if sources else None,
         )
         certificate.write(folder)
-    except BaseException:  # a folder without a certificate would block the next export
+    return certificate
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """Create a folder, and remove it on an error: without a certificate, it would block the next export."""
+    make_folder(folder)
+    try:
+        yield
+    except BaseException:
         shutil.rmtree(folder)
         raise
-    return certificate
 
 
 def write_network(network: Network, subwords: list[str], folder: Path, quantization: str, where: str) -> None:
