@@ -26,7 +26,7 @@ LONGEST = 4096  # maximum tokens of a held-out column; time and memory of a netw
 
 
 class Corpus:
-    """Rows of id sequences without bos and eos, one sequence per column, read from `folder`.
+    """Rows of id sequences, as the tokenizer encodes them, one sequence per column, read from `folder`.
 
     Each row of a corpus of answers at positions also has the `positions` of its source at which its target tokens are
     due. `lengths_NC` is int32. `text` is the text by column: the original of held-out rows, the decoded ids of training
@@ -37,6 +37,7 @@ class Corpus:
     def __init__(self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = ()) -> None:
         about = json.loads((folder / "about.json").read_text())
         self._opened_with = folder, tokenizer, groups
+        self.conventions = tokenizer.conventions
         self._stored: list[str] = about["columns"]
         self.columns: tuple[str, ...] = tuple(name for name in self._stored if name != POSITIONS)
         lengths_NC = np.fromfile(folder / "lengths.bin", dtype=np.int32).reshape(-1, len(self._stored))
@@ -174,11 +175,12 @@ def _cut(text: str, ids: Sequence[int], tokenizer: Tokenizer) -> str:
 def write_packed(folder: Path, column: str, documents: Iterable[str], tokenizer: Tokenizer, *, context: int) -> None:
     """Encode documents, concatenate them with eos after each, and split them into rows of `context` tokens.
 
-    Blank documents are skipped and counted; the last row may be shorter.
+    Blank documents are skipped and counted; the last row may be shorter. A row that begins with the bos of a published
+    tokenizer loses it, because bos precedes every row.
     """
     counts = {"blank": 0, "long": 0, "cut": 0}
 
-    def packed() -> Iterator[list[int]]:
+    def packed() -> Iterator[Sequence[int]]:
         buffer: list[int] = []
         for chunk in _chunks(documents, len):
             nonblank = [document for document in chunk if document.strip()]
@@ -186,12 +188,19 @@ def write_packed(folder: Path, column: str, documents: Iterable[str], tokenizer:
             for ids in tokenizer.encode_batch(nonblank):
                 buffer += [*ids, Tokenizer.EOS]
             end = len(buffer) // context * context
-            yield from (buffer[start : start + context] for start in range(0, end, context))
+            yield from split_rows(buffer[:end], context)
             buffer = buffer[end:]
-        if buffer:
-            yield buffer
+        yield from split_rows(buffer, context)
 
     _write(folder, [column], packed(), tokenizer, counts)
+
+
+def split_rows(ids: Sequence[int], context: int) -> Iterator[Sequence[int]]:
+    """Yield rows of at most `context` ids, without a bos at the beginning of a row."""
+    for first in range(0, len(ids), context):
+        row = ids[first : first + context]
+        if row := row[row[0] == Tokenizer.BOS :]:
+            yield row
 
 
 def write_examples(folder: Path, examples: Iterable[Example], tokenizer: Tokenizer) -> None:
@@ -216,7 +225,11 @@ def write_examples(folder: Path, examples: Iterable[Example], tokenizer: Tokeniz
 
 
 def _write(
-    folder: Path, columns: Sequence[str], sequences: Iterator[list[int]], tokenizer: Tokenizer, counts: dict[str, int]
+    folder: Path,
+    columns: Sequence[str],
+    sequences: Iterator[Sequence[int]],
+    tokenizer: Tokenizer,
+    counts: dict[str, int],
 ) -> None:
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
     with (folder / "ids.bin").open("wb") as ids_file, (folder / "lengths.bin").open("wb") as lengths_file:

@@ -76,20 +76,30 @@ class Layout(ABC):
 
 
 class Sides(Layout):
-    """Encoder-decoder layout: each source is x + eos, the target bos + y, and y + eos is predicted."""
+    """Encoder-decoder layout: each source is x + eos, the target bos + y, and y + eos is predicted.
+
+    Without eos in the tokenizer's conventions, a source is x, or eos if x has no tokens.
+    """
 
     def __init__(self, sources: Sequence[str]) -> None:
         self.inputs = (*sources, TARGET)
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
-        return np.stack([corpus.lengths_N(name) for name in self.inputs], 1) + 1
+        lengths_NC = np.stack([corpus.lengths_N(name) for name in self.inputs], 1)
+        lengths_NC[:, :-1] += corpus.conventions.ends
+        lengths_NC[:, -1] += 1
+        return np.maximum(lengths_NC, 1)
 
     def labels_N(self, corpus: Corpus) -> Lengths:
         return corpus.lengths_N(TARGET) + 1
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
         *sources, target = ([corpus.ids(name, int(row)) for row in rows] for name in self.inputs)
-        inputs = {name: _padded(ids, after=[EOS]) for name, ids in zip(self.inputs, sources, strict=False)}
+        if corpus.conventions.ends:
+            inputs = {name: _padded(ids, after=[EOS]) for name, ids in zip(self.inputs, sources, strict=False)}
+        else:
+            whole = [[ids if len(ids) else np.array([EOS]) for ids in rows] for rows in sources]
+            inputs = {name: _padded(ids) for name, ids in zip(self.inputs, whole, strict=False)}
         inputs[TARGET] = _padded(target, before=[BOS])
         labels_BT = _padded(target, after=[EOS])
         return batch_of(inputs, labels_BT, empty=empty)

@@ -6,38 +6,50 @@ import json
 from abc import abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tokenizers import Tokenizer as Pieces
 
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer, refusing_damage
-from tfm_blocks.data.vocabulary import OTHERS, Vocabulary
+from tfm_blocks.data.vocabulary import OTHERS, Conventions, Vocabulary
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.language.spec import TARGET
 
 KEY = "published"
 BEGIN = b'{"published": '
 FAST = "tokenizer.json"
+NO_CONVENTIONS = Conventions()
 
 
 class PublishedTokenizer(Tokenizer):
     """The tokenizer of a published model, with the ids of `Vocabulary`.
 
-    `files` are the contents of its files by name. Its rules for special tokens around a text are not used, because the
-    layout of the data adds bos and eos.
+    `files` are the contents of its files by name. `conventions` has the special tokens that it adds around a text.
     """
 
     lossless = False  # it can normalise its text, or lack characters
 
-    def __init__(self, vocabulary: Vocabulary, files: Mapping[str, bytes], where: str = "tokenizer") -> None:
-        self.vocabulary, self.files = vocabulary, dict(files)
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        files: Mapping[str, bytes],
+        where: str = "tokenizer",
+        conventions: Conventions = NO_CONVENTIONS,
+    ) -> None:
+        self.vocabulary, self.files, self.conventions, self.column = vocabulary, dict(files), conventions, "src"
         with refusing_damage(where):
             self.open()
         largest = max(self.names.values(), default=0)
         if largest >= vocabulary.size:
             rule = f"has the id {largest}, but the vocabulary of the model has {vocabulary.size} ids"
             raise RunError(Problem(where, rule, help="use the tokenizer of this model"))
+        around = conventions.before, conventions.after, conventions.refused, (conventions.first or 0,)
+        if max(chain(*around), default=0) >= self.size:
+            raise RunError(Problem(where, f"has conventions with ids above {self.size - 1}", help="import it again"))
 
     @abstractmethod
     def open(self) -> None:
@@ -62,7 +74,12 @@ class PublishedTokenizer(Tokenizer):
         """Return the text of published ids without special tokens."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.vocabulary, self.files)
+        return type(self), (self.vocabulary, self.files, "tokenizer", self.conventions)
+
+    def of(self, column: str) -> Self:
+        other = copy(self)
+        other.column = column
+        return other
 
     @property
     def size(self) -> int:
@@ -87,16 +104,21 @@ class PublishedTokenizer(Tokenizer):
             name: content.decode() if name.endswith(".json") else b64encode(content).decode()
             for name, content in self.files.items()
         }
-        return json.dumps({KEY: vocabulary, "files": files}, ensure_ascii=False)
+        content = {KEY: vocabulary, "files": files, "conventions": vars(self.conventions)}
+        return json.dumps(content, ensure_ascii=False)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.vocabulary.to_here(ids) for ids in self.published_ids(texts)]
+        before, after = self.conventions.before, self.conventions.after
+        if self.column == TARGET and not self.conventions.of_targets:
+            before = after = ()
+        return [[*before, *self.vocabulary.to_here(ids), *after] for ids in self.published_ids(texts)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.text_of(self.vocabulary.to_published(ids))
+        around = {self.BOS, self.EOS, *self.conventions.before, *self.conventions.after}
+        return self.text_of(self.vocabulary.to_published([id for id in ids if id not in around]))
 
     def piece(self, id: int) -> str:
         return self._subwords[id]
@@ -110,7 +132,8 @@ class PublishedTokenizer(Tokenizer):
                 name: text.encode() if name.endswith(".json") else b64decode(text)
                 for name, text in content["files"].items()
             }
-        return published_tokenizer(Vocabulary(size, start, eos), files, str(path))
+            conventions = Conventions.from_json(content.get("conventions", {}))
+        return published_tokenizer(Vocabulary(size, start, eos), files, str(path), conventions)
 
 
 class FastTokenizer(PublishedTokenizer):
@@ -136,13 +159,15 @@ class FastTokenizer(PublishedTokenizer):
         return self._pieces.decode(list(published), skip_special_tokens=True)
 
 
-def published_tokenizer(vocabulary: Vocabulary, files: Mapping[str, bytes], where: str) -> PublishedTokenizer:
+def published_tokenizer(
+    vocabulary: Vocabulary, files: Mapping[str, bytes], where: str, conventions: Conventions = NO_CONVENTIONS
+) -> PublishedTokenizer:
     """Return the tokenizer for the files of a folder. Raises RunError if they are damaged or its library is missing."""
     if FAST in files:
-        return FastTokenizer(vocabulary, files, where)
+        return FastTokenizer(vocabulary, files, where, conventions)
     from tfm_blocks.data.sentencepiece_tokenizer import SentencePieceTokenizer
 
-    return SentencePieceTokenizer(vocabulary, files, where)
+    return SentencePieceTokenizer(vocabulary, files, where, conventions)
 
 
 def is_published(path: Path) -> bool:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from copy import copy
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
-from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.language.spec import TARGET
 
@@ -22,10 +20,6 @@ LANGUAGE = re.compile(r"(>>[^<>]+<<) *")  # in multilingual models of OPUS-MT, t
 
 class SentencePieceTokenizer(PublishedTokenizer):
     """One SentencePiece model, or Marian's pair of models, of which `column` chooses the one that splits a text."""
-
-    def __init__(self, vocabulary: Vocabulary, files: Mapping[str, bytes], where: str = "tokenizer") -> None:
-        self._column = "src"
-        super().__init__(vocabulary, files, where)
 
     def open(self) -> None:
         models = [name for name in (*PAIR[:2], *SINGLE) if name in self.files]
@@ -39,18 +33,13 @@ class SentencePieceTokenizer(PublishedTokenizer):
             self._names = {model.id_to_piece(id): id for id in range(len(model))}
             self._unknown = model.unk_id()
 
-    def of(self, column: str) -> SentencePieceTokenizer:
-        other = copy(self)
-        other._column = column
-        return other
-
     @property
     def names(self) -> dict[str, int]:
         return self._names
 
     @property
     def _model(self) -> Any:
-        return self._models[-1 if self._column == TARGET else 0]
+        return self._models[-1 if self.column == TARGET else 0]
 
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
         return [[self._names.get(name, self._unknown) for name in self._split(text)] for text in texts]

@@ -12,6 +12,7 @@ from pathlib import Path
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Pieces
 
+from tfm_blocks.data.vocabulary import Conventions
 from tfm_blocks.errors import ConfigError, Problem, RunError
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -36,6 +37,7 @@ class Tokenizer:
 
     PAD, BOS, EOS, UNK = range(4)
     lossless = True  # decode(encode(text)) == text
+    conventions = Conventions()
 
     def __init__(self, pieces: Pieces) -> None:
         pieces.encode_special_tokens = True  # "<eos>" in a sentence must not end it
@@ -107,7 +109,7 @@ class Tokenizer:
         return self
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, without bos and eos."""
+        """Return the ids of `text`, without the bos and the eos that `conventions` adds."""
         return self._pieces.encode(text).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

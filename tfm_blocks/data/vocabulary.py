@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+BOS, EOS = 1, 2
 OTHERS = 3  # the first id after padding, begin and end
 
 
@@ -49,6 +51,49 @@ class Vocabulary:
         for id in sorted(self.front):
             place += place >= id
         return place
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """How a model reads and writes texts, in the ids of this project. The defaults hold for models trained here.
+
+    before, after: special tokens around every text; `after` does not include eos. of_targets: targets have them too.
+    ends: eos follows each source. begins: bos precedes each prompt. refused: ids that outputs never contain. first: the
+    forced first token of an output. last: an output of the maximum length is forced to end with eos. shortest, longest:
+    the minimum of output tokens without eos and the maximum with eos, unless the search sets them; 0 for none.
+    """
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    of_targets: bool = True
+    ends: bool = True
+    begins: bool = True
+    refused: tuple[int, ...] = (0, 1)  # padding and bos
+    first: int | None = None
+    last: bool = False
+    shortest: int = 0
+    longest: int = 0
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Conventions:
+        """Return the conventions whose `vars` are the content of a JSON file. Raises ValueError."""
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+        for name, value in values.items():
+            default = vars(cls()).get(name, ())
+            ids = value if isinstance(value, tuple) else () if isinstance(default, bool) else (value or 0,)
+            if type(value) is not type(default) and name != "first" or any(type(id) is not int or id < 0 for id in ids):
+                raise ValueError(f"conventions.{name} is damaged")
+        return cls(**values)
+
+    def source(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids that an encoder reads for the ids of a text."""
+        return [*ids, EOS] if self.ends or not ids else list(ids)
+
+    def prompt(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids that a decoder continues for the ids of a text."""
+        if self.begins:
+            return [BOS, *ids]
+        return self.source(ids) if ids else [BOS]
 
 
 class OwnVocabulary(Vocabulary):

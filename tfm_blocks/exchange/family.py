@@ -4,6 +4,7 @@ A file has these keys:
 
     architecture, model_type   values of config.json
     model      the name of the model of this project
+    tokenizer  the class of the tokenizer in transformers, if it adds special tokens that tokenizer.json does not name
     start      the keys of config.json that may have the id of bos; the first key with a value counts
     config     keys of config.json, each with its knob
     rope       true if the rows of `rope.yaml`, for scaled rotary positions, belong to `config`
@@ -102,6 +103,7 @@ class Family:
     architecture: str
     model_type: str
     model: str
+    tokenizer: str
     start: tuple[str, ...]
     config: tuple[ConfigRow, ...]
     rope: bool
@@ -109,6 +111,11 @@ class Family:
     unused: frozenset[str]
     output: Mapping[str, str]
     weights: Sequence[Row]
+
+    @property
+    def pairs(self) -> bool:
+        """Return True if the models have an encoder and a decoder."""
+        return "decoder_start_token_id" in self.start
 
 
 @cache
@@ -133,6 +140,7 @@ def _read(name: str, text: str) -> Family:
         content["architecture"],
         content["model_type"],
         content["model"],
+        content.get("tokenizer", ""),
         tuple(content["start"]),
         tuple(config_row(keys, value) for keys, value in content["config"].items()),
         content.get("rope", False),

@@ -15,7 +15,8 @@ from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, publis
 from tfm_blocks.data.tokenizer_files import expect_small, read_folder
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.config import Published, knob_defaults, read_published
-from tfm_blocks.exchange.folder import CONFIG, INDEX, PublishedFolder, metadata_of, open_folder
+from tfm_blocks.exchange.conventions import read_conventions
+from tfm_blocks.exchange.folder import CONFIG, INDEX, PublishedFolder, metadata_of, open_folder, read_small_json
 from tfm_blocks.exchange.record import LEFTOVERS, PublishedFile
 from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Spec
@@ -24,7 +25,9 @@ from tfm_blocks.runs.files import read_text
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
 from tfm_blocks.translation.save import save_network
 
-KEPT = (CONFIG, INDEX, "generation_config.json")
+GENERATION = "generation_config.json"
+KEPT = (CONFIG, INDEX, GENERATION)
+START = "decoder_start_token_id"
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,14 @@ class ImportReport:
 def import_folder(folder: Path, run: Path) -> ImportReport:
     """Write the model, the weights and the tokenizer of a folder as a run folder. Raises RunError."""
     stored = open_folder(folder)
-    published = read_published(stored.config, stored.tensors, str(folder / CONFIG))
+    config = stored.config
+    generation = read_small_json(folder / GENERATION) if (folder / GENERATION).is_file() else config
+    starts = {START: generation[START]} if generation.get(START) is not None else {}
+    published = read_published(config | starts, stored.tensors, str(folder / CONFIG))
     composed, spec = _checked(published, folder)
     conversion = conversion_of(published)
     _expect_tensors(stored, conversion, spec)
-    tokenizer = _tokenizer(folder, published)
+    tokenizer = _tokenizer(folder, published, config, generation)
     weights, leftovers = conversion.present(stored.tensors).to_ours(stored.load())
     network = build_network(spec, seed=0)
     fill(network, weights)
@@ -91,9 +97,14 @@ def _expect_tensors(stored: PublishedFolder, conversion: Conversion, spec: Spec)
         raise RunError(Problem(str(stored.path), f"{min(problems)}{others}"))
 
 
-def _tokenizer(folder: Path, published: Published) -> PublishedTokenizer:
+def _tokenizer(
+    folder: Path, published: Published, config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> PublishedTokenizer:
     if files := read_folder(folder):
-        return published_tokenizer(published.vocabulary, files, str(folder / next(iter(files))))
+        where = str(folder / next(iter(files)))
+        opened = published_tokenizer(published.vocabulary, files, where)
+        conventions = read_conventions(published, opened, config, generation)
+        return published_tokenizer(published.vocabulary, files, where, conventions)
     help = "save it with transformers: tokenizer.save_pretrained(FOLDER) writes tokenizer.json"
     raise RunError(Problem(str(folder), f"has no {FAST} and no model of SentencePiece", help=help))
 

@@ -10,6 +10,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from tfm_blocks.data.corpus import split_rows
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.graph import Network, evaluating
@@ -60,6 +61,7 @@ def _exp(x: float) -> float:
 def perplexity(translator: Translator, documents: Iterable[str], *, context: int, batch_tokens: int) -> Perplexity:
     """Compute the perplexity of documents, packed as in training: rows of `context` tokens after bos, no blank ones.
 
+    The bos with which a published tokenizer begins each document is read, but does not count.
     Raises RunError for a model that reads sources, and DataError for a text without words.
     """
     network, tokenizer = translator.network, translator.tokenizer
@@ -70,12 +72,12 @@ def perplexity(translator: Translator, documents: Iterable[str], *, context: int
     if not texts:
         raise DataError(Problem("--text", "has no words", help="name a file with text"))
     ids = [id for text_ids in tokenizer.encode_batch(texts) for id in (*text_ids, EOS)]
-    rows = iter(torch.tensor(ids[first : first + context]) for first in range(0, len(ids), context))
+    rows = map(torch.tensor, split_rows(ids, context))
     with evaluating(network):
         nll = sum(_nll(network, batch) for batch in _batches(rows, max(1, batch_tokens // context)))
     words = sum(len(text.split()) + 1 for text in texts)
     size = sum(len(text.encode()) + 1 for text in texts)
-    return Perplexity(float(nll), len(ids), words, size)
+    return Perplexity(float(nll), len(ids) - ids.count(BOS), words, size)
 
 
 def _batches(rows: Iterator[Tensor], size: int) -> Iterator[Tensor]:
@@ -89,6 +91,9 @@ def _nll(network: Network, labels_BT: Tensor) -> float:
     logits_BTV = network(**{TARGET: tgt_BT}).float()
     return float(
         torch.nn.functional.cross_entropy(
-            logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=0, reduction="sum"
+            logits_BTV.flatten(0, 1),
+            labels_BT.masked_fill(labels_BT == BOS, 0).flatten(),
+            ignore_index=0,
+            reduction="sum",
         )
     )

@@ -151,7 +151,7 @@ class _Search:
         for first in range(0, len(self.sentences), sentences):
             part = slice(first, first + sentences)
             x_rD = x_RD[part.start * hypotheses : part.stop * hypotheses]
-            log_p_rV = next_log_p(self.network, x_rD, Bounds(*(bound[part] for bound in self.bounds)), position)
+            log_p_rV = next_log_p(self.network, x_rD, self.bounds.select(part), position)
             vocab = log_p_rV.shape[1]
             parts.append(largest(log_p_rV.view(-1, hypotheses, vocab), self.score_BK[part], 2 * self.beam))
         total_BC, place_BC = (torch.cat(tensors) for tensors in zip(*parts, strict=True))

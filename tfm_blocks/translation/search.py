@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tfm_blocks.data.vocabulary import Conventions
 from tfm_blocks.network import incremental
 from tfm_blocks.network.graph import Network
 from tfm_blocks.translation.settings import Sampling
@@ -52,25 +53,39 @@ class Hypothesis:
 
 
 class Bounds(NamedTuple):
-    """For each sentence: minimum tokens without eos, maximum with eos, and the target's prefix, padded with PAD."""
+    """For each sentence: minimum tokens without eos, maximum with eos, and the target's prefix, padded with PAD.
+
+    `conventions` has the tokens that the model never predicts, or that it is forced to predict.
+    """
 
     shortest_B: Tensor
     longest_B: Tensor
     prefix_BP: Tensor
+    conventions: Conventions = Conventions()
 
-    def select(self, sentences: Tensor) -> Bounds:
-        return Bounds(*(tensor.index_select(0, sentences) for tensor in self))
+    def select(self, sentences: Tensor | slice) -> Bounds:
+        return Bounds(*(tensor[sentences] for tensor in self[:3]), self.conventions)
 
     def refuse(self, log_p_RV: Tensor, position: int) -> Tensor:
-        """Set tokens that are not allowed at `position` to -inf, in place; each sentence has R / B adjacent rows."""
+        """Set tokens that are not allowed at `position` to -inf, in place; each sentence has R / B adjacent rows.
+
+        As in transformers, a forced token has the log probability 0.
+        """
         rows = log_p_RV.shape[0] // len(self.longest_B)
-        log_p_RV[:, : BOS + 1] = -torch.inf  # PAD and BOS
+        for id in self.conventions.refused:
+            log_p_RV[:, id] = -torch.inf
         early_R = (self.shortest_B > position).repeat_interleave(rows)
         log_p_RV[:, EOS].masked_fill_(early_R, -torch.inf)
         if position < self.prefix_BP.shape[1]:
             forced_R = self.prefix_BP[:, position].repeat_interleave(rows)
             others_RV = torch.ones_like(log_p_RV, dtype=torch.bool).scatter_(1, forced_R[:, None], False)
             log_p_RV.masked_fill_(others_RV & (forced_R != PAD)[:, None], -torch.inf)
+        elif position == 0 and self.conventions.first is not None:
+            log_p_RV.fill_(-torch.inf)[:, self.conventions.first] = 0
+        if self.conventions.last:
+            full_R = (self.longest_B == position + 1).repeat_interleave(rows)
+            log_p_RV.masked_fill_(full_R[:, None], -torch.inf)
+            log_p_RV[:, EOS].masked_fill_(full_R, 0)
         return log_p_RV
 
 

@@ -13,7 +13,7 @@ from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.attention_maps import AttentionMap, attention_nodes, attention_weights
 from tfm_blocks.network.graph import Network, evaluating
-from tfm_blocks.translation.search import BOS, EOS
+from tfm_blocks.translation.search import BOS
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.tasks import Text, texts_of
 from tfm_blocks.translation.translator import Translator
@@ -45,7 +45,8 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
         raise RunError(Problem("model.graph", rule, help="give your attention blocks a method weights"))
     (texts,) = texts_of([sentence], translator.sources)
     sources = [tokenizer.encode(text) for text in texts]
-    ids = {name: [*source, EOS] for name, source in zip(translator.inputs, sources, strict=False)}
+    read = tokenizer.conventions.source
+    ids = {name: read(source) for name, source in zip(translator.inputs, sources, strict=False)}
     before = [BOS] if translator.inputs else prompt(sources).tolist()
     if target is None:
         ((best,),) = translator.search([sentence], Search())
@@ -53,7 +54,8 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
         longest = min(len(ids[TARGET]), network.longest(TARGET).tokens)
         del ids[TARGET][int(longest) :]  # the last token of an output that fills the positions is not an input
     else:
-        ids[TARGET] = [*before, *tokenizer.of(TARGET).encode(target)]
+        encoded = tokenizer.of(TARGET).encode(target)
+        ids[TARGET] = [*before, *encoded] if translator.sources else tokenizer.conventions.prompt(encoded)
     _expect_fits(network, ids)
     device = next(network.parameters()).device
     with evaluating(network):

@@ -45,8 +45,8 @@ class Search:
     alpha, penalty: the length penalty for hypotheses of n tokens, eos included: "gnmt" ((5 + n) / 6)^alpha, or "plain"
     n^alpha. coverage: the weight of the coverage penalty (Wu et al. 2016, equation 14), 0 for none. nbest: number of
     outputs per sentence, at most `beam`. longest, shortest: (a, b) for the maximum number of tokens with eos and the
-    minimum without, a·n + b for n source tokens with eos. max_tokens: upper limit of the maximum. Raises ValueError for
-    settings out of range.
+    minimum without, a·n + b for n source tokens with eos; by default the limits of an imported model, or (2, 20) and
+    (0, 0). max_tokens: upper limit of the maximum. Raises ValueError for settings out of range.
     """
 
     beam: int = 1
@@ -55,8 +55,8 @@ class Search:
     penalty: LengthPenalty = "gnmt"
     coverage: float = 0.0
     nbest: int = 1
-    longest: tuple[float, int] = (2.0, 20)
-    shortest: tuple[float, int] = (0.0, 0)
+    longest: tuple[float, int] | None = None
+    shortest: tuple[float, int] | None = None
     max_tokens: int = 1024
     sampling: Sampling | None = None
 
@@ -78,13 +78,15 @@ class Search:
         if self.sampling and self.beam > 1:
             raise ValueError(f"sampling draws one token at a time, but beam is {self.beam}: leave one of them out")
 
-    def most(self, source_tokens: int) -> int:
-        """Return the maximum number of tokens of an output, eos included."""
-        return max(1, min(int(self.longest[0] * source_tokens) + self.longest[1], self.max_tokens))
+    def most(self, source_tokens: int, of_model: int = 0) -> int:
+        """Return the maximum number of tokens of an output, eos included. `of_model` is the model's limit, or 0."""
+        factor, constant = self.longest or ((0.0, of_model) if of_model else (2.0, 20))
+        return max(1, min(int(factor * source_tokens) + constant, self.max_tokens))
 
-    def fewest(self, source_tokens: int) -> int:
+    def fewest(self, source_tokens: int, of_model: int = 0) -> int:
         """Return the minimum number of tokens of an output, without eos."""
-        return int(self.shortest[0] * source_tokens) + self.shortest[1]
+        factor, constant = self.shortest or (0.0, of_model)
+        return int(factor * source_tokens) + constant
 
 
 def _whole(name: str, value: object, least: int) -> None:

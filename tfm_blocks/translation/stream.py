@@ -18,6 +18,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Place, Problem, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.packed import packed
+from tfm_blocks.translation.search import EOS
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translation, Translator
 
@@ -66,7 +67,7 @@ def fitting_prompts(
     prompts: Sequence[str], translator: Translator, search: Search, name: str, *, strict: bool, first_line: int = 1
 ) -> list[str]:
     """Truncate prompts as `fitting` truncates texts; at least one token can follow."""
-    longest = translator.network.longest(TARGET).tokens - 1  # bos
+    longest = translator.network.longest(TARGET).tokens - len(translator.conventions.prompt([EOS])) + 1  # without bos
     return [
         _fit(prompt, longest, translator.tokenizer, search, Place(name, number), strict=strict)
         for number, prompt in enumerate(prompts, first_line)

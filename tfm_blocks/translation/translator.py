@@ -24,7 +24,6 @@ from tfm_blocks.runs.model_file import SavedModel
 from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, last_cross_attention, plain, with_coverage
 from tfm_blocks.translation.search import (
     BOS,
-    EOS,
     PAD,
     Bounds,
     Hypothesis,
@@ -80,7 +79,7 @@ class Translator:
             rule = f"has {tokenizer.size} subwords, but the model has {network.spec.sink.shape[-1]}"
             raise RunError(Problem("tokenizer", rule, help="use the tokenizer of the model's run folder"))
         self.network = network
-        self.tokenizer = tokenizer
+        self.tokenizer, self.conventions = tokenizer, tokenizer.conventions
         self.inputs = tuple(names(network.spec.sources))
         self.sources = self.inputs or tuple(name for name in columns or ("src", TARGET) if name != TARGET)
 
@@ -167,13 +166,14 @@ class Translator:
             raise ValueError(f"there are {len(rows)} sentences, but {len(begins)} prefixes")
         encoded = iter(self.tokenizer.encode_batch([text for row in rows for text in row]))
         target = self.tokenizer.of(TARGET)
-        starts = target.encode_batch(plain_texts(begins, "prefixes")) if begins else [[]] * len(rows)
+        encoded_starts = target.encode_batch(plain_texts(begins, "prefixes")) if begins else [[]] * len(rows)
+        starts = [ids if text else [] for text, ids in zip(begins or [""] * len(rows), encoded_starts, strict=True)]
         tasks = []
         for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
             ids = [next(encoded) for _ in row]
             if any(text.strip() for text in row):
                 before = [BOS] if self.inputs else prompt(ids).tolist()
-                sources = [[*source, EOS] for source in ids] if self.inputs else []
+                sources = [self.conventions.source(source) for source in ids] if self.inputs else []
                 tasks.append(Task(index, first_line + index, sources, before, start, sum(map(len, ids)) + len(ids)))
         self._expect_possible(tasks, search)
         return tasks
@@ -182,9 +182,8 @@ class Translator:
         """Return the task of each prompt; `search` is from `continuing`, and errors are those of `generate`."""
         self.expect_prompts()
         ids = self.tokenizer.encode_batch(plain_texts(prompts, "prompts"))
-        tasks = [
-            Task(index, first_line + index, [], [BOS, *start], [], len(start) + 1) for index, start in enumerate(ids)
-        ]
+        starts = [self.conventions.prompt(prompt_ids) for prompt_ids in ids]
+        tasks = [Task(index, first_line + index, [], start, [], len(start)) for index, start in enumerate(starts)]
         self._expect_possible(tasks, search)
         return tasks
 
@@ -280,13 +279,15 @@ class Translator:
         return [sorted(group, key=lambda one: -_score(one, search))[: search.nbest] for group in covered]
 
     def _bounds(self, batch: Sequence[Task], search: Search) -> Bounds:
+        limits = self.conventions
         longest = [
-            int(min(max(search.most(task.tokens), len(task.prefix) + 1), self._longest_output(task))) for task in batch
+            int(min(max(search.most(task.tokens, limits.longest), len(task.prefix) + 1), self._longest_output(task)))
+            for task in batch
         ]
         device = next(self.network.parameters()).device
-        shortest = [search.fewest(task.tokens) for task in batch]
+        shortest = [search.fewest(task.tokens, limits.shortest) for task in batch]
         prefix_BP = self._padded([task.prefix for task in batch])
-        return Bounds(torch.tensor(shortest, device=device), torch.tensor(longest, device=device), prefix_BP)
+        return Bounds(torch.tensor(shortest, device=device), torch.tensor(longest, device=device), prefix_BP, limits)
 
     def _padded(self, rows: Sequence[list[int]]) -> Tensor:
         width = max(map(len, rows))

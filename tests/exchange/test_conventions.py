@@ -1,0 +1,185 @@
+"""Imported models read and write the texts of transformers: equal ids of sources, targets and prompts, equal output."""
+
+import json
+
+import pytest
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer, RobertaTokenizer, T5Tokenizer
+
+import tfm_blocks as tfm
+from tests.exchange.published import FAMILIES, publish
+from tests.exchange.test_sentencepiece import learned
+from tfm_blocks.data.corpus import Corpus, write_corpus, write_packed
+from tfm_blocks.data.layout import layout_of
+from tfm_blocks.exchange.importing import import_folder
+from tfm_blocks.language.spec import names
+from tfm_blocks.translation.settings import Search
+
+WORDS = ["a", "the", "red", "blue", "old", "new", "house", "boat", "tree", "is", "was", "here", "near"]
+LINES = [f"{WORDS[i % 13]} {WORDS[i * 5 % 13]} {WORDS[i * 7 % 11]}{' ' + WORDS[i % 7] * (i % 3)}" for i in range(40)]
+PAIRS = ("bart", "marian", "t5", "t5_v1_1")
+SIZES = {"t5": {}, "t5_v1_1": {}, "gemma2": {"final_logit_softcapping": 99.0}}
+LIMITS = {"max_length": 12, "min_length": 4}
+
+
+def byte_level(special):
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(LINES * 3, vocab_size=300, special_tokens=special, show_progress=False)
+    content = json.loads(tokenizer._tokenizer.to_str())["model"]
+    return content["vocab"], [tuple(pair) for pair in content["merges"]]
+
+
+def fast(special, before=(), **named):
+    """Return a byte-level tokenizer whose post-processor adds the tokens of `before`."""
+    vocab, merges = byte_level(special)
+    pieces = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    pieces.add_special_tokens(list(special))
+    template = " ".join([*before, "$A"])
+    pieces.post_processor = processors.TemplateProcessing(
+        single=template, pair=f"{template} $B", special_tokens=[(name, vocab[name]) for name in before]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=pieces, padding_side="left", **named)
+
+
+def marian(folder):
+    models = {"source.spm": learned(LINES, 40), "target.spm": learned(LINES[::-1], 40)}
+    for name, content in models.items():
+        (folder / name).write_bytes(content)
+    from sentencepiece import SentencePieceProcessor
+
+    parts = [SentencePieceProcessor(model_proto=content) for content in models.values()]
+    pieces = [part.id_to_piece(id) for part in parts for id in range(len(part))]
+    ordered = dict.fromkeys(
+        ["</s>", "<unk>", *(name for name in pieces if name not in ("<s>", "</s>", "<unk>")), "<pad>"]
+    )
+    (folder / "vocab.json").write_text(json.dumps({name: id for id, name in enumerate(ordered)}))
+
+
+def unigram():
+    content = json.loads(learned_unigram())["model"]["vocab"]
+    return T5Tokenizer(vocab=[tuple(item) for item in content], extra_ids=0)
+
+
+def learned_unigram():
+    from tokenizers import trainers
+
+    pieces = Tokenizer(models.Unigram())
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=60, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    pieces.train_from_iterator(LINES * 3, trainer)
+    return pieces.to_str()
+
+
+def llama():
+    return fast(["<unk>", "<s>", "</s>"], ["<s>"], bos_token="<s>", eos_token="</s>", pad_token="</s>")
+
+
+BART = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+SAVED = {
+    "bart": lambda: RobertaTokenizer(*byte_level(BART)),
+    "t5": unigram,
+    "t5_v1_1": unigram,
+    "gpt2": lambda: fast(["<|endoftext|>"], eos_token="<|endoftext|>", pad_token="<|endoftext|>"),
+    "qwen2": lambda: fast(["<|endoftext|>", "<|im_end|>"], eos_token="<|im_end|>", pad_token="<|endoftext|>"),
+    "qwen3": lambda: Qwen2Tokenizer(*byte_level(["<|endoftext|>", "<|im_end|>"]), padding_side="left"),
+    "olmo2": lambda: fast(["<|endoftext|>", "<pad>"], eos_token="<|endoftext|>", pad_token="<pad>"),
+    "gemma2": lambda: fast(
+        ["<pad>", "<eos>", "<bos>"], ["<bos>"], bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    ),
+}
+
+
+def published(name, folder, **config):
+    """Write a random model and a tokenizer as the family has them; return the model and AutoTokenizer's tokenizer."""
+    folder.mkdir(parents=True)
+    if name == "marian":
+        marian(folder)
+        vocab = json.loads((folder / "vocab.json").read_text())
+        ids = {"pad_token_id": vocab["<pad>"], "decoder_start_token_id": vocab["<pad>"], "eos_token_id": 0}
+        ids |= {"bad_words_ids": [[vocab["<pad>"]]]}
+        size = len(vocab)
+    else:
+        tokenizer = SAVED.get(name, llama)()
+        size = len(tokenizer)
+        ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+        ids |= {"decoder_start_token_id": 2 if name == "bart" else 0} if name in PAIRS else {}
+        tokenizer.save_pretrained(folder)
+    saved = folder / "tokenizer.json"
+    kept = saved.read_bytes() if saved.exists() else None
+    theirs = publish(name, folder, vocab_size=size, **ids, **config)
+    saved.unlink() if kept is None else saved.write_bytes(kept)
+    return theirs, AutoTokenizer.from_pretrained(folder)
+
+
+def imported(name, folder, **config):
+    theirs, tokenizer = published(name, folder / "theirs", **config)
+    if name in PAIRS:
+        config = {"bart": {"forced_bos_token_id": 0, "forced_eos_token_id": 2}, "marian": {"forced_eos_token_id": 0}}
+        path = folder / "theirs" / "generation_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | LIMITS | config.get(name, {})))
+        theirs = type(theirs).from_pretrained(folder / "theirs").eval()
+    import_folder(folder / "theirs", folder / "run")
+    return theirs, tokenizer, tfm.load(folder / "run")
+
+
+each = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("bart", "gpt2", "llama") else pytest.mark.grid) for name in FAMILIES],
+)
+
+
+@each
+def test_ids_of_sources_targets_and_prompts_are_those_of_autotokenizer(name, tmp_path):
+    theirs, tokenizer, translator = imported(name, tmp_path)
+    published, expected = translator.tokenizer.vocabulary.to_published, tokenizer(LINES).input_ids
+    if name in PAIRS:
+        tasks = translator.translation_tasks(LINES, Search())
+        assert [published(task.sources[0]) for task in tasks] == expected
+    else:
+        tasks = translator.generation_tasks(LINES, Search())
+        assert [published(task.before) for task in tasks] == expected
+    (tmp_path / "corpus").mkdir()
+    inputs = names(translator.network.spec.inputs)
+    if name in PAIRS:
+        rows = list(zip(LINES, LINES[::-1], strict=True))
+        write_corpus(tmp_path / "corpus", ["src", "tgt"], rows, translator.tokenizer, max_length=99)
+        corpus = Corpus(tmp_path / "corpus", translator.tokenizer)
+        batch = layout_of(corpus, inputs).batch(corpus, range(len(LINES)))
+        assert [published(row) for row in batch.inputs["src"].tolist()] == expected
+        assert [published(row) for row in batch.labels_BT.tolist()] == tokenizer(text_target=LINES[::-1]).input_ids
+        start = theirs.config.decoder_start_token_id
+        labels = [published(row) for row in batch.labels_BT.tolist()]
+        assert [published(row) for row in batch.inputs["tgt"].tolist()] == [[start, *row[:-1]] for row in labels]
+    else:
+        for line, ids in zip(LINES[:3], expected, strict=False):
+            write_packed(tmp_path / "corpus", "tgt", [line], translator.tokenizer, context=99)
+            corpus = Corpus(tmp_path / "corpus", translator.tokenizer)
+            batch = layout_of(corpus, inputs).batch(corpus, [0])
+            eos = theirs.config.eos_token_id
+            begin = [theirs.config.bos_token_id] if tokenizer("").input_ids else [eos]
+            assert published(batch.inputs["tgt"][0].tolist()) == [*begin, *ids[len(tokenizer("").input_ids) :]]
+            assert published(batch.labels_BT[0].tolist()) == [*ids[len(tokenizer("").input_ids) :], eos]
+
+
+@each
+@pytest.mark.parametrize("beam", [1, 4])
+def test_forty_lines_have_the_output_of_generate(name, beam, tmp_path):
+    theirs, tokenizer, translator = imported(name, tmp_path, **SIZES.get(name, {"max_position_embeddings": 64}))
+    theirs.double(), translator.network.double()  # some logits are nearly equal
+    search = {"beam": beam, "penalty": "plain", "alpha": 1.0}
+    options = {"num_beams": beam, "early_stopping": beam > 1, "do_sample": False}
+    read = tokenizer(LINES, return_tensors="pt", padding=True)
+    read.pop("token_type_ids", None)
+    if name in PAIRS:
+        out = theirs.generate(**read, **options)
+        outputs = translator.translate(LINES, **search)
+    else:
+        out = theirs.generate(**read, **options, max_new_tokens=9)[:, read.input_ids.shape[1] :]
+        outputs = [best.text for (best,) in translator.generate(LINES, 9, Search(**search))]
+    assert outputs == tokenizer.batch_decode(out, skip_special_tokens=True)
+    assert len(set(outputs)) > 5
+    if name in PAIRS:
+        assert max(len(row) for row in out.tolist()) == LIMITS["max_length"]

@@ -1,0 +1,115 @@
+"""Read how a published model frames its texts and limits its outputs: the rules of AutoTokenizer and `generate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer, models
+
+from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer
+from tfm_blocks.data.tokenizer import refusing_damage
+from tfm_blocks.data.vocabulary import EOS, Conventions
+from tfm_blocks.errors import Problem, RunError, shown
+from tfm_blocks.exchange.config import Published
+
+LARGEST_LIMIT = 1_000_000
+FRAMES = {
+    "RobertaTokenizer": (("cls_token",), ("sep_token",)),
+    "BartTokenizer": (("cls_token",), ("sep_token",)),
+    "T5Tokenizer": ((), ("eos_token",)),
+    "MarianTokenizer": ((), ("eos_token",)),
+}
+"""The tokens that a class of transformers adds around a text, whatever its files say."""
+TOKENS = {"cls_token": "<s>", "sep_token": "</s>", "bos_token": "<s>", "eos_token": "</s>"}  # the names by default
+
+
+def read_conventions(
+    published: Published, opened: PublishedTokenizer, config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> Conventions:
+    """Return the conventions for the files of a tokenizer, config.json, and generation_config.json or else config.json.
+
+    Raises RunError for a value of another type.
+    """
+    to_here, vocabulary = published.vocabulary.to_here, published.vocabulary
+    with refusing_damage("tokenizer_config.json"):
+        before, after = map(to_here, _frame(opened, published, config))
+    ends, pairs = after[-1:] == [EOS], published.family.pairs
+    longest, shortest = (_output_length(generation, kind, pairs) for kind in ("max", "min"))
+    first = _number(generation, "forced_bos_token_id", vocabulary.size) if pairs else None
+    refused = {0, *range(1, vocabulary.first), *to_here(sorted(_refused(generation, vocabulary.size)))}
+    return Conventions(
+        before=tuple(before),
+        after=tuple(after[:-1] if ends else after),
+        of_targets=pairs,
+        ends=ends,
+        begins=False,
+        refused=tuple(sorted(refused)),
+        first=None if first is None else to_here([first])[0],
+        last=generation.get("forced_eos_token_id") is not None,
+        shortest=shortest,
+        longest=longest,
+    )
+
+
+def _frame(opened: PublishedTokenizer, published: Published, config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Return the published ids that AutoTokenizer adds before and after a text."""
+    settings = dict(json.loads(opened.files.get("tokenizer_config.json", b"{}")))
+    classes = settings.get("tokenizer_class"), config.get("tokenizer_class"), published.family.tokenizer
+    name = str(next(filter(None, classes), "")).removesuffix("Fast")
+    if name in FRAMES:
+        before, after = FRAMES[name]
+    elif "add_bos_token" in settings or "add_eos_token" in settings:
+        before = ("bos_token",) if settings.get("add_bos_token") else ()
+        after = ("eos_token",) if settings.get("add_eos_token") else ()
+    else:
+        return _post_processed(opened)
+    named = dict(json.loads(opened.files.get("special_tokens_map.json", b"{}"))) | settings
+    begin = _token_ids(opened, named, before, config.get("bos_token_id"))
+    return begin, _token_ids(opened, named, after, published.vocabulary.eos)
+
+
+def _token_ids(opened: PublishedTokenizer, named: Mapping[str, Any], keys: Sequence[str], default: Any) -> list[int]:
+    """Return the ids of the named tokens. A token that the tokenizer lacks has the id `default`, or none."""
+    tokens = [named.get(key) or TOKENS[key] for key in keys]
+    texts = [str(token["content"] if isinstance(token, dict) else token) for token in tokens]
+    ids = [opened.names.get(text, default) for text in texts]
+    return [id for id in ids if type(id) is int]
+
+
+def _post_processed(opened: PublishedTokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids that the post-processor of tokenizer.json adds around a token."""
+    processor = Tokenizer.from_str(opened.files[FAST].decode()).post_processor if FAST in opened.files else None
+    if processor is None:
+        return [], []
+    text: Encoding = Tokenizer(models.WordLevel({"x": 0}, unk_token="x")).encode("x")
+    whole = processor.process(text)
+    place = whole.sequence_ids.index(0)
+    return whole.ids[:place], whole.ids[place + 1 :]
+
+
+def _refused(generation: Mapping[str, Any], size: int) -> Iterator[int]:
+    """Yield the ids that `generate` never outputs. A phrase of several ids has no counterpart."""
+    single = [
+        phrase[0] for phrase in generation.get("bad_words_ids") or () if isinstance(phrase, list) and len(phrase) == 1
+    ]
+    for id in (*single, *(generation.get("suppress_tokens") or ())):
+        if type(id) is int and 0 <= id < size:
+            yield id
+
+
+def _output_length(generation: Mapping[str, Any], kind: str, pairs: bool) -> int:
+    """Return a limit of new tokens, or 0. In an encoder-decoder model, `max_length` includes the start token."""
+    limit = _number(generation, f"{kind}_new_tokens", LARGEST_LIMIT)
+    if limit is None and pairs:
+        limit = (_number(generation, f"{kind}_length", LARGEST_LIMIT) or 1) - 1
+    return limit or 0
+
+
+def _number(generation: Mapping[str, Any], key: str, bound: int) -> int | None:
+    value = generation.get(key)
+    if value is None or (type(value) is int and 0 <= value < bound):
+        return value
+    rule = f"must be a whole number from 0 to {bound - 1}, but is {shown(value)}"
+    raise RunError(Problem(f"generation_config.json: {key}", rule, help="correct it, or remove the key"))
