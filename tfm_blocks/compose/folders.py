@@ -16,6 +16,7 @@ from tfm_blocks.language.files import (
     HEADER,
     SAFE_LOADER,
     ModelFile,
+    ambiguous_scalar,
     display_path,
     nested_events,
     suggest_yaml_fix,
@@ -109,8 +110,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     text = ""
     try:
         text = path.read_text("utf-8")
-        if any(depth > DEEPEST for _, depth in nested_events(text)):
-            raise _refuse(path, f"nests deeper than {DEEPEST}", "check the brackets, or write fewer levels")
+        for event, depth in nested_events(text):
+            if depth > DEEPEST:
+                raise _refuse(path, f"nests deeper than {DEEPEST}", "check the brackets, or write fewer levels")
+            if ambiguous := ambiguous_scalar(event):
+                line, rule, help = ambiguous
+                raise _refuse(path, rule, help, line)
         mapping = yaml.load(text, SAFE_LOADER) or {}
     except UnicodeDecodeError:
         raise _refuse(path, "is not UTF-8 text", "save it as UTF-8") from None
