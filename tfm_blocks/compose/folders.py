@@ -16,8 +16,8 @@ from tfm_blocks.language.files import (
     HEADER,
     SAFE_LOADER,
     ModelFile,
-    ambiguous_scalar,
     display_path,
+    expect_unambiguous,
     nested_events,
     suggest_yaml_fix,
 )
@@ -113,9 +113,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         for event, depth in nested_events(text):
             if depth > DEEPEST:
                 raise _refuse(path, f"nests deeper than {DEEPEST}", "check the brackets, or write fewer levels")
-            if ambiguous := ambiguous_scalar(event):
-                line, rule, help = ambiguous
-                raise _refuse(path, rule, help, line)
+            expect_unambiguous(event, path.stem, display_path(path))
         mapping = yaml.load(text, SAFE_LOADER) or {}
     except UnicodeDecodeError:
         raise _refuse(path, "is not UTF-8 text", "save it as UTF-8") from None

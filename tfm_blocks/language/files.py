@@ -74,15 +74,13 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
     return ModelFile(file, text, mapping, _root(mapping, file, text, root_keys))
 
 
-def ambiguous_scalar(event: Any) -> tuple[int, str, str] | None:
-    """Return the line, the rule and a fix if the event is a plain scalar whose value depends on the version of YAML."""
-    if not (isinstance(event, yaml.ScalarEvent) and event.implicit[0] and (match := YAML_1_1.fullmatch(event.value))):
-        return None
-    rule = f"has {shown(event.value)}, which YAML 1.1 and YAML 1.2 read as different values"
-    fix = (
-        "write true or false" if match["word"] else "write the number in decimal digits, without leading zeros, : or _"
-    )
-    return event.start_mark.line + 1, rule, f"{fix}; put text in quotes"
+def expect_unambiguous(event: yaml.Event, address: str, file: str) -> None:
+    """Raise ConfigError if the event is a plain scalar whose value depends on the version of YAML."""
+    if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and (match := YAML_1_1.fullmatch(event.value)):
+        rule = f"has {shown(event.value)}, which YAML 1.1 and YAML 1.2 read as different values"
+        fix = "true or false" if match["word"] else "the number in decimal digits, without leading zeros, : or _"
+        line = event.start_mark.line + 1 if event.start_mark else None
+        raise ConfigError(Problem(address, rule, Place(file, line), help=f"write {fix}; put text in quotes"))
 
 
 def suggest_yaml_fix(text: str, line: int) -> str:
@@ -120,9 +118,7 @@ def _inspect(text: str, file: str) -> None:
         if isinstance(event, yaml.ScalarEvent) and "${" in _KNOB.sub("", event.value, count=1):
             rule = f"has {shown(event.value)}, which is more than one ${{knob}}: a resolver or an expression"
             raise _refuse(file, rule, line, "a value holds one ${knob} at most; put arithmetic in model.args")
-        if ambiguous := ambiguous_scalar(event):
-            line, rule, help = ambiguous
-            raise _refuse(file, rule, line, help)
+        expect_unambiguous(event, file, file)
         if depth > DEEPEST:
             raise _refuse(file, f"nests deeper than {DEEPEST}", line, "write inner layers as sibling nodes")
     _plain(yaml.compose(text, Loader=SAFE_LOADER), file)

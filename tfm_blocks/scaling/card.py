@@ -9,8 +9,8 @@ from typing import Any, Literal
 import yaml
 
 from tfm_blocks.config.settings import Above0, Count, Settings, read_settings
-from tfm_blocks.errors import ConfigError, Place, Problem, shown, suggest
-from tfm_blocks.language.files import ambiguous_scalar, nested_events
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.language.files import expect_unambiguous, nested_events
 
 FOLDER = files("tfm_blocks.scaling") / "cards"
 SUFFIX = ".yaml"
@@ -50,9 +50,7 @@ def read_card(name: str) -> Card:
     try:
         text = (Path(name) if is_path else FOLDER / f"{name}{SUFFIX}").read_text("utf-8")
         for event, _ in nested_events(text):
-            if ambiguous := ambiguous_scalar(event):
-                line, rule, help = ambiguous
-                raise ConfigError(Problem("--card", rule, Place(name, line), help=help))
+            expect_unambiguous(event, "--card", name)
         values: Any = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         rule = f"must be a YAML file, but {shown(name)} cannot be read: {type(error).__name__}"
