@@ -21,7 +21,6 @@ from tfm_blocks.data.published_tokenizer import (
 from tfm_blocks.data.tokenizer import Tokenizer, is_learned, refusing_damage
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError, Problem, RunError
-from tfm_blocks.runs.files import read_bytes
 
 ADDRESS = "data.tokenizer"
 FILE_SETS = ((FAST,), PAIR, *((name,) for name in SINGLE))
@@ -88,7 +87,7 @@ def _read_files(path: Path) -> dict[str, bytes]:
 
 def _read_small(path: Path) -> bytes:
     expect_small(path)
-    return read_bytes(path)
+    return path.read_bytes()
 
 
 def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:
