@@ -16,7 +16,7 @@ from tfm_blocks.language.spec import names
 from tfm_blocks.translation.settings import Search
 
 WORDS = ["a", "the", "red", "blue", "old", "new", "house", "boat", "tree", "is", "was", "here", "near"]
-LINES = [f"{WORDS[i % 13]} {WORDS[i * 5 % 13]} {WORDS[i * 7 % 11]}{' ' + WORDS[i % 7] * (i % 3)}" for i in range(40)]
+LINES = [f"{WORDS[i % 13]} {WORDS[i * 6 % 13]} {WORDS[i * 7 % 11]}{' ' + WORDS[i % 7] * (i % 3)}" for i in range(40)]
 PAIRS = ("bart", "marian", "t5", "t5_v1_1")
 SIZES = {"t5": {}, "t5_v1_1": {}, "gemma2": {"final_logit_softcapping": 99.0}}
 LIMITS = {"max_length": 12, "min_length": 4}
@@ -168,7 +168,6 @@ def test_ids_of_sources_targets_and_prompts_are_those_of_autotokenizer(name, tmp
 @pytest.mark.parametrize("beam", [1, 4])
 def test_forty_lines_have_the_output_of_generate(name, beam, tmp_path):
     theirs, tokenizer, translator = imported(name, tmp_path, **SIZES.get(name, {"max_position_embeddings": 64}))
-    theirs.double(), translator.network.double()  # some logits are nearly equal
     search = {"beam": beam, "penalty": "plain", "alpha": 1.0}
     options = {"num_beams": beam, "early_stopping": beam > 1, "do_sample": False}
     read = tokenizer(LINES, return_tensors="pt", padding=True)

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from tfm_blocks.data.published_tokenizer import PublishedTokenizer
+from tfm_blocks.data.published_tokenizer import PAIR, SINGLE, PublishedTokenizer
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.language.spec import TARGET
 
-PAIR = ("source.spm", "target.spm", "vocab.json")  # Marian: a model for each side, and the ids of the subwords of both
-SINGLE = ("spiece.model", "tokenizer.model")  # T5, Llama
 UNKNOWN = "<unk>"
 LANGUAGE = re.compile(r"(>>[^<>]+<<) *")  # in multilingual models of OPUS-MT, the first token of a source
 
@@ -55,7 +53,7 @@ class SentencePieceTokenizer(PublishedTokenizer):
         return {id: name for name, id in self._names.items()}
 
     def text_of(self, published: Sequence[int]) -> str:
-        special = self.vocabulary.front
+        special = {*self.vocabulary.front, self._unknown}  # transformers omits <unk> too
         text: str = self._models[-1].decode([self._texts.get(id, "") for id in published if id not in special])
         return text.replace("▁", " ").strip()
 

@@ -60,7 +60,7 @@ class Conventions:
     before, after: special tokens around every text; `after` does not include eos. of_targets: targets have them too.
     ends: eos follows each source. begins: bos precedes each prompt. refused: ids that outputs never contain. first: the
     forced first token of an output. last: an output of the maximum length is forced to end with eos. shortest, longest:
-    the minimum of output tokens without eos and the maximum with eos, unless the search sets them; 0 for none.
+    the minimum of output tokens without eos and the maximum with eos, unless the search sets them. 0 stands for none.
     """
 
     before: tuple[int, ...] = ()
@@ -69,7 +69,7 @@ class Conventions:
     ends: bool = True
     begins: bool = True
     refused: tuple[int, ...] = (0, 1)  # padding and bos
-    first: int | None = None
+    first: int = 0
     last: bool = False
     shortest: int = 0
     longest: int = 0
@@ -79,9 +79,8 @@ class Conventions:
         """Return the conventions whose `vars` are the content of a JSON file. Raises ValueError."""
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
         for name, value in values.items():
-            default = vars(cls()).get(name, ())
-            ids = value if isinstance(value, tuple) else () if isinstance(default, bool) else (value or 0,)
-            if type(value) is not type(default) and name != "first" or any(type(id) is not int or id < 0 for id in ids):
+            ids = value if isinstance(value, tuple) else (int(value),)
+            if type(value) is not type(vars(cls())[name]) or any(type(id) is not int or id < 0 for id in ids):
                 raise ValueError(f"conventions.{name} is damaged")
         return cls(**values)
 

@@ -46,7 +46,7 @@ def read_conventions(
         ends=ends,
         begins=False,
         refused=tuple(sorted(refused)),
-        first=None if first is None else to_here([first])[0],
+        first=0 if first is None else to_here([first])[0],
         last=generation.get("forced_eos_token_id") is not None,
         shortest=shortest,
         longest=longest,

@@ -80,7 +80,7 @@ class Bounds(NamedTuple):
             forced_R = self.prefix_BP[:, position].repeat_interleave(rows)
             others_RV = torch.ones_like(log_p_RV, dtype=torch.bool).scatter_(1, forced_R[:, None], False)
             log_p_RV.masked_fill_(others_RV & (forced_R != PAD)[:, None], -torch.inf)
-        elif position == 0 and self.conventions.first is not None:
+        elif position == 0 and self.conventions.first:
             log_p_RV.fill_(-torch.inf)[:, self.conventions.first] = 0
         if self.conventions.last:
             full_R = (self.longest_B == position + 1).repeat_interleave(rows)
