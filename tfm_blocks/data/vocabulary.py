@@ -77,7 +77,7 @@ class Conventions:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Conventions:
         """Return the conventions whose `vars` are the content of a JSON file. Raises ValueError."""
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
         for name, value in values.items():
             ids = value if isinstance(value, tuple) else (int(value),)
             if type(value) is not type(vars(cls())[name]) or any(type(id) is not int or id < 0 for id in ids):

@@ -15,7 +15,8 @@ from tfm_blocks.errors import Problem, RunError, shown
 from tfm_blocks.exchange.config import Published
 
 LARGEST_LIMIT = 1_000_000
-FRAMES = {
+BOS_KEY = "bos_token"
+FRAMES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "RobertaTokenizer": (("cls_token",), ("sep_token",)),
     "BartTokenizer": (("cls_token",), ("sep_token",)),
     "T5Tokenizer": ((), ("eos_token",)),
@@ -58,13 +59,13 @@ def _frame(opened: PublishedTokenizer, published: Published, config: Mapping[str
     settings = dict(json.loads(opened.files.get("tokenizer_config.json", b"{}")))
     classes = settings.get("tokenizer_class"), config.get("tokenizer_class"), published.family.tokenizer
     name = str(next(filter(None, classes), "")).removesuffix("Fast")
-    if name in FRAMES:
-        before, after = FRAMES[name]
-    elif "add_bos_token" in settings or "add_eos_token" in settings:
-        before = ("bos_token",) if settings.get("add_bos_token") else ()
-        after = ("eos_token",) if settings.get("add_eos_token") else ()
-    else:
+    flags = [key for key in (BOS_KEY, "eos_token") if f"add_{key}" in settings]
+    if name not in FRAMES and not flags:
         return _post_processed(opened)
+    added = [key for key in flags if settings[f"add_{key}"]]
+    before, after = FRAMES.get(
+        name, ([key for key in added if key == BOS_KEY], [key for key in added if key != BOS_KEY])
+    )
     named = dict(json.loads(opened.files.get("special_tokens_map.json", b"{}"))) | settings
     begin = _token_ids(opened, named, before, config.get("bos_token_id"))
     return begin, _token_ids(opened, named, after, published.vocabulary.eos)

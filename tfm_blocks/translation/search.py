@@ -64,7 +64,8 @@ class Bounds(NamedTuple):
     conventions: Conventions = Conventions()
 
     def select(self, sentences: Tensor | slice) -> Bounds:
-        return Bounds(*(tensor[sentences] for tensor in self[:3]), self.conventions)
+        shortest_B, longest_B, prefix_BP = (tensor[sentences] for tensor in self[:3])
+        return Bounds(shortest_B, longest_B, prefix_BP, self.conventions)
 
     def refuse(self, log_p_RV: Tensor, position: int) -> Tensor:
         """Set tokens that are not allowed at `position` to -inf, in place; each sentence has R / B adjacent rows.

@@ -15,7 +15,8 @@ from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
-SEARCH = Search(beam=4, penalty="plain", alpha=1.0, longest=(0.0, 256))
+LONGEST_OUTPUT = 256
+SEARCH = Search(beam=4, penalty="plain", alpha=1.0, longest=(0.0, LONGEST_OUTPUT))
 BATCH = 32  # sentences
 
 
@@ -53,7 +54,7 @@ def _translations_of_engine(
         beam_size=SEARCH.beam,
         length_penalty=SEARCH.alpha,
         min_decoding_length=0,
-        max_decoding_length=int(min(SEARCH.longest[1], translator.network.longest(TARGET).tokens)),
+        max_decoding_length=int(min(LONGEST_OUTPUT, translator.network.longest(TARGET).tokens)),
         max_batch_size=BATCH,
     )
     outputs = [translator.tokenizer.decode([ids[text] for text in result.hypotheses[0]]) for result in results]
