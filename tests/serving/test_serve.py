@@ -118,7 +118,7 @@ def batches(batcher):
         ("/translate", {"texts": []}, 422, "texts List should have at least 1 item"),
         ("/translate", b'{"texts": ["Haus"', 422, "JSON decode error"),
         ("/generate", {"prompts": ["Haus"]}, 422, "translates and cannot continue text"),
-        ("/translate", b'{"\\ud800": 1, "texts": ["Haus"]}', 422, "\\ud800 Extra inputs"),
+        ("/translate", b'{"\\ud800": 1, "texts": ["Haus"]}', 422, "unable to parse raw data as a unicode string"),
         ("/translate", b'{"texts": [{"\\ud800": "Haus"}]}', 422, "sentence 1 has \\ud800, but the model reads src"),
         ("/translate", {"texts": ["Haus"], "beam": 2, "coverage": 1e308}, 422, "coverage must be from 0 to 1000"),
         ("/etc/passwd", {}, 404, "Not Found"),
