@@ -9,7 +9,6 @@ from tfm_blocks.compose.run import (
     compose_run,
     read_resume_folder,
     run_name,
-    should_verify,
 )
 from tfm_blocks.compose.sweep import read_sweep
 from tfm_blocks.errors import ConfigError
@@ -65,7 +64,6 @@ def test_long_names_are_cut_and_stay_different():
     [
         ("resume=${x}", read_resume_folder),
         ("resume='runs/${x}'", read_resume_folder),
-        ("verify=${x}", should_verify),
         ("trainer.steps=${x}", lambda config: compose_resumed(config, {"plugins": []}, "config.yaml", "")),
         ("plugins=[${x}]", lambda config: compose_resumed(config, {"plugins": []}, "config.yaml", "")),
     ],

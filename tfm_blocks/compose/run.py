@@ -65,9 +65,6 @@ def compose_request(overrides: Sequence[str], config_dir: Path | None) -> tuple[
             raise ConfigError(Problem("overrides", rule, help="config_dir=… names a folder; sweeps need tfm train -m"))
     options = ["--config-dir", str(config_dir.resolve())] if config_dir else []
     config = compose_arguments(prepare_arguments([*options, *overrides]))
-    if should_verify(config):
-        rule = "compares two trainings and is not available from Python"
-        raise ConfigError(Problem("verify", rule, help="tfm train verify=resume …"))
     return config, [*options, *task_overrides(config)]
 
 
@@ -142,15 +139,6 @@ def read_resume_folder(config: DictConfig) -> Path | None:
     return Path(folder)
 
 
-def should_verify(config: DictConfig) -> bool:
-    """Return True for `verify=resume`, which tests resuming in place of a run. Raises ConfigError for other values."""
-    value = read_value(config, "verify")
-    if value not in (None, "resume"):
-        rule = f"must be resume, but is {shown(value)}"
-        raise ConfigError(Problem("verify", rule, help="write verify=resume, or leave it out"))
-    return value is not None
-
-
 def read_value(config: DictConfig, key: str) -> Any:
     """Return the value of a key as plain data. Raises ConfigError if it has a `${…}` that cannot be resolved."""
     try:
@@ -179,7 +167,7 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
             *groups, name = key.split(".")
             inner = mapping
             for group in groups:
-                inner = inner[group]
+                inner = inner.setdefault(group, {})
             inner[name] = read_value(config, key)
             sources.overrides[(*groups, name)] = override
         elif "logger" in typed and key.partition(".")[0] == "logger":
