@@ -39,8 +39,8 @@ def test_a_name_that_looks_like_a_number_is_kept_as_typed(name):
 
 
 def test_other_keys_and_a_missing_name_keep_their_types():
-    config = compose_arguments(prepare_arguments(["name=null", "seed=1_000"]))
-    assert compose_run(config).mapping["name"] == "tiny-dates-seed1_000" and config.seed == 1000
+    config = compose_arguments(prepare_arguments(["name=null", "seed=1000"]))
+    assert compose_run(config).mapping["name"] == "tiny-dates-seed1000" and config.seed == 1000
 
 
 def test_long_names_are_cut_and_stay_different():

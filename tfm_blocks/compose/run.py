@@ -176,7 +176,7 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
             *groups, name = key.split(".")
             inner = mapping
             for group in groups:
-                inner = inner.setdefault(group, {})  # folders of older versions have no callbacks
+                inner = inner[group]
             inner[name] = read_value(config, key)
             sources.overrides[(*groups, name)] = override
         elif "logger" in typed and key.partition(".")[0] == "logger":

@@ -13,8 +13,9 @@ OTHERS = 3  # the first id after padding, begin and end
 class Vocabulary:
     """A published vocabulary of `size` ids, with the ids that begin and end a sequence.
 
-    A generated text ends at `eos`, which the data adds, or at an id of `stops`, such as the end of a turn. Padding has a new id without a row in any table of weights. If one id both begins and ends sequences, the begin has
-    a new id too, which reads the row of the end.
+    A generated text ends at `eos`, which the data adds, or at an id of `stops`, such as the end of a turn. Padding has
+    a new id without a row in any table of weights. If one id both begins and ends sequences, the begin has a new id
+    too, which reads the row of the end.
     """
 
     size: int

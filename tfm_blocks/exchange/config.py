@@ -60,10 +60,13 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
 
     `architectures` may be missing or name the base model, because transformers decides by `model_type`.
     """
-    flat = dict(leaves(config))
+    flat, names = dict(leaves(config)), config.get("architectures")
     fitting = [family for family in families().values() if family.fits(config)]
+    if any(family.fits({"architectures": names}) for family in families().values()) and not fitting:
+        rule = f"is {shown(config.get('model_type'))}, but architectures is {shown(names)}"
+        raise RunError(Problem(f"{where}: model_type", rule, help="correct the key that is wrong in config.json"))
     if not fitting:
-        key = "architectures" if config.get("architectures") else "model_type"
+        key = "architectures" if names else "model_type"
         known = {family.architecture if key == "architectures" else family.model_type for family in families().values()}
         help = f"known: {', '.join(sorted(known))}; your own: --family FILE.yaml"
         raise RunError(Problem(f"{where}: {key}", f"cannot be imported: {shown(config.get(key))}", help=help))

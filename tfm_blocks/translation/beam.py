@@ -61,8 +61,8 @@ def beam_search(
     """Return the `nbest` best hypotheses of each sentence, best first.
 
     Each step keeps the `beam` best unfinished hypotheses; among the `beam` best extensions, those with an end (eos)
-    are finished. The search of a sentence ends at `longest_B`, by `watch`, when no unfinished hypothesis can still enter
-    the nbest, or, unless `patient`, when `beam` hypotheses are finished. A beam of 1 without `patient` is greedy
+    are finished. The search of a sentence ends at `longest_B`, by `watch`, when no unfinished hypothesis can still
+    enter the nbest, or, unless `patient`, when `beam` hypotheses are finished. A beam of 1 without `patient` is greedy
     search. Raises NotFiniteError.
     """
     begun = begin(network, sources, bounds, before_BN)
