@@ -19,8 +19,9 @@ from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.runs.files import read_bytes
+from tfm_blocks.runs.folder import new_folder
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
-from tfm_blocks.translation.save import save_network
+from tfm_blocks.translation.save import write_run
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,11 @@ def import_folder(folder: Path, run: Path) -> ImportReport:
     network = build_network(spec, seed=0)
     fill(network, weights)
     knobs = {name: value for name, value in composed.mapping.items() if name != "model"}
-    save_network(network, run, tokenizer, knobs)
-    if leftovers:
-        write_tensors(run / LEFTOVERS, leftovers)
-    replace(record, family=published.family.name).write(run)
+    with new_folder(run) as part:
+        write_run(network, part, run.name, tokenizer, knobs)
+        if leftovers:
+            write_tensors(part / LEFTOVERS, leftovers)
+        replace(record, family=published.family.name).write(part)
     count = sum(parameter.numel() for parameter in network.parameters())
     overrides = _overrides(published.family.model, knobs)
     return ImportReport(run, published.family.name, overrides, count, tuple(removed))
