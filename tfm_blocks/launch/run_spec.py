@@ -43,8 +43,8 @@ class RunSpec(JsonFields):
     `checkpoint` is the file to resume from, or None. `command` resumes the run after a stop. After `until` steps the
     run stops as after a signal. `asked_vocab` and `asked_parameters` are the requested size of the vocabulary, and the
     parameters with it; `asked_parameters` is None if they are unknown. A `prolonged` run trains on after
-    a checkpoint at which a callback stopped it. `timings` are the milliseconds of each precision that rank 0 measured
-    for `trainer.precision=auto`.
+    a checkpoint at which a callback stopped it. `precision` holds the fields of
+    `Precision`, which rank 0 chose.
     """
 
     config: dict[str, Any]
@@ -56,7 +56,7 @@ class RunSpec(JsonFields):
     until: int | None = None
     asked_parameters: int | None = None
     prolonged: bool = False
-    timings: Mapping[str, float] = field(default_factory=dict)
+    precision: Mapping[str, Any] = field(default_factory=dict)
 
 
 KINDS = {"name": str, "vocab": int, "seed": int, "plugins": list, "model": dict, "data": dict, "trainer": dict}
@@ -87,12 +87,12 @@ class SavedRun(JsonFields):
         return count if isinstance(count, int) else None
 
     @property
-    def timings(self) -> dict[str, float]:
-        """Return the milliseconds that `trainer.precision=auto` measured; empty if the run measured none."""
-        precision = self.start.newest_facts.get("precision")
-        timings = precision.get("milliseconds") if isinstance(precision, dict) else None
-        valid = isinstance(timings, dict) and all(isinstance(timings.get(name), float) for name in PRECISIONS)
-        return timings if isinstance(timings, dict) and valid else {}
+    def precision(self) -> dict[str, str]:
+        """Return the precision of the last start; empty if the run recorded none."""
+        recorded = self.start.newest_facts.get("precision")
+        if not isinstance(recorded, dict) or recorded.get("name") not in PRECISIONS:
+            return {}
+        return {name: str(recorded.get(name)) for name in ("name", "reason")}
 
     @property
     def stopped_early(self) -> bool:
