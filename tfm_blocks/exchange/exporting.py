@@ -26,7 +26,7 @@ from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.files import damaged
-from tfm_blocks.runs.folder import TOKENIZER, make_folder
+from tfm_blocks.runs.folder import TOKENIZER, new_folder
 from tfm_blocks.runs.model import read_network, read_tensors, weights_of, write_tensors
 
 
@@ -40,7 +40,6 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
     published = find_published(network.spec, read_config(run)[1], vocabulary_of(tokenizer))
     if published is None:
         files = write_custom_code(network, tokenizer, str(run))
-        make_folder(folder)
         record, tensors = PublishedFile(), {f"model.{name}": tensor for name, tensor in weights_of(network).items()}
         architecture = "custom code"
     else:
@@ -49,11 +48,12 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
         tensors = conversion_of(published).to_theirs(weights_of(network), leftovers)
         files = {name: text.encode() for name, text in record.texts.items()}
         files = files or {CONFIG: to_json(write_published(published, "float32")).encode()}
-        make_folder(folder)
-    for name, content in (tokenizer_files(tokenizer) | files).items():
-        (folder / name).write_bytes(content)
-    _write_weights(folder, tensors, record)
-    return architecture, certify(network, tokenizer, run, folder, own_code=published is None)
+    with new_folder(folder) as part:
+        for name, content in (tokenizer_files(tokenizer) | files).items():
+            (part / name).write_bytes(content)
+        _write_weights(part, tensors, record)
+        certificate = certify(network, tokenizer, run, part, own_code=published is None)
+    return architecture, certificate
 
 
 def _record(run: Path, published: Published) -> PublishedFile:

@@ -34,8 +34,9 @@ from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.runs.files import read_bytes
+from tfm_blocks.runs.folder import new_folder
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
-from tfm_blocks.translation.save import save_network
+from tfm_blocks.translation.save import write_run
 
 INCOMPLETE = "download the folder again, or save the model with transformers: model.save_pretrained(FOLDER)"
 FOREIGN = "load the folder with transformers and save it again, which leaves out tensors that its model does not use"
@@ -83,11 +84,12 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
     network = build_network(spec, seed=0)
     fill(network, weights)
     knobs = {name: value for name, value in composed.mapping.items() if name != "model"}
-    save_network(network, run, tokenizer, knobs)
-    if family is None:
-        is_current = stored.tensors == written.tensors and not zeros and conversion.rows == own.weights
-        current = [] if is_current else conversion_of(published).to_theirs(weights_of(network_without_values(spec)))
-        _write_record(record, stored, own, run, leftovers, current)
+    is_current = stored.tensors == written.tensors and not zeros and conversion.rows == own.weights
+    current = [] if is_current else conversion_of(published).to_theirs(weights_of(network_without_values(spec)))
+    with new_folder(run) as part:
+        write_run(network, part, run.name, tokenizer, knobs)
+        if family is None:
+            _write_record(record, stored, own, part, leftovers, current)
     count = sum(parameter.numel() for parameter in network.parameters())
     overrides = _overrides(published.family.model, knobs)
     return ImportReport(run, published.family.name, overrides, count, tuple(removed))
