@@ -86,7 +86,7 @@ class Sides(Layout):
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
         lengths_NC = np.stack([corpus.lengths_N(name) for name in self.inputs], 1)
-        lengths_NC[:, :-1] += corpus.conventions.ends
+        lengths_NC[:, :-1] += corpus.conventions.adds_eos
         lengths_NC[:, -1] += 1
         return np.maximum(lengths_NC, 1)
 
@@ -95,7 +95,7 @@ class Sides(Layout):
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
         *sources, target = ([corpus.ids(name, int(row)) for row in rows] for name in self.inputs)
-        if corpus.conventions.ends:
+        if corpus.conventions.adds_eos:
             inputs = {name: _padded(ids, after=[EOS]) for name, ids in zip(self.inputs, sources, strict=False)}
         else:
             whole = [[ids if len(ids) else np.array([EOS]) for ids in rows] for rows in sources]

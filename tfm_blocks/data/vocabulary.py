@@ -15,18 +15,25 @@ OTHERS = 3  # the first id after padding, begin and end
 class Vocabulary:
     """A published vocabulary of `size` ids, with the ids that begin and end a sequence.
 
-    Padding has a new id without a row in any table of weights. If one id both begins and ends sequences, the begin has
-    a new id too, which reads the row of the end.
+    A generated text ends at `eos`, which the data adds, or at an id of `stops`, such as the end of a turn. Padding has
+    a new id without a row in any table of weights. If one id both begins and ends sequences, the begin has a new id
+    too, which reads the row of the end.
     """
 
     size: int
     start: int
     eos: int
+    stops: tuple[int, ...] = ()
 
     @cached_property
     def front(self) -> tuple[int, ...]:
         """Return the published ids that have the ids before OTHERS here, in their order."""
         return tuple(dict.fromkeys((self.start, self.eos)))
+
+    @property
+    def written_eos(self) -> int | list[int]:
+        """Return the ids that end a text as config.json has them."""
+        return [self.eos, *self.stops] if self.stops else self.eos
 
     @property
     def first(self) -> int:
@@ -58,16 +65,17 @@ class Conventions:
     """How a model reads and writes texts, in the ids of this project. The defaults hold for models trained here.
 
     before, after: special tokens around every text; `after` does not include eos. of_targets: targets have them too.
-    ends: eos follows each source. begins: bos precedes each prompt. refused: ids that outputs never contain. first: the
-    forced first token of an output. last: an output of the maximum length is forced to end with eos. shortest, longest:
-    the minimum of output tokens without eos and the maximum with eos, unless the search sets them. 0 stands for none.
+    adds_eos: eos follows each source. adds_bos: bos precedes each prompt. refused: ids that outputs never contain.
+    first: the forced first token of an output. last: an output of the maximum length is forced to end with eos.
+    shortest, longest: the minimum of output tokens without eos and the maximum with eos, unless the search sets them.
+    0 stands for none.
     """
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     of_targets: bool = True
-    ends: bool = True
-    begins: bool = True
+    adds_eos: bool = True
+    adds_bos: bool = True
     refused: tuple[int, ...] = (0, 1)  # padding and bos
     first: int = 0
     last: bool = False
@@ -86,11 +94,11 @@ class Conventions:
 
     def source(self, ids: Sequence[int]) -> list[int]:
         """Return the ids that an encoder reads for the ids of a text."""
-        return [*ids, EOS] if self.ends or not ids else list(ids)
+        return [*ids, EOS] if self.adds_eos or not ids else list(ids)
 
     def prompt(self, ids: Sequence[int]) -> list[int]:
         """Return the ids that a decoder continues for the ids of a text."""
-        if self.begins:
+        if self.adds_bos:
             return [BOS, *ids]
         return self.source(ids) if ids else [BOS]
 
