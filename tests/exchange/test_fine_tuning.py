@@ -1,6 +1,7 @@
 """Runs that start from imported weights: the first loss is that of transformers, and the result can be exported."""
 
 import csv
+import json
 
 import pytest
 import torch
@@ -84,3 +85,20 @@ def test_t5_starts_with_the_loss_of_transformers_and_is_exported_to_it(name, tex
     (out,) = back.generate(read_BS, max_new_tokens=9, do_sample=False)[:, 1:].tolist()
     words = [f"w{id}" for id in out[: out.index(1) if 1 in out else len(out)]]
     assert ours.translate([LINES[7]], longest=(0.0, 9)) == [" ".join(words)]
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", ["marian", "bart", "t5", "llama"])
+def test_an_export_after_training_keeps_every_key_of_the_config(name, text, monkeypatch):
+    monkeypatch.chdir(text)
+    extra = {"task_specific_params": {"summary": {"limits": {"max_length": 9}}}, "pad_token_id": 1}
+    _, run = fine_tune(name, text, "data=text", **extra)
+    export_run(run, text / "back")
+    before, after = (json.loads((text / folder / "config.json").read_text()) for folder in ("theirs", "back"))
+    trained = [key for key, value in before.items() if after.get(key, "missing") != value]
+    assert trained in ([], ["dropout"], ["dropout_rate"]) and after.keys() == before.keys()
+    assert (text / "back" / "generation_config.json").read_bytes() == (
+        text / "theirs" / "generation_config.json"
+    ).read_bytes()
+    load = AutoModelForCausalLM if name == "llama" else AutoModelForSeq2SeqLM
+    assert load.from_pretrained(text / "back").config.pad_token_id == before["pad_token_id"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,6 +92,18 @@ def test_the_loop_of_the_page_gives_200_translations_of_the_run(model, tmp_path,
     with pytest.raises(SystemExit):
         export(run, folder)
     assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.grid
+def test_the_script_of_the_page_prints_a_line_for_each_line(tmp_path):
+    run, folder, script = saved(tmp_path, "base"), tmp_path / "new", tmp_path / "translate_onnx.py"
+    export(run, folder)
+    script.write_text(re.search(r"```python\n(# translate_onnx\.py\n.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[1])
+    for text in ("a red\u2028boat\na\x0bblue\x85house\r\n", ""):
+        done = subprocess.run([sys.executable, script, folder], input=text.encode(), capture_output=True, check=True)
+        lines = [line.removesuffix("\r") for line in text.split("\n")[:-1]]
+        outputs = tfm.load(run).translate(lines)
+        assert done.stdout.decode() == "".join(f"{output}\n" for output in outputs)
 
 
 @pytest.mark.grid

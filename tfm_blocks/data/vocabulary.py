@@ -36,6 +36,11 @@ class Vocabulary:
         return [self.eos, *self.stops] if self.stops else self.eos
 
     @property
+    def pad(self) -> int:
+        """Return a published id for padding, which is masked."""
+        return self.eos
+
+    @property
     def first(self) -> int:
         """Return the first id with a row in the tables of weights."""
         return OTHERS - len(self.front)
@@ -109,6 +114,10 @@ class OwnVocabulary(Vocabulary):
     @cached_property
     def front(self) -> tuple[int, ...]:
         return ()
+
+    @property
+    def pad(self) -> int:
+        return 0
 
     @property
     def first(self) -> int:

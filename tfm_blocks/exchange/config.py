@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
@@ -43,11 +44,12 @@ class Published:
 def read_published(
     family: Family, config: Mapping[str, Any], generation: Mapping[str, Any], tensors: int, where: str
 ) -> Published:
-    """Read config.json, and the ids of eos in generation_config.json. `tensors` is the number of stored tensors.
+    """Read config.json, and the special ids of generation_config.json. `tensors` is the number of stored tensors.
 
     Raises RunError that names every key at fault.
     """
-    reader = _Reader(family, dict(leaves(config)))
+    starts = {key: generation[key] for key in family.start[:1] if family.pairs and generation.get(key) is not None}
+    reader = _Reader(family, dict(leaves(config)) | starts)
     published = Published(family, reader.knobs(tensors), reader.vocabulary(generation.get(EOS)))
     reader.expect_known()
     if reader.problems:
@@ -174,7 +176,26 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
             raise ConfigError(Problem(row.knob, str(error))) from None
     flat |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": dtype}
     flat |= {"vocab_size": vocabulary.size, EOS: vocabulary.written_eos, family.start[0]: vocabulary.start}
+    flat["pad_token_id"] = vocabulary.pad  # the default of transformers may be beyond the vocabulary
     return dict(_nested(flat))
+
+
+def with_knobs(config: Mapping[str, Any], stated: Published, published: Published, dtype: str) -> dict[str, Any]:
+    """Return a config.json of `stated` with the knobs of another model of its family and all its other keys."""
+    changed, family = deepcopy(dict(config)), published.family
+    changed.pop("torch_dtype", None)
+    changed["dtype"] = dtype
+    for row in (*family.config, *(rope_rows_of(published.knobs) if family.rope else ())):
+        if stated.knobs[row.knob] != published.knobs[row.knob]:
+            for key in row.keys:
+                outer, dot, inner = key.partition(".")
+                (changed.get(outer, {}) if dot else changed).pop(inner or outer, None)
+            outer, dot, inner = row.keys[0].partition(".")
+            value = row.to_published(published.knobs[row.knob], published.knobs)
+            (changed.setdefault(outer, {}) if dot else changed)[inner or outer] = value
+            if row.knob == "layers":
+                changed.pop("layer_types", None)  # one for each layer; transformers repeats those of the family
+    return changed
 
 
 def _nested(flat: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -41,7 +41,7 @@ def _special_ids(vocabulary: Vocabulary) -> dict[str, Any]:
         "bos_token_id": vocabulary.start,
         "decoder_start_token_id": vocabulary.start,
         "eos_token_id": vocabulary.written_eos,
-        "pad_token_id": vocabulary.eos if vocabulary.front else Tokenizer.PAD,
+        "pad_token_id": vocabulary.pad,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.exchange.certificate import Certificate
-from tfm_blocks.exchange.config import Published, knob_defaults, read_published, write_published
+from tfm_blocks.exchange.config import LARGEST, Published, knob_defaults, read_published, with_knobs, write_published
 from tfm_blocks.exchange.custom_code import to_json, vocabulary_of, write_custom_code
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, SINGLE
@@ -57,18 +58,26 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
 
 
 def _record(run: Path, published: Published) -> PublishedFile:
-    """Return published.json, or an empty record if it does not exist. Raises RunError if it is of another model."""
+    """Return published.json, or an empty record if it does not exist. Raises RunError if it is of another model.
+
+    In a run that was trained further, the knobs may differ, and a record of another family or vocabulary is ignored.
+    """
     record, where = PublishedFile.read_if_exists(run), run / PublishedFile.FILE
     if record == PublishedFile():
         return record
     try:
         config, generation = record.parsed(CONFIG), record.parsed(GENERATION) if GENERATION in record.texts else {}
-        stated = read_published(published.family, config, generation, len(record.tensors), str(where))
+        stated = read_published(published.family, config, generation, len(record.tensors) or LARGEST, str(where))
     except (KeyError, ValueError) as error:
         raise damaged(where, error) from None
     untied = {knob: None for knob in published.family.output.values() if published.knobs[knob] is None}
     knobs = {**stated.knobs, **untied}  # transformers does not tie matrices that differ, whatever config.json says
     is_fitting = published.family.fits(config) and stated.vocabulary == published.vocabulary
+    if not record.tensors:
+        if not is_fitting:
+            return PublishedFile()
+        text = to_json(with_knobs(config, replace(stated, knobs=knobs), published, "float32"))
+        return replace(record, texts={**record.texts, CONFIG: text})
     if not (is_fitting and knobs.items() <= published.knobs.items()):
         raise damaged(where, f"its {CONFIG} is of another model")
     return record

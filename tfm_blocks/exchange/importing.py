@@ -42,8 +42,6 @@ from tfm_blocks.translation.save import write_run
 INCOMPLETE = "download the folder again, or save the model with transformers: model.save_pretrained(FOLDER)"
 FOREIGN = "load the folder with transformers and save it again, which leaves out tensors that its model does not use"
 
-START = "decoder_start_token_id"
-
 
 @dataclass(frozen=True)
 class ImportReport:
@@ -75,10 +73,9 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
     where, record = str(folder / CONFIG), PublishedFile(texts=texts)
     config, generation = record.parsed(CONFIG), record.parsed(GENERATION) if GENERATION in texts else {}
     generated = generation or config
-    starts = {START: generation[START]} if generation.get(START) is not None else {}
     own = family or family_of(config, where)
     named = with_current_names(written, own)
-    published = read_published(own, config | starts, generation, len(named.tensors), where)
+    published = read_published(own, config, generation, len(named.tensors), where)
     stored, published = with_tied(named, published)
     composed, spec = _checked(published, folder)
     conversion = replace(conversion_of(published), rows=rows_of(own, stored.tensors))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tfm_blocks.data.published_tokenizer import without_code
@@ -24,7 +25,7 @@ class PublishedFile(JsonFile):
     """The content of published.json.
 
     texts: small JSON files of the folder by name, config.json among them. tensors: the file and the type of each
-    tensor. metadata: of each file of weights.
+    tensor; empty in a run that was trained further. metadata: of each file of weights.
     """
 
     FILE = "published.json"
@@ -53,6 +54,14 @@ class PublishedFile(JsonFile):
         if not isinstance(value, dict):
             raise ValueError(f"texts.{name} must be a JSON object")
         return value
+
+
+def inherit_record(start: Path, run: Path) -> None:
+    """Give a run that starts from an imported model the texts of its folder, whose keys export writes again."""
+    record = PublishedFile.read_or_empty(start)
+    texts = {name: text for name, text in record.texts.items() if name != INDEX}
+    if texts:
+        PublishedFile(record.family, texts).write(run)
 
 
 LEFTOVERS = "published.safetensors"  # tensors that the model does not use, such as a table of fixed positions

@@ -25,6 +25,7 @@ from tfm_blocks.distributed.rendezvous import cluster_environment
 from tfm_blocks.distributed.signals import StoppedError, defer_signals, install_handlers, pending_signal
 from tfm_blocks.distributed.workers import worker_options
 from tfm_blocks.errors import printable
+from tfm_blocks.exchange.record import inherit_record
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.facts import record_facts
@@ -161,6 +162,8 @@ class _Rank:
         self.report(f"model: {sum(parameter.numel() for parameter in self.network.parameters()):,} parameters")
         if settings.init_from and not self.job.checkpoint:
             self.report(load_matching_weights(self.network, self.prepared.tokenizer, Path(settings.init_from)))
+            if self.leads:
+                inherit_record(Path(settings.init_from), self.job.folder)
         self.report(precision)
         self.report(f"folder: {self.job.folder}")
         return precision
