@@ -109,6 +109,7 @@ class Family:
         """Return True if the models have an encoder and a decoder."""
         return "decoder_start_token_id" in self.start
 
+    @property
     def architecture(self) -> str:
         """Return the architecture that export writes."""
         return self.architectures[0]
