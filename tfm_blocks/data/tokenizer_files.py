@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfm_blocks.data.cache import expand_home
-from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, is_published, published_tokenizer
+from tfm_blocks.data.published_tokenizer import CONFIG, FAST, PublishedTokenizer, is_published, published_tokenizer
 from tfm_blocks.data.sentencepiece_tokenizer import PAIR, SINGLE
 from tfm_blocks.data.tokenizer import Tokenizer, is_learned, refusing_damage
 from tfm_blocks.data.vocabulary import Vocabulary
@@ -15,7 +15,6 @@ from tfm_blocks.errors import ConfigError, Problem, RunError
 
 ADDRESS = "data.tokenizer"
 FILE_SETS = ((FAST,), PAIR, *((name,) for name in SINGLE))
-CONFIG = "tokenizer_config.json"
 COMPANIONS = (CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # export restores them
 BEGINS = ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")  # usual names, in order
 ENDS = ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>", "[SEP]")
@@ -88,8 +87,8 @@ def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:
     if not opened.names:
         raise RunError(Problem(str(path), "has no subwords", help=HELP))
     size = max(opened.names.values()) + 1
-    ends = [*_from_config(opened, "eos_token", path), *ENDS]
-    begins = [*_from_config(opened, "bos_token", path), *BEGINS]
+    ends = [*_from_config(opened, "eos_token"), *ENDS]
+    begins = [*_from_config(opened, "bos_token"), *BEGINS]
     eos = next((opened.special[name] for name in ends if name in opened.special), size)
     start = next((opened.special[name] for name in begins if name in opened.special), eos)
     if start == eos:
@@ -97,9 +96,8 @@ def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:
     return Vocabulary(max(size, start + 1, eos + 1), start, eos)
 
 
-def _from_config(opened: PublishedTokenizer, key: str, path: Path) -> list[str]:
+def _from_config(opened: PublishedTokenizer, key: str) -> list[str]:
     """Return the token of a key in tokenizer_config.json, which is a text or has it as `content`."""
-    with refusing_damage(str(path / CONFIG)):
-        token = dict(json.loads(opened.files.get(CONFIG, b"{}"))).get(key)
-        token = token.get("content") if isinstance(token, dict) else token
-        return [token] if isinstance(token, str) else []
+    token = opened.config.get(key)
+    token = token.get("content") if isinstance(token, dict) else token
+    return [token] if isinstance(token, str) else []

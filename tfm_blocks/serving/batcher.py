@@ -27,12 +27,14 @@ def ignore(ids: Sequence[int]) -> None:
 class Job:
     """The tasks of a request, and the future of their outputs. Cancelling the future cancels the tasks.
 
-    A blank text has no task. After each step, the batcher calls `progress` with the ids of the unfinished output.
+    A blank text has no task. After each step, the batcher calls `progress` with the ids of the unfinished output. The
+    response contains a `warning` that is not empty.
     """
 
     def __init__(self, tasks: Sequence[Task], texts: int, search: Search) -> None:
         self.tasks, self.search = tasks, search
         self.progress: Progress = ignore
+        self.warning = ""
         self.outputs: Future[Outputs] = Future()
         self.tokens = sum(task.tokens for task in tasks) * search.beam
         self._outputs = [[BLANK] for _ in range(texts)]
