@@ -39,7 +39,7 @@ class ImportReport:
     def __str__(self) -> str:
         head = f"{self.run}: {self.family}, {self.parameters:,} parameters"
         overrides = [*self.overrides, f"init_from={self.run}", f"data.tokenizer={self.run}"]
-        return f"{head}\ntrain it on: python train.py {shlex.join(overrides)} data=…"
+        return f"{head}\ntrain it on: tfm train {shlex.join(overrides)} data=…"
 
 
 def import_folder(folder: Path, run: Path) -> ImportReport:
