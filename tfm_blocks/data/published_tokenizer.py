@@ -1,8 +1,12 @@
-"""Tokenizers of published models: the files of their folder, and the order of the ids here."""
+"""Tokenizers of published models: the files of their folder, and the order of the ids here.
+
+The names of the files are a closed list, and no file keeps a key that names code.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from abc import abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
@@ -16,12 +20,22 @@ from tokenizers import models
 
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer, refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Vocabulary
-from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.errors import Problem, RunError, shown
 
 KEY = "published"
 BEGIN = b'{"published": '
 FAST = "tokenizer.json"
+PAIR = ("source.spm", "target.spm", "vocab.json")  # Marian: a model for each side, and the ids of the subwords of both
+SINGLE = ("spiece.model", "tokenizer.model")  # T5, Llama
 CONFIG = "tokenizer_config.json"
+COMPANIONS = (CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # export restores them
+NAMES = (FAST, *PAIR, *SINGLE, *COMPANIONS)
+SETTINGS = COMPANIONS[:2]  # files whose keys are arguments of transformers
+CODE = re.compile(
+    "_?auto_(map|class)|custom_(pipelines|generate)|trust_remote_code|code_revision"
+    "|_?(attn|experts)_implementation(_internal)?|kernel_config|use_kernels|allow_all_kernels"
+)
+"""Matches the keys with which transformers loads code from a folder or a hub."""
 SHOWING = 1000  # subwords that are read to find out whether decoding adds a space
 
 
@@ -36,6 +50,8 @@ class PublishedTokenizer(Tokenizer):
 
     def __init__(self, vocabulary: Vocabulary, files: Mapping[str, bytes], where: str = "tokenizer") -> None:
         self.vocabulary, self.files = vocabulary, dict(files)
+        with refusing_damage(where):
+            self._expect_inert()
         with refusing_damage(f"{where}/{CONFIG}"):
             self.config = dict(json.loads(self.files.get(CONFIG, b"{}")))
         with refusing_damage(where):
@@ -44,6 +60,16 @@ class PublishedTokenizer(Tokenizer):
         if largest >= vocabulary.size:
             rule = f"has the id {largest}, but the vocabulary of the model has {vocabulary.size} ids"
             raise RunError(Problem(where, rule, help="use the tokenizer of this model"))
+
+    def _expect_inert(self) -> None:
+        """Raise ValueError for a file of another name, a text that is not UTF-8, and a key that names code."""
+        for name in self.files:
+            if name not in NAMES:
+                raise ValueError(f"{shown(name)} is not the name of a file of a tokenizer")
+            if name.endswith((".json", ".jinja")):
+                self.files[name].decode("utf-8")
+            if name in SETTINGS and (keys := without_code(self.files[name])[1]):
+                raise ValueError(f"{name} has {', '.join(keys)}, which names code")
 
     @abstractmethod
     def open(self) -> None:
@@ -167,6 +193,29 @@ class FastTokenizer(PublishedTokenizer):
             if text and restored.strip() == text:
                 return " " if restored == f" {text}" else ""
         return ""
+
+
+def without_code(content: bytes) -> tuple[bytes, list[str]]:
+    """Return a JSON file without the keys of CODE, and these keys. Without such a key, the bytes are unchanged.
+
+    Raises ValueError if the file is not JSON in UTF-8.
+    """
+    keys: set[str] = set()
+    try:
+        value = _without_code(json.loads(content.decode("utf-8")), keys)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+    return (f"{json.dumps(value, indent=2)}\n".encode() if keys else content), sorted(keys)
+
+
+def _without_code(value: Any, keys: set[str]) -> Any:
+    """Return plain data without the keys of CODE, which are added to `keys`."""
+    if isinstance(value, list):
+        return [_without_code(item, keys) for item in value]
+    if not isinstance(value, dict):
+        return value
+    keys.update(filter(CODE.fullmatch, value))
+    return {key: _without_code(inner, keys) for key, inner in value.items() if key not in keys}
 
 
 def published_tokenizer(vocabulary: Vocabulary, files: Mapping[str, bytes], where: str) -> PublishedTokenizer:

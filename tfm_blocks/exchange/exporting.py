@@ -13,7 +13,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.exchange.certificate import Certificate
-from tfm_blocks.exchange.config import Published, knob_defaults, write_published
+from tfm_blocks.exchange.config import Published, knob_defaults, read_published, write_published
 from tfm_blocks.exchange.custom_code import to_json, vocabulary_of, write_custom_code
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, SINGLE
@@ -25,6 +25,7 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.config import read_config
+from tfm_blocks.runs.files import damaged
 from tfm_blocks.runs.folder import TOKENIZER, make_folder
 from tfm_blocks.runs.model import read_network, read_tensors, weights_of, write_tensors
 
@@ -43,16 +44,30 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
         record, tensors = PublishedFile(), {f"model.{name}": tensor for name, tensor in weights_of(network).items()}
         architecture = "custom code"
     else:
-        record, architecture = PublishedFile.read_or_empty(run), published.family.architecture
+        record, architecture = _record(run, published), published.family.architecture
         leftovers = read_tensors(run / LEFTOVERS) if (run / LEFTOVERS).is_file() else {}
         tensors = conversion_of(published).to_theirs(weights_of(network), leftovers)
         files = {name: text.encode() for name, text in record.texts.items()}
         files = files or {CONFIG: to_json(write_published(published, "float32")).encode()}
         make_folder(folder)
-    for name, content in (files | tokenizer_files(tokenizer)).items():
+    for name, content in (tokenizer_files(tokenizer) | files).items():
         (folder / name).write_bytes(content)
     _write_weights(folder, tensors, record)
-    return architecture, certify(network, tokenizer, run, folder)
+    return architecture, certify(network, tokenizer, run, folder, own_code=published is None)
+
+
+def _record(run: Path, published: Published) -> PublishedFile:
+    """Return published.json, or an empty record if it does not exist. Raises RunError if it is of another model."""
+    record, where = PublishedFile.read_if_exists(run), run / PublishedFile.FILE
+    if record == PublishedFile():
+        return record
+    try:
+        stated = read_published(record.parsed(CONFIG), record.tensors, str(where))
+    except (KeyError, ValueError) as error:
+        raise damaged(where, error) from None
+    if stated.vocabulary != published.vocabulary or not stated.knobs.items() <= published.knobs.items():
+        raise damaged(where, f"its {CONFIG} is of another model")
+    return record
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:

@@ -43,11 +43,6 @@ class PublishedFolder:
     path: Path
     tensors: Mapping[str, StoredTensor]
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """Return the content of config.json. Raises RunError."""
-        return read_small_json(self.path / CONFIG)
-
     def load(self) -> dict[str, Tensor]:
         """Return all tensors. Raises RunError if one is not finite."""
         loaded = {}
@@ -93,15 +88,20 @@ def _no_weights(path: Path) -> RunError:
 
 
 def _shards(index: Path) -> list[str]:
-    """Return the files of an index. Raises RunError for a name that is not a plain name of a file beside it."""
-    files = read_small_json(index).get("weight_map")
+    try:
+        return shards(read_small_json(index))
+    except ValueError as error:
+        raise damaged(index, error) from None
+
+
+def shards(index: Mapping[str, Any]) -> list[str]:
+    """Return the files of an index. Raises ValueError for a name that is not a plain name of a file beside it."""
+    files = index.get("weight_map")
     if not isinstance(files, dict) or not files:
-        raise damaged(index, "weight_map must be a mapping of names to files")
+        raise ValueError("weight_map must be a mapping of names to files")
     for name, file in files.items():
         if not isinstance(file, str) or not PLAIN_NAME.fullmatch(file):
-            raise RunError(
-                Problem(str(index), f"{shown(name)} is in {shown(file)}, which is not the name of a file here")
-            )
+            raise ValueError(f"{shown(name)} is in {shown(file)}, which is not the name of a file here")
     return sorted(set(files.values()))
 
 

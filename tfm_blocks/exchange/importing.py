@@ -4,60 +4,67 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, published_tokenizer
-from tfm_blocks.data.tokenizer_files import expect_small, read_folder
+from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, published_tokenizer, without_code
+from tfm_blocks.data.tokenizer_files import read_folder
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.config import Published, knob_defaults, read_published
-from tfm_blocks.exchange.folder import CONFIG, INDEX, PublishedFolder, metadata_of, open_folder
-from tfm_blocks.exchange.record import LEFTOVERS, PublishedFile
+from tfm_blocks.exchange.folder import CONFIG, INDEX, SINGLE, PublishedFolder, metadata_of, open_folder, read_small_json
+from tfm_blocks.exchange.record import KEPT, LEFTOVERS, PublishedFile
 from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
-from tfm_blocks.runs.files import read_text
+from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
 from tfm_blocks.translation.save import save_network
-
-KEPT = (CONFIG, INDEX, "generation_config.json")
 
 
 @dataclass(frozen=True)
 class ImportReport:
-    """The new run, its family and model, the overrides that build this model, and its number of weights."""
+    """The new run, its family and model, the overrides that build this model, and its number of weights.
+
+    removed: keys of the folder that name code, each with its file.
+    """
 
     run: Path
     family: str
     overrides: tuple[str, ...]
     parameters: int
+    removed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         head = f"{self.run}: {self.family}, {self.parameters:,} parameters"
         overrides = [*self.overrides, f"init_from={self.run}", f"data.tokenizer={self.run}"]
-        return f"{head}\ntrain it on: tfm train {shlex.join(overrides)} data=…"
+        removed = "".join(f"\nnot kept, because it names code: {key}" for key in self.removed)
+        return f"{head}{removed}\ntrain it on: tfm train {shlex.join(overrides)} data=…"
 
 
 def import_folder(folder: Path, run: Path) -> ImportReport:
     """Write the model, the weights and the tokenizer of a folder as a run folder. Raises RunError."""
     stored = open_folder(folder)
-    published = read_published(stored.config, stored.tensors, str(folder / CONFIG))
+    texts, removed = _texts(folder)
+    tensors = {name: (tensor.file, tensor.dtype) for name, tensor in stored.tensors.items()}
+    record = PublishedFile(texts=texts, tensors=tensors, metadata=metadata_of(stored))
+    published = read_published(record.parsed(CONFIG), stored.tensors, str(folder / CONFIG))
     composed, spec = _checked(published, folder)
     conversion = conversion_of(published)
     _expect_tensors(stored, conversion, spec)
-    tokenizer = _tokenizer(folder, published)
+    tokenizer = _tokenizer(folder, published, removed)
     weights, leftovers = conversion.present(stored.tensors).to_ours(stored.load())
     network = build_network(spec, seed=0)
     fill(network, weights)
     knobs = {name: value for name, value in composed.mapping.items() if name != "model"}
     save_network(network, run, tokenizer, knobs)
-    _write_record(stored, published, run, leftovers)
+    if leftovers:
+        write_tensors(run / LEFTOVERS, leftovers)
+    replace(record, family=published.family.name).write(run)
     count = sum(parameter.numel() for parameter in network.parameters())
-    return ImportReport(run, published.family.name, _overrides(published.family.model, knobs), count)
+    overrides = _overrides(published.family.model, knobs)
+    return ImportReport(run, published.family.name, overrides, count, tuple(removed))
 
 
 def conversion_of(published: Published) -> Conversion:
@@ -91,23 +98,27 @@ def _expect_tensors(stored: PublishedFolder, conversion: Conversion, spec: Spec)
         raise RunError(Problem(str(stored.path), f"{min(problems)}{others}"))
 
 
-def _tokenizer(folder: Path, published: Published) -> PublishedTokenizer:
-    if files := read_folder(folder):
+def _texts(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Return the small JSON files without the keys that name code, and these keys. Raises RunError."""
+    texts, removed = {}, []
+    has = {name: (folder / name).is_file() for name in (*KEPT, SINGLE)} | {CONFIG: True}
+    for name in KEPT:
+        if has[name] and not (name == INDEX and has[SINGLE]):
+            read_small_json(folder / name)  # raises
+            content, keys = without_code(read_bytes(folder / name))
+            texts[name] = content.decode()
+            removed += [f"{name}: {key}" for key in keys]
+    return texts, removed
+
+
+def _tokenizer(folder: Path, published: Published, removed: list[str]) -> PublishedTokenizer:
+    """Return the tokenizer of a folder. The keys that name code are added to `removed`. Raises RunError."""
+    files, keys = read_folder(folder)
+    removed += keys
+    if files:
         return published_tokenizer(published.vocabulary, files, str(folder / next(iter(files))))
     help = "save it with transformers: tokenizer.save_pretrained(FOLDER) writes tokenizer.json"
     raise RunError(Problem(str(folder), f"has no {FAST} and no model of SentencePiece", help=help))
-
-
-def _write_record(stored: PublishedFolder, published: Published, run: Path, leftovers: Mapping[str, Tensor]) -> None:
-    texts = {}
-    for name in KEPT:
-        if (stored.path / name).is_file():
-            expect_small(stored.path / name)
-            texts[name] = read_text(stored.path / name)
-    tensors = {name: (tensor.file, tensor.dtype) for name, tensor in stored.tensors.items()}
-    if leftovers:
-        write_tensors(run / LEFTOVERS, leftovers)
-    PublishedFile(published.family.name, texts, tensors, metadata_of(stored)).write(run)
 
 
 def _overrides(model: str, knobs: Mapping[str, Any]) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, with NaN and infinities, which older versions wrote, as None.
+    """Return the object in a JSON file, with NaN and infinities as None.
 
     Raises RunError if the file is missing, damaged, or nests deeper than DEEPEST.
     """

@@ -92,7 +92,7 @@ def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
     file = read_saved_model(folder, plugins)
     load_plugins(plugins)
     try:
-        return check_model(file.upgraded)
+        return check_model(file.model)
     except ConfigError as error:
         problems = [
             Problem(str(folder / MODEL), f"{item.address}: {item.rule}", help=item.help) for item in error.problems

@@ -26,7 +26,6 @@ from tfm_blocks.translation.search import (
     Watch,
     always,
     begin,
-    expect_finite,
     hypothesis,
     largest,
     next_log_p,
@@ -64,7 +63,7 @@ def beam_search(
     Each step keeps the `beam` best unfinished hypotheses; among the `beam` best extensions, those with eos are
     finished. The search of a sentence ends at `longest_B`, by `watch`, when no unfinished hypothesis can still enter
     the nbest, or, unless `patient`, when `beam` hypotheses are finished. A beam of 1 without `patient` is greedy
-    search. Raises NotFiniteError.
+    search. A sentence whose logits are not finite has no hypotheses.
     """
     begun = begin(network, sources, bounds, before_BN)
     search = _Search(network, begun, bounds, beam, penalty, nbest, math.inf if patient else beam, watch)
@@ -128,7 +127,6 @@ class _Search:
         best = self._extensions(self.x_RD, position)
         self.score_BK, origin_BK, token_BK = live = best.live(self.beam)
         log_p, origin, token = _read(best, live)
-        expect_finite([row[0] for row in log_p], self.sentences)  # NaN sorts as the largest
         if position == self.first:
             self.decoding = incremental.spread(self.decoding, self.beam)
         else:
@@ -171,6 +169,9 @@ class _Search:
         def ids(place: int) -> list[int]:
             return [*self.ids[row][int(origin[place])], int(token[place])]
 
+        if not math.isfinite(log_p[0]):  # NaN sorts as the largest
+            self.finished[self.sentences[row]] = []
+            return False
         ended = [place for place in range(self.beam) if token[place] == EOS]
         live = range(self.beam, 2 * self.beam)
         is_last = self.longest[row] == position + 1

@@ -30,18 +30,11 @@ def always(sentence: int, ids: Sequence[int]) -> bool:
     return True
 
 
-class NotFiniteError(ArithmeticError):
-    """Raised if the logits of a sentence are not finite; `sentence` is its index in the batch."""
-
-    def __init__(self, sentence: int) -> None:
-        super().__init__(f"the logits of sentence {sentence} are not finite")
-        self.sentence = sentence
-
-
 @dataclass(frozen=True)
 class Hypothesis:
     """Ids without bos and eos, and the sum of the log probabilities of its `length` tokens, eos included.
 
+    The sum is not finite if the logits were not.
     `coverage` is at most 0, which means full coverage of the source; it is 0 if it was not computed.
     """
 
@@ -142,13 +135,22 @@ def begin(network: Network, sources: Mapping[str, Tensor], bounds: Bounds, befor
 
 
 def _append(
-    tokens: Sequence[float], sentences: Sequence[int], ids: list[list[int]], longest: Sequence[int], watch: Watch
+    sums: Sequence[float],
+    tokens: Sequence[float],
+    sentences: Sequence[int],
+    ids: list[list[int]],
+    longest: Sequence[int],
+    watch: Watch,
 ) -> set[int]:
-    """Append a token to each sentence. Return the rows whose sentence ends: by eos, the maximum length, or `watch`."""
+    """Append a token to each sentence, and return the rows whose sentence ends.
+
+    A sentence ends by eos, the maximum length, a sum of log probabilities that is not finite, or `watch`.
+    """
     over = set()
     for row, (sentence, token) in enumerate(zip(sentences, tokens, strict=True)):
         ids[sentence].append(int(token))
-        if token == EOS or len(ids[sentence]) == longest[sentence] or not watch(sentence, ids[sentence]):
+        is_last = token == EOS or len(ids[sentence]) == longest[sentence] or not math.isfinite(sums[row])
+        if is_last or not watch(sentence, ids[sentence]):
             over.add(row)
     return over
 
@@ -162,10 +164,7 @@ def one_by_one(
     before_BN: Tensor | None = None,
     watch: Watch = always,
 ) -> list[Hypothesis]:
-    """Generate with `choose` until eos, the maximum length or `watch` ends; return a hypothesis for each sentence.
-
-    Raises NotFiniteError.
-    """
+    """Generate until eos, the maximum length or `watch` ends; return a hypothesis for each sentence."""
     longest: list[int] = bounds.longest_B.tolist()
     first, x_BD, log_p_B, decoding = begin(network, sources, bounds, before_BN)
     ids: list[list[int]] = bounds.prefix_BP[:, :first].tolist()
@@ -176,8 +175,7 @@ def one_by_one(
         ids_B = choose(log_p_BV, position, sentences_B)
         log_p_B = log_p_B + log_p_BV.gather(1, ids_B[:, None])[:, 0]
         sums, tokens = torch.stack((log_p_B.double(), ids_B.double())).tolist()  # the only synchronisation
-        if over := _append(tokens, sentences, ids, longest, watch):
-            expect_finite(sums, sentences)  # a sum that is not finite stays so
+        if over := _append(sums, tokens, sentences, ids, longest, watch):
             done |= {sentences[row]: hypothesis(ids[sentences[row]], sums[row]) for row in over}
             kept = [row for row in range(len(sentences)) if row not in over]
             if not kept:
@@ -188,13 +186,6 @@ def one_by_one(
             bounds, decoding = bounds.select(rows), incremental.select(decoding, rows)
         x_BD, decoding = incremental.step(network, ids_B, decoding)
     return [done[sentence] for sentence in range(len(done))]
-
-
-def expect_finite(log_ps: Sequence[float], sentences: Sequence[int]) -> None:
-    """Raise NotFiniteError for the first of the sentences whose best log probability is not finite."""
-    for log_p, sentence in zip(log_ps, sentences, strict=True):
-        if not math.isfinite(log_p):
-            raise NotFiniteError(sentence)
 
 
 def next_log_p(network: Network, x_RD: Tensor, bounds: Bounds, position: int) -> Tensor:
