@@ -18,7 +18,7 @@ from tfm_blocks.exchange.custom_code import to_json, vocabulary_of, write_custom
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, SINGLE
 from tfm_blocks.exchange.importing import conversion_of
-from tfm_blocks.exchange.record import LEFTOVERS, PublishedFile
+from tfm_blocks.exchange.record import GENERATION, LEFTOVERS, PublishedFile
 from tfm_blocks.exchange.reload import certify
 from tfm_blocks.language.difference import find_changes
 from tfm_blocks.language.spec import Spec
@@ -62,10 +62,14 @@ def _record(run: Path, published: Published) -> PublishedFile:
     if record == PublishedFile():
         return record
     try:
-        stated = read_published(record.parsed(CONFIG), record.tensors, str(where))
+        config, generation = record.parsed(CONFIG), record.parsed(GENERATION) if GENERATION in record.texts else {}
+        stated = read_published(published.family, config, generation, len(record.tensors), str(where))
     except (KeyError, ValueError) as error:
         raise damaged(where, error) from None
-    if stated.vocabulary != published.vocabulary or not stated.knobs.items() <= published.knobs.items():
+    untied = {knob: None for knob in published.family.output.values() if published.knobs[knob] is None}
+    knobs = {**stated.knobs, **untied}  # transformers does not tie matrices that differ, whatever config.json says
+    is_fitting = published.family.fits(config) and stated.vocabulary == published.vocabulary
+    if not (is_fitting and knobs.items() <= published.knobs.items()):
         raise damaged(where, f"its {CONFIG} is of another model")
     return record
 
