@@ -29,7 +29,7 @@ TEXTS = (
     "The quick brown fox jumps over 13 lazy dogs, doesn't it? (x+y)*z = 0.5; foo_bar@example.org/a/b",
     "naïve Ärger ﬁ Ⅷ Ελληνικά русский עברית العربية हिन्दी ไทย 中文 日本語 한국어 🙂👩‍👩‍👧 e\u0301\u200b\u202e",
 )
-PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from tfm_blocks.data.tokenizer_trial import main; main()"
+PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from tfm_blocks.data.tokenizer_trial import try_tokenizer; try_tokenizer()"
 
 
 def expect_usable(files: Mapping[str, bytes], where: str) -> None:
@@ -65,7 +65,7 @@ def _fault(text: str) -> str:
     return ""
 
 
-def main() -> None:
+def try_tokenizer() -> None:
     """Encode and decode texts with the tokenizer of stdin, under limits, and print its fault."""
     for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, LOADING)):
         _limit(limit, value)
