@@ -29,7 +29,9 @@ TEXTS = (
     "The quick brown fox jumps over 13 lazy dogs, doesn't it? (x+y)*z = 0.5; foo_bar@example.org/a/b",
     "naïve Ärger ﬁ Ⅷ Ελληνικά русский עברית العربية हिन्दी ไทย 中文 日本語 한국어 🙂👩‍👩‍👧 e\u0301\u200b\u202e",
 )
-PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from tfm_blocks.data.tokenizer_trial import try_tokenizer; try_tokenizer()"
+PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from tfm_blocks.data import tokenizer_trial as t; t.try_tokenizer()"
+)
 
 
 def expect_usable(files: Mapping[str, bytes], where: str) -> None:
