@@ -52,9 +52,7 @@ class PublishedTokenizer(Tokenizer):
         self.vocabulary, self.files = vocabulary, dict(files)
         with refusing_damage(where):
             self._expect_inert()
-        with refusing_damage(f"{where}/{CONFIG}"):
             self.config = dict(json.loads(self.files.get(CONFIG, b"{}")))
-        with refusing_damage(where):
             self.open()
         largest = max(self.model_names.values(), default=0)
         if largest >= vocabulary.size:

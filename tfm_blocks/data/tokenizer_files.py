@@ -57,6 +57,8 @@ def read_folder(folder: Path) -> tuple[dict[str, bytes], list[str]]:
             with refusing_damage(str(folder / name)):
                 files[name], keys = without_code(files[name])
                 removed += [f"{name}: {key}" for key in keys]
+                if not isinstance(json.loads(files[name]), dict):
+                    raise ValueError("it must be a mapping")
     return files, removed
 
 
