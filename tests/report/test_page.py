@@ -193,6 +193,11 @@ def test_the_page_asks_for_nothing(report):
     )
 
 
+def test_a_page_of_short_runs_takes_less_than_250_kilobytes_besides_its_pictures(report):
+    text = re.sub('<img src="data:.*?>', "", report.read_text("utf-8"))
+    assert text.count("data-axis=") == 12 and len(text.encode()) < 250_000
+
+
 def test_text_of_a_run_is_escaped_and_only_our_scripts_may_run(report):
     text = report.read_text("utf-8")
     elements = Elements(text).found
