@@ -120,11 +120,11 @@ class _Check:
                     elif lacking := {*BRACES.findall(address)} - {*BRACES.findall(re.sub(r"\d+\*|\+\d+", "", theirs))}:
                         rule = f"{', '.join(sorted(lacking))} stands in the address only"
                         self.report((section, theirs), rule, "write the same braces on both sides")
-        if lacking := sorted(weights - covered):
-            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-            rule = f"no row has the weight {lacking[0]} of the model{more}"
+        if uncovered := sorted(weights - covered):
+            more = f" and {len(uncovered) - 1} more" if len(uncovered) > 1 else ""
+            rule = f"no row has the weight {uncovered[0]} of the model{more}"
             self.report(
-                ("weights",), rule, f"add a row: NAME OF THE TENSOR: {re.sub(r'[.][0-9]+[.]', '.{i}.', lacking[0])}"
+                ("weights",), rule, f"add a row: NAME OF THE TENSOR: {re.sub(r'[.][0-9]+[.]', '.{i}.', uncovered[0])}"
             )
 
 
