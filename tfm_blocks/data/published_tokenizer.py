@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Pieces
 
-from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer, refusing_damage
+from tfm_blocks.data.tokenizer import LARGEST_OF_RUN, SPECIAL, Tokenizer, expect_small, refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Vocabulary
 from tfm_blocks.errors import DataError, Problem, RunError, shown
 
@@ -117,41 +117,44 @@ class PublishedTokenizer(Tokenizer):
 
     @property
     def text(self) -> str:
-        """Return the tokenizer as JSON: the vocabulary, and the files, in base64 unless they are JSON."""
-        own = self.vocabulary
-        vocabulary = [own.size, own.start, own.eos, *own.stops]
-        files = {
-            name: content.decode() if name.endswith(".json") else b64encode(content).decode()
-            for name, content in self.files.items()
-        }
-        return json.dumps({KEY: vocabulary, "files": files}, ensure_ascii=False)
+        """Return the tokenizer as JSON."""
+        return stored_text(self.vocabulary, self.files)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        rows = self.published_ids(texts)
+        with refusing_damage("tokenizer", "cannot encode this text"):
+            rows = self.published_ids(texts)
         for id in (id for ids in rows for id in ids if id in self._beyond) if self._beyond else ():
             rule = f"has the token {self._beyond[id]} with the id {id}, but the model has {self.vocabulary.size} ids"
             raise DataError(Problem("text", rule, help="remove the token from the text"))
         return [self.vocabulary.to_here(ids) for ids in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.text_of(self.vocabulary.to_published(ids))
+        with refusing_damage("tokenizer", "cannot decode these ids"):
+            return self.text_of(self.vocabulary.to_published(ids))
 
     def piece(self, id: int) -> str:
         return self._subwords[id]
 
     @classmethod
     def load(cls, path: Path) -> PublishedTokenizer:
+        expect_small(path, LARGEST_OF_RUN)
         with refusing_damage(str(path)):
-            content = json.loads(path.read_text("utf-8"))
+            return cls.from_text(path.read_text("utf-8"), str(path))
+
+    @staticmethod
+    def from_text(text: str, where: str) -> PublishedTokenizer:
+        """Return the tokenizer of a text of `stored_text`. Raises RunError."""
+        with refusing_damage(where):
+            content = json.loads(text)
             size, start, eos, *stops = content[KEY]
             files = {
                 name: text.encode() if name.endswith(".json") else b64decode(text)
                 for name, text in content["files"].items()
             }
-        return published_tokenizer(Vocabulary(size, start, eos, tuple(stops)), files, str(path))
+        return published_tokenizer(Vocabulary(size, start, eos, tuple(stops)), files, where)
 
 
 class FastTokenizer(PublishedTokenizer):
@@ -179,6 +182,21 @@ class FastTokenizer(PublishedTokenizer):
 
     def text_of(self, published: Sequence[int]) -> str:
         return self._pieces.decode(list(published), skip_special_tokens=True)
+
+
+def stored_text(vocabulary: Vocabulary, files: Mapping[str, bytes]) -> str:
+    """Return a tokenizer as JSON: the vocabulary, and the files, in base64 unless they are JSON.
+
+    Raises UnicodeDecodeError for JSON that is not UTF-8.
+    """
+    texts = {
+        name: content.decode() if name.endswith(".json") else b64encode(content).decode()
+        for name, content in files.items()
+    }
+    return json.dumps(
+        {KEY: [vocabulary.size, vocabulary.start, vocabulary.eos, *vocabulary.stops], "files": texts},
+        ensure_ascii=False,
+    )
 
 
 def without_code(content: bytes) -> tuple[bytes, list[str]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, published_tokenizer, without_code
 from tfm_blocks.data.tokenizer_files import read_folder
+from tfm_blocks.data.tokenizer_trial import expect_usable
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.config import Published, family_of, knob_defaults, read_published
 from tfm_blocks.exchange.family import Family
@@ -169,7 +170,9 @@ def _tokenizer(folder: Path, published: Published, removed: list[str]) -> Publis
     files, keys = read_folder(folder)
     removed += keys
     if files:
-        return published_tokenizer(published.vocabulary, files, str(folder / next(iter(files))))
+        where = str(folder / next(iter(files)))
+        expect_usable(files, where)
+        return published_tokenizer(published.vocabulary, files, where)
     help = "save it with transformers: tokenizer.save_pretrained(FOLDER) writes tokenizer.json"
     raise RunError(Problem(str(folder), f"has no {FAST} and no model of SentencePiece", help=help))
 
