@@ -42,6 +42,18 @@ def test_other_keys_and_a_missing_name_keep_their_types():
     assert compose_run(config).mapping["name"] == "tiny-dates-seed1000" and config.seed == 1000
 
 
+@pytest.mark.parametrize(
+    ("overrides", "smoothing"),
+    [(["data=dates"], 0.1), (["data=lm", "data.dir=x"], 0.0), (["data=lm", "data.dir=x", "label_smoothing=0.2"], 0.2),
+     (["data=dates", "label_smoothing=0"], 0), (["experiment=large", "data.dir=x"], 0.1), (["experiment=probe/lite"], 0.0)],
+)  # fmt: skip
+def test_language_models_train_without_label_smoothing_unless_the_user_sets_it(overrides, smoothing):
+    composed = compose_run(compose_arguments(prepare_arguments([*overrides, "model=decoder_only"])))
+    assert (
+        composed.mapping["label_smoothing"] == composed.with_values({"seed": 3}).mapping["label_smoothing"] == smoothing
+    )
+
+
 def test_long_names_are_cut_and_stay_different():
     one, two = (run_name({"model": "base", "data": "dates"}, ["model.args.x=" + "a" * 200 + end]) for end in "bc")
     assert len(one) == len(two) == 100 and one != two

@@ -6,15 +6,19 @@ import pickle
 
 import pytest
 import sentencepiece
-from tokenizers import ByteLevelBPETokenizer, decoders, models
+from tokenizers import ByteLevelBPETokenizer, Regex, decoders, models
 from tokenizers import Tokenizer as Pieces
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.normalizers import Replace
+from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tfm_blocks.data.prepare import prepare
+from tfm_blocks.data.published_tokenizer import published_tokenizer
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.data.tokenizer_files import read_tokenizer
+from tfm_blocks.data.tokenizer_trial import expect_usable
+from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError, RunError
 
 LINES = ["a red house", "a blue boat", "das rote Haus", "naïve 🙂  café"]
@@ -169,3 +173,87 @@ def test_a_missing_path_and_a_folder_without_a_tokenizer_are_errors(tmp_path):
             read_tokenizer(str(path))
         assert error.value.problems[0].address == "data.tokenizer"
         assert "name a run folder, a tokenizer.json" in error.value.problems[0].help
+
+
+def fast(model=None, **parts):
+    """Return the files of a tokenizer.json with these parts."""
+    pieces = Pieces(model or models.WordLevel({"a": 0, "u": 1}, unk_token="u"))
+    for name, part in parts.items():
+        setattr(pieces, name, part)
+    return {"tokenizer.json": pieces.to_str().encode()}
+
+
+def split(pattern):
+    return fast(pre_tokenizer=Split(Regex(pattern), "isolated"))
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UNUSABLE = {
+    "nested repetition": split("(a+)+$"),
+    "repeated choice": split("(x|xx)+y"),
+    "overlapping choice": split("(p|q|pq)*c"),
+    "nested words": split(r"(\w+\s?)+$"),
+    "polynomial": split("(.*a){25}b"),
+    "letter that is not ASCII": split("(é+)+$"),
+    "normalizer": fast(normalizer=Replace(Regex("(a+)+$"), "")),
+    "no unknown token": fast(models.Unigram([("a", -1.0)])),
+    "unknown token that is missing": fast(models.WordLevel({"a": 0}, unk_token="u")),
+    "empty": {"tokenizer.model": b""},
+    "zeros": {"tokenizer.model": b"\0" * 1000},
+    "Latin-1": {"tokenizer.json": b'{"\xe9": 1}'},
+    "settings in Latin-1": {**split("b"), "tokenizer_config.json": b'{"a": "\xe9"}'},
+    "settings that are no JSON": {**split("b"), "tokenizer_config.json": b"["},
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_tokenizer_that_fails_or_does_not_return_when_it_is_used_is_refused(name, tmp_path, capsys):
+    for file, content in UNUSABLE[name].items():
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(RunError) as error:
+        read_tokenizer(str(tmp_path))
+    assert len(error.value.problems) == 1 and str(tmp_path) in str(error.value)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pattern", [GPT2, LLAMA3])
+def test_patterns_of_published_models_are_accepted(pattern):
+    expect_usable(split(pattern), "here")
+
+
+def test_an_endless_or_crashing_library_ends_in_one_sentence(tmp_path, monkeypatch):
+    """The process of the trial loads this package from another folder, whose tokenizers library misbehaves."""
+    for body, message in (
+        ("def __getattr__(name):\n    import os; os.kill(os.getpid(), 11)", r"the library crashes \(SIGSEGV\)"),
+        ("import resource, os\nresource.setrlimit(resource.RLIMIT_CPU, (1, 9))\nwhile True: pass", "CPU time"),
+    ):
+        (tmp_path / "tokenizers.py").write_text(body)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        with pytest.raises(RunError, match=message):
+            expect_usable(split(message), "here")
+
+
+def test_the_trial_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for name in ("tokenizers", "json", "tfm_blocks", "resource"):
+        (tmp_path / f"{name}.py").write_text("open('harmed', 'w')")
+    expect_usable(split(str(tmp_path)), "here")
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_a_text_that_a_tokenizer_cannot_encode_is_one_sentence():
+    tokenizer = published_tokenizer(Vocabulary(9, 1, 2), UNUSABLE["no unknown token"], "here")
+    with pytest.raises(RunError, match="tokenizer: cannot encode this text: Encountered an unknown token"):
+        tokenizer.encode("b")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"])
+def test_a_sparse_file_of_a_terabyte_is_refused_before_it_is_read(name, tmp_path):
+    if name == "tokenizer_config.json":
+        (tmp_path / "tokenizer.json").write_bytes(split("b")["tokenizer.json"])
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(RunError, match=f"{name}: has 1,099,511,627,776 bytes, but at most"):
+        read_tokenizer(str(tmp_path))

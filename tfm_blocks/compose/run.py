@@ -22,6 +22,7 @@ from tfm_blocks.language.files import ModelFile, display_path
 from tfm_blocks.language.sources import Sources
 
 LONGEST_NAME = 100
+LABEL_SMOOTHING = 0.1  # of tasks other than language modelling, whose loss is a result
 RESUME = "write resume=runs/NAME, the folder that training printed"
 RESUMABLE_KEYS = (
     "trainer.steps",
@@ -105,6 +106,8 @@ def compose_run(config: DictConfig, files: ConfigFiles | None = None) -> Compose
     sources = replace(files.sources, overrides=overrides_by_path(values))
     _expect_known_keys(config, sources, files.root_keys)
     config = _without_sweep(config, overrides, sources)
+    if read_value(config, "label_smoothing") is None:
+        config["label_smoothing"] = 0.0 if read_value(config, "data.kind") == "lm" else LABEL_SMOOTHING
     groups = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
     composed = replace(resolve(config, sources, files.chain), choices=groups)
     composed.mapping["name"] = _name(composed, choices, overrides)

@@ -16,9 +16,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as Pieces
 
-from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer, refusing_damage
+from tfm_blocks.data.tokenizer import LARGEST_OF_RUN, SPECIAL, Tokenizer, expect_small, refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Vocabulary
-from tfm_blocks.errors import Problem, RunError, shown
+from tfm_blocks.errors import DataError, Problem, RunError, shown
 
 KEY = "published"
 BEGIN = b'{"published": '
@@ -50,10 +50,11 @@ class PublishedTokenizer(Tokenizer):
         with refusing_damage(where):
             self._expect_inert()
             self.open()
-        largest = max(self.names.values(), default=0)
+        largest = max(self.model_names.values(), default=0)
         if largest >= vocabulary.size:
             rule = f"has the id {largest}, but the vocabulary of the model has {vocabulary.size} ids"
             raise RunError(Problem(where, rule, help="use the tokenizer of this model"))
+        self._beyond = {id: name for name, id in self.names.items() if id >= vocabulary.size}
 
     def _expect_inert(self) -> None:
         """Raise ValueError for a file of another name, a text that is not UTF-8, and a key that names code."""
@@ -75,6 +76,11 @@ class PublishedTokenizer(Tokenizer):
         """Return the published id of each subword."""
 
     @property
+    def model_names(self) -> Mapping[str, int]:
+        """Return the names without added tokens, which can have ids beyond the vocabulary of the model."""
+        return self.names
+
+    @property
     def special(self) -> Mapping[str, int]:
         """Return the published ids of names that can begin or end a sequence."""
         return self.names
@@ -94,6 +100,10 @@ class PublishedTokenizer(Tokenizer):
     def size(self) -> int:
         return self.vocabulary.size_here
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return (self.EOS, *self.vocabulary.to_here(self.vocabulary.stops))
+
     @cached_property
     def ids(self) -> dict[str, int]:
         """Return the id of each subword; ids without subword have a name with their number."""
@@ -107,36 +117,44 @@ class PublishedTokenizer(Tokenizer):
 
     @property
     def text(self) -> str:
-        """Return the tokenizer as JSON: the vocabulary, and the files, in base64 unless they are JSON."""
-        vocabulary = [self.vocabulary.size, self.vocabulary.start, self.vocabulary.eos]
-        files = {
-            name: content.decode() if name.endswith(".json") else b64encode(content).decode()
-            for name, content in self.files.items()
-        }
-        return json.dumps({KEY: vocabulary, "files": files}, ensure_ascii=False)
+        """Return the tokenizer as JSON."""
+        return stored_text(self.vocabulary, self.files)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.vocabulary.to_here(ids) for ids in self.published_ids(texts)]
+        with refusing_damage("tokenizer", "cannot encode this text"):
+            rows = self.published_ids(texts)
+        for id in (id for ids in rows for id in ids if id in self._beyond) if self._beyond else ():
+            rule = f"has the token {self._beyond[id]} with the id {id}, but the model has {self.vocabulary.size} ids"
+            raise DataError(Problem("text", rule, help="remove the token from the text"))
+        return [self.vocabulary.to_here(ids) for ids in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.text_of(self.vocabulary.to_published(ids))
+        with refusing_damage("tokenizer", "cannot decode these ids"):
+            return self.text_of(self.vocabulary.to_published(ids))
 
     def piece(self, id: int) -> str:
         return self._subwords[id]
 
     @classmethod
     def load(cls, path: Path) -> PublishedTokenizer:
+        expect_small(path, LARGEST_OF_RUN)
         with refusing_damage(str(path)):
-            content = json.loads(path.read_text("utf-8"))
-            size, start, eos = content[KEY]
+            return cls.from_text(path.read_text("utf-8"), str(path))
+
+    @staticmethod
+    def from_text(text: str, where: str) -> PublishedTokenizer:
+        """Return the tokenizer of a text of `stored_text`. Raises RunError."""
+        with refusing_damage(where):
+            content = json.loads(text)
+            size, start, eos, *stops = content[KEY]
             files = {
                 name: text.encode() if name.endswith(".json") else b64decode(text)
                 for name, text in content["files"].items()
             }
-        return published_tokenizer(Vocabulary(size, start, eos), files, str(path))
+        return published_tokenizer(Vocabulary(size, start, eos, tuple(stops)), files, where)
 
 
 class FastTokenizer(PublishedTokenizer):
@@ -150,6 +168,10 @@ class FastTokenizer(PublishedTokenizer):
         return self._pieces.get_vocab()
 
     @property
+    def model_names(self) -> Mapping[str, int]:
+        return self._pieces.get_vocab(with_added_tokens=False)
+
+    @property
     def special(self) -> Mapping[str, int]:
         added = self._pieces.get_added_tokens_decoder()
         return {token.content: id for id, token in added.items() if token.special}
@@ -160,6 +182,21 @@ class FastTokenizer(PublishedTokenizer):
 
     def text_of(self, published: Sequence[int]) -> str:
         return self._pieces.decode(list(published), skip_special_tokens=True)
+
+
+def stored_text(vocabulary: Vocabulary, files: Mapping[str, bytes]) -> str:
+    """Return a tokenizer as JSON: the vocabulary, and the files, in base64 unless they are JSON.
+
+    Raises UnicodeDecodeError for JSON that is not UTF-8.
+    """
+    texts = {
+        name: content.decode() if name.endswith(".json") else b64encode(content).decode()
+        for name, content in files.items()
+    }
+    return json.dumps(
+        {KEY: [vocabulary.size, vocabulary.start, vocabulary.eos, *vocabulary.stops], "files": texts},
+        ensure_ascii=False,
+    )
 
 
 def without_code(content: bytes) -> tuple[bytes, list[str]]:

@@ -16,6 +16,8 @@ from tfm_blocks.errors import ConfigError, Problem, RunError
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 SMALLEST = len(SPECIAL) + 256  # one subword for each byte
+LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
+LARGEST_OF_RUN = 4 * LARGEST_FILE  # a run stores all files of a tokenizer in one
 LONGEST = 1024  # maximum bytes of a word in training; longer words are split
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
@@ -93,6 +95,11 @@ class Tokenizer:
         return self._pieces.get_vocab_size()
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """Return the ids that end a generated text."""
+        return (self.EOS,)
+
+    @property
     def ids(self) -> dict[str, int]:
         """Return the id of each subword, in its stored form."""
         return self._pieces.get_vocab()
@@ -161,13 +168,22 @@ def _read_pieces(path: Path) -> Pieces:
     """Read the library's tokenizer; unsupported settings give a tokenizer without BPE. Raises RunError."""
     if not path.is_file():
         raise RunError(Problem(str(path), "the tokenizer is missing"))
+    expect_small(path, LARGEST_OF_RUN)
     with refusing_damage(str(path)):
         text = path.read_text(encoding="utf-8")
         return Pieces.from_str(text) if _has_known_settings(json.loads(text)) else Pieces(models.WordLevel())
 
 
+def expect_small(path: Path, most: int = LARGEST_FILE) -> None:
+    """Raise RunError if a file has more than `most` bytes or does not exist."""
+    if not path.is_file():
+        raise RunError(Problem(str(path), "the file is missing"))
+    if path.stat().st_size > most:
+        raise RunError(Problem(str(path), f"has {path.stat().st_size:,} bytes, but at most {most:,} are read"))
+
+
 @contextmanager
-def refusing_damage(where: str) -> Iterator[None]:
+def refusing_damage(where: str, rule: str = "cannot be read as a tokenizer") -> Iterator[None]:
     """Raise RunError for any error inside, a panic of the Rust library included."""
     try:
         yield
@@ -176,10 +192,9 @@ def refusing_damage(where: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        rule = f"cannot be read as a tokenizer: {(str(error).splitlines() or [''])[0]}"
-        raise RunError(
-            Problem(where, rule, help="the file is damaged, or of another kind: restore it, or name another")
-        ) from None
+        reason = (str(error).splitlines() or [""])[0]
+        help = "the file is damaged, or of another kind: restore it, or name another"
+        raise RunError(Problem(where, f"{rule}: {reason}", help=help)) from None
 
 
 def _has_known_settings(record: object) -> bool:

@@ -18,7 +18,8 @@ from tfm_blocks.data.published_tokenizer import (
     published_tokenizer,
     without_code,
 )
-from tfm_blocks.data.tokenizer import Tokenizer, is_learned, refusing_damage
+from tfm_blocks.data.tokenizer import Tokenizer, expect_small, is_learned, refusing_damage
+from tfm_blocks.data.tokenizer_trial import expect_usable
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError, Problem, RunError
 
@@ -27,7 +28,6 @@ FILE_SETS = ((FAST,), PAIR, *((name,) for name in SINGLE))
 BEGINS = ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")  # usual names, in order
 ENDS = ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>", "[SEP]")
 LARGEST = 2**31  # above all ids
-LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
 HELP = "name a run folder, a tokenizer.json, a folder saved by transformers, or a .model of SentencePiece"
 
 
@@ -40,6 +40,7 @@ def read_tokenizer(written: str) -> Tokenizer:
     if file.suffix == ".json" and file.is_file() and _is_of_run(file):
         return Tokenizer.load(file)
     files = _read_files(path)
+    expect_usable(files, str(path))
     opened = published_tokenizer(Vocabulary(LARGEST, 0, 0), files, str(path))
     return published_tokenizer(_vocabulary(opened, path), files, str(path))
 
@@ -58,14 +59,6 @@ def read_folder(folder: Path) -> tuple[dict[str, bytes], list[str]]:
                 files[name], keys = without_code(files[name])
                 removed += [f"{name}: {key}" for key in keys]
     return files, removed
-
-
-def expect_small(path: Path) -> None:
-    """Raise RunError if a file has more than LARGEST_FILE bytes or does not exist."""
-    if not path.is_file():
-        raise RunError(Problem(str(path), "the file is missing"))
-    if path.stat().st_size > LARGEST_FILE:
-        raise RunError(Problem(str(path), f"has {path.stat().st_size:,} bytes, but at most {LARGEST_FILE:,} are read"))
 
 
 def _is_of_run(file: Path) -> bool:
