@@ -84,11 +84,11 @@ def test_a_changed_gpt2_keeps_the_ids_of_its_published_vocabulary(tmp_path):
     translator = saved("llama", tmp_path / "run", tokenizer, first_id=2, layers=1, kv_heads=1, d_ff=48)
     export_run(tmp_path / "run", tmp_path / "new")
     model = loaded("CausalLM", tmp_path / "new")
-    prompt = torch.tensor([[36, 3, 4, 7]])
-    new_ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), pad_token_id=36, **GREEDY)[0, 4:].tolist()
+    prompt = torch.tensor([[3, 4, 7]])
+    new_ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), pad_token_id=36, **GREEDY)[0, 3:].tolist()
     ((best,),) = translator.generate(["w3 w4 w7"], 9, Search())
     end = new_ids.index(36) if 36 in new_ids else len(new_ids)
-    assert best.text == " ".join(f"w{id}" for id in new_ids[:end])
+    assert best.text == "".join(f" w{id}" for id in new_ids[:end])
 
 
 def test_padding_at_the_beginning_is_refused(tmp_path):

@@ -12,13 +12,14 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
 from tokenizers import Tokenizer as Pieces
+from tokenizers import models
 
-from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer, refusing_damage
+from tfm_blocks.data.tokenizer import LARGEST_OF_RUN, SPECIAL, Tokenizer, expect_small, refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Conventions, Vocabulary
 from tfm_blocks.errors import DataError, Problem, RunError, shown
 from tfm_blocks.language.spec import TARGET
@@ -38,12 +39,14 @@ CODE = re.compile(
     "|_?(attn|experts)_implementation(_internal)?|kernel_config|use_kernels|allow_all_kernels"
 )
 """Matches the keys with which transformers loads code from a folder or a hub."""
+SHOWING = 1000  # subwords that are read to find out whether decoding adds a space
 
 
 class PublishedTokenizer(Tokenizer):
     """The tokenizer of a published model, with the ids of `Vocabulary`.
 
-    `files` are the contents of its files by name. `conventions` has the special tokens that it adds around a text.
+    `files` are the contents of its files by name. Special tokens that are written in a text are matched. `conventions`
+    has the special tokens that it adds around a text.
     """
 
     lossless = False  # it can normalise its text, or lack characters
@@ -58,6 +61,7 @@ class PublishedTokenizer(Tokenizer):
         self.vocabulary, self.files, self.conventions, self.column = vocabulary, dict(files), conventions, "src"
         with refusing_damage(where):
             self._expect_inert()
+            self.config = dict(json.loads(self.files.get(CONFIG, b"{}")))
             self.open()
         largest = max(self.model_names.values(), default=0)
         if largest >= vocabulary.size:
@@ -97,6 +101,11 @@ class PublishedTokenizer(Tokenizer):
         """Return the published ids of names that can begin or end a sequence."""
         return self.names
 
+    @property
+    @abstractmethod
+    def published_unknown(self) -> int | None:
+        """Return the published id of text that is not in the vocabulary, or None if there is none."""
+
     @abstractmethod
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the published ids of each text."""
@@ -134,21 +143,15 @@ class PublishedTokenizer(Tokenizer):
 
     @property
     def text(self) -> str:
-        """Return the tokenizer as JSON: the vocabulary, and the files, in base64 unless they are JSON."""
-        own = self.vocabulary
-        vocabulary = [own.size, own.start, own.eos, *own.stops]
-        files = {
-            name: content.decode() if name.endswith(".json") else b64encode(content).decode()
-            for name, content in self.files.items()
-        }
-        content = {KEY: vocabulary, "files": files, "conventions": vars(self.conventions)}
-        return json.dumps(content, ensure_ascii=False)
+        """Return the tokenizer as JSON."""
+        return stored_text(self.vocabulary, self.files, self.conventions)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        rows = self.published_ids(texts)
+        with refusing_damage("tokenizer", "cannot encode this text"):
+            rows = self.published_ids(texts)
         for id in (id for ids in rows for id in ids if id in self._beyond) if self._beyond else ():
             rule = f"has the token {self._beyond[id]} with the id {id}, but the model has {self.vocabulary.size} ids"
             raise DataError(Problem("text", rule, help="remove the token from the text"))
@@ -157,24 +160,36 @@ class PublishedTokenizer(Tokenizer):
             before = after = ()
         return [[*before, *self.vocabulary.to_here(ids), *after] for ids in rows]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    @cached_property
+    def unknown(self) -> int | None:
+        return None if self.published_unknown is None else self.vocabulary.to_here([self.published_unknown])[0]
+
+    def _decode(self, ids: Sequence[int]) -> str:
         around = {self.BOS, self.EOS, *self.conventions.before, *self.conventions.after}
-        return self.text_of(self.vocabulary.to_published([id for id in ids if id not in around]))
+        with refusing_damage("tokenizer", "cannot decode these ids"):
+            return self.text_of(self.vocabulary.to_published([id for id in ids if id not in around]))
 
     def piece(self, id: int) -> str:
         return self._subwords[id]
 
     @classmethod
     def load(cls, path: Path) -> PublishedTokenizer:
+        expect_small(path, LARGEST_OF_RUN)
         with refusing_damage(str(path)):
-            content = json.loads(path.read_text("utf-8"))
+            return cls.from_text(path.read_text("utf-8"), str(path))
+
+    @staticmethod
+    def from_text(text: str, where: str) -> PublishedTokenizer:
+        """Return the tokenizer of a text of `stored_text`. Raises RunError."""
+        with refusing_damage(where):
+            content = json.loads(text)
             size, start, eos, *stops = content[KEY]
             files = {
                 name: text.encode() if name.endswith(".json") else b64decode(text)
                 for name, text in content["files"].items()
             }
             conventions = Conventions.from_json(content.get("conventions", {}))
-        return published_tokenizer(Vocabulary(size, start, eos, tuple(stops)), files, str(path), conventions)
+        return published_tokenizer(Vocabulary(size, start, eos, tuple(stops)), files, where, conventions)
 
 
 class FastTokenizer(PublishedTokenizer):
@@ -182,6 +197,7 @@ class FastTokenizer(PublishedTokenizer):
 
     def open(self) -> None:
         Tokenizer.__init__(self, Pieces.from_str(self.files[FAST].decode()))
+        self._pieces.encode_special_tokens = bool(self.config.get("split_special_tokens"))
 
     @cached_property
     def names(self) -> dict[str, int]:
@@ -196,12 +212,42 @@ class FastTokenizer(PublishedTokenizer):
         added = self._pieces.get_added_tokens_decoder()
         return {token.content: id for id, token in added.items() if token.special}
 
+    @cached_property
+    def published_unknown(self) -> int | None:
+        if isinstance(self._pieces.model, models.Unigram):
+            id: int | None = json.loads(self.files[FAST])["model"]["unk_id"]
+            return id
+        return self.names.get(self._pieces.model.unk_token or "")
+
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._pieces.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def text_of(self, published: Sequence[int]) -> str:
-        return self._pieces.decode(list(published), skip_special_tokens=True)
+        return self._pieces.decode(list(published), skip_special_tokens=True).removeprefix(self._added_space)
+
+    @cached_property
+    def _added_space(self) -> str:
+        """Return the space that decoding adds before every text, or ''; the first subwords that are texts show it."""
+        for id in islice(sorted(self.names.values()), SHOWING):
+            text = self._pieces.decode([id]).strip()
+            restored = self._pieces.decode(self._pieces.encode(text, add_special_tokens=False).ids)
+            if text and restored.strip() == text:
+                return " " if restored == f" {text}" else ""
+        return ""
+
+
+def stored_text(vocabulary: Vocabulary, files: Mapping[str, bytes], conventions: Conventions = NO_CONVENTIONS) -> str:
+    """Return a tokenizer as JSON: the vocabulary, the conventions, and the files, in base64 unless they are JSON.
+
+    Raises UnicodeDecodeError for JSON that is not UTF-8.
+    """
+    texts = {
+        name: content.decode() if name.endswith(".json") else b64encode(content).decode()
+        for name, content in files.items()
+    }
+    ids = [vocabulary.size, vocabulary.start, vocabulary.eos, *vocabulary.stops]
+    return json.dumps({KEY: ids, "files": texts, "conventions": vars(conventions)}, ensure_ascii=False)
 
 
 def without_code(content: bytes) -> tuple[bytes, list[str]]:

@@ -44,8 +44,8 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
         rule = "none of its nodes has attention weights"
         raise RunError(Problem("model.graph", rule, help="give your attention blocks a method weights"))
     (texts,) = texts_of([sentence], translator.sources)
-    sources = [tokenizer.encode(text) for text in texts]
-    read = tokenizer.conventions.source
+    sources = translator.encode(texts)
+    read = translator.conventions.source
     ids = {name: read(source) for name, source in zip(translator.inputs, sources, strict=False)}
     before = [BOS] if translator.inputs else prompt(sources).tolist()
     if target is None:
@@ -54,8 +54,8 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
         longest = min(len(ids[TARGET]), network.longest(TARGET).tokens)
         del ids[TARGET][int(longest) :]  # the last token of an output that fills the positions is not an input
     else:
-        encoded = tokenizer.of(TARGET).encode(target)
-        ids[TARGET] = [*before, *encoded] if translator.sources else tokenizer.conventions.prompt(encoded)
+        (encoded,) = translator.encode([target], TARGET)
+        ids[TARGET] = [*before, *encoded] if translator.sources else translator.conventions.prompt(encoded)
     _expect_fits(network, ids)
     device = next(network.parameters()).device
     with evaluating(network):
