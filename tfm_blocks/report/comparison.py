@@ -232,9 +232,10 @@ def _pooled(runs: Sequence[RunRecord], of: Callable[[RunRecord], str], how: str)
 
 
 def _size(run: RunRecord) -> str:
-    """Return the size of a probe task, with the settings that replace numbers of the size."""
+    """Return the size of a probe task with the settings that replace numbers of the size; empty for other tasks."""
+    size = str(run.settings.get("data.size", ""))
     changed = [f"{key}={run.settings[key]}" for key in SIZE_KEYS if run.settings.get(key) is not None]
-    return ", with ".join([str(run.settings.get("data.size", "")), *([", ".join(changed)] if changed else [])])
+    return f"{size}, with {', '.join(changed)}" if size and changed else size
 
 
 def _names(runs: Sequence[RunRecord]) -> str:
