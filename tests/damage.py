@@ -113,6 +113,30 @@ class Resumed:
         rows_until(run / "metrics.csv", 9)
 
 
+def run_command(arguments, lines=""):
+    """Return the output of a command, which must be printable, and its status; an error must be a sentence."""
+    with tempfile.NamedTemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as stdin, io.StringIO() as err:
+        stdin.write(lines)
+        stdin.seek(0)
+        status, before, sys.stdin = 0, sys.stdin, stdin
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                main(arguments)
+                out.flush()
+        except SystemExit as left:
+            status = left.code
+        finally:
+            sys.stdin = before
+        texts = Path(out.name).read_text(), err.getvalue()
+    assert status in (0, 1, 2, None), f"exit status {status}"
+    assert not status or "error: " in texts[1], texts[1][-500:]
+    assert "Traceback" not in texts[1]
+    for text in texts if arguments[0] != "translate" else texts[1:]:
+        raw = {one for one in text if printable(one) != one}
+        assert not raw, f"prints {raw!r}"
+    return *texts, status
+
+
 def damage(path, whole, random):
     """Damage one file, whose content was `whole`; return a description of the damage."""
     kind = random.choice(["tree", "tree", "tree", "rows", "bytes", "cut", "bomb", "gone", "folder", "pipe", "loop"])
@@ -178,7 +202,7 @@ class Fuzz:
             for path in [*(runs / "victim").rglob("*"), runs / "sweep" / "sweep.json"]
             if path.is_file() and "wandb" not in path.parts
         }
-        self.sound = self.entries(self.run(["runs", "--json", "--in", str(runs)])[0])
+        self.sound = self.entries(run_command(["runs", "--json", "--in", str(runs)])[0])
         self.tracebacks, self.kinds, self.tried, self.checked = [], {}, 0, 0
 
     def once(self, path=None, done=None):
@@ -232,7 +256,7 @@ class Fuzz:
 
     def list_runs(self, path):
         """Check that a damaged run is one entry and does not change other entries."""
-        out, _ = self.run(["runs", "--json", "--in", str(self.runs)])
+        out, *_ = run_command(["runs", "--json", "--in", str(self.runs)])
         self.tfm("runs", "--in", str(self.runs))
         entries = self.entries(out)
         names = ["sound"] if path.name == "sweep.json" else ["sound", "sweep/job", "sweep/later"]
@@ -245,30 +269,7 @@ class Fuzz:
         return {one.pop("folder").removeprefix(f"{self.runs}/"): one for one in listed if one.pop("changed")}
 
     def tfm(self, *arguments, lines=""):
-        self.run(list(arguments), lines)
-
-    def run(self, arguments, lines=""):
-        """Return the output of a command, which must be printable; an error must be a sentence."""
-        with tempfile.NamedTemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as stdin, io.StringIO() as err:
-            stdin.write(lines)
-            stdin.seek(0)
-            status, before, sys.stdin = 0, sys.stdin, stdin
-            try:
-                with redirect_stdout(out), redirect_stderr(err):
-                    main(arguments)
-                    out.flush()
-            except SystemExit as left:
-                status = left.code
-            finally:
-                sys.stdin = before
-            texts = Path(out.name).read_text(), err.getvalue()
-        assert status in (0, 1, 2, None), f"exit status {status}"
-        assert not status or "error: " in texts[1], texts[1][-500:]
-        assert "Traceback" not in texts[1]
-        for text in texts if arguments[0] != "translate" else texts[1:]:
-            raw = {one for one in text if printable(one) != one}
-            assert not raw, f"prints {raw!r}"
-        return texts
+        run_command(list(arguments), lines)
 
     def guard(self, what, action):
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)

@@ -222,7 +222,6 @@ def test_divergence_raises_its_exception_and_is_written_down(monkeypatch: pytest
         ({"overrides": ["-m", "heads=2,4"]}, "overrides: must be strings such as 'trainer.steps=20', but has '-m'"),
         ({"overrides": ["heads=2,4"]}, "heads: heads=2,4 has several values"),
         ({"heds": 4}, "heds: no such key: heds=4\n  help: did you mean heads?"),
-        ({"verify": "resume"}, "verify: compares two trainings"),
         ({"resume": "runs/none"}, "runs/none: there is no such run folder"),
         ({"callbacks": [print]}, "callbacks: must be Lightning callbacks"),
         ({"callbacks": [ModelCheckpoint()]}, "callbacks: has ModelCheckpoint, but a run writes its own checkpoints"),

@@ -218,7 +218,7 @@ FACTS = {  # known at the start of a run, besides its config: `facts.NAME`
     "resumed": "number of resumes",
     "command": "newest command line",
     "hardware": "kind and name of the device, number of devices, nodes and CPU cores",
-    "precision": "name and reason; for `auto` on a CPU also the measured milliseconds of both precisions",
+    "precision": "name and reason",
     "versions": "versions of Python and the libraries",
 }
 

@@ -213,10 +213,13 @@ PAIRS: dict[str, tuple[Maker, Maker]] = {
         rotary_attention(GptOssAttention, GptOssConfig, "eager"),
     ),
     "attention, relative_bias": (ours("attention", bias=False, position="relative_bias"), t5),
-    "normed_attention": (ours("normed_attention", **PLAIN), rotary_attention(Qwen3Attention, Qwen3Config)),
-    "wide_normed_attention": (ours("wide_normed_attention", **PLAIN), rotary_attention(Olmo2Attention, Olmo2Config)),
-    "biased_attention": (
-        ours("biased_attention", **CAUSAL, **ROTARY),
+    "attention, norms": (ours("attention", qk_norm="rmsnorm", **PLAIN), rotary_attention(Qwen3Attention, Qwen3Config)),
+    "attention, joint norms": (
+        ours("attention", qk_norm="rmsnorm", qk_norm_kind="joint", **PLAIN),
+        rotary_attention(Olmo2Attention, Olmo2Config),
+    ),
+    "attention, bias qkv": (
+        ours("attention", bias="qkv", **CAUSAL, **ROTARY),
         rotary_attention(Qwen2Attention, Qwen2Config),
     ),
     "differential_attention": (

@@ -3,7 +3,7 @@
     python tests/benchmarks/precision.py --steps 5 model=base heads=8 layers=6
 
 Pass the arguments of `tfm train`. A step is one micro-batch of the run: forward, loss, backward and fused AdamW.
-Print the median seconds of wall time and of CPU time. Print the measurement and the choice of `auto`.
+Print the choice of `auto`, and the median seconds of wall time and of CPU time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from tfm_blocks.compose.run import compose_request, compose_run
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.launch.precision import choose_precision, measure_precision
+from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.training.data import PlannedCorpus, plan_corpus
 from tfm_blocks.training.loss import Objective
@@ -58,9 +58,7 @@ def main() -> None:
     settings = read_run(composed.mapping)
     network = network_without_values(check_model(composed.model))
     corpus = plan_corpus(network.spec, prepared, settings.data)
-    start = time.perf_counter()
-    chosen = choose_precision("auto", "cpu", measure_precision(network, corpus, settings))
-    print(f"{chosen}, after {time.perf_counter() - start:.2f} s")
+    print(choose_precision("auto", "cpu"))
     seconds = time_steps(settings, composed.model, corpus, arguments.steps)
     for index, kind in enumerate(("wall", "CPU")):
         fp32, bf16 = (median(step_seconds[index] for step_seconds in seconds[name]) for name in SIDES)

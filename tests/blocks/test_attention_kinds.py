@@ -32,7 +32,7 @@ from tfm_blocks.blocks.latent import LatentAttention, LatentQueryAttention
 from tfm_blocks.blocks.prefix import PrefixAttention
 from tfm_blocks.blocks.restricted import DilatedAttention, RestrictedAttention, RestrictedGlobalAttention
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.network.build import check_model
+from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.contract import rules
 from tfm_blocks.network.contract.case import cases_of
 from tfm_blocks.registry.blocks import REGISTRY
@@ -386,3 +386,25 @@ def test_latent_attention_decodes_with_any_scores(kind, scores):
     rules.steps_in_a_search(case)
     with torch.no_grad():
         assert not torch.allclose(case.network(**case.tensors()), plain.network(**plain.tensors()), rtol=1e-3)
+
+
+def network(**arguments):
+    node = {"block": "attention", "in": "x", "heads": 4, "mask": "causal", **arguments}
+    return build_network(check_model({"inputs": {"x": "B N 16"}, "graph": {"node": node}}), seed=1)
+
+
+def test_a_kind_of_norm_without_a_norm_is_refused():
+    with pytest.raises((ConfigError, ValueError), match="there is no norm: write qk_norm: rmsnorm"):
+        network(qk_norm_kind="joint")
+
+
+@pytest.mark.parametrize(("bias", "maps"), [(True, {"qkv", "out"}), (False, set()), ("qkv", {"qkv"}), ("out", {"out"})])
+def test_biases_match_the_maps_that_bias_names(bias, maps):
+    names = {name.removeprefix("node.block.") for name in network(bias=bias).state_dict()}
+    assert names == {"qkv.weight", "out.weight"} | {f"{name}.bias" for name in maps}
+
+
+@pytest.mark.parametrize("bias", ["yes", 1])
+def test_another_value_of_bias_is_refused(bias):
+    with pytest.raises(ConfigError, match=f"bias must be one of true, false, qkv, out, but is {bias!r}"):
+        network(bias=bias)

@@ -16,7 +16,7 @@ def test_help_names_the_options_the_groups_and_every_key_with_its_value(tmp_path
     models = sorted(["mine", *(path.stem for path in (CONF / "model").glob("*.yaml"))])
     assert f"\n  model: {', '.join(models)}\n" in text
     assert "\n  heads: 2 " in text
-    assert "\n  label_smoothing: 0.1 " in text
+    assert "\n  label_smoothing: null " in text
 
 
 def test_help_names_the_files_of_the_config_in_the_order_of_composition(tmp_path):

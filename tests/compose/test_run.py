@@ -9,7 +9,6 @@ from tfm_blocks.compose.run import (
     compose_run,
     read_resume_folder,
     run_name,
-    should_verify,
 )
 from tfm_blocks.compose.sweep import read_sweep
 from tfm_blocks.errors import ConfigError
@@ -39,8 +38,20 @@ def test_a_name_that_looks_like_a_number_is_kept_as_typed(name):
 
 
 def test_other_keys_and_a_missing_name_keep_their_types():
-    config = compose_arguments(prepare_arguments(["name=null", "seed=1_000"]))
-    assert compose_run(config).mapping["name"] == "tiny-dates-seed1_000" and config.seed == 1000
+    config = compose_arguments(prepare_arguments(["name=null", "seed=1000"]))
+    assert compose_run(config).mapping["name"] == "tiny-dates-seed1000" and config.seed == 1000
+
+
+@pytest.mark.parametrize(
+    ("overrides", "smoothing"),
+    [(["data=dates"], 0.1), (["data=lm", "data.dir=x"], 0.0), (["data=lm", "data.dir=x", "label_smoothing=0.2"], 0.2),
+     (["data=dates", "label_smoothing=0"], 0), (["experiment=large", "data.dir=x"], 0.1), (["experiment=probe/lite"], 0.0)],
+)  # fmt: skip
+def test_language_models_train_without_label_smoothing_unless_the_user_sets_it(overrides, smoothing):
+    composed = compose_run(compose_arguments(prepare_arguments([*overrides, "model=decoder_only"])))
+    assert (
+        composed.mapping["label_smoothing"] == composed.with_values({"seed": 3}).mapping["label_smoothing"] == smoothing
+    )
 
 
 def test_long_names_are_cut_and_stay_different():
@@ -53,7 +64,6 @@ def test_long_names_are_cut_and_stay_different():
     [
         ("resume=${x}", read_resume_folder),
         ("resume='runs/${x}'", read_resume_folder),
-        ("verify=${x}", should_verify),
         ("trainer.steps=${x}", lambda config: compose_resumed(config, {"plugins": []}, "config.yaml", "")),
         ("plugins=[${x}]", lambda config: compose_resumed(config, {"plugins": []}, "config.yaml", "")),
     ],

@@ -1,10 +1,14 @@
 """Generated examples as corpora."""
 
+import importlib
+import sys
+
 import pytest
 
 from tests.data.test_probe_settings import probe
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.tokenizer import SPECIAL
+from tfm_blocks.probes.catalogue import TASKS
 
 SMALL = {"train": 30, "val": 5, "test": 4}
 
@@ -55,3 +59,45 @@ def test_another_seed_gives_other_examples_and_the_same_seed_the_same(conf, tmp_
     elsewhere, _ = made(conf, "parity")
     texts = [list(one.train.text["src"][:]) for one in (first, again, elsewhere, other)]
     assert texts[0] == texts[1] == texts[2] != texts[3]
+
+
+PLUGGED = """
+from dataclasses import dataclass
+from tfm_blocks.probes.bits import BitTask, Parity
+from plugged_tasks.answers import answers
+
+@dataclass(frozen=True)
+class Plugged(BitTask):
+    presets = Parity.presets
+
+    def answer(self, bits):
+        return answers(bits)
+"""
+
+
+@pytest.mark.parametrize("packaged", [False, True])
+def test_an_edited_generator_of_a_plug_in_makes_new_examples(conf, tmp_path, monkeypatch, packaged):
+    """The edit is in the module of the task, or in another module of its package."""
+    folder = tmp_path / "plugged_tasks" if packaged else tmp_path
+    folder.mkdir(exist_ok=True)
+    module = "plugged_tasks.tasks" if packaged else "plugged_task"
+    edited = folder / ("answers.py" if packaged else "plugged_task.py")
+    if packaged:
+        (folder / "__init__.py").write_text("")
+        (folder / "tasks.py").write_text(PLUGGED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def answers(rule):
+        text = f"def answers(bits):\n    return {rule}\n"
+        edited.write_text(text if packaged else text + PLUGGED.replace("from plugged_tasks.answers import answers", ""))
+        for name in [name for name in sys.modules if name.startswith("plugged_task")]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        monkeypatch.setitem(TASKS, "parity", importlib.import_module(module).Plugged)
+        prepared, _ = made(conf, "parity")
+        return [text.split()[0] for text in prepared.train.text["tgt"][:]]
+
+    first, edit = answers("bits[:, 0]"), answers("1 - bits[:, 0]")
+    assert [{"0": "1", "1": "0"}[answer] for answer in first] == edit and set(first) == {"0", "1"}
+    assert answers("bits[:, 0]") == first

@@ -11,10 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.exchange.published import publish
+from tests.preloaded import run_python
+from tfm_blocks.cli import main
 from tfm_blocks.data.tokenizer_files import LARGEST_FILE
 from tfm_blocks.errors import RunError
+from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
 
+ROOT = Path(__file__).parent.parent.parent
 WEIGHTS = "model.safetensors"
 
 
@@ -71,6 +75,108 @@ def test_a_pickle_is_refused_and_not_read(folder, name, monkeypatch, tmp_path):
     (folder / name).write_bytes(pickle.dumps(Harm()))
     refused(folder, name, "a pickle, which can execute any code", "save_pretrained")
     assert not (tmp_path / "harmed").exists()
+
+
+EVIL = "open('harmed', 'w')\nclass Evil:\n    pass\n"
+CODE = {"AutoConfig": "theirs--evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"auto_map": CODE},
+        {"custom_pipelines": {"evil": {"impl": "evil.Evil"}}},
+        {"_attn_implementation": "theirs/evil"},
+    ],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_keys_that_name_code_are_not_kept_and_nothing_is_run(folder, file, keys, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (folder / "evil.py").write_text(EVIL)
+    path = folder / file
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **keys}))
+    main(["import", str(folder), "-o", "run"])
+    assert f"not kept, because it names code: {file}: {next(iter(keys))}" in capsys.readouterr().out
+    main(["export", "run", "--to", "huggingface", "-o", "new"])
+    assert json.loads((tmp_path / "new" / file).read_text()).keys().isdisjoint(keys)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "run", "theirs"]
+
+
+BESIDE = ["../x", "{}/x", "evil.py", "modeling_tfm_blocks.py", "model.py", "config.json/x", "certificate.json", ""]
+
+
+def spoiled_texts(record, name):
+    record["texts"][name] = "{}"
+
+
+def spoiled_tensors(record, name):
+    record["tensors"]["transformer.ln_f.bias"][0] = name
+
+
+def spoiled_files(record, name):
+    record["files"][name] = EVIL
+
+
+@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize(
+    ("file", "change", "formats"),
+    [
+        ("published.json", spoiled_texts, ["huggingface"]),
+        ("published.json", spoiled_tensors, ["huggingface"]),
+        ("tokenizer.json", spoiled_files, ["huggingface", "ctranslate2", "onnx"]),
+    ],
+    ids=["texts", "tensors", "files"],
+)
+def test_names_of_files_in_a_run_folder_are_a_closed_list(folder, file, change, formats, name, tmp_path, capsys):
+    import_folder(folder, run := tmp_path / "run")
+    record = json.loads((run / file).read_text())
+    change(record, name.format(tmp_path))
+    (run / file).write_text(json.dumps(record))
+    for to in formats:
+        with pytest.raises(SystemExit):
+            main(["export", str(run), "--to", to, "-o", str(tmp_path / "new")])
+        printed = capsys.readouterr().err
+        assert f"{run / file}: " in printed and printed.count("error:") == 1, printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "theirs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("config.json", {"auto_map": CODE}),
+        ("config.json", {"n_embd": 10**9}),
+        ("config.json", {"n_layer": 1}),
+        ("generation_config.json", {"custom_generate": "theirs/evil"}),
+    ],
+)
+def test_a_config_of_a_run_folder_that_names_code_or_another_model_is_refused(folder, name, values, tmp_path):
+    import_folder(folder, run := tmp_path / "run")
+    record = json.loads((run / "published.json").read_text())
+    record["texts"][name] = json.dumps(json.loads(record["texts"].get(name, "{}")) | values)
+    (run / "published.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match=r"published\.json: .*(names code|of another model)"):
+        export_run(run, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def sound(folder, count, seed):
+    """Try hostile folders in a separate process, because an audit hook cannot be removed."""
+    done = run_python(["-m", "tests.exchange.hostile", folder, str(count), str(seed)], ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert not report["faults"], "\n".join(report["faults"][:5])
+    assert report["folders"] == count + 1 and all(tries > 2 for tries in report["commands"].values())
+
+
+def test_hostile_folders_run_no_code_and_write_nothing_elsewhere(tmp_path):
+    sound(tmp_path, 30, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3])
+def test_hostile_folders_run_no_code_and_write_nothing_elsewhere_at_length(seed, tmp_path):
+    sound(tmp_path, 300, seed)
 
 
 def test_a_pickle_beside_safetensors_is_not_read(folder, monkeypatch, tmp_path):
@@ -149,7 +255,8 @@ def test_a_tensor_in_two_shards_is_refused(folder):
     ("values", "messages"),
     [
         ({"architectures": ["Evil"]}, ("architectures: cannot be imported: ['Evil']", "GPT2LMHeadModel")),
-        ({"architectures": None}, ("cannot be imported: None",)),
+        ({"architectures": None, "model_type": "evil"}, ("model_type: cannot be imported: 'evil'", "gpt2, llama")),
+        ({"model_type": "llama"}, ("model_type: is 'llama', but architectures is ['GPT2LMHeadModel']",)),
         ({"activation_function": "relu"}, ("activation_function: must be 'gelu_new' for our blocks, but is 'relu'",)),
         ({"rope_scaling": {"factor": 8.0}}, ("rope_scaling.factor: has no counterpart in our blocks: 8.0",)),
         ({"n_layer": 10**9}, ("n_layer: is 1000000000, but there are only 28 tensors",)),
@@ -160,7 +267,8 @@ def test_a_tensor_in_two_shards_is_refused(folder):
         ({"n_head": 3}, ("config.json",)),
         ({"vocab_size": -1}, ("vocab_size: must be a whole number",)),
         ({"vocab_size": 2**30}, ("but config.json gives",)),
-        ({"eos_token_id": [1, 2]}, ("eos_token_id: must be a whole number from 0 to 36, but is [1, 2]",)),
+        ({"quantization_config": {"bits": 4}}, ("quantization_config.bits: has no counterpart", "dequantize()")),
+        ({"attention_sinks": 4}, ("attention_sinks: has no counterpart in our blocks: 4", "delete the key", "--family")),
         ({"bos_token_id": 37}, ("bos_token_id: must be a whole number from 0 to 36, but is 37",)),
         ({"layer_norm_epsilon": "${oc.env:HOME}"}, ("layer_norm_epsilon: must be a number",)),
         ({"tie_word_embeddings": "${oc.env:HOME}"}, ("tie_word_embeddings: must be true or false",)),
@@ -169,6 +277,15 @@ def test_a_tensor_in_two_shards_is_refused(folder):
 def test_a_config_that_our_blocks_cannot_express_is_refused_by_key(folder, values, messages):
     change_config(folder, **values)
     refused(folder, *messages)
+
+
+@pytest.mark.parametrize("ids", [[37, -1], None, [], "2"])
+def test_a_model_whose_texts_never_end_is_refused(ids, folder):
+    (folder / "generation_config.json").unlink()
+    change_config(folder, eos_token_id=ids)
+    refused(
+        folder, f"eos_token_id: must be a whole number from 0 to 36, but is {ids!r}", "write the right eos_token_id"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 10_000, '{"a":' * 100 + "1" + "}" * 100, "\x00", '"\ud800"'])

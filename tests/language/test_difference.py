@@ -177,7 +177,6 @@ NOTHING = {
     "an input by name": encoder(ffn={"in": "attn"}),
     "a layer by number": decoder(cross={"kv": "encoder.-1"}),
     "another order of sources": graph(encoder={"after": "tgt_pos", "in": "src_pos"}, decoder={"in": "tgt_pos"}),
-    "a former name": encoder(attn={"block": "naive_attention"}),
 }  # fmt: skip
 
 

@@ -1,10 +1,17 @@
 """Model files are read as plain YAML first; hostile or unusual content is refused with its line."""
 
+import re
+from itertools import product
+
 import pytest
 
+from tfm_blocks.compose.command_line import prepare_arguments
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.compose.overrides import parse_overrides
 from tfm_blocks.errors import ConfigError
+from tfm_blocks.language.files import read_model_file
 from tfm_blocks.network.build import check_model
+from tfm_blocks.scaling.card import read_card
 
 HEADER = "# @package _global_\n"
 
@@ -39,7 +46,8 @@ def refused(tmp_path, text, header=HEADER):
         ("heads: 4\nheads: 8\n", "'heads' twice", 3),
         ("model:\n  graph: {encoder: {at: {0: {ffn: null}, 0x0: {attn: null}}}}\n", "has the key '0x0'", 3),
         ("model: {graph: {encoder: {at: {'0': {ffn: null}}}}}\n", "a decimal number without quotes", 2),
-        ("on: 4\n", "does not read as a name", 2),
+        ("on: 4\n", "has 'on', which YAML 1.1 and YAML 1.2 read as different values", 2),
+        ("true: 4\n", "does not read as a name", 2),
         ("defaults: [{override /data: x}]\n", "lists names of models", None),
         ("defaults: [../../etc/passwd]\n", "lists names of models", None),
         ("defaults: [_self_, base]\n", "_self_ before a parent", None),
@@ -67,6 +75,63 @@ def test_a_file_that_is_no_plain_model_file_is_refused_with_its_line(tmp_path, t
     message = refused(tmp_path, text)
     assert rule in message and len(message) < 2000
     assert f"mine.yaml:{line}" in message if line else "mine.yaml" in message
+
+
+YAML_1_2 = {  # the core schema of https://yaml.org/spec/1.2.2/#1032-tag-resolution
+    "bool": re.compile("true|True|TRUE|false|False|FALSE"),
+    "int": re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    "float": re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+}
+NUMBERS = [
+    "".join(parts) for parts in product(("", "-", "+"), ("0", "8", "09", "010", "0x1F", "0o17", "0b11", "1_000", "1:30", "12"),
+                                        ("", ".5", "_0", ":30", "e3", "e-3"))
+]  # fmt: skip
+
+
+def yaml_1_2(text):
+    """Return the value of a plain scalar in YAML 1.2."""
+    kind = next((kind for kind, pattern in YAML_1_2.items() if pattern.fullmatch(text)), "str")
+    if kind == "int":
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    return {"bool": lambda text: text.lower() == "true", "float": float, "str": str}[kind](text)
+
+
+@pytest.mark.parametrize(
+    "text", [*NUMBERS, "yes", "No", "on", "OFF", "y", "true", "FALSE", "~", "2_layers", "x_1", "1.2.3"]
+)
+def test_a_model_file_has_the_value_that_yaml_1_2_reads_or_is_refused(tmp_path, text):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{HEADER}x: {text}\nother: '{text}'\n")
+    try:
+        value = read_model_file(file).mapping["x"]
+    except ConfigError as error:
+        assert f"has {text!r}, which YAML 1.1 and YAML 1.2" in str(error) and "mine.yaml:2" in str(error)
+        assert re.search("[0-9]", text) is None or not re.fullmatch(r"[-+]?[1-9][0-9]*(\.[0-9]+)?", text)
+    else:
+        expected = None if text == "~" else yaml_1_2(text)
+        assert value == expected or (isinstance(expected, float) and float(value) == expected)  # 1e3 is arithmetic
+
+
+@pytest.mark.parametrize("text", ["010", "1:30", "0b11", "0o17", "1_000", "-0x1F", "09", "yes", "off"])
+def test_a_number_of_yaml_1_1_in_a_config_file_a_card_or_an_override_is_refused_with_its_place(tmp_path, text):
+    (tmp_path / "data").mkdir()
+    config, card = tmp_path / "data" / "mine.yaml", tmp_path / "card.yaml"
+    config.write_text(f"defaults: [dates, _self_]\ntrain: {text}\n")
+    card.write_text(f"name: mine\nmemory: {text}\n")
+    with pytest.raises(ConfigError, match=f"has '{text}', which YAML 1.1(.|\n)*mine.yaml:2"):
+        prepare_arguments(["--config-dir", str(tmp_path), "data=mine"])
+    with pytest.raises(ConfigError, match=f"has '{text}', which YAML 1.1(.|\n)*card.yaml:2"):
+        read_card(str(card))
+    for value in (text, f"[1,{text}]", f"{{a:[{text}]}}", f"1,{text}") if text not in ("yes", "off", "1:30") else ():
+        with pytest.raises(ConfigError, match=f"heads: has the number '{text}'"):
+            parse_overrides([f"heads={value}"])
+    with pytest.raises(ConfigError, match="heads: has the number '1:30'"):
+        parse_overrides(["heads=1:30"])
+
+
+def test_text_that_looks_like_a_number_can_be_quoted_in_an_override():
+    assert compose_model("tiny", ['model.args.x="010"']).model["args"]["x"] == "010"
+    assert [item.value() for item in parse_overrides(["a={1:30}", "b=runs/2024_01", "c=1e-3"])][2] == 1e-3
 
 
 def test_an_alias_bomb_is_refused_without_building_it(tmp_path):

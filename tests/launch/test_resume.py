@@ -40,7 +40,6 @@ from tfm_blocks.runs.checkpoints import list_checkpoints, newest_intact
 from tfm_blocks.runs.folder import step_files
 from tfm_blocks.runs.lock import LIMIT, LOCK, hold
 from tfm_blocks.runs.metrics import read_rows
-from tfm_blocks.runs.model import read_spec
 from tfm_blocks.training.checkpoints import PreemptedError
 
 ROOT = Path(__file__).parents[2]
@@ -387,7 +386,7 @@ def test_a_run_killed_before_its_first_checkpoint_restarts(small: Small, tmp_pat
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_a_text_that_changed_in_place_is_refused(small: Small, tmp_path: Path, split: str) -> None:
-    """The numbers of lines and tokens are the same; runs of older versions did not record a hash of the ids."""
+    """The numbers of lines and tokens are the same."""
     for name in ("train", "val", "test"):
         (tmp_path / f"{name}.src").write_text("a 1\nbb 2\n" * 4)
         (tmp_path / f"{name}.tgt").write_text("1 a\n2 bb\n" * 4)
@@ -486,22 +485,6 @@ def test_a_folder_that_cannot_be_resumed_gives_the_reason(small: Small, tmp_path
     (run / "config.yaml").write_text(config + "x: ${oc.env:HOME}\n")
     with pytest.raises(RunError, match="without"):
         read_saved_run(run)
-
-
-def test_a_run_of_format_1_resumes_with_the_eps_that_its_norm_nodes_had(
-    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    node = "++model.graph.src_norm={block: layernorm, after: src_pos}"
-    begin(small(*TRAINED, "++model.args.norm={block: layernorm, eps: 0.5}", "++model.args.bias=false", node), tmp_path)
-    assert capsys.readouterr().err.count("warning: model.args.bias: ") == 1
-    run = tmp_path / "run"
-    assert "eps" not in read_saved_run(run).config["model"]["graph"]["src_norm"]
-    record = json.loads((run / "model.json").read_text())
-    (run / "model.json").write_text(json.dumps(record | {"format": 1}))
-    assert read_saved_run(run).config["model"]["graph"]["src_norm"]["eps"] == 1e-5
-    for steps in (10, 12):
-        go_on(run, f"trainer.steps={steps}")
-        assert read_spec(run).nodes[2].arguments["eps"] == 1e-5
 
 
 def test_a_checkpoint_is_written_after_the_configured_time(small: Small, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import tfm_blocks.blocks  # noqa: F401
-from tfm_blocks.registry.blocks import REGISTRY, alias, block
+from tfm_blocks.registry.blocks import REGISTRY, block
 
 
 class Fine(nn.Module):
@@ -208,16 +208,3 @@ def test_a_constructor_with_options_has_the_arguments_of_its_bases_and_its_own_d
     }
     assert info.sizes == ("D",) and info.arguments["heads"].required
     assert info.make(8, heads=4, size=3, own=True).values == (8, 3, 0.5, 4)
-
-
-def test_an_alias_has_the_arguments_that_it_names_and_makes_the_block():
-    declared(Inheriting)
-
-    @alias("other_name", of="under_test", takes=["heads"])
-    def _other(*, half: int = 3) -> dict[str, Any]:
-        return {"size": 2 * half, "rate": 0.25}
-
-    info = REGISTRY.blocks["other_name"]
-    assert list(info.arguments) == ["heads", "half"]
-    assert info.make(8, heads=4, half=5).values == (8, 10, 0.25, 4)
-    assert info.description == "Alias of `under_test` with `size: 6, rate: 0.25`."

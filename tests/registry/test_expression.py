@@ -30,6 +30,9 @@ def test_arithmetic_is_pythons_own(text):
         "f(1)",
         "1 < 2 < 3",
         "i := 3",
+        "0o17",
+        "2 * 0b11",
+        "n + 1_000",
     ],
 )
 def test_anything_but_arithmetic_is_refused(text):

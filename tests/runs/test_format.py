@@ -1,19 +1,17 @@
-"""A stored run folder of each format still loads."""
+"""A stored run folder still loads."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import tfm_blocks as tfm
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("folder", sorted(HERE.glob("format_*")), ids=lambda path: path.name)
-def test_a_stored_run_translates_as_recorded(folder):
+def test_a_stored_run_translates_as_recorded():
+    folder = HERE / "format_1"
     stored = json.loads((folder / "translated.json").read_text("utf-8"))
     assert stored
     assert dict(zip(stored, tfm.load(folder).translate(list(stored)), strict=True)) == stored

@@ -16,8 +16,7 @@ from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.average import mean_weights
 from tfm_blocks.runs.folder import claim_folder
-from tfm_blocks.runs.formats import upgrade_model
-from tfm_blocks.runs.model import read_network, read_spec, weights_of, write_model, write_tensors, write_weights
+from tfm_blocks.runs.model import read_network, weights_of, write_model, write_tensors, write_weights
 
 KNOBS = {"layers": 1, "vocab": 40, "d_model": 16, "d_ff": 8, "heads": 2}
 
@@ -60,46 +59,8 @@ def test_weights_have_the_permissions_of_the_umask_each_time_they_are_written(tm
         assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()] == [mode]
 
 
-NORMS = ["model.args.norm={block: layernorm, eps: 0.5}", "model.graph.src_norm={block: layernorm, after: src_pos}"]
-
-
-def eps_of(folder):
-    (node,) = [node for node in read_spec(folder).nodes if node.address == "src_norm"]
-    return node.arguments["eps"]
-
-
-@pytest.mark.parametrize(
-    ("form", "args", "eps"), [(2, {}, 0.5), (1, {}, 1e-5), (1, {"eps": 0.25}, 0.25), (1, {"eps": None}, 1e-5)]
-)
-def test_a_norm_node_keeps_the_eps_that_it_had_in_the_format_of_its_folder(tmp_path, form, args, eps):
-    model = compose_model("tiny", NORMS).model
-    write_model(tmp_path, model | {"args": model["args"] | args}, [])
-    record = json.loads((tmp_path / "model.json").read_text())
-    (tmp_path / "model.json").write_text(json.dumps(record | {"format": form}))
-    assert eps_of(tmp_path) == eps
-    upgraded = upgrade_model(record["model"], 1)
-    assert upgrade_model(upgraded, 1) == upgraded
-
-
 def damage_json(folder):
     (folder / "model.json").write_text('{"format": 1, "mod')
-
-
-def test_an_arg_of_format_1_reaches_only_blocks_that_had_it():
-    args = {"d_model": 8, "heads": 2, "vocab": 20, "d_latent": 6, "d_head": 5, "d_turned": 4, "d_value": 3}
-    graph = {
-        "emb": {"block": "embedding", "in": "tgt"},
-        "near": {"block": "latent_attention", "mask": "causal"},
-        "plain": {"block": "attention", "mask": "causal"},
-        "normed": {"block": "normed_attention", "mask": "causal"},
-        "logits": {"block": "unembed"},
-    }
-    model = {"inputs": {"tgt": "B T"}, "args": args | {"qk_norm": "layernorm"}, "graph": graph}
-    upgraded = upgrade_model(model, 1)
-    assert upgrade_model(upgraded, 1) == upgraded
-    nodes = {node.address: node.arguments for node in check_model(upgraded).nodes}
-    assert nodes["near"]["d_value"] == 3 and nodes["normed"]["qk_norm"].block == "layernorm"
-    assert nodes["plain"]["d_value"] is None and nodes["plain"]["qk_norm"] is None
 
 
 def future_format(folder):
@@ -154,7 +115,7 @@ def needs_a_plugin(folder):
     ("damage", "message"),
     [
         (damage_json, "model.json: is damaged"),
-        (future_format, "has the format 99, but this version reads 1 and 2"),
+        (future_format, "has the format 99, but this version reads 1"),
         (foreign_block, "no block is called 'os.system'"),
         (truncate_weights, "weights.safetensors: is damaged"),
         (drop_a_weight, "has no weights for encoder.0.ffn.block.out.bias"),

@@ -118,7 +118,12 @@ def batches(batcher):
         ("/translate", {"texts": []}, 422, "texts List should have at least 1 item"),
         ("/translate", b'{"texts": ["Haus"', 422, "JSON decode error"),
         ("/generate", {"prompts": ["Haus"]}, 422, "translates and cannot continue text"),
+        ("/translate", b'{"\\ud800": 1, "texts": ["Haus"]}', 422, "unable to parse raw data as a unicode string"),
+        ("/translate", b'{"texts": [{"\\ud800": "Haus"}]}', 422, "sentence 1 has \\ud800, but the model reads src"),
+        ("/translate", {"texts": ["Haus"], "beam": 2, "coverage": 1e308}, 422, "coverage must be from 0 to 1000"),
         ("/etc/passwd", {}, 404, "Not Found"),
+        ("/translate/", {"texts": ["Haus"]}, 404, "Not Found"),
+        ("/health", {}, 405, "Method Not Allowed"),
     ],
 )
 def test_a_wrong_request_is_refused_with_address_and_rule(server, path, body, status, rule):
@@ -220,7 +225,7 @@ def test_health_and_metrics_describe_the_server(server):
 
 def test_a_foreign_name_of_this_machine_is_refused(server):
     response = httpx.get(f"http://127.0.0.1:{server[0]}/health", headers={"Host": "foreign.example"})
-    assert response.status_code == 400
+    assert response.status_code == 400 and "must be one of 127.0.0.1" in response.json()["error"]["rule"]
 
 
 def test_a_failed_batch_gets_500_without_a_traceback_and_the_next_one_runs(translator, monkeypatch):
@@ -233,7 +238,7 @@ def test_a_failed_batch_gets_500_without_a_traceback_and_the_next_one_runs(trans
 
 
 VALUES = [None, True, -1, 0, 2**70, 10**400, 1e308, float("nan"), "", "a", "\ud800", "\x00", [], [[]], {}, {"": 0}, [None], ["a", "b"], [["a"]]]  # fmt: skip
-KEYS = ["texts", "prompts", "prefixes", "beam", "nbest", "alpha", "penalty", "patient", "coverage", "sampling", "max_tokens", "tokens", "stream", "temperature", "top_k", "top_p", "seed", "x"]  # fmt: skip
+KEYS = ["texts", "prompts", "prefixes", "beam", "nbest", "alpha", "penalty", "patient", "coverage", "sampling", "max_tokens", "tokens", "stream", "temperature", "top_k", "top_p", "seed", "x", "\ud800"]  # fmt: skip
 
 
 def malformed(draw):
@@ -287,7 +292,9 @@ def test_malformed_requests_get_no_500_and_leave_the_server_whole(server, transl
 def test_bytes_that_are_not_http_get_400(server, noise):
     with socket.create_connection(("127.0.0.1", server[0])) as client:
         client.sendall(noise + b"\r\n\r\n")
-        assert client.recv(10_000).startswith(b"HTTP/1.1 400")
+        reply = b"".join(iter(lambda: client.recv(10_000), b""))
+    head, body = reply.split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and json.loads(body)["error"]["rule"]
 
 
 @pytest.mark.slow

@@ -7,14 +7,19 @@ import pytest
 
 from tests.preloaded import run_python
 from tfm_blocks.compose.job import JobComposer, compose_job
+from tfm_blocks.data.prepare import prepare
+from tfm_blocks.data.settings import read_data
 from tfm_blocks.errors import ConfigError
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.network.budget import BUDGETS
+from tfm_blocks.network.build import count_parameters
 from tfm_blocks.network.solve import measure_cost
 from tfm_blocks.sweep.match import Matcher
 from tfm_blocks.sweep.settings import read_match
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["d_model=32", "d_ff=64", "heads=4", "layers=1", "vocab=300"]
+TEXT = ["data.train=200", "data.val=20", "data.test=10"]
 
 
 def matcher(like, by, budget="parameters", within=None):
@@ -34,6 +39,34 @@ def test_a_job_gets_the_cost_of_the_same_job_with_the_model_of_the_reference(bud
     assert overrides == [*kept, f"{knob}={record['values'][knob]}"]
     assert record["requested"] == cost(["model=tiny", *job[1:]], budget)
     assert record["reached"] == cost(overrides, budget) == pytest.approx(record["requested"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("data", "vocab"),
+    [(["data=parity"], 4 + 3), (["data=mqar", "data.vocab=64"], 4 + 64)],
+)
+def test_the_budget_of_a_probe_task_counts_the_alphabet_of_the_task(data, vocab):
+    job = ["experiment=probe/lite", *data, "d_model=32", "d_ff=512", "heads=2"]
+    match = matcher({"mixer": "attention"}, ["d_ff"], within=0.01).match
+    overrides, record = match([*job, "mixer=lstm"])
+    lstm, attention = (
+        count_parameters(check_run(compose_job(texts, None)).spec) for texts in (overrides, [*job, "mixer=attention"])
+    )
+    assert record["vocab"] == vocab and (record["requested"], record["reached"]) == (attention, lstm)
+    assert lstm == pytest.approx(attention, rel=0.01) and record["values"]["d_ff"] < 512
+
+
+def test_the_budget_of_text_counts_the_subwords_that_its_tokenizer_learns():
+    job = ["model=macaron", *SMALL[:-1], "vocab=10000", *TEXT]
+    overrides, record = matcher("tiny", ["d_ff"], within=0.02).match(job)
+    text = read_data(compose_job(job, None).mapping["data"])
+    vocab = prepare(text, 10000).tokenizer.size
+    assert record["vocab"] == vocab < 2000
+    costs = [
+        cost([*texts, f"vocab={vocab}"], "parameters")
+        for texts in (["model=tiny", *SMALL[:-1]], [text for text in overrides if not text.startswith("vocab")])
+    ]
+    assert costs == [record["requested"], record["reached"]]
 
 
 def test_the_reference_itself_stays_as_it_is():
@@ -64,12 +97,11 @@ def test_a_budget_needs_a_reference_and_a_knob(like, by, message):
 
 
 SHORT = ["trainer.steps=2", "trainer.validate_every=2", "trainer.validate_sentences=2", "logger=csv"]
-TEXT = ["data.train=200", "data.val=20", "data.test=10"]
 
 
 @pytest.mark.grid
 def test_a_sweep_records_what_it_requested_and_reached(tmp_path):
-    jobs = ["model=tiny,swiglu", "seed=1,2", *SMALL, *TEXT, *SHORT]
+    jobs = ["model=tiny,swiglu", "seed=1,2", *SMALL[:-1], "vocab=5000", *TEXT, *SHORT]
     command = [
         ROOT / "train.py",
         "-m",
@@ -81,12 +113,14 @@ def test_a_sweep_records_what_it_requested_and_reached(tmp_path):
     ]
     done = run_python(command, tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
-    requested = cost(["model=tiny", *SMALL], "parameters")
     records = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("runs/fair/*/run.json")}
     assert sorted(records) == [f"model-{model}_seed-{seed}" for model in ("swiglu", "tiny") for seed in (1, 2)]
+    requested = records["model-tiny_seed-1"]["facts"]["parameters"]
+    assert requested < records["model-tiny_seed-1"]["facts"]["parameters_asked"]
     for record in records.values():
         assert record["match"]["requested"] == requested
-        assert record["match"]["reached"] == record["facts"]["parameters_asked"] == pytest.approx(requested, rel=0.02)
+        assert record["match"]["reached"] == record["facts"]["parameters"] == pytest.approx(requested, rel=0.02)
+        assert f"{requested:,}" in done.stdout
     assert records["model-swiglu_seed-1"]["match"]["values"] == records["model-swiglu_seed-2"]["match"]["values"]
     again = run_python(command, tmp_path, timeout=300)
     assert "4 done before" in again.stdout

@@ -119,7 +119,7 @@ def logged_by(*overrides: str) -> set[str]:
     config = logged_config(compose_job(overrides, None).mapping, "tiny")
     names = set()
     for key, value in config.items():
-        if key not in ("graph", "resume", "verify"):
+        if key not in ("graph", "resume"):
             names |= set(addresses(value, key)) if isinstance(value, dict) else {key}
     return names
 

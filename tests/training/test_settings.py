@@ -156,14 +156,6 @@ def test_a_logger_whose_library_is_missing_is_refused_with_the_command_that_inst
         read_run(config)
 
 
-def test_a_folder_that_was_begun_when_there_was_one_logger_is_read(small: Callable[..., Composed]) -> None:
-    config = small().mapping
-    old = {"name": "wandb", "project": "old", "entity": None}
-    logger = read_run({**config, "logger": old}).logger
-    assert logger.wandb is not None and logger.wandb.project == "old" and logger.csv is None
-    assert read_run({**config, "logger": {"name": "csv"}}).logger.wandb is None
-
-
 @pytest.mark.parametrize(
     ("overrides", "expected", "chosen"),
     [

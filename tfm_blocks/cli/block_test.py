@@ -70,7 +70,11 @@ def _split(words: Sequence[str], blocks: Mapping[str, BlockInfo]) -> tuple[list[
 def _read(word: str, text: str) -> Any:
     import yaml
 
+    from tfm_blocks.language.files import expect_unambiguous, nested_events
+
     try:
+        for event, _ in nested_events(text):
+            expect_unambiguous(event, word, "the command line")
         return yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(Problem(word, "its value is not YAML", help="quote it for the shell")) from None

@@ -38,14 +38,14 @@ def _serve(arguments: argparse.Namespace) -> None:
     try:
         from tfm_blocks.serving.batcher import Batcher
         from tfm_blocks.serving.metrics import Metrics
-        from tfm_blocks.serving.server import listen, run_server
+        from tfm_blocks.serving.server import listen, run_server, within_file_limit
     except ModuleNotFoundError as error:
         help = "pip install -c constraints.txt -e '.[serve]'"
         raise ConfigError(Problem("tfm serve", f"needs {error.name}, which is not installed", help=help)) from None
 
     keep_freed_memory()
     translator = options.translator_of(arguments)
-    precision, limits = options.precision_of(arguments, translator.network), limits_of(arguments)
+    precision, limits = options.precision_of(arguments, translator.network), within_file_limit(limits_of(arguments))
     with listen(arguments.host, arguments.port) as server_socket:  # raises before the batcher has started its thread
         run_server(Batcher(translator, limits, Metrics(), lambda: precision), server_socket)
 

@@ -97,19 +97,13 @@ def _train_here(prepared: Sequence[str], typed: Sequence[str]) -> int:
         compose_resumed,
         compose_run,
         read_resume_folder,
-        should_verify,
     )
     from tfm_blocks.launch.check import check_resumed_run, check_run
 
     config = compose_arguments(prepared)
     folder = read_resume_folder(config)
     if folder is None:
-        run = check_run(compose_run(config))
-        if not should_verify(config):
-            return _train_new(run, typed)
-        from tfm_blocks.launch.verify import verify_resume
-
-        return verify_resume(run)
+        return _train_new(check_run(compose_run(config)), typed)
     from tfm_blocks.launch.run_spec import read_saved_run
 
     saved = read_saved_run(folder)

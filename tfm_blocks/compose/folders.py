@@ -17,6 +17,7 @@ from tfm_blocks.language.files import (
     SAFE_LOADER,
     ModelFile,
     display_path,
+    expect_unambiguous,
     nested_events,
     suggest_yaml_fix,
 )
@@ -109,8 +110,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     text = ""
     try:
         text = path.read_text("utf-8")
-        if any(depth > DEEPEST for _, depth in nested_events(text)):
-            raise _refuse(path, f"nests deeper than {DEEPEST}", "check the brackets, or write fewer levels")
+        for event, depth in nested_events(text):
+            if depth > DEEPEST:
+                raise _refuse(path, f"nests deeper than {DEEPEST}", "check the brackets, or write fewer levels")
+            expect_unambiguous(event, path.stem, display_path(path))
         mapping = yaml.load(text, SAFE_LOADER) or {}
     except UnicodeDecodeError:
         raise _refuse(path, "is not UTF-8 text", "save it as UTF-8") from None

@@ -11,11 +11,13 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Quot
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.errors import ConfigError, Problem, cut
-from tfm_blocks.language.files import LONGEST_INTEGER
+from tfm_blocks.errors import ConfigError, Problem, cut, shown
+from tfm_blocks.language.files import LONGEST_INTEGER, YAML_1_1
 
 LONGEST_KEY = 200
 NAMES = frozenset({"name", "sweep.name"})  # folders: 2024_01_15 is not the number 20240115
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+_SEPARATORS = re.compile(r"[,\[\]{}()\s]+")
 ENDLESS = re.compile(rf"\d{{{LONGEST_INTEGER + 1}}}")  # an integer that is too long for messages and files
 
 
@@ -39,6 +41,10 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
         elif ENDLESS.search(text):  # as text, since Python limits the digits of integers
             rule = f"has an integer of more than {LONGEST_INTEGER} digits: {cut(text)}"
             problems.append(Problem(key, rule, help=f"write one of at most {LONGEST_INTEGER}"))
+        elif key not in NAMES and (number := _ambiguous_number(text.partition("=")[2])):
+            rule = f"has the number {shown(number)}, which is not written in plain decimal digits: {cut(text)}"
+            help = f"leave out leading zeros, : and _; put text in quotes twice: '{key}=\"{cut(number)}\"'"
+            problems.append(Problem(key, rule, help=help))
         elif key in overrides:
             rule = f"is set twice: {written(overrides[key])} and {cut(text)}"
             problems.append(Problem(key, rule, help="leave one of them out"))
@@ -69,6 +75,14 @@ def _parse(text: str) -> Override | None:
         return OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError):  # ValueError: an integer with too many digits
         return None
+
+
+def _ambiguous_number(value: str) -> str:
+    """Return the first part of a value that YAML 1.1 or Hydra reads as a number and YAML 1.2 otherwise, or ""."""
+    parts = _SEPARATORS.split(_QUOTED.sub("", value))
+    if "{" in value:  # in a mapping, a colon is not part of a number
+        parts = [piece for part in parts for piece in part.split(":")]
+    return next((part for part in parts if (match := YAML_1_1.fullmatch(part)) and not match["word"]), "")
 
 
 def _wrong_numbers(value: object) -> tuple[str, str] | None:

@@ -22,6 +22,7 @@ from tfm_blocks.language.files import ModelFile, display_path
 from tfm_blocks.language.sources import Sources
 
 LONGEST_NAME = 100
+LABEL_SMOOTHING = 0.1  # of tasks other than language modelling, whose loss is a result
 RESUME = "write resume=runs/NAME, the folder that training printed"
 RESUMABLE_KEYS = (
     "trainer.steps",
@@ -64,9 +65,6 @@ def compose_request(overrides: Sequence[str], config_dir: Path | None) -> tuple[
             raise ConfigError(Problem("overrides", rule, help="config_dir=… names a folder; sweeps need tfm train -m"))
     options = ["--config-dir", str(config_dir.resolve())] if config_dir else []
     config = compose_arguments(prepare_arguments([*options, *overrides]))
-    if should_verify(config):
-        rule = "compares two trainings and is not available from Python"
-        raise ConfigError(Problem("verify", rule, help="tfm train verify=resume …"))
     return config, [*options, *task_overrides(config)]
 
 
@@ -108,6 +106,8 @@ def compose_run(config: DictConfig, files: ConfigFiles | None = None) -> Compose
     sources = replace(files.sources, overrides=overrides_by_path(values))
     _expect_known_keys(config, sources, files.root_keys)
     config = _without_sweep(config, overrides, sources)
+    if read_value(config, "label_smoothing") is None:
+        config["label_smoothing"] = 0.0 if read_value(config, "data.kind") == "lm" else LABEL_SMOOTHING
     groups = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
     composed = replace(resolve(config, sources, files.chain), choices=groups)
     composed.mapping["name"] = _name(composed, choices, overrides)
@@ -139,15 +139,6 @@ def read_resume_folder(config: DictConfig) -> Path | None:
     return Path(folder)
 
 
-def should_verify(config: DictConfig) -> bool:
-    """Return True for `verify=resume`, which tests resuming in place of a run. Raises ConfigError for other values."""
-    value = read_value(config, "verify")
-    if value not in (None, "resume"):
-        rule = f"must be resume, but is {shown(value)}"
-        raise ConfigError(Problem("verify", rule, help="write verify=resume, or leave it out"))
-    return value is not None
-
-
 def read_value(config: DictConfig, key: str) -> Any:
     """Return the value of a key as plain data. Raises ConfigError if it has a `${…}` that cannot be resolved."""
     try:
@@ -176,7 +167,7 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
             *groups, name = key.split(".")
             inner = mapping
             for group in groups:
-                inner = inner.setdefault(group, {})  # folders of older versions have no callbacks
+                inner = inner.setdefault(group, {})
             inner[name] = read_value(config, key)
             sources.overrides[(*groups, name)] = override
         elif "logger" in typed and key.partition(".")[0] == "logger":

@@ -51,12 +51,8 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
     if isinstance(settings, ProbeSettings):
         tokenizer, probes = probe_corpora(settings, tell)
         return Prepared(tokenizer=tokenizer, **probes)
-    splits = _splits(settings)
-    if settings.first:
-        splits = {name: split.first(settings.first) for name, split in splits.items()}
-    cache = cache_folder(settings.cache)
-    kept = settings.tokenizer
-    tokenizer = read_tokenizer(kept) if kept else _tokenizer(cache / "tokenizers", splits, settings, vocab)
+    splits, cache = _splits(settings), cache_folder(settings.cache)
+    tokenizer = _tokenizer(splits, settings, vocab)
     corpora: dict[str, Corpus] = {
         name: _corpus(cache / "corpora", splits[name], tokenizer, settings, training=name == "train")
         for name in ("val", "test", "train")  # small splits first, so that their errors appear early
@@ -64,9 +60,19 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
     }
     for name in splits:
         tell(_report(name, corpora[name], settings))
-    requested = f", {vocab:,} requested" if tokenizer.size < vocab and not kept else ""
+    requested = f", {vocab:,} requested" if tokenizer.size < vocab and not settings.tokenizer else ""
     tell(f"data: vocabulary of {tokenizer.size:,} subwords{requested}")
     return Prepared(tokenizer=tokenizer, **corpora)
+
+
+def vocabulary_size(settings: DataSettings, vocab: int) -> int:
+    """Return the number of tokens that a run has if it requests `vocab`, which may need to learn a tokenizer.
+
+    Raises ConfigError and DataError.
+    """
+    if isinstance(settings, ProbeSettings):
+        return settings.vocab
+    return _tokenizer({} if settings.tokenizer else _splits(settings), settings, vocab).size
 
 
 def with_saved_tokenizer(settings: DataSettings, run: Path) -> DataSettings:
@@ -78,15 +84,21 @@ def with_saved_tokenizer(settings: DataSettings, run: Path) -> DataSettings:
 
 def _splits(settings: LinesSettings) -> dict[str, Split]:
     if isinstance(settings, DatesSettings):
-        return date_splits(settings)
-    return find_document_splits(settings) if isinstance(settings, LmSettings) else find_splits(settings)
+        splits = date_splits(settings)
+    else:
+        splits = find_document_splits(settings) if isinstance(settings, LmSettings) else find_splits(settings)
+    first = settings.first
+    return {name: split.first(first) for name, split in splits.items()} if first else splits
 
 
-def _tokenizer(cache: Path, splits: Mapping[str, Split], settings: LinesSettings, vocab: int) -> Tokenizer:
-    """Train the tokenizer on the training text of all columns, or on every Nth row if the text is larger than a sample.
+def _tokenizer(splits: Mapping[str, Split], settings: LinesSettings, vocab: int) -> Tokenizer:
+    """Read data.tokenizer, else train a tokenizer on the training text of all columns.
 
-    A sample has at most SAMPLE rows and about SAMPLE_CHARACTERS.
+    If the text is larger than a sample, it is trained on every Nth row. A sample has at most SAMPLE rows and about
+    SAMPLE_CHARACTERS.
     """
+    if settings.tokenizer:
+        return read_tokenizer(settings.tokenizer)
     add_prefix_space = isinstance(settings, TextSettings) and settings.add_prefix_space
 
     def build(folder: Path) -> None:
@@ -98,7 +110,8 @@ def _tokenizer(cache: Path, splits: Mapping[str, Split], settings: LinesSettings
 
     sample = SAMPLE, SAMPLE_CHARACTERS
     key = cache_key(FORMAT, version("tokenizers"), sample, vocab, add_prefix_space, splits["train"].fingerprint)
-    return Tokenizer.load(find_or_build(cache / key, build) / "tokenizer.json")
+    folder = find_or_build(cache_folder(settings.cache) / "tokenizers" / key, build)
+    return Tokenizer.load(folder / "tokenizer.json")
 
 
 def _samples(split: Split) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from tfm_blocks import probes
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.corpus import Corpus, write_examples
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -43,7 +43,15 @@ class ProbeSplit:
     def fingerprint(self) -> tuple[object, ...]:
         """Return everything that determines the examples, as JSON values."""
         name, settings = type(self.task).__name__, asdict(self.task)
-        return _generators(), name, settings, self.seed, self.name, [list(part) for part in self.parts], self.count
+        return (
+            _code(type(self.task)),
+            name,
+            settings,
+            self.seed,
+            self.name,
+            [list(part) for part in self.parts],
+            self.count,
+        )
 
 
 def probe_corpora(settings: ProbeSettings, tell: Callable[[str], None]) -> tuple[Tokenizer, dict[str, Corpus]]:
@@ -73,8 +81,16 @@ def _corpus(split: ProbeSplit, tokenizer: Tokenizer, settings: ProbeSettings) ->
     return Corpus(built, tokenizer, split.groups)
 
 
-@lru_cache(maxsize=1)
-def _generators() -> str:
-    """Return a hash of the code that generates examples, so that a change of it makes new ones."""
-    files = sorted(Path(probes.__path__[0]).glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+@cache
+def _code(task: type[ProbeTask]) -> str:
+    """Return a hash of the code that generates examples, so that a change of it makes new ones.
+
+    The code is the module of the task and of each base class, with the other modules of its package.
+    """
+    files = set[Path]()
+    for name in {base.__module__ for base in task.__mro__}:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and name not in sys.stdlib_module_names:
+            files |= set(Path(file).parent.glob("*.py")) if sys.modules[name].__package__ else {Path(file)}
+    ordered = sorted(files, key=lambda file: file.parts[-2:])
+    return hashlib.sha256(b"".join(file.read_bytes() for file in ordered)).hexdigest()

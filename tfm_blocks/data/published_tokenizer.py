@@ -1,8 +1,12 @@
-"""Tokenizers of published models: the files of their folder, and the order of the ids here."""
+"""Tokenizers of published models: the files of their folder, and the order of the ids here.
+
+The names of the files are a closed list, and no file keeps a key that names code.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from abc import abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
@@ -14,11 +18,22 @@ from tokenizers import Tokenizer as Pieces
 
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer, refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Vocabulary
-from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.errors import DataError, Problem, RunError, shown
 
 KEY = "published"
 BEGIN = b'{"published": '
 FAST = "tokenizer.json"
+PAIR = ("source.spm", "target.spm", "vocab.json")  # Marian: a model for each side, and the ids of the subwords of both
+SINGLE = ("spiece.model", "tokenizer.model")  # T5, Llama
+CONFIG = "tokenizer_config.json"
+COMPANIONS = (CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # export restores them
+NAMES = (FAST, *PAIR, *SINGLE, *COMPANIONS)
+SETTINGS = COMPANIONS[:2]  # files whose keys are arguments of transformers
+CODE = re.compile(
+    "_?auto_(map|class)|custom_(pipelines|generate)|trust_remote_code|code_revision"
+    "|_?(attn|experts)_implementation(_internal)?|kernel_config|use_kernels|allow_all_kernels"
+)
+"""Matches the keys with which transformers loads code from a folder or a hub."""
 
 
 class PublishedTokenizer(Tokenizer):
@@ -33,11 +48,23 @@ class PublishedTokenizer(Tokenizer):
     def __init__(self, vocabulary: Vocabulary, files: Mapping[str, bytes], where: str = "tokenizer") -> None:
         self.vocabulary, self.files = vocabulary, dict(files)
         with refusing_damage(where):
+            self._expect_inert()
             self.open()
-        largest = max(self.names.values(), default=0)
+        largest = max(self.model_names.values(), default=0)
         if largest >= vocabulary.size:
             rule = f"has the id {largest}, but the vocabulary of the model has {vocabulary.size} ids"
             raise RunError(Problem(where, rule, help="use the tokenizer of this model"))
+        self._beyond = {id: name for name, id in self.names.items() if id >= vocabulary.size}
+
+    def _expect_inert(self) -> None:
+        """Raise ValueError for a file of another name, a text that is not UTF-8, and a key that names code."""
+        for name in self.files:
+            if name not in NAMES:
+                raise ValueError(f"{shown(name)} is not the name of a file of a tokenizer")
+            if name.endswith((".json", ".jinja")):
+                self.files[name].decode("utf-8")
+            if name in SETTINGS and (keys := without_code(self.files[name])[1]):
+                raise ValueError(f"{name} has {', '.join(keys)}, which names code")
 
     @abstractmethod
     def open(self) -> None:
@@ -47,6 +74,11 @@ class PublishedTokenizer(Tokenizer):
     @abstractmethod
     def names(self) -> dict[str, int]:
         """Return the published id of each subword."""
+
+    @property
+    def model_names(self) -> Mapping[str, int]:
+        """Return the names without added tokens, which can have ids beyond the vocabulary of the model."""
+        return self.names
 
     @property
     def special(self) -> Mapping[str, int]:
@@ -68,6 +100,10 @@ class PublishedTokenizer(Tokenizer):
     def size(self) -> int:
         return self.vocabulary.size_here
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return (self.EOS, *self.vocabulary.to_here(self.vocabulary.stops))
+
     @cached_property
     def ids(self) -> dict[str, int]:
         """Return the id of each subword; ids without subword have a name with their number."""
@@ -82,7 +118,8 @@ class PublishedTokenizer(Tokenizer):
     @property
     def text(self) -> str:
         """Return the tokenizer as JSON: the vocabulary, and the files, in base64 unless they are JSON."""
-        vocabulary = [self.vocabulary.size, self.vocabulary.start, self.vocabulary.eos]
+        own = self.vocabulary
+        vocabulary = [own.size, own.start, own.eos, *own.stops]
         files = {
             name: content.decode() if name.endswith(".json") else b64encode(content).decode()
             for name, content in self.files.items()
@@ -93,7 +130,11 @@ class PublishedTokenizer(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.vocabulary.to_here(ids) for ids in self.published_ids(texts)]
+        rows = self.published_ids(texts)
+        for id in (id for ids in rows for id in ids if id in self._beyond) if self._beyond else ():
+            rule = f"has the token {self._beyond[id]} with the id {id}, but the model has {self.vocabulary.size} ids"
+            raise DataError(Problem("text", rule, help="remove the token from the text"))
+        return [self.vocabulary.to_here(ids) for ids in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.text_of(self.vocabulary.to_published(ids))
@@ -105,12 +146,12 @@ class PublishedTokenizer(Tokenizer):
     def load(cls, path: Path) -> PublishedTokenizer:
         with refusing_damage(str(path)):
             content = json.loads(path.read_text("utf-8"))
-            size, start, eos = content[KEY]
+            size, start, eos, *stops = content[KEY]
             files = {
                 name: text.encode() if name.endswith(".json") else b64decode(text)
                 for name, text in content["files"].items()
             }
-        return published_tokenizer(Vocabulary(size, start, eos), files, str(path))
+        return published_tokenizer(Vocabulary(size, start, eos, tuple(stops)), files, str(path))
 
 
 class FastTokenizer(PublishedTokenizer):
@@ -124,6 +165,10 @@ class FastTokenizer(PublishedTokenizer):
         return self._pieces.get_vocab()
 
     @property
+    def model_names(self) -> Mapping[str, int]:
+        return self._pieces.get_vocab(with_added_tokens=False)
+
+    @property
     def special(self) -> Mapping[str, int]:
         added = self._pieces.get_added_tokens_decoder()
         return {token.content: id for id, token in added.items() if token.special}
@@ -134,6 +179,29 @@ class FastTokenizer(PublishedTokenizer):
 
     def text_of(self, published: Sequence[int]) -> str:
         return self._pieces.decode(list(published), skip_special_tokens=True)
+
+
+def without_code(content: bytes) -> tuple[bytes, list[str]]:
+    """Return a JSON file without the keys of CODE, and these keys. Without such a key, the bytes are unchanged.
+
+    Raises ValueError if the file is not JSON in UTF-8.
+    """
+    keys: set[str] = set()
+    try:
+        value = _without_code(json.loads(content.decode("utf-8")), keys)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+    return (f"{json.dumps(value, indent=2)}\n".encode() if keys else content), sorted(keys)
+
+
+def _without_code(value: Any, keys: set[str]) -> Any:
+    """Return plain data without the keys of CODE, which are added to `keys`."""
+    if isinstance(value, list):
+        return [_without_code(item, keys) for item in value]
+    if not isinstance(value, dict):
+        return value
+    keys.update(filter(CODE.fullmatch, value))
+    return {key: _without_code(inner, keys) for key, inner in value.items() if key not in keys}
 
 
 def published_tokenizer(vocabulary: Vocabulary, files: Mapping[str, bytes], where: str) -> PublishedTokenizer:

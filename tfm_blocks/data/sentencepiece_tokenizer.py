@@ -9,13 +9,11 @@ from copy import copy
 from functools import cached_property
 from typing import Any
 
-from tfm_blocks.data.published_tokenizer import PublishedTokenizer
+from tfm_blocks.data.published_tokenizer import PAIR, SINGLE, PublishedTokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.language.spec import TARGET
 
-PAIR = ("source.spm", "target.spm", "vocab.json")  # Marian: a model for each side, and the ids of the subwords of both
-SINGLE = ("spiece.model", "tokenizer.model")  # T5, Llama
 UNKNOWN = "<unk>"
 LANGUAGE = re.compile(r"(>>[^<>]+<<) *")  # in multilingual models of OPUS-MT, the first token of a source
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from tfm_blocks.data.cache import expand_home
-from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, is_published, published_tokenizer
-from tfm_blocks.data.sentencepiece_tokenizer import PAIR, SINGLE
+from tfm_blocks.data.published_tokenizer import (
+    COMPANIONS,
+    CONFIG,
+    FAST,
+    PAIR,
+    SETTINGS,
+    SINGLE,
+    PublishedTokenizer,
+    is_published,
+    published_tokenizer,
+    without_code,
+)
 from tfm_blocks.data.tokenizer import Tokenizer, is_learned, refusing_damage
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError, Problem, RunError
 
 ADDRESS = "data.tokenizer"
 FILE_SETS = ((FAST,), PAIR, *((name,) for name in SINGLE))
-CONFIG = "tokenizer_config.json"
-COMPANIONS = (CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # export restores them
 BEGINS = ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")  # usual names, in order
 ENDS = ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>", "[SEP]")
 LARGEST = 2**31  # above all ids
@@ -37,15 +44,20 @@ def read_tokenizer(written: str) -> Tokenizer:
     return published_tokenizer(_vocabulary(opened, path), files, str(path))
 
 
-def read_folder(folder: Path) -> dict[str, bytes]:
+def read_folder(folder: Path) -> tuple[dict[str, bytes], list[str]]:
     """Return the first of FILE_SETS that a folder has, with its COMPANIONS; nothing if it has none of them.
 
-    Raises RunError for a large file.
+    Also returns the removed keys that name code, each with its file. Raises RunError for a large or damaged file.
     """
-    for names in FILE_SETS:
-        if all((folder / name).is_file() for name in names):
-            return _read_all(folder, [*names, *(name for name in COMPANIONS if (folder / name).is_file())])
-    return {}
+    files, removed = {}, []
+    names = next((names for names in FILE_SETS if all((folder / name).is_file() for name in names)), ())
+    for name in [*names, *(name for name in COMPANIONS if names and (folder / name).is_file())]:
+        files[name] = _read_small(folder / name)
+        if name in SETTINGS:
+            with refusing_damage(str(folder / name)):
+                files[name], keys = without_code(files[name])
+                removed += [f"{name}: {key}" for key in keys]
+    return files, removed
 
 
 def expect_small(path: Path) -> None:
@@ -66,18 +78,16 @@ def _is_of_run(file: Path) -> bool:
 
 def _read_files(path: Path) -> dict[str, bytes]:
     if path.is_dir():
-        if files := read_folder(path):
+        if files := read_folder(path)[0]:
             return files
         raise ConfigError(Problem(ADDRESS, f"the folder {path} has no {FAST} and no SentencePiece model", help=HELP))
-    expect_small(path)
     name = FAST if path.suffix == ".json" else path.name if path.name in SINGLE else SINGLE[-1]
-    return {name: path.read_bytes()}
+    return {name: _read_small(path)}
 
 
-def _read_all(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    for name in names:
-        expect_small(folder / name)
-    return {name: (folder / name).read_bytes() for name in names}
+def _read_small(path: Path) -> bytes:
+    expect_small(path)
+    return path.read_bytes()
 
 
 def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:

@@ -29,10 +29,7 @@ def config_fingerprint(config: Mapping[str, Any]) -> Fingerprint:
 
 
 def fingerprint(seed: int, prepared: Prepared, planned_corpus: PlannedCorpus) -> Fingerprint:
-    """Return hashes of the vocabulary, the plan of the first epoch, and the text of each split.
-
-    The plan is called the training text, as in the folders of older runs, which have no hashes of splits.
-    """
+    """Return hashes of the vocabulary, the plan of the first epoch (the training text), and the ids of each split."""
     plan = planned_corpus.plan(seed=seed, epoch=0)
     arrays = (plan.rows_N, plan.bounds_K1, plan.order_K, plan.widths_NC, plan.labels_N)
     return {

@@ -29,35 +29,40 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The file, shape and dtype of a tensor."""
+    """The file, name, shape and dtype of a tensor."""
 
     file: str
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
 
 @dataclass(frozen=True)
 class PublishedFolder:
-    """A folder whose weights were found; `tensors` has the tensors of all its files by name."""
+    """A folder whose weights were found; `tensors` has the tensors of all its files, by the names of its family."""
 
     path: Path
     tensors: Mapping[str, StoredTensor]
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Return the content of config.json. Raises RunError."""
-        return read_small_json(self.path / CONFIG)
 
     def load(self) -> dict[str, Tensor]:
         """Return all tensors. Raises RunError if one is not finite."""
         loaded = {}
         for file in sorted({tensor.file for tensor in self.tensors.values()}):
             with _opened(self.path / file) as content:
-                loaded.update({name: content.get_tensor(name) for name in content.keys()})  # noqa: SIM118
-        for name, tensor in loaded.items():
-            if not tensor.isfinite().all():
+                for name, tensor in self.tensors.items():
+                    if tensor.file == file:
+                        loaded[name] = content.get_tensor(tensor.name)
+        for name, values in loaded.items():
+            if not values.isfinite().all():
                 raise RunError(Problem(str(self.path), f"{name} has values that are not finite"))
         return loaded
+
+    def is_equal(self, *tensors: StoredTensor) -> bool:
+        """Return True if two tensors have equal shapes and values. Raises RunError."""
+        if len({tensor.shape for tensor in tensors}) > 1:
+            return False
+        with _opened(self.path / tensors[0].file) as one, _opened(self.path / tensors[1].file) as other:
+            return torch.equal(one.get_tensor(tensors[0].name).float(), other.get_tensor(tensors[1].name).float())
 
 
 def open_folder(path: Path) -> PublishedFolder:
@@ -93,15 +98,20 @@ def _no_weights(path: Path) -> RunError:
 
 
 def _shards(index: Path) -> list[str]:
-    """Return the files of an index. Raises RunError for a name that is not a plain name of a file beside it."""
-    files = read_small_json(index).get("weight_map")
+    try:
+        return shards(read_small_json(index))
+    except ValueError as error:
+        raise damaged(index, error) from None
+
+
+def shards(index: Mapping[str, Any]) -> list[str]:
+    """Return the files of an index. Raises ValueError for a name that is not a plain name of a file beside it."""
+    files = index.get("weight_map")
     if not isinstance(files, dict) or not files:
-        raise damaged(index, "weight_map must be a mapping of names to files")
+        raise ValueError("weight_map must be a mapping of names to files")
     for name, file in files.items():
         if not isinstance(file, str) or not PLAIN_NAME.fullmatch(file):
-            raise RunError(
-                Problem(str(index), f"{shown(name)} is in {shown(file)}, which is not the name of a file here")
-            )
+            raise ValueError(f"{shown(name)} is in {shown(file)}, which is not the name of a file here")
     return sorted(set(files.values()))
 
 
@@ -112,10 +122,7 @@ def _header(path: Path, file: str) -> Iterator[tuple[str, StoredTensor]]:
             raise RunError(Problem(str(path), f"has {len(names):,} tensors, but at most {MOST_TENSORS:,} are read"))
         for name in names:
             part = content.get_slice(name)
-            if part.get_dtype() not in DTYPES:
-                rule = f"{shown(name)} has the type {part.get_dtype()}, but only {', '.join(DTYPES)} are read"
-                raise RunError(Problem(str(path), rule))
-            yield name, StoredTensor(file, tuple(part.get_shape()), part.get_dtype())
+            yield name, StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
 
 
 @contextmanager

@@ -10,16 +10,18 @@ from torch import Tensor
 
 from tfm_blocks import __version__
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.errors import Problem, RunError, cut
 from tfm_blocks.exchange.certificate import LONGEST, Certificate, Rows, compare_with_engine, network_inputs, pick_log_p
 from tfm_blocks.exchange.custom_code import vocabulary_of
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.graph import Network
 
 
-def certify(network: Network, tokenizer: Tokenizer, run: Path, folder: Path) -> Certificate | None:
+def certify(network: Network, tokenizer: Tokenizer, run: Path, folder: Path, *, own_code: bool) -> Certificate | None:
     """Compare the exported folder with the run, write the certificate into it, and return it.
 
-    Returns None if transformers is not installed.
+    Returns None if transformers is not installed. own_code: the folder contains code, which this process wrote. Raises
+    RunError if transformers cannot load the folder.
     """
     try:
         import transformers
@@ -28,8 +30,12 @@ def certify(network: Network, tokenizer: Tokenizer, run: Path, folder: Path) -> 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings print the folder's name
     load = transformers.AutoModelForSeq2SeqLM if network.spec.sources else transformers.AutoModelForCausalLM
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    model = load.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
+        model = load.from_pretrained(folder, trust_remote_code=own_code, dtype=torch.float32).eval()
+    except Exception as error:  # the library raises any class for a value that it cannot use
+        rule = f"transformers cannot load the export: {cut(' '.join(str(error).split()))}"
+        raise RunError(Problem(str(run), rule)) from error
     published = _published_ids(tokenizer)
     versions = {"tfm-blocks": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
     positions = min(LONGEST + 1, getattr(config, "max_position_embeddings", None) or LONGEST + 1)

@@ -20,6 +20,11 @@ DEEPEST = 32
 LONGEST_INTEGER = 100
 INDEX = re.compile(r"0|-?[1-9][0-9]*")  # of a layer; OmegaConf does not merge 0x0 and "0" into 0
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
+YAML_1_1 = re.compile(  # plain scalars that YAML 1.2 reads as another value, or that only YAML 1.2 reads as a number
+    r"(?P<word>yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF)"
+    r"|[-+]?(0b[01_]+|0o[0-7]+|0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)"
+    r"|[-+]0x[0-9a-fA-F_]+|0x[0-9a-fA-F]*_[0-9a-fA-F_]*|[-+]?\.?[0-9][0-9_.]*_[0-9_.]*([eE][-+]?[0-9_]+)?"
+)
 _KNOB = re.compile(r"\$\{[A-Za-z_]\w*\}")
 _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
 _DIRECTIVE = re.compile(r"\s*#\s*@")
@@ -69,6 +74,15 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
     return ModelFile(file, text, mapping, _root(mapping, file, text, root_keys))
 
 
+def expect_unambiguous(event: yaml.Event, address: str, file: str) -> None:
+    """Raise ConfigError if the event is a plain scalar whose value depends on the version of YAML."""
+    if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and (match := YAML_1_1.fullmatch(event.value)):
+        rule = f"has {shown(event.value)}, which YAML 1.1 and YAML 1.2 read as different values"
+        fix = "true or false" if match["word"] else "the number in decimal digits, without leading zeros, : or _"
+        line = event.start_mark.line + 1 if event.start_mark else None
+        raise ConfigError(Problem(address, rule, Place(file, line), help=f"write {fix}; put text in quotes"))
+
+
 def suggest_yaml_fix(text: str, line: int) -> str:
     """Return the fix for a YAML error in that line: a `${knob}` in braces or brackets needs quotes."""
     row = text.splitlines()[line - 1] if 0 < line <= len(text.splitlines()) else ""
@@ -104,6 +118,7 @@ def _inspect(text: str, file: str) -> None:
         if isinstance(event, yaml.ScalarEvent) and "${" in _KNOB.sub("", event.value, count=1):
             rule = f"has {shown(event.value)}, which is more than one ${{knob}}: a resolver or an expression"
             raise _refuse(file, rule, line, "a value holds one ${knob} at most; put arithmetic in model.args")
+        expect_unambiguous(event, file, file)
         if depth > DEEPEST:
             raise _refuse(file, f"nests deeper than {DEEPEST}", line, "write inner layers as sibling nodes")
     _plain(yaml.compose(text, Loader=SAFE_LOADER), file)

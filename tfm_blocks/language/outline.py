@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from tfm_blocks.language.spec import Node, Spec, Step
 from tfm_blocks.registry.blocks import Registry
@@ -108,16 +107,9 @@ class Outline:
         before = self.calls.get(f"{address}.pre")
         pre = before.post if before and before.block is None else call.pre
         return GraphNode(
-            address, self._part(call), self._reads(call), default, layers, pre, call.post,
+            address, Part(call.block or "", call.arguments), self._reads(call), default, layers, pre, call.post,
             weights=call.owner, tie=call.tie or "", shrink=call.shrink,
         )  # fmt: skip
-
-    def _part(self, call: Node) -> Part:
-        """Return the block with its arguments; for an alias, the block that it stands for."""
-        info = self.registry.blocks[call.block or ""]
-        if not info.alias_of:
-            return Part(info.name, call.arguments)
-        return cast(Part, self.registry.complete(Part(info.alias_of, info.translate(call.arguments))))
 
     def _reads(self, call: Node) -> dict[str, tuple[str, ...]]:
         if self.joins_branches(call.address):

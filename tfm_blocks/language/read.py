@@ -250,7 +250,7 @@ class Reader(Pass):
         """Report unknown keys; the help names the blocks among `others` that take such a key."""
         for key in keys:
             if key not in known:
-                takers = [info.name for info in others if key in info.arguments and not info.alias_of]
+                takers = [info.name for info in others if key in info.arguments]
                 named = ", ".join(takers[:MOST_NAMED]) + (", …" if len(takers) > MOST_NAMED else "")
                 help = f"{key} is an argument of {named}; {suggest('', known)}" if takers else suggest(key, known)
                 self.report((*path, key), f"unknown key {shown(key)}", help or "leave it out")

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import layout_of
-from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.data.prepare import Prepared, vocabulary_size
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, columns_of, read_data
 from tfm_blocks.data.tokenizer_files import read_tokenizer
@@ -141,6 +141,18 @@ def _expect_size_of_tokenizer(run: CheckedRun) -> CheckedRun:
             rule = f"is {vocab}, but the tokenizer {data.tokenizer} has {size} ids"
             raise ConfigError(Problem("vocab", rule, help="leave vocab out, because data.tokenizer sets it"))
     return run
+
+
+def with_vocab_of_data(composed: Composed) -> Composed:
+    """Return the config with the vocabulary that its data has; for text, a tokenizer is read or learned.
+
+    Invalid settings are kept, because the check of the run reports them. Raises ConfigError and DataError.
+    """
+    data, vocab = read_data(composed.mapping["data"]), composed.mapping.get("vocab")
+    if data is None or type(vocab) is not int:
+        return composed
+    with with_locations(composed):
+        return composed.with_vocab(vocabulary_size(data, vocab))
 
 
 def _with_alphabet(composed: Composed) -> Composed:

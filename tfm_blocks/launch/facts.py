@@ -16,7 +16,6 @@ from tfm_blocks import __version__
 from tfm_blocks.compose.run import RESUMABLE_KEYS
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.launch.check import available_cores
-from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import choose_device
 from tfm_blocks.network.graph import Network
@@ -42,7 +41,7 @@ def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_
         "resumed": len(commands) - 1,
         "command": commands[-1],
         "hardware": _hardware(trainer, rank_info),
-        "precision": choose_precision(trainer.precision, choose_device(trainer.accelerator), job.timings).fact,
+        "precision": job.precision,
         "versions": _versions(),
     }
     start.with_facts(facts).write(job.folder)

@@ -31,7 +31,7 @@ from tfm_blocks.launch.check import (
 from tfm_blocks.launch.finalize import expect_kept_weights
 from tfm_blocks.launch.init_from import find_weights
 from tfm_blocks.launch.loggers import reason_of
-from tfm_blocks.launch.precision import measure_precision
+from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
 from tfm_blocks.launch.run_spec import RunSpec, SavedRun, expect_same_text, find_restarted_run
 from tfm_blocks.network.build import choose_device, count_parameters, network_without_values
@@ -46,7 +46,7 @@ from tfm_blocks.runs.validation_weights import NEVER, restore_weights
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import plan_corpus
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError
-from tfm_blocks.training.settings import RunSettings
+from tfm_blocks.training.settings import RunSettings, TrainerSettings
 
 TYPED = ("python", "train.py")
 
@@ -130,17 +130,17 @@ class _Start:
                 find_weights(Path(settings.init_from))  # raises before anything starts
         run = requested.with_vocab(prepared.tokenizer.size)
         config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
-        config = {key: value for key, value in config.items() if key not in ("resume", "verify", "match")}
+        config = {key: value for key, value in config.items() if key not in ("resume", "match")}
         network = network_without_values(run.spec)
         planned_corpus = plan_corpus(network.spec, prepared, settings.data)
         check_lengths(network, prepared, run)
 
         def claim() -> Json:
-            timings = dict(measure_precision(network, planned_corpus, settings))
             folder = claim_folder(root, config["name"])
             fields = config, folder, mapping["vocab"], resume_command(self.typed, folder, settings), _wandb_id()
             count = count_parameters(requested.spec)
-            return RunSpec(*fields, until=self.until, asked_parameters=count, timings=timings).to_json()
+            precision = _precision_fact(settings.trainer)
+            return RunSpec(*fields, until=self.until, asked_parameters=count, precision=precision).to_json()
 
         job = RunSpec.from_json(self.rendezvous.decide("job", claim))
         with _lock(self.rendezvous, job.folder), _record_end(self.rendezvous, job):
@@ -175,8 +175,7 @@ class _Start:
                 planned_corpus = plan_corpus(network.spec, prepared, settings.data)
                 expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
                 print(printable(f"resume: {saved.folder} after {step} steps"))
-                timings = dict(saved.timings or measure_precision(network, planned_corpus, settings))
-                last = saved.is_prolonged(settings, step), timings
+                last = saved.is_prolonged(settings, step), saved.precision or _precision_fact(settings.trainer)
                 return RunSpec(run.composed.mapping, saved.folder, *fields, *last).to_json()
 
             job = RunSpec.from_json(self.rendezvous.decide("job", build_spec))
@@ -195,6 +194,10 @@ class _Start:
         rendezvous.expect_shared_folder(job.folder)
         train_rank(rendezvous.rank_info, job, run.settings, run.spec, prepared, self.callbacks)
         rendezvous.leave()
+
+
+def _precision_fact(trainer: TrainerSettings) -> dict[str, str]:
+    return choose_precision(trainer.precision, choose_device(trainer.accelerator)).fact
 
 
 def _wandb_id() -> str:

@@ -31,7 +31,7 @@ from tfm_blocks.launch.facts import record_facts
 from tfm_blocks.launch.finalize import final_weights, finish
 from tfm_blocks.launch.init_from import load_matching_weights
 from tfm_blocks.launch.loggers import open_loggers
-from tfm_blocks.launch.precision import Precision, choose_precision
+from tfm_blocks.launch.precision import Precision
 from tfm_blocks.launch.process_settings import freeze_loaded_objects, keep_freed_memory
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import build_network, choose_device, read_model
@@ -157,7 +157,7 @@ class _Rank:
         if self.info.local_rank == 0:
             backend = f"{torch.distributed.get_default_backend_for_device(device)} on " if self.info.world > 1 else ""
             print(f"cluster: {self.info}, {backend}{device}")
-        precision = choose_precision(settings.trainer.precision, device, self.job.timings)
+        precision = Precision(**self.job.precision)
         self.report(f"model: {sum(parameter.numel() for parameter in self.network.parameters()):,} parameters")
         if settings.init_from and not self.job.checkpoint:
             self.report(load_matching_weights(self.network, self.prepared.tokenizer, Path(settings.init_from)))

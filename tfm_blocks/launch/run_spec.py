@@ -16,7 +16,6 @@ from tfm_blocks.launch.precision import PRECISIONS
 from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.files import damaged
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, RUN, WEIGHTS, expect_folder, expect_utf8
-from tfm_blocks.runs.formats import upgrade_model
 from tfm_blocks.runs.metrics import read_metric_names, read_rows
 from tfm_blocks.runs.model_file import SavedModel
 from tfm_blocks.runs.run_file import RunFile
@@ -43,9 +42,9 @@ class RunSpec(JsonFields):
 
     `checkpoint` is the file to resume from, or None. `command` resumes the run after a stop. After `until` steps the
     run stops as after a signal. `asked_vocab` and `asked_parameters` are the requested size of the vocabulary, and the
-    parameters with it; `asked_parameters` is None if an older version began the run. A `prolonged` run trains on after
-    a checkpoint at which a callback stopped it. `timings` are the milliseconds of each precision that rank 0 measured
-    for `trainer.precision=auto`.
+    parameters with it; `asked_parameters` is None if they are unknown. A `prolonged` run trains on after
+    a checkpoint at which a callback stopped it. `precision` holds the fields of
+    `Precision`, which rank 0 chose.
     """
 
     config: dict[str, Any]
@@ -57,7 +56,7 @@ class RunSpec(JsonFields):
     until: int | None = None
     asked_parameters: int | None = None
     prolonged: bool = False
-    timings: Mapping[str, float] = field(default_factory=dict)
+    precision: Mapping[str, Any] = field(default_factory=dict)
 
 
 KINDS = {"name": str, "vocab": int, "seed": int, "plugins": list, "model": dict, "data": dict, "trainer": dict}
@@ -83,17 +82,17 @@ class SavedRun(JsonFields):
 
     @property
     def asked_parameters(self) -> int | None:
-        """Return the number of parameters with the requested vocabulary; None if an older version began the run."""
+        """Return the number of parameters with the requested vocabulary; None if it is unknown."""
         count = self.start.facts.get("parameters_asked")
         return count if isinstance(count, int) else None
 
     @property
-    def timings(self) -> dict[str, float]:
-        """Return the milliseconds that `trainer.precision=auto` measured; empty if the run measured none."""
-        precision = self.start.newest_facts.get("precision")
-        timings = precision.get("milliseconds") if isinstance(precision, dict) else None
-        valid = isinstance(timings, dict) and all(isinstance(timings.get(name), float) for name in PRECISIONS)
-        return timings if isinstance(timings, dict) and valid else {}
+    def precision(self) -> dict[str, str]:
+        """Return the precision of the last start; empty if the run recorded none."""
+        recorded = self.start.newest_facts.get("precision")
+        if not isinstance(recorded, dict) or recorded.get("name") not in PRECISIONS:
+            return {}
+        return {name: str(recorded.get(name)) for name in ("name", "reason")}
 
     @property
     def stopped_early(self) -> bool:
@@ -147,8 +146,7 @@ def read_saved_run(run: Path) -> SavedRun:
     if not (start.vocab and start.text and start.wandb_id):
         raise damaged(run / RUN, "it must have vocab, wandb_id and text")
     text, config = _read_trained_config(run)
-    config["model"] = upgrade_model(config["model"], saved_model.format)
-    if _with_text_keys(config["model"]) != saved_model.upgraded:
+    if _with_text_keys(config["model"]) != saved_model.model:
         rule = f"has another model than {MODEL}, which the weights belong to"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
     if (run / METRICS).exists():
@@ -192,7 +190,7 @@ def _read_trained_config(run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def expect_same_text(saved: SavedRun, current: Fingerprint) -> None:
-    """Raise RunError if the vocabulary or the text changed since the run began. Older runs recorded fewer hashes."""
+    """Raise RunError if the vocabulary or the text changed since the run began."""
     for name, value in saved.start.text.items():
         if value != current.get(name):
             rule = f"the {name} changed since the run began: {shown(saved.config.get('data', {}).get('dir'))}"

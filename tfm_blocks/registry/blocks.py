@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from tfm_blocks.errors import suggest
@@ -15,7 +15,6 @@ from tfm_blocks.registry.class_parameters import (
     constructor_parameters,
     forward_letters,
     forward_ports,
-    keyword_arguments,
 )
 from tfm_blocks.registry.expression import names_in, split_rule
 from tfm_blocks.registry.signature import Signature, is_letter, parse_signature
@@ -27,8 +26,6 @@ GRAMMAR = frozenset(
 CATEGORIES = ("norm", "activation", "join", "position", "scores", "gate", "router")
 
 Cls = TypeVar("Cls", bound=type)
-Values = Mapping[str, Any]
-Translate = Callable[..., Values]
 Sees = Literal["itself", "past", "all"]
 
 
@@ -45,9 +42,6 @@ class BlockInfo:
     position sees only the same position. `where` maps rules on sizes and arguments to their reasons. add & norm
     surrounds a `branch`. A `weightless` block has no parameters, so layers with shared weights have separate instances
     of it, each with its own arguments.
-
-    `alias_of` is the block that an alias stands for. `translate` maps arguments of the model file to arguments of the
-    constructor.
     """
 
     name: str
@@ -65,25 +59,14 @@ class BlockInfo:
     where: Mapping[str, str]
     tieable: str | None
     source: str
-    alias_of: str = ""
-    translate: Callable[[Values], Values] = dict
 
     def make(self, *sizes: Any, **arguments: Any) -> Any:
-        return self.cls(*sizes, **self.translate(arguments))
+        return self.cls(*sizes, **arguments)
 
     @property
     def description(self) -> str:
-        """Return the docstring of the class; for an alias, the block and the arguments that it stands for."""
-        if not self.alias_of:
-            return inspect.getdoc(self.cls) or ""
-        defaults = {name: "…" if argument.required else argument.default for name, argument in self.arguments.items()}
-        block = REGISTRY.blocks[self.alias_of].arguments
-        written = [
-            f"{name}: {value}"
-            for name, value in self.translate(defaults).items()
-            if value != block[name].default and not (block[name].required and value == "…")
-        ]
-        return f"Alias of `{self.alias_of}`" + (f" with `{', '.join(written)}`." if written else ".")
+        """Return the docstring of the class."""
+        return inspect.getdoc(self.cls) or ""
 
     def sight(self, port: str, wired: Collection[str], arguments: Mapping[str, Any]) -> Sees:
         """Return the positions of `port` that an output position sees. The ports `wired` are connected."""
@@ -229,27 +212,6 @@ def _info(cls: type, *, name: str, signature: Signature, **options: Any) -> Bloc
 
 def _full_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def alias(name: str, *, of: str, takes: Collection[str]) -> Callable[[Translate], Translate]:
-    """Register another name for the block `of`, for models written with that name.
-
-    The alias has the block's arguments `takes` and the keyword-only parameters of the decorated function, which
-    converts them to arguments of the block.
-    """
-
-    def register(function: Translate) -> Translate:
-        block, options = REGISTRY.blocks[of], keyword_arguments(name, function)
-
-        def translate(values: Values) -> Values:
-            taken = {key: value for key, value in values.items() if key not in options}
-            return {**taken, **function(**{key: value for key, value in values.items() if key in options})}
-
-        arguments = {**{key: block.arguments[key] for key in takes}, **options}
-        REGISTRY.add(replace(block, name=name, arguments=arguments, alias_of=of, translate=translate))
-        return function
-
-    return register
 
 
 def _check_names(info: BlockInfo) -> None:

@@ -14,7 +14,7 @@ from tfm_blocks.registry.signature import parse_signature
 from tfm_blocks.registry.values import Kind, Part
 
 FILE = Path(__file__).with_name("declarations.json")  # written by docs/generate.py
-PLAIN = ("branch", "weightless", "category", "sees", "where", "tieable", "source", "alias_of", "parameters")
+PLAIN = ("branch", "weightless", "category", "sees", "where", "tieable", "source", "parameters")
 TUPLES = ("sizes", "keeps", "right_padded")
 
 

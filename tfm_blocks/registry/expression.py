@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+NOT_DECIMAL = re.compile(r"(?<![\w.])(0[bo]|[\d.]+_)", re.IGNORECASE)  # Python's 0b11, 0o17 and 1_000
 COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.Lt: operator.lt,
@@ -53,6 +55,8 @@ def _parse(text: str) -> ast.expr:
     if len(text) > LONGEST:
         raise ValueError(f"arithmetic has at most {LONGEST} characters, but this has {len(text)}")
     try:
+        if NOT_DECIMAL.search(text):
+            raise ValueError
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"{shown(text)} is neither a number nor arithmetic") from None

@@ -30,8 +30,6 @@ def facts(info: BlockInfo) -> Iterator[tuple[str, str]]:
     """Yield the other facts of a block, each with its label."""
     if kind := kind_of_block(info):
         yield "kind", kind
-    if info.alias_of:
-        return
     if info.signature.loss:
         yield "second output", "a loss"
     if info.tieable:
@@ -44,9 +42,7 @@ def facts(info: BlockInfo) -> Iterator[tuple[str, str]]:
 
 
 def kind_of_block(info: BlockInfo) -> str:
-    """Return what an alias stands for, the category of a block, or that add & norm stands around it."""
-    if info.alias_of:
-        return f"alias of {info.alias_of}"
+    """Return the category of a block, or that add & norm stands around it."""
     return f"category {info.category}" if info.category else "branch" if info.branch else ""
 
 

@@ -25,7 +25,6 @@ TITLES = {
     "sequence": "Recurrences and convolutions",
     "position-wise": "Feed-forward networks and experts",
     "node": "Embeddings, maps and other nodes",
-    "alias": "Aliases, for models that were written with these names",
 }
 ARGUMENT = ("argument", "type", "default")
 FEWEST = 3  # equal arguments for which a reference replaces the rows
@@ -35,7 +34,6 @@ def blocks_page(blocks: Iterable[BlockInfo]) -> str:
     """Return the page: a table of all blocks, then the blocks of each section."""
     ordered = sorted(blocks, key=lambda info: info.name)
     names = [*TITLES, *sorted({info.category for info in ordered if info.category})]
-    names.append(names.pop(names.index("alias")))
     sections = {name: [info for info in ordered if _section(info) == name] for name in names}
     parts = [PAGE, _overview(sections)]
     for name, members in sections.items():
@@ -44,8 +42,6 @@ def blocks_page(blocks: Iterable[BlockInfo]) -> str:
 
 
 def _section(info: BlockInfo) -> str:
-    if info.alias_of:
-        return "alias"
     if info.category:
         return info.category
     if not info.branch:
@@ -82,9 +78,7 @@ def _entry(info: BlockInfo) -> str:
 
 def _base(info: BlockInfo) -> BlockInfo | None:
     """Return a registered base class, or an earlier block of the module, with at least FEWEST equal arguments."""
-    blocks = {entry.cls: entry for entry in REGISTRY.blocks.values() if not entry.alias_of}
-    if info.alias_of:
-        return REGISTRY.blocks[info.alias_of]
+    blocks = {entry.cls: entry for entry in REGISTRY.blocks.values()}
     bases = [blocks[cls] for cls in info.cls.__mro__[1:] if cls in blocks]
     peers = [entry for entry in blocks.values() if entry.cls.__module__ == info.cls.__module__]
     bases += peers[: peers.index(info)]

@@ -51,7 +51,7 @@ def complexity(node: Node) -> Complexity | None:
         return None
     info = REGISTRY.blocks[node.block]
     sequences = {node.axes[operand] for operand in info.signature.sequences if node.axes.get(operand)}
-    return COMPLEXITY.get(info.alias_of or info.name) if len(sequences) == 1 else None
+    return COMPLEXITY.get(info.name) if len(sequences) == 1 else None
 
 
 def complexity_table(nodes: Iterable[Node]) -> Table:

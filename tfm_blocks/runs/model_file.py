@@ -11,8 +11,7 @@ from tfm_blocks.errors import Problem, RunError, shown
 from tfm_blocks.runs.folder import MODEL, expect_folder
 from tfm_blocks.runs.json_file import JsonFile
 
-FORMAT = 2
-READABLE = (1, FORMAT)
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -26,23 +25,14 @@ class SavedModel(JsonFile):
     plugins: tuple[str, ...]
     columns: tuple[str, ...] = ()
 
-    @property
-    def upgraded(self) -> Any:
-        """Return the model in the current format."""
-        if self.format == FORMAT:
-            return self.model
-        from tfm_blocks.runs.formats import upgrade_model  # which needs the blocks, and so torch
-
-        return upgrade_model(self.model, self.format)
-
 
 def read_saved_model(folder: Path, plugins: Sequence[str]) -> SavedModel:
     """Return the content of `model.json`. Raises RunError if its format is unknown, or a plug-in not in `plugins`."""
     expect_folder(folder)
     file, where = SavedModel.read(folder), str(folder / MODEL)
-    if file.format not in READABLE:
-        rule = f"has the format {file.format}, but this version reads {' and '.join(map(str, READABLE))}"
-        raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it, or a newer one"))
+    if file.format != FORMAT:
+        rule = f"has the format {file.format}, but this version reads {FORMAT}"
+        raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it"))
     for module in file.plugins:
         if module not in plugins:  # the caller names them, because a run folder never imports code
             rule = f"the model uses blocks of the plug-in {shown(module)}"

@@ -76,7 +76,7 @@ class RunRecord:
 
     @property
     def train_text(self) -> str:
-        """Return the hash of the ids of the training text; empty for runs of older versions."""
+        """Return the hash of the ids of the training text; empty if it is unknown."""
         return self.start.text.get("text of train", "")
 
     @property
@@ -161,7 +161,7 @@ def read_record(member: Member) -> RunRecord:
     if not member.begun:
         return RunRecord(member.folder, member.folder.name, state, reason)
     folder, status = member.folder, Status.read_or_empty(member.folder)
-    if status.best is None:  # not done, or written by an older version
+    if status.best is None:  # not done
         summary = vars(summarise(read_rows(folder / METRICS)))
         status = replace(status, **{name: getattr(status, name) or value for name, value in summary.items()})
     return RunRecord(

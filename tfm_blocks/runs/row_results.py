@@ -40,7 +40,7 @@ def read_translations(run: Path) -> list[TranslatedLine]:
     """Return the lines in the order of the test set. Raises RunError if the file is missing or damaged."""
     path = run / TRANSLATIONS
     if not path.exists():
-        rule = f"has no {TRANSLATIONS}: it is not done, it does not translate, or an older version wrote it"
+        rule = f"has no {TRANSLATIONS}: it is not done, or it does not translate"
         raise RunError(Problem(str(run), rule, help="tfm evaluate RUN --against RUN2 tests runs on a text"))
     lines = []
     for number, line in enumerate(read_bytes(path).split(b"\n")[:-1], 1):
@@ -69,7 +69,7 @@ def write_losses(run: Path, losses_N3: Losses) -> None:
 
 
 def read_losses(run: Path) -> Losses | None:
-    """Return losses_N3 in the order of the split; None if the file does not exist, as in runs of older versions.
+    """Return losses_N3 in the order of the split; None if the file does not exist.
 
     Raises RunError if the file is damaged.
     """

@@ -10,6 +10,7 @@ import yaml
 
 from tfm_blocks.config.settings import Above0, Count, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.language.files import expect_unambiguous, nested_events
 
 FOLDER = files("tfm_blocks.scaling") / "cards"
 SUFFIX = ".yaml"
@@ -47,7 +48,10 @@ def read_card(name: str) -> Card:
         help = f"{suggest(name, card_names())}; or the path of a {SUFFIX} file with the keys of h100{SUFFIX}"
         raise ConfigError(Problem("--card", f"must be a known card, but is {shown(name)}", help=help))
     try:
-        values: Any = yaml.safe_load((Path(name) if is_path else FOLDER / f"{name}{SUFFIX}").read_text("utf-8"))
+        text = (Path(name) if is_path else FOLDER / f"{name}{SUFFIX}").read_text("utf-8")
+        for event, _ in nested_events(text):
+            expect_unambiguous(event, "--card", name)
+        values: Any = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         rule = f"must be a YAML file, but {shown(name)} cannot be read: {type(error).__name__}"
         raise ConfigError(Problem("--card", rule, help="check the path and the text of the file")) from None

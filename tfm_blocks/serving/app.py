@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tfm_blocks import __version__
 from tfm_blocks.errors import Problem
@@ -21,16 +20,25 @@ from tfm_blocks.serving.responses import respond, stream_response
 
 
 def create_app(batcher: Batcher, hosts: list[str]) -> FastAPI:
-    """Return the app, which accepts only requests whose Host header is in `hosts`. Its shutdown closes the batcher."""
+    """Return the app, which refuses requests whose Host header is not in `hosts`, unless `hosts` is empty.
+
+    Its shutdown closes the batcher.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(batcher.close)
 
-    app = FastAPI(title="tfm serve", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
-    app.add_middleware(RequestMiddleware, limits=batcher.limits, metrics=batcher.metrics)
+    app = FastAPI(
+        title="tfm serve",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect is not JSON
+    )
+    app.add_middleware(RequestMiddleware, hosts=hosts, limits=batcher.limits, metrics=batcher.metrics)
     _add_text_routes(app, batcher)
     _add_status_routes(app, batcher)
     _add_error_handlers(app)
@@ -81,7 +89,8 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        return error_response(error.status_code, Problem("", error.detail, help="GET /openapi.json lists the paths"))
+        problem = Problem("", error.detail, help="GET /openapi.json lists the paths")
+        return error_response(error.status_code, problem, error.headers)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:

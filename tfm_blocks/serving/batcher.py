@@ -1,7 +1,8 @@
-"""Batching of concurrent requests in a thread."""
+"""Batching of concurrent requests in a thread, with pauses of long batches for short requests."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,12 @@ from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.tasks import Task
 from tfm_blocks.translation.translator import BLANK, Translation, Translator
 
+SLICE = 0.25  # seconds after which a batch pauses for shorter requests
+SHORT = 8  # a request is shorter if its cost is at most this part of the cost of another request
+
 Outputs = list[list[Translation]]
+"""The outputs of each text, best first; a text has none if its logits are not finite."""
+
 Progress = Callable[[Sequence[int]], None]
 
 
@@ -28,6 +34,7 @@ class Job:
     """The tasks of a request, and the future of their outputs. Cancelling the future cancels the tasks.
 
     A blank text has no task. After each step, the batcher calls `progress` with the ids of the unfinished output.
+    `cost` is an upper bound of the tokens that all hypotheses read and generate.
     """
 
     def __init__(self, tasks: Sequence[Task], texts: int, search: Search) -> None:
@@ -35,14 +42,15 @@ class Job:
         self.progress: Progress = ignore
         self.outputs: Future[Outputs] = Future()
         self.tokens = sum(task.tokens for task in tasks) * search.beam
+        self.cost = sum(len(task.before) + task.tokens + search.most(task.tokens) for task in tasks) * search.beam
         self._outputs = [[BLANK] for _ in range(texts)]
-        self._missing = len(tasks)
+        self._missing = {task.place for task in tasks}
         self._finish()
 
     def deliver(self, place: int, nbest: list[Translation]) -> None:
         """Set the outputs of the text at index `place`."""
         self._outputs[place] = nbest
-        self._missing -= 1
+        self._missing.discard(place)
         self._finish()
 
     def fail(self, error: Exception) -> None:
@@ -57,10 +65,11 @@ class Job:
 
 
 class Batcher:
-    """A thread that batches jobs with equal settings, oldest first.
+    """A thread that batches jobs with equal settings and similar costs, oldest first.
 
     It waits `limits.wait` seconds for further jobs before each batch, and computes in the context that `precision`
-    returns.
+    returns. Every SLICE seconds a batch pauses: the waiting jobs that are much shorter than its longest job run before
+    its next step. It then continues for at least as long as it paused, so that it gets half of the time.
     """
 
     def __init__(
@@ -101,12 +110,7 @@ class Batcher:
         with self.precision(), packed(self.translator.network):
             while self._has_jobs():
                 time.sleep(self.limits.wait)
-                self._select_batch()
-                try:
-                    self._run_batch()
-                except Exception as error:  # a failed batch must not end the server
-                    for job in self.running:
-                        job.fail(error)
+                self._run(self._select_batch())
 
     def _has_jobs(self) -> bool:
         """Wait for a job; return False if there is none after `close`."""
@@ -114,32 +118,63 @@ class Batcher:
             self.changed.wait_for(lambda: self.waiting or self.closed)
             return bool(self.waiting)
 
-    def _select_batch(self) -> None:
-        """Start the oldest job, and those after it with the same settings that fit into `limits.batch_tokens`."""
+    def _select_batch(self, longest: float = math.inf) -> list[Job]:
+        """Start the oldest job with a cost of at most `longest`, and those after it that fit into its batch."""
         with self.changed:
             waiting = [job for job in self.waiting if not job.outputs.done()]
-            self.waiting, self.running, tokens = [], [], 0
+            self.waiting, batch = [], list[Job]()
             for job in waiting:
-                first = self.running[0] if self.running else job
-                fits = job is first or (job.search == first.search and tokens + job.tokens <= self.limits.batch_tokens)
-                (self.running if fits else self.waiting).append(job)
-                tokens += job.tokens if fits else 0
+                fits = self._fits(job, batch) if batch else job.cost <= longest
+                (batch if fits else self.waiting).append(job)
+            self.running += batch
+            return batch
 
-    def _run_batch(self) -> None:
-        """Run the tasks of all running jobs as one list; `owners` has the job and the original place of each."""
-        if not self.running:
+    def _fits(self, job: Job, batch: Sequence[Job]) -> bool:
+        """Return True if a job has the settings and about the cost of the first job, and the batch has space for it."""
+        first, tokens = batch[0], sum(job.tokens for job in batch)
+        similar = first.cost < SHORT * job.cost and job.cost < SHORT * first.cost
+        return similar and job.search == first.search and tokens + job.tokens <= self.limits.batch_tokens
+
+    def _run(self, jobs: Sequence[Job]) -> None:
+        """Run jobs as one batch. If it fails, run each job alone, so that only the job at fault fails."""
+        try:
+            self._run_batch([job for job in jobs if not job.outputs.done()])
+        except Exception as error:  # a failed batch must not end the server
+            if len(jobs) == 1:
+                jobs[0].fail(error)
+            for job in jobs if len(jobs) > 1 else ():
+                self._run([job])
+        with self.changed:
+            self.running = [job for job in self.running if not job.outputs.done()]
+
+    def _run_shorter(self, longest: float) -> float:
+        """Run a batch of the waiting jobs that are much shorter than `longest`, and return its seconds."""
+        start = time.monotonic()
+        self._run(self._select_batch(longest / SHORT))
+        return time.monotonic() - start
+
+    def _run_batch(self, jobs: Sequence[Job]) -> None:
+        """Run the tasks of all jobs as one list; `owners` has the job and the original place of each."""
+        if not jobs:
             return
-        owners = [(job, task.place) for job in self.running for task in job.tasks]
-        tasks = [task for job in self.running for task in job.tasks]
+        owners = [(job, task.place) for job in jobs for task in job.tasks]
+        tasks = [task for job in jobs for task in job.tasks]
         numbered = [replace(task, place=place) for place, task in enumerate(tasks)]
+        longest, pause = max(job.cost for job in jobs), time.monotonic() + SLICE
 
         def watch(task: Task, ids: Sequence[int]) -> bool:
+            nonlocal pause
+            if self.waiting and time.monotonic() > pause:
+                pause = max(SLICE, self._run_shorter(longest)) + time.monotonic()
             job, _ = owners[task.place]
-            job.progress(ids)
-            return not job.outputs.cancelled()
+            try:
+                job.progress(ids)
+            except Exception as error:  # such as the end of the client's event loop
+                job.fail(error)
+            return not job.outputs.done()
 
         self.metrics.batch_texts.observe(len(tasks))
-        search, batch_tokens = self.running[0].search, self.limits.batch_tokens
+        search, batch_tokens = jobs[0].search, self.limits.batch_tokens
         for task, nbest in self.translator.run(numbered, search, batch_tokens=batch_tokens, watch=watch):
             job, place = owners[task.place]
             job.deliver(place, nbest)

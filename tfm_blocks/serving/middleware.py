@@ -1,10 +1,13 @@
-"""The outermost middleware of the server: it limits the size and arrival time of a body, and counts responses."""
+"""The middleware of the server: it checks the Host header, limits the size and time of a body, and counts responses."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from collections.abc import Sequence
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tfm_blocks.errors import Problem
@@ -16,8 +19,8 @@ from tfm_blocks.serving.settings import BODY_SECONDS, CLIENT_CLOSED, Limits
 class RequestMiddleware:
     """Reads the whole body before it calls the app, and counts each response."""
 
-    def __init__(self, app: ASGIApp, *, limits: Limits, metrics: Metrics) -> None:
-        self.app, self.limits, self.metrics = app, limits, metrics
+    def __init__(self, app: ASGIApp, *, hosts: Sequence[str], limits: Limits, metrics: Metrics) -> None:
+        self.app, self.hosts, self.limits, self.metrics = app, hosts, limits, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,6 +56,11 @@ class RequestMiddleware:
         if len(body) > self.limits.bytes:
             rule = f"must have at most {self.limits.bytes} bytes, a limit of this server"
             await error_response(413, Problem("body", rule, help="send fewer texts"))(scope, receive, send)
+            return
+        host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "").lower())
+        if self.hosts and host not in self.hosts:
+            problem = Problem("Host", f"must be one of {', '.join(self.hosts)}", help="tfm serve --host 0.0.0.0")
+            await error_response(400, problem)(scope, receive, send)
             return
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -13,11 +13,11 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from tfm_blocks.errors import TfmError
 from tfm_blocks.serving.batcher import Batcher, Job, Outputs
-from tfm_blocks.serving.errors import error_body, error_response
+from tfm_blocks.serving.errors import error_body, error_of, error_response
 from tfm_blocks.serving.metrics import Metrics
 from tfm_blocks.serving.requests import GenerateBody, submit
 from tfm_blocks.serving.settings import CLIENT_CLOSED
-from tfm_blocks.translation.translator import Translator
+from tfm_blocks.translation.translator import Translator, not_finite
 
 
 async def respond(job: Job, request: Request, metrics: Metrics) -> Response:
@@ -29,6 +29,8 @@ async def respond(job: Job, request: Request, metrics: Metrics) -> Response:
             return Response(status_code=CLIENT_CLOSED)
         except TfmError as error:
             return error_response(500, error.problems[0])
+    if not any(outputs):
+        return error_response(500, not_finite("sentence 1"))
     return JSONResponse(outputs_body(outputs))
 
 
@@ -60,6 +62,8 @@ def _last_lines(job: Job, pieces: TextPieces) -> list[dict[str, object]]:
         outputs = job.outputs.result()
     except TfmError as error:
         return [error_body(error.problems[0])]
+    if not any(outputs):
+        return [error_body(not_finite("sentence 1"))]
     return [{"piece": pieces.rest(outputs[0][0].text)}, outputs_body(outputs)]
 
 
@@ -69,8 +73,13 @@ def json_line(value: dict[str, object]) -> str:
 
 
 def outputs_body(outputs: Outputs) -> dict[str, object]:
-    """Return the body of a response: the nbest outputs of each text, best first."""
-    return {"outputs": [[{"text": output.text, "score": output.score} for output in nbest] for nbest in outputs]}
+    """Return the body of a response: the outputs of each text, best first, and the errors of texts without outputs."""
+    body: dict[str, object] = {
+        "outputs": [[{"text": output.text, "score": output.score} for output in nbest] for nbest in outputs]
+    }
+    if failed := [number for number, nbest in enumerate(outputs, 1) if not nbest]:
+        body["errors"] = [error_of(not_finite(f"sentence {number}")) for number in failed]
+    return body
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.launch.check import CheckedModel
+from tfm_blocks.launch.check import CheckedModel, CheckedRun
 from tfm_blocks.network.build import count_parameters
 
 
@@ -16,7 +16,8 @@ from tfm_blocks.network.build import count_parameters
 class CheckedJob:
     """A job with its overrides: the check's result and the number of parameters, or the problems of its config.
 
-    `match` describes the solved budget; it is empty for a sweep without `match.like`.
+    `match` describes the solved budget, whose vocabulary the number of parameters has; it is empty for a sweep without
+    `match.like`.
     """
 
     overrides: Sequence[str]
@@ -46,7 +47,8 @@ def check_jobs(
         try:
             overrides, record = match(overrides)
             checked = check(compose(list(overrides)))
-            checked_jobs.append(CheckedJob(overrides, checked, count_parameters(checked.spec), match=record))
+            sized = checked.with_vocab(record["vocab"]) if record and isinstance(checked, CheckedRun) else checked
+            checked_jobs.append(CheckedJob(overrides, checked, count_parameters(sized.spec), match=record))
         except ConfigError as error:
             checked_jobs.append(CheckedJob(overrides, problems=error.problems))
     return checked_jobs

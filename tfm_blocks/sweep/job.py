@@ -33,7 +33,7 @@ _MEMORY = re.compile(
     re.I,
 )
 _SIGNAL = re.compile(r"ended with (SIG[A-Z0-9]+)")
-NOT_OF_THE_RUN = ("name", "sweep_name", "resume", "verify")
+NOT_OF_THE_RUN = ("name", "sweep_name", "resume")
 
 
 @dataclass

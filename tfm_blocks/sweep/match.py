@@ -11,6 +11,7 @@ from tfm_blocks.compose.command_line import override_key
 from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import overrides_of_reference
+from tfm_blocks.launch.check import with_vocab_of_data
 from tfm_blocks.network.budget import BUDGETS
 from tfm_blocks.network.solve import Solution, measure_cost, solve
 from tfm_blocks.registry.plugins import load_plugins
@@ -19,12 +20,16 @@ from tfm_blocks.sweep.settings import MatchSettings
 
 @dataclass
 class Matcher:
-    """Solves the knobs `match.by` of jobs. Jobs with the same model and reference, such as seeds, are solved once."""
+    """Solves the knobs `match.by` of jobs, with the vocabulary that the data of each job has.
+
+    Jobs with the same model and reference, such as seeds, are solved once.
+    """
 
     settings: MatchSettings
     composer: JobComposer
     costs: dict[str, int] = field(default_factory=dict)
     solutions: dict[tuple[str, int], Solution] = field(default_factory=dict)
+    vocabularies: dict[str, int] = field(default_factory=dict)
 
     def match(self, overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         """Return the overrides of a job with solved knobs, and the record for run.json.
@@ -33,16 +38,26 @@ class Matcher:
         """
         if not self.settings.like:
             return list(overrides), {}
-        job = self.composer.compose(overrides)
-        load_plugins(job.mapping["plugins"])
+        job = self._compose(overrides)
         like = overrides_of_reference(overrides, self.settings.like, self.composer.config_dir)
-        reference = self.composer.compose(like)
+        reference = self._compose(like)
         requested = self._cost(reference)
         same = job.model == reference.model
         solution = Solution({}, requested, requested) if same else self._solve(job, requested)
         values = {knob: f"{knob}={value}" for knob, value in solution.values.items()}
         kept = [text for text in overrides if override_key(text) not in values]
-        return [*kept, *values.values()], self._record(solution)
+        return [*kept, *values.values()], self._record(solution) | {"vocab": job.mapping.get("vocab")}
+
+    def _compose(self, overrides: Sequence[str]) -> Composed:
+        composed = self.composer.compose(overrides)
+        load_plugins(composed.mapping["plugins"])
+        key = json.dumps([composed.mapping["data"], composed.mapping.get("vocab")])
+        if key in self.vocabularies:
+            return composed.with_vocab(self.vocabularies[key])
+        composed = with_vocab_of_data(composed)
+        if type(size := composed.mapping.get("vocab")) is int:
+            self.vocabularies[key] = size
+        return composed
 
     def _cost(self, reference: Composed) -> int:
         key = json.dumps(reference.model)

@@ -16,9 +16,7 @@ from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS, TRAIN_KEYS, VAL_
 
 GROUP = "dashboard"
 STEP = "step"
-NOT_LOGGED = frozenset(
-    {"defaults", "hydra", "resume", "verify", "match"}
-)  # keys of train.yaml that are not settings of a run
+NOT_LOGGED = frozenset({"defaults", "hydra", "resume", "match"})  # keys of train.yaml that are not settings of a run
 Keys = Annotated[list[str], Field(min_length=1)]
 
 

@@ -74,12 +74,8 @@ class BestWeights(Callback):
 
 
 def validated_steps(checkpoint: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the steps of the newest and of the best validation that a checkpoint knows.
-
-    Checkpoints of older versions may lack both. Then they are the last steps that are possible.
-    """
-    validated = checkpoint.get("validated", checkpoint["global_step"])
-    return validated, checkpoint["callbacks"].get(BestWeights.__name__, {}).get("best_step", validated)
+    """Return the steps of the newest and of the best validation that a checkpoint knows."""
+    return checkpoint["validated"], checkpoint["callbacks"][BestWeights.__name__]["best_step"]
 
 
 class LogAttention(Callback):

@@ -54,9 +54,9 @@ class CheckpointFiles(CheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Load the checkpoint on the CPU; loading never runs code. Raises RunError."""
         checkpoint = read_checkpoint(Path(path))
-        if not checkpoint.keys() >= {"counted", "log_bytes", "owed", "tokens", "seconds"}:
+        if not checkpoint.keys() >= {"counted", "log_bytes", "owed", "tokens", "seconds", "validated", "stopped_early"}:
             help = "resume it with that version, or start a new run with its weights: init_from=RUN"
-            raise RunError(Problem(str(path), "was written by an older version of tfm-blocks", help=help))
+            raise RunError(Problem(str(path), "was written by another version of tfm-blocks", help=help))
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:

@@ -61,7 +61,7 @@ class EarlyStopping(Callback):
         return {"monitor": self.monitor, "best": self.best, "best_step": self.best_step, "waited": self.waited}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict.get("monitor", self.monitor) == self.monitor:  # checkpoints of older versions do not have it
+        if state_dict["monitor"] == self.monitor:
             self.best, self.best_step, self.waited = (state_dict[name] for name in ("best", "best_step", "waited"))
 
 
@@ -90,7 +90,7 @@ class StoppedEarly(Callback):
             _expect_readable(one, checkpoint["callbacks"].get(one.state_key))
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.reason = checkpoint.get("stopped_early", "")  # checkpoints of older versions do not have it
+        self.reason = checkpoint["stopped_early"]
 
     def _reason(self, trainer: Trainer, pl_module: LightningModule) -> str:
         assert isinstance(pl_module, TrainingModule)

@@ -127,7 +127,7 @@ class TrainingModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.seconds_before, self.start = checkpoint["seconds"], time.monotonic()
-        self.validated = checkpoint.get("validated", -1)  # checkpoints of older versions do not have it
+        self.validated = checkpoint["validated"]
         self.tokens, counted = checkpoint["tokens"], checkpoint["counted"]
         self.skipped.in_row = counted["in_row"]
         self.steps.restore(counted, self.ranks.rank)

@@ -91,7 +91,6 @@ class DeviceSettings(Settings):
     devices: processes per node, each with its own device. num_nodes: number of nodes.
     cluster: what started the processes; local: this package.
     strategy: ddp: each process holds all weights and optimizer state; fsdp2: each process holds a shard of them.
-    The defaults apply to the folders of runs that are older than these keys.
     """
 
     devices: Count

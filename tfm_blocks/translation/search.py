@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,18 +30,11 @@ def always(sentence: int, ids: Sequence[int]) -> bool:
     return True
 
 
-class NotFiniteError(ArithmeticError):
-    """Raised if the logits of a sentence are not finite; `sentence` is its index in the batch."""
-
-    def __init__(self, sentence: int) -> None:
-        super().__init__(f"the logits of sentence {sentence} are not finite")
-        self.sentence = sentence
-
-
 @dataclass(frozen=True)
 class Hypothesis:
     """Ids without bos and eos, and the sum of the log probabilities of its `length` tokens, eos included.
 
+    The sum is not finite if the logits were not.
     `coverage` is at most 0, which means full coverage of the source; it is 0 if it was not computed.
     """
 
@@ -52,21 +45,26 @@ class Hypothesis:
 
 
 class Bounds(NamedTuple):
-    """For each sentence: minimum tokens without eos, maximum with eos, and the target's prefix, padded with PAD."""
+    """For each sentence: minimum tokens without eos, maximum with eos, and the target's prefix, padded with PAD.
+
+    `ends` are the ids that end a sentence, as eos does.
+    """
 
     shortest_B: Tensor
     longest_B: Tensor
     prefix_BP: Tensor
+    ends: tuple[int, ...] = (EOS,)
 
-    def select(self, sentences: Tensor) -> Bounds:
-        return Bounds(*(tensor.index_select(0, sentences) for tensor in self))
+    def select(self, sentences: Tensor | slice) -> Bounds:
+        return Bounds(self.shortest_B[sentences], self.longest_B[sentences], self.prefix_BP[sentences], self.ends)
 
     def refuse(self, log_p_RV: Tensor, position: int) -> Tensor:
         """Set tokens that are not allowed at `position` to -inf, in place; each sentence has R / B adjacent rows."""
         rows = log_p_RV.shape[0] // len(self.longest_B)
         log_p_RV[:, : BOS + 1] = -torch.inf  # PAD and BOS
         early_R = (self.shortest_B > position).repeat_interleave(rows)
-        log_p_RV[:, EOS].masked_fill_(early_R, -torch.inf)
+        for end in self.ends:
+            log_p_RV[:, end].masked_fill_(early_R, -torch.inf)
         if position < self.prefix_BP.shape[1]:
             forced_R = self.prefix_BP[:, position].repeat_interleave(rows)
             others_RV = torch.ones_like(log_p_RV, dtype=torch.bool).scatter_(1, forced_R[:, None], False)
@@ -142,13 +140,23 @@ def begin(network: Network, sources: Mapping[str, Tensor], bounds: Bounds, befor
 
 
 def _append(
-    tokens: Sequence[float], sentences: Sequence[int], ids: list[list[int]], longest: Sequence[int], watch: Watch
+    sums: Sequence[float],
+    tokens: Sequence[float],
+    sentences: Sequence[int],
+    ids: list[list[int]],
+    longest: Sequence[int],
+    ends: Collection[int],
+    watch: Watch,
 ) -> set[int]:
-    """Append a token to each sentence. Return the rows whose sentence ends: by eos, the maximum length, or `watch`."""
+    """Append a token to each sentence, and return the rows whose sentence is over.
+
+    That is by an end, the maximum length, a sum of log probabilities that is not finite, or `watch`.
+    """
     over = set()
     for row, (sentence, token) in enumerate(zip(sentences, tokens, strict=True)):
         ids[sentence].append(int(token))
-        if token == EOS or len(ids[sentence]) == longest[sentence] or not watch(sentence, ids[sentence]):
+        is_last = token in ends or len(ids[sentence]) == longest[sentence] or not math.isfinite(sums[row])
+        if is_last or not watch(sentence, ids[sentence]):
             over.add(row)
     return over
 
@@ -162,10 +170,7 @@ def one_by_one(
     before_BN: Tensor | None = None,
     watch: Watch = always,
 ) -> list[Hypothesis]:
-    """Generate with `choose` until eos, the maximum length or `watch` ends; return a hypothesis for each sentence.
-
-    Raises NotFiniteError.
-    """
+    """Generate until eos, the maximum length or `watch` ends; return a hypothesis for each sentence."""
     longest: list[int] = bounds.longest_B.tolist()
     first, x_BD, log_p_B, decoding = begin(network, sources, bounds, before_BN)
     ids: list[list[int]] = bounds.prefix_BP[:, :first].tolist()
@@ -176,9 +181,8 @@ def one_by_one(
         ids_B = choose(log_p_BV, position, sentences_B)
         log_p_B = log_p_B + log_p_BV.gather(1, ids_B[:, None])[:, 0]
         sums, tokens = torch.stack((log_p_B.double(), ids_B.double())).tolist()  # the only synchronisation
-        if over := _append(tokens, sentences, ids, longest, watch):
-            expect_finite(sums, sentences)  # a sum that is not finite stays so
-            done |= {sentences[row]: hypothesis(ids[sentences[row]], sums[row]) for row in over}
+        if over := _append(sums, tokens, sentences, ids, longest, bounds.ends, watch):
+            done |= {sentences[row]: hypothesis(ids[sentences[row]], sums[row], bounds.ends) for row in over}
             kept = [row for row in range(len(sentences)) if row not in over]
             if not kept:
                 break
@@ -190,22 +194,15 @@ def one_by_one(
     return [done[sentence] for sentence in range(len(done))]
 
 
-def expect_finite(log_ps: Sequence[float], sentences: Sequence[int]) -> None:
-    """Raise NotFiniteError for the first of the sentences whose best log probability is not finite."""
-    for log_p, sentence in zip(log_ps, sentences, strict=True):
-        if not math.isfinite(log_p):
-            raise NotFiniteError(sentence)
-
-
 def next_log_p(network: Network, x_RD: Tensor, bounds: Bounds, position: int) -> Tensor:
     """Return log_p_RV of the next token from the inputs of the head, -inf for tokens that `bounds` does not allow."""
     logits_RV = network.head(x_RD).float()
     return bounds.refuse(torch.log_softmax(logits_RV, 1, out=logits_RV), position)  # in place: allocation is slow
 
 
-def hypothesis(ids: list[int], log_p: float) -> Hypothesis:
-    """Make a hypothesis from its ids, with or without eos at the end."""
-    return Hypothesis(ids[:-1] if ids[-1] == EOS else ids, log_p, len(ids))
+def hypothesis(ids: list[int], log_p: float, ends: Collection[int]) -> Hypothesis:
+    """Make a hypothesis from its ids, with or without an end."""
+    return Hypothesis(ids[:-1] if ids[-1] in ends else ids, log_p, len(ids))
 
 
 def chooser(sampling: Sampling, numbers: Sequence[int], length: int) -> Choose:

@@ -67,7 +67,7 @@ class Search:
         _must("patient", self.patient, "true or false", isinstance(self.patient, bool))
         _must("nbest", self.nbest, f"at most the beam, {self.beam}", self.nbest <= self.beam)
         _must("alpha", self.alpha, "from 0 to 10", 0 <= self.alpha <= 10)
-        _must("coverage", self.coverage, "at least 0 and finite", 0 <= self.coverage < math.inf)
+        _must("coverage", self.coverage, "from 0 to 1000", 0 <= self.coverage <= 1000)
         penalties = get_args(LengthPenalty)
         _must("penalty", self.penalty, f"one of {', '.join(penalties)}", self.penalty in penalties)
         _must("sampling", self.sampling, "a Sampling or None", isinstance(self.sampling, Sampling | None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -28,7 +29,6 @@ from tfm_blocks.translation.search import (
     PAD,
     Bounds,
     Hypothesis,
-    NotFiniteError,
     Watch,
     always,
     chooser,
@@ -200,18 +200,11 @@ class Translator:
         """Yield each task with its nbest outputs, batch by batch; `stop` and errors as in `search`.
 
         After each step, `watch` gets each unfinished task and the ids of its best hypothesis; if it returns False, the
-        task ends, with undefined outputs.
+        task ends, with undefined outputs. A task has no outputs if its logits are not finite.
         """
         with evaluating(self.network), packed(self.network):
             for batch in takewhile(lambda batch: not stop(), batches_of(tasks, batch_tokens // search.beam)):
-                try:
-                    outputs = self._batch(batch, search, watch)
-                except NotFiniteError as error:
-                    help = "use the weights of an earlier validation, and remove --precision bf16 if it is set"
-                    rule = "the model's logits are not finite"
-                    address = f"sentence {batch[error.sentence].number}"
-                    raise RunError(Problem(address, rule, help=help)) from None
-                for task, hypotheses in zip(batch, outputs, strict=True):
+                for task, hypotheses in zip(batch, self._batch(batch, search, watch), strict=True):
                     yield task, [self._translation(hypothesis, search) for hypothesis in hypotheses]
 
     def _outputs(
@@ -219,6 +212,8 @@ class Translator:
     ) -> list[list[Translation]]:
         done = [[BLANK] for _ in range(count)]
         for task, outputs in self.run(tasks, search, batch_tokens=batch_tokens, stop=stop):
+            if not outputs:
+                raise RunError(not_finite(f"sentence {task.number}"))
             done[task.place] = outputs
         return done
 
@@ -258,7 +253,8 @@ class Translator:
             return self._beam(sources, bounds, search, before_BN, proceeds)
         numbers = [task.number for task in batch]
         choose = chooser(search.sampling, numbers, int(bounds.longest_B.max())) if search.sampling else likeliest
-        return [[hypothesis] for hypothesis in one_by_one(self.network, sources, bounds, choose, before_BN, proceeds)]
+        hypotheses = one_by_one(self.network, sources, bounds, choose, before_BN, proceeds)
+        return [[hypothesis] if math.isfinite(hypothesis.log_p) else [] for hypothesis in hypotheses]
 
     def _beam(
         self, sources: dict[str, Tensor], bounds: Bounds, search: Search, before_BN: Tensor, watch: Watch
@@ -286,7 +282,8 @@ class Translator:
         device = next(self.network.parameters()).device
         shortest = [search.fewest(task.tokens) for task in batch]
         prefix_BP = self._padded([task.prefix for task in batch])
-        return Bounds(torch.tensor(shortest, device=device), torch.tensor(longest, device=device), prefix_BP)
+        shortest_B, longest_B = torch.tensor(shortest, device=device), torch.tensor(longest, device=device)
+        return Bounds(shortest_B, longest_B, prefix_BP, self.tokenizer.ends)
 
     def _padded(self, rows: Sequence[list[int]]) -> Tensor:
         width = max(map(len, rows))
@@ -296,6 +293,12 @@ class Translator:
     def _translation(self, hypothesis: Hypothesis, search: Search) -> Translation:
         ids = hypothesis.ids
         return Translation(self.tokenizer.decode(ids), tuple(ids), hypothesis.log_p, _score(hypothesis, search))
+
+
+def not_finite(address: str) -> Problem:
+    """Return the error of a text without outputs."""
+    help = "use the weights of an earlier validation, and remove --precision bf16 if it is set"
+    return Problem(address, "the model's logits are not finite", help=help)
 
 
 def continuing(search: Search, tokens: int) -> Search:
