@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.is_file()]
 COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
 LONG = {  # pages that train for more than a minute
-    "architecture", "comparing", "dates", "language-model", "own-blocks", "own-tasks", "probes", "running", "runs", "sweep", "sweeps", "tracking", "translating",
+    "architecture", "comparing", "dates", "language-model", "own-blocks", "probes", "running", "runs", "sweep", "sweeps", "tracking", "translating",
 }  # fmt: skip
 DEFAULT = {"contributing", "models"}  # the other pages run in CI: pytest -m grid
 LANGUAGES = ("bash", "python", "yaml", "text")
