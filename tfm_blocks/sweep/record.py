@@ -6,7 +6,6 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -83,9 +82,12 @@ def claim_sweep(
     try:
         SweepFile(FORMAT, command, tuple(asked)).write(new)
         for path in (root / numbered for numbered in numbered_names(name)):
-            with suppress(OSError):
+            try:
                 new.rename(path)  # also replaces an empty folder
                 return SweepFolder(path, asked, command, program, {})
+            except OSError:
+                if not os.path.lexists(path):
+                    raise
             before = SweepFile.read_if_exists(path)
             known, same = before.by_name, before.asked == tuple(asked)
             shared = any(job.config in configs for job in known.values()) and not (path / JOURNAL).exists()
